@@ -1,0 +1,1 @@
+"""The operators of Native Sparse Attention: an oracle and a fast path for each branch."""
