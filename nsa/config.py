@@ -2,40 +2,70 @@
 
 A file has the sections `model`, `nsa`, `data`, `train` and `runtime`. `NSAConfig` is what one attention layer needs,
 `ModelConfig` what a `Transformer` needs (the sections `model` and `nsa` together), `RunConfig` the whole file.
+Built in Python or read from a file, what cannot be is one sentence that starts with the key.
 """
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from nsa.ops.geometry import Geometry
+from nsa.plain_yaml import read_plain_yaml
 
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message names the key, the value seen and what is allowed."""
 
 
+def _check_printable(value: str, info: ValidationInfo) -> str:
+    if not value.isprintable():
+        raise ValueError(f"{info.field_name} must be printable text, got {_shown(value)}")
+    return value
+
+
+Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Name = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_check_printable)]
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(_sentence(error, type(self))) from None
 
 
 class SparsityConfig(_Strict):
     """The section `nsa`: which keys a query reads, and how the branches are mixed."""
 
-    l: PositiveInt = Field(32, description="length of a compressed block, in tokens")  # noqa: E741
-    d: PositiveInt = Field(16, description="stride between compressed blocks, in tokens")
-    l_sel: PositiveInt = Field(64, description="length of a selection block, in tokens")
-    n_sel: PositiveInt = Field(16, description="selection blocks per query, the 3 forced ones included")
-    w: PositiveInt = Field(512, description="sliding window, in tokens, the query's own included")
-    phi: Literal["avg", "mlp", "conv"] = Field("avg", description="how a block is compressed to one key and value")
-    gate: Literal["softmax", "sigmoid"] = Field("softmax", description="how gate logits become branch weights")
-    gate_temperature: PositiveFloat = Field(1.0, description="divides the gate logits of a softmax gate")
-    shared_kv: bool = Field(False, description="one key and value projection for all branches")
+    l: Size = Field(default=32, description="length of a compressed block, in tokens")  # noqa: E741
+    d: Size = Field(default=16, description="stride between compressed blocks, in tokens")
+    l_sel: Size = Field(default=64, description="length of a selection block, in tokens")
+    n_sel: Size = Field(default=16, description="selection blocks per query, the 3 forced ones included")
+    w: Size = Field(default=512, description="sliding window, in tokens, the query's own included")
+    phi: Literal["avg", "mlp", "conv"] = Field(
+        default="avg", description="how a block is compressed to one key and value"
+    )
+    gate: Literal["softmax", "sigmoid"] = Field(default="softmax", description="how gate logits become branch weights")
+    gate_temperature: PositiveFloat = Field(default=1.0, description="divides the gate logits of a softmax gate")
+    shared_kv: bool = Field(default=False, description="one key and value projection for all branches")
 
     @model_validator(mode="after")
     def _check_geometry(self) -> Self:
@@ -53,12 +83,12 @@ class SparsityConfig(_Strict):
 class NSAConfig(SparsityConfig):
     """Everything one `NSAttention` layer needs."""
 
-    dim: PositiveInt = Field(description="width of the residual stream")
-    n_heads: PositiveInt = Field(description="query heads")
-    n_kv_groups: PositiveInt = Field(description="key/value groups; each serves n_heads / n_kv_groups heads")
-    d_k: PositiveInt = Field(description="size of a query and key head; even, for RoPE")
-    d_v: PositiveInt = Field(description="size of a value head")
-    rope_theta: PositiveFloat = Field(10_000.0, description="base of the rotary frequencies")
+    dim: Size = Field(description="width of the residual stream")
+    n_heads: Size = Field(description="query heads")
+    n_kv_groups: Size = Field(description="key/value groups; each serves n_heads / n_kv_groups heads")
+    d_k: Size = Field(description="size of a query and key head; even, for RoPE")
+    d_v: Size = Field(description="size of a value head")
+    rope_theta: PositiveFloat = Field(default=10_000.0, description="base of the rotary frequencies")
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
@@ -72,51 +102,59 @@ class NSAConfig(SparsityConfig):
 class ModelConfig(NSAConfig):
     """Everything a `Transformer` needs."""
 
-    n_layers: PositiveInt = Field(1, description="transformer blocks")
-    vocab_size: PositiveInt = Field(256, description="token ids; follows the tokenizer when the file does not say")
-    mlp_dim: PositiveInt | None = Field(None, description="SwiGLU width; default 8/3 · dim, rounded up to 64")
-    tie_embeddings: bool = Field(True, description="the output head shares the embedding's weight")
-    norm_eps: PositiveFloat = Field(1e-5, description="added to the mean square in RMSNorm")
+    n_layers: Size = Field(default=1, description="transformer blocks")
+    vocab_size: Size = Field(default=256, description="token ids; follows the tokenizer when the file does not say")
+    mlp_dim: Size | None = Field(default=None, description="SwiGLU width; default 8/3 · dim, rounded up to 64")
+    tie_embeddings: bool = Field(default=True, description="the output head shares the embedding's weight")
+    norm_eps: PositiveFloat = Field(default=1e-5, description="added to the mean square in RMSNorm")
 
 
 class DataConfig(_Strict):
     """The section `data`."""
 
-    tokenizer: str = Field("byte", min_length=1, description="byte, gpt2, or a tokenizers file")
+    tokenizer: Name = Field(default="byte", description="byte, gpt2, or a tokenizers file")
 
 
 class TrainConfig(_Strict):
     """The section `train`."""
 
-    steps: PositiveInt = Field(200, description="optimizer steps")
-    seq_len: PositiveInt = Field(128, description="tokens per row")
-    batch_size: PositiveInt = Field(8, description="rows per micro-batch")
-    lr: PositiveFloat = Field(3e-4, description="peak learning rate")
-    lr_schedule: Literal["cosine", "constant"] = Field("cosine", description="shape after warm-up")
-    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled decay")
-    grad_clip: float = Field(0.0, ge=0, description="largest gradient norm; 0 leaves it alone")
-    accumulate_grad_batches: PositiveInt = Field(1, description="micro-batches per optimizer step")
-    log_every: PositiveInt = Field(20, description="steps between log lines")
-    eval_every: int = Field(0, ge=0, description="steps between evaluations; 0 for none")
-    save_every: int = Field(0, ge=0, description="steps between checkpoints; 0 for the last alone")
-    seed: int = Field(1337, ge=0, description="seed of weights and data order")
-    out_dir: str = Field("artifacts", min_length=1, description="where a run writes")
+    steps: Size = Field(default=200, description="optimizer steps")
+    seq_len: Size = Field(default=128, description="tokens per row")
+    batch_size: Size = Field(default=8, description="rows per micro-batch")
+    lr: PositiveFloat = Field(default=3e-4, description="peak learning rate")
+    lr_schedule: Literal["cosine", "constant"] = Field(default="cosine", description="shape after warm-up")
+    warmup_steps: Count = Field(default=0, description="steps of linear warm-up")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled decay")
+    grad_clip: float = Field(default=0.0, ge=0, description="largest gradient norm; 0 leaves it alone")
+    accumulate_grad_batches: Size = Field(default=1, description="micro-batches per optimizer step")
+    log_every: Size = Field(default=20, description="steps between log lines")
+    eval_every: Count = Field(default=0, description="steps between evaluations; 0 for none")
+    save_every: Count = Field(default=0, description="steps between checkpoints; 0 for the last alone")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=1337, description="seed of weights and data order")
+    out_dir: Name = Field(default="artifacts", description="where a run writes")
 
 
 class RuntimeConfig(_Strict):
     """The section `runtime`."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU when there is one")
-    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="dtype of activations")
-    use_flash: bool = Field(False, description="ask for flash-attn; refused where it cannot serve")
-    use_triton_sel: Literal[False] = Field(False, description="no Triton selection kernel exists")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto takes a GPU when there is one")
+    precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="dtype of activations")
+    use_flash: bool = Field(default=False, description="ask for flash-attn; refused where it cannot serve")
+    use_triton_sel: Literal[False] = Field(default=False, description="no Triton selection kernel exists")
+
+    @model_validator(mode="after")
+    def _check_flash(self) -> Self:
+        if self.use_flash and self.device == "cpu":
+            raise ValueError("use_flash must be false on device cpu, got True")
+        if self.use_flash and self.precision == "fp32":
+            raise ValueError("use_flash must be false in precision fp32 (flash-attn serves bf16 and fp16), got True")
+        return self
 
 
 class RunConfig(_Strict):
     """One configuration file."""
 
-    model: ModelConfig
+    model: ModelConfig = Field(description="the sections model and nsa together")
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     runtime: RuntimeConfig = RuntimeConfig()
@@ -129,36 +167,38 @@ def load_config(source: str | Path) -> RunConfig:
     """
     path = _find(Path(source))
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _StrictLoader)  # noqa: S506 (a SafeLoader)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: must be UTF-8 text, got byte {error.object[error.start]:#04x}") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path}: must be YAML: {' '.join(str(error).split())}") from error
-    try:
-        return parse_config(document)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        return parse_config(read_plain_yaml(path))
+    except ValueError as error:
+        raise ConfigError(f"{_plain(str(path))}: {error}") from None
 
 
 def parse_config(document: object) -> RunConfig:
     """Build a RunConfig from the sections of a file; raises ConfigError with one sentence."""
-    sections = {name: _mapping(part, name) for name, part in _mapping(document, "the file").items()}
-    _refuse_unknown(sections, _SECTION_KEYS, "section ")
+    given = _mapping(document, "the file")
+    _refuse_unknown(given, _SECTION_KEYS, "section ")
+    sections = {name: _mapping(part, f"section {name}") for name, part in given.items()}
     for name, part in sections.items():
-        _refuse_unknown(part, _SECTION_KEYS[name], f"key {name}.")
-    data, nsa, model = (sections.get(name, {}) for name in ("data", "nsa", "model"))
+        _refuse_unknown(part, _SECTION_KEYS[name], "key ", f"{name}.")
+    if "model" not in sections:
+        raise ConfigError(f"section model is missing: it must give {', '.join(_required(ModelConfig))}")
+    data = _build(DataConfig, sections.get("data", {}), "data")
+    model = sections["model"]
     if "vocab_size" not in model:
-        tokenizer = data.get("tokenizer", DataConfig().tokenizer)
-        if tokenizer not in _VOCABULARY:
-            raise ConfigError(f"model.vocab_size must be given for tokenizer {tokenizer!r}, got nothing")
-        model = {**model, "vocab_size": _VOCABULARY[tokenizer]}
-    rest = {name: part for name, part in sections.items() if name != "nsa"}
-    try:
-        return RunConfig.model_validate({**rest, "model": {**model, **nsa}})
-    except ValidationError as error:
-        raise ConfigError(_sentence(error)) from error
+        if data.tokenizer not in _VOCABULARY:
+            raise ConfigError(f"model.vocab_size is missing: it must be given with tokenizer {_shown(data.tokenizer)}")
+        model = {**model, "vocab_size": _VOCABULARY[data.tokenizer]}
+    built = _build(ModelConfig, {**model, **sections.get("nsa", {})}, "model")
+    needed = _VOCABULARY.get(data.tokenizer, 0) if "tokenizer" in data.model_fields_set else 0
+    if built.vocab_size < needed:
+        raise ConfigError(
+            f"model.vocab_size must be at least {needed} for tokenizer {data.tokenizer}, got {built.vocab_size}"
+        )
+    return RunConfig(
+        model=built,
+        data=data,
+        train=_build(TrainConfig, sections.get("train", {}), "train"),
+        runtime=_build(RuntimeConfig, sections.get("runtime", {}), "runtime"),
+    )
 
 
 def builtin_configs() -> dict[str, Path]:
@@ -177,62 +217,84 @@ _SECTION_KEYS: Mapping[str, frozenset[str]] = {
     "train": frozenset(TrainConfig.model_fields),
     "runtime": frozenset(RuntimeConfig.model_fields),
 }
+_Section = TypeVar("_Section", bound=_Strict)
 
 
 def _find(path: Path) -> Path:
     builtin = builtin_configs()
-    if path.exists() or path.stem not in builtin or path.parent not in (Path(), Path("configs")):
-        if not path.exists():
-            raise ConfigError(f"{path}: no such file, and not one of the built-in {', '.join(builtin)}")
+    is_name = path.parent == Path() and not path.suffix
+    if is_name and path.name in builtin:
+        return builtin[path.name]
+    try:
+        exists = path.exists()
+    except OSError as error:  # too long a name, or a folder that may not be entered
+        raise ConfigError(f"{_plain(str(path))}: cannot be read: {error.strerror}") from None
+    if exists:
         return path
-    return builtin[path.stem]
+    if path.stem in builtin and path.suffix == ".yaml" and path.parent in (Path(), Path("configs")):
+        return builtin[path.stem]  # `configs/NAME.yaml` also works away from a checkout
+    raise ConfigError(f"{_plain(str(path))}: no such file, and not one of the built-in {', '.join(builtin)}")
 
 
 def _mapping(value: object, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+    if not isinstance(value, dict):
         raise ConfigError(f"{name} must be a mapping of keys to values, got {_shown(value)}")
+    for key in value:
+        if not isinstance(key, str):
+            raise ConfigError(f"{name} must have text as keys, got {_shown(key)}")
     return value
 
 
-def _refuse_unknown(given: Mapping[str, object], allowed: Iterable[str], prefix: str) -> None:
+def _refuse_unknown(given: Mapping[str, object], allowed: Iterable[str], kind: str, prefix: str = "") -> None:
     for key, value in given.items():
         if key not in allowed:
-            near = difflib.get_close_matches(key, allowed, n=1)
-            hint = f"did you mean {near[0]}" if near else f"allowed are {', '.join(sorted(allowed))}"
-            raise ConfigError(f"unknown {prefix}{key} (value {_shown(value)}): {hint}")
+            raise ConfigError(f"unknown {kind}{prefix}{_plain(key)} (value {_shown(value)}): {_nearest(key, allowed)}")
 
 
-def _sentence(error: ValidationError) -> str:
-    """The first problem as one sentence, in the file's own keys."""
-    problem = error.errors()[0]
-    location = [str(part) for part in problem["loc"]]
-    if len(location) > 1 and location[0] == "model" and location[1] in _NSA_KEYS:
-        location[0] = "nsa"
-    if problem["type"] == "value_error":
-        return str(problem["ctx"]["error"])
-    key = ".".join(location)
-    if problem["type"] == "missing":
-        return f"{key} is missing: {ModelConfig.model_fields[location[-1]].description}" if location[1:] else f"section {key} is missing"
-    return f"{key} {problem['msg'].replace('Input should', 'must', 1)}, got {_shown(problem['input'])}"
+def _nearest(key: str, allowed: Iterable[str]) -> str:
+    near = difflib.get_close_matches(key[:100], allowed, n=1)
+    return f"did you mean {near[0]}" if near else f"allowed are {', '.join(sorted(allowed))}"
+
+
+def _build(kind: type[_Section], values: Mapping[str, Any], section: str) -> _Section:
+    """The model of one section; its ConfigError starts with the key, which gets the section in front."""
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        key = str(error).split(maxsplit=1)[0]
+        is_nsa = section == "model" and key in _NSA_KEYS
+        raise ConfigError(f"{'nsa' if is_nsa else section}.{error}") from None
+
+
+def _required(kind: type[BaseModel]) -> list[str]:
+    return [name for name, field in kind.model_fields.items() if field.is_required()]
+
+
+def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
+    """The first problem as one sentence that starts with the key."""
+    problems = error.errors(include_url=False)
+    # An unknown key leads: misspelt, it is why another one is missing.
+    problem = next((entry for entry in problems if entry["type"] == "extra_forbidden"), problems[0])
+    key = ".".join(_plain(str(part)) for part in problem["loc"])
+    match problem["type"]:
+        case "value_error":
+            return str(problem["ctx"]["error"])
+        case "extra_forbidden":
+            return f"{key} is unknown (value {_shown(problem['input'])}): {_nearest(key, kind.model_fields)}"
+        case "missing":
+            return f"{key} is missing: {kind.model_fields[key].description}"
+    rule = re.sub("^(Input|String) should", "must", problem["msg"])
+    return f"{key} {rule}, got {_shown(problem['input'])}"
+
+
+def _plain(text: str) -> str:
+    """Text as it is when it is harmless on a terminal, else escaped and cut."""
+    return text if text.isprintable() and len(text) <= 200 else reprlib.repr(text)
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML that refuses a key given twice and reads 2e-4 as the number YAML 1.2 says it is."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key.value} is given twice", key.start_mark)
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
-        return super().construct_mapping(node, deep)
-
-
-_StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+    if value is None:
+        return "nothing"
+    if isinstance(value, int) and abs(value) >= 10**20:
+        return f"an integer of {value.bit_length()} bits"
+    return f"{reprlib.repr(value)} ({type(value).__name__})"
