@@ -1,0 +1,131 @@
+"""Attention in which each tile of queries sees one slice of the keys, masked inside; memory bounded by the tile.
+
+The sliding and the compressed branch are both of this kind. Serves any device, float64, float32, bfloat16 and float16,
+any H/G, Dv != Dk. The backward pass computes scores again: nothing of size S x S or S x C is kept.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nsa.ops.tiles import (
+    accumulation_dtype,
+    attend,
+    attend_backward,
+    from_streams,
+    log_total,
+    score,
+    split,
+    tile_budget,
+    to_streams,
+)
+
+_MIN_QUERIES = 16
+
+
+class Band(Protocol):
+    """Which keys a query may see."""
+
+    @property
+    def max_queries(self) -> int:
+        """Longest tile of queries worth forming: a longer one would mask most of what it computes."""
+
+    def keys(self, queries: slice) -> slice:
+        """The smallest slice of keys that holds all that `queries` may see."""
+
+    def visible(self, query: Tensor, key: Tensor) -> Tensor:
+        """Whether query (row index) may see key; broadcasts two integer tensors."""
+
+
+Observer = Callable[[slice, slice, Tensor, Callable[[], Tensor]], None]
+"""Called once per tile with its rows, its queries, visible [T, K] and a function that returns the probabilities summed
+over the heads of a group, [B, T, G, K]."""
+
+
+def banded_attention(q: Tensor, k: Tensor, v: Tensor, band: Band, observe: Observer | None = None) -> Tensor:
+    """Softmax attention [B, T, H, Dv] of q [B, T, H, Dk] over the keys `band` shows; exactly zero where it shows none."""
+    out: Tensor = _BandedAttention.apply(q, k, v, band, observe)
+    return out
+
+
+class _BandedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, band: Band, observe: Observer | None
+    ) -> Tensor:
+        groups = k.shape[2]
+        dtype = accumulation_dtype(q.dtype)
+        out = q.new_zeros(*q.shape[:3], v.shape[-1])
+        lse = q.new_zeros(*q.shape[:3], 1, dtype=dtype)
+        for rows, queries, keys in _tiles(q, band):
+            visible, bias = _mask(band, queries, keys, q.device, dtype)
+            scores = score(to_streams(q[rows, queries], groups), _keys(k[rows, keys]), bias)
+            part, weights, total, peak = attend(scores, _keys(v[rows, keys]))
+            inverse = torch.where(total == 0, 0, total.reciprocal())
+            out[rows, queries] = from_streams(part.mul_(inverse), groups).to(out.dtype)
+            lse[rows, queries] = from_streams(log_total(total, peak), groups)
+            if observe is not None:
+                observe(rows, queries, visible, lambda w=weights, i=inverse: _group_sum(w, i, groups))  # type: ignore[misc]
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.band = band
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        q, k, v, out, lse = ctx.saved_tensors
+        groups = k.shape[2]
+        delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1, keepdim=True)
+        grad_q = torch.zeros_like(q)
+        grad_k = torch.zeros_like(k, dtype=lse.dtype)
+        grad_v = torch.zeros_like(v, dtype=lse.dtype)
+        for rows, queries, keys in _tiles(q, ctx.band):
+            _, bias = _mask(ctx.band, queries, keys, q.device, lse.dtype)
+            tile_q, tile_grad, tile_lse, tile_delta = (
+                to_streams(x[rows, queries], groups) for x in (q, grad.to(q.dtype), lse, delta)
+            )
+            tile_k, tile_v = _keys(k[rows, keys]), _keys(v[rows, keys])
+            scores = score(tile_q, tile_k, bias)
+            parts = attend_backward(scores, tile_q, tile_k, tile_v, tile_grad, tile_lse, tile_delta)
+            grad_q[rows, queries] = from_streams(parts[0], groups).to(q.dtype)
+            grad_k[rows, keys] += from_streams(parts[1].unsqueeze(2), groups)
+            grad_v[rows, keys] += from_streams(parts[2].unsqueeze(2), groups)
+        return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None
+
+
+def _tiles(q: Tensor, band: Band) -> Iterator[tuple[slice, slice, slice]]:
+    """Rows, queries and keys of each tile that sees a key; the scores of a tile fit the device's budget."""
+    num_rows, num_queries, num_heads, _ = q.shape
+    budget = tile_budget(q.device) // num_heads
+    start = 0
+    while start < num_queries:
+        size = min(band.max_queries, num_queries - start)
+        keys = band.keys(slice(start, start + size))
+        while size > _MIN_QUERIES and size * (keys.stop - keys.start) > budget:
+            size = -(-size // 2)
+            keys = band.keys(slice(start, start + size))
+        if keys.stop > keys.start:
+            for rows in split(num_rows, max(1, budget // (size * (keys.stop - keys.start)))):
+                yield rows, slice(start, start + size), keys
+        start += size
+
+
+def _mask(band: Band, queries: slice, keys: slice, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Visible [T, K], and the same as 0 or −inf to add to scores [N, T, h, K]."""
+    query = torch.arange(queries.start, queries.stop, device=device)
+    key = torch.arange(keys.start, keys.stop, device=device)
+    visible = band.visible(query[:, None], key)
+    bias = torch.zeros(visible.shape, device=device, dtype=dtype).masked_fill_(~visible, -torch.inf)
+    return visible, bias[:, None]
+
+
+def _keys(x: Tensor) -> Tensor:
+    """[B, K, G, D] -> [B·G, K, D]."""
+    return to_streams(x, x.shape[2]).squeeze(2)
+
+
+def _group_sum(weights: Tensor, inverse: Tensor, groups: int) -> Tensor:
+    return (weights * inverse).sum(2).unflatten(0, (-1, groups)).transpose(1, 2)

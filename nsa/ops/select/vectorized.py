@@ -1,0 +1,256 @@
+"""The selected branch, fast: any device, float64, float32, bfloat16 and float16, any H/G, Dv != Dk; no host sync.
+
+Attention takes a chunk of queries at a time: (query, slot) pairs are grouped by the block they read, each group is a
+dense product, and the partial softmaxes of a query's slots are merged. The backward pass computes scores again: nothing
+of size S x S is kept.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
+
+from nsa.ops.geometry import EMPTY_SLOT, Geometry
+from nsa.ops.reads import ReadCounter
+from nsa.ops.select.grouping import Grouping, group_by_block, sum_rows
+from nsa.ops.tiles import (
+    accumulation_dtype,
+    attend,
+    attend_backward,
+    from_streams,
+    log_total,
+    score,
+    split,
+    tile_budget,
+    to_streams,
+)
+from nsa.types import Key, Output, Query, Slots, Value
+
+_FORCED_KEY = (1 << 31) - 1  # above the bits of every float32, NaN included
+_ROWS_PER_PRODUCT = 192  # query rows (queries x heads) that make one matrix product efficient
+_TABLES_PER_TILE = 12  # the table of partial outputs of one chunk, in tile budgets
+
+
+def selected_attention(
+    q: Query, k: Key, v: Value, slots: Slots, geometry: Geometry, reads: ReadCounter | None = None
+) -> Output:
+    """Attention of each query over the tokens of its chosen blocks, up to itself (Eq. 11 and 12).
+
+    The T queries are the last T of the S key tokens. A query with no readable key gives exactly zero.
+    """
+    out: Tensor = _SelectedAttention.apply(q, k, v, slots, geometry, reads)
+    return out
+
+
+def choose_slots(importance: Tensor, geometry: Geometry, first_query: int) -> Slots:
+    """Slots [B, T, G, n_sel] of queries first_query + i from importance [B, T, G, num_blocks] (Eq. 11 and 12).
+
+    Block 0 and the two most recent are forced, the rest go by importance, ties to the lower index; ascending, −1 last.
+    """
+    num_blocks = importance.shape[-1]
+    block = torch.arange(num_blocks, device=importance.device)
+    current = torch.arange(first_query, first_query + importance.shape[1], device=importance.device) // geometry.l_sel
+    age = (current[:, None] - block)[:, None]  # [T, 1, num_blocks]
+    candidate = age >= 0
+    forced = candidate & ((age < 2) | (block == 0))
+    num_chosen = min(geometry.n_sel, num_blocks)
+    if importance.dtype == torch.float64:
+        rank = importance.detach().masked_fill(forced, torch.inf).masked_fill(~candidate, -torch.inf)
+        best = rank.argsort(dim=-1, descending=True, stable=True)[..., :num_chosen]
+    else:
+        # topk is not stable, so the index joins the key: non-negative floats order as their bits do.
+        bits = importance.detach().float().contiguous().view(torch.int32).long().clamp_(min=0)
+        key = bits.masked_fill(forced, _FORCED_KEY).masked_fill(~candidate, -1)
+        best = (key * num_blocks + (num_blocks - 1 - block)).topk(num_chosen, dim=-1).indices
+    is_candidate = candidate.expand_as(importance).gather(-1, best)
+    ascending = torch.where(is_candidate, best, num_blocks).sort(dim=-1).values
+    slots = torch.where(ascending == num_blocks, EMPTY_SLOT, ascending)
+    return pad(slots, (0, geometry.n_sel - num_chosen), value=EMPTY_SLOT)
+
+
+class _SelectedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: Geometry, reads: ReadCounter | None
+    ) -> Tensor:
+        groups, dtype = k.shape[2], accumulation_dtype(q.dtype)
+        out = q.new_zeros(*q.shape[:3], v.shape[-1])
+        lse = q.new_zeros(*q.shape[:3], 1, dtype=dtype)
+        counts = slots.new_zeros(slots.shape[:3], dtype=torch.int64)
+        k_blocks, v_blocks = _to_blocks(k, geometry), _to_blocks(v, geometry)
+        for chunk in _chunks(q, k, slots, geometry):
+            at = chunk.rows, chunk.queries
+            chunk_out, chunk_lse = _attend_chunk(chunk, to_streams(q[at], groups), k_blocks, v_blocks)
+            out[at] = from_streams(chunk_out, groups).to(out.dtype)
+            lse[at] = from_streams(chunk_lse, groups)
+            counts[at] = chunk.num_reads(groups)
+        if reads is not None:
+            reads.selected = counts
+        ctx.save_for_backward(q, k, v, slots, out, lse)
+        ctx.geometry = geometry
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        q, k, v, slots, out, lse = ctx.saved_tensors
+        groups = k.shape[2]
+        delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1, keepdim=True)
+        grad_q = torch.zeros_like(q)
+        k_blocks, v_blocks = _to_blocks(k, ctx.geometry), _to_blocks(v, ctx.geometry)
+        grad_k = torch.zeros_like(k_blocks, dtype=lse.dtype)
+        grad_v = torch.zeros_like(v_blocks, dtype=lse.dtype)
+        for chunk in _chunks(q, k, slots, ctx.geometry):
+            at = chunk.rows, chunk.queries
+            per_query = tuple(to_streams(x[at], groups) for x in (q, grad.to(q.dtype), lse, delta))
+            chunk_grad_q = _attend_chunk_backward(chunk, *per_query, k_blocks, v_blocks, grad_k, grad_v)
+            grad_q[at] = from_streams(chunk_grad_q, groups).to(q.dtype)
+        return grad_q, _from_blocks(grad_k, k), _from_blocks(grad_v, v), None, None, None
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """One chunk of queries, its pairs grouped by block.
+
+    room: how many tokens of its block each tile row may read, [num_tiles, height]; 0 or less for a row without a query.
+    steps: slices of tiles to compute at once.
+    """
+
+    rows: slice
+    queries: slice
+    grouping: Grouping
+    room: Tensor
+    steps: tuple[slice, ...]
+    block_length: int
+
+    def bias(self, step: slice, dtype: torch.dtype) -> Tensor:
+        """0 where a tile row may read a token and −inf elsewhere, [tiles, height, 1, l_sel]."""
+        hidden = torch.arange(self.block_length, device=self.room.device) >= self.room[step, :, None]
+        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf).unsqueeze(2)
+
+    def gather(self, table: Tensor, step: slice) -> Tensor:
+        """Rows of `table` [num_queries + 1, h, D] as the tiles take them, [tiles, height, h, D]."""
+        query = self.grouping.query[step]
+        return table.index_select(0, query.flatten()).unflatten(0, query.shape)
+
+    def num_reads(self, groups: int) -> Tensor:
+        """Tokens each query may read, over all its slots: [rows, T, G]."""
+        per_row = pad(self.room.clamp(0, self.block_length).flatten(), (0, 1))
+        return from_streams(per_row[self.grouping.place].sum(-1).unflatten(0, (-1, self.num_queries, 1, 1)), groups)[..., 0]
+
+    @property
+    def num_queries(self) -> int:
+        return self.queries.stop - self.queries.start
+
+
+def _chunks(q: Tensor, k: Tensor, slots: Tensor, geometry: Geometry) -> Iterator[_Chunk]:
+    """Cut queries into chunks whose table of partial outputs fits the device's budget, and group each."""
+    num_rows, num_queries, num_heads, _ = q.shape
+    num_tokens, groups = k.shape[1:3]
+    first_query, blocks_per_stream = num_tokens - num_queries, geometry.num_blocks(num_tokens)
+    budget = tile_budget(q.device)
+    queries_per_chunk = max(1, _TABLES_PER_TILE * budget // (num_heads * slots.shape[-1] * max(q.shape[-1], k.shape[-1])))
+    for queries in split(num_queries, queries_per_chunk):
+        size = queries.stop - queries.start
+        num_seen = geometry.num_blocks(first_query + queries.stop)
+        for rows in split(num_rows, max(1, queries_per_chunk // size)):
+            chosen = slots[rows, queries].transpose(1, 2).flatten(0, 1)  # [streams, T, n]
+            stream = torch.arange(chosen.shape[0], device=q.device)[:, None, None]
+            height = _tile_height(size * slots.shape[-1] / num_seen, num_heads // groups)
+            local = torch.where((chosen >= 0) & (chosen < num_seen), chosen + stream * num_seen, EMPTY_SLOT)
+            grouping = group_by_block(local.flatten(0, 1), chosen.shape[0] * num_seen, height)
+            block_start = grouping.block % num_seen * geometry.l_sel
+            stop = torch.arange(first_query + queries.start, first_query + queries.stop, device=q.device) + 1
+            room = pad(stop.repeat(chosen.shape[0]), (0, 1))[grouping.query] - block_start[:, None]
+            block = (grouping.block // num_seen + rows.start * groups) * blocks_per_stream + grouping.block % num_seen
+            per_step = max(1, budget // (3 * height * num_heads // groups * geometry.l_sel))
+            steps = tuple(split(block.shape[0], per_step))
+            yield _Chunk(rows, queries, Grouping(grouping.query, block, grouping.place), room, steps, geometry.l_sel)
+
+
+def _tile_height(pairs_per_block: float, heads_per_group: int) -> int:
+    """A power of two: tall tiles make efficient products, but a block's last tile is half empty on average."""
+    tallest = max(1, min(pairs_per_block / 8, _ROWS_PER_PRODUCT / heads_per_group))
+    return 1 << int(tallest).bit_length() - 1
+
+
+def _attend_chunk(chunk: _Chunk, q: Tensor, k_blocks: Tensor, v_blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Output [streams, T, h, Dv] and log2 normaliser [streams, T, h, 1] of queries [streams, T, h, Dk]."""
+    streams, num_queries, heads, _ = q.shape
+    dtype = accumulation_dtype(q.dtype)
+    place, block = chunk.grouping.place, chunk.grouping.block
+    num_rows = chunk.grouping.query.numel()
+    q = _with_zero_row(q)
+    # One row more than the tiles have, for empty slots to point at: it weighs nothing.
+    part = q.new_zeros(num_rows + 1, heads, v_blocks.shape[-1], dtype=dtype)
+    total = q.new_zeros(num_rows + 1, heads, dtype=dtype)
+    peak = torch.full_like(total, torch.finfo(dtype).min)
+    for step in chunk.steps:
+        scores = score(chunk.gather(q, step), k_blocks[block[step]], chunk.bias(step, dtype))
+        results = attend(scores, v_blocks[block[step]])
+        for table, result in zip((part, total, peak), (results[0], results[2], results[3]), strict=True):
+            _put(table, result, step, chunk)
+    peaks = peak[place]  # [num_queries, n, h]
+    top = peaks.amax(1, keepdim=True)
+    factor = (peaks - top).exp2_()
+    sum_total = (total[place] * factor).sum(1, keepdim=True)
+    weights = factor * torch.where(sum_total == 0, 0, sum_total.reciprocal())
+    head = torch.arange(heads, device=q.device)[:, None]
+    out = sum_rows(part.flatten(0, 1), (place[:, None] * heads + head).flatten(0, 1), weights.mT.flatten(0, 1))
+    shape = streams, num_queries, heads, -1
+    return out.view(shape), log_total(sum_total, top).view(shape)
+
+
+def _attend_chunk_backward(
+    chunk: _Chunk,
+    q: Tensor,
+    grad: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    k_blocks: Tensor,
+    v_blocks: Tensor,
+    grad_k: Tensor,
+    grad_v: Tensor,
+) -> Tensor:
+    """Gradient of q [streams, T, h, Dk]; adds to grad_k and grad_v, laid out as the blocks are."""
+    shape, dtype = q.shape, lse.dtype
+    tables = tuple(_with_zero_row(x) for x in (q, grad, lse, delta))
+    grad_q = q.new_zeros(chunk.grouping.query.numel() + 1, *shape[2:], dtype=dtype)
+    for step in chunk.steps:
+        block = chunk.grouping.block[step]
+        tile_q, tile_grad, tile_lse, tile_delta = (chunk.gather(table, step) for table in tables)
+        tile_k, tile_v = k_blocks[block], v_blocks[block]
+        scores = score(tile_q, tile_k, chunk.bias(step, dtype))
+        parts = attend_backward(scores, tile_q, tile_k, tile_v, tile_grad, tile_lse, tile_delta)
+        _put(grad_q, parts[0], step, chunk)
+        grad_k.index_add_(0, block, parts[1])
+        grad_v.index_add_(0, block, parts[2])
+    return sum_rows(grad_q.flatten(1), chunk.grouping.place).view(shape)
+
+
+def _put(table: Tensor, result: Tensor, step: slice, chunk: _Chunk) -> None:
+    height = chunk.grouping.query.shape[1]
+    table[step.start * height : step.stop * height] = result.view(-1, *table.shape[1:])
+
+
+def _with_zero_row(x: Tensor) -> Tensor:
+    """[streams, T, h, D] -> [streams · T + 1, h, D]; tile rows without a query read the last row."""
+    return pad(x.flatten(0, 1), (0, 0, 0, 0, 0, 1))
+
+
+def _to_blocks(x: Tensor, geometry: Geometry) -> Tensor:
+    """[B, S, G, D] -> [B · G · num_blocks, l_sel, D], the last block of each sequence filled up with zeros."""
+    missing = -x.shape[1] % geometry.l_sel
+    streams = to_streams(x, x.shape[2]).squeeze(2)
+    return pad(streams, (0, 0, 0, missing)).unflatten(1, (-1, geometry.l_sel)).flatten(0, 1)
+
+
+def _from_blocks(blocks: Tensor, like: Tensor) -> Tensor:
+    """The inverse of `_to_blocks`, in the shape and dtype of `like`."""
+    num_rows, num_tokens, groups, size = like.shape
+    streams = blocks.view(num_rows * groups, -1, 1, size)[:, :num_tokens]
+    return from_streams(streams, groups).to(like.dtype)

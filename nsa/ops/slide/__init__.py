@@ -1,0 +1,1 @@
+"""The sliding branch: attention over the newest tokens."""

@@ -1,0 +1,102 @@
+"""Softmax attention of one tile of queries: the arithmetic the vectorized branches share.
+
+A tile is a batch of N small dense problems: queries [N, R, Dk] against keys [N, K, Dk] and values [N, K, Dv], with an
+additive mask. Scores are kept in powers of two: exp2 runs several times faster than exp on a CPU when an argument is
+far below zero, which masked scores are. Scores, normalisers and gradients are float32 (float64 for float64 inputs).
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+LOG2_E = math.log2(math.e)
+
+# Elements held at once. On a CPU a tile stays in cache; on a GPU it fills the device.
+_CPU_BUDGET, _CUDA_BUDGET = 1 << 19, 1 << 26
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype scores and sums are kept in: float64 for float64, float32 for all else."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def tile_budget(device: torch.device) -> int:
+    """How many score elements one tile may hold on `device`."""
+    return _CPU_BUDGET if device.type == "cpu" else _CUDA_BUDGET
+
+
+def operand(x: Tensor) -> Tensor:
+    """`x` as matrix products take it: half precision is widened on a CPU, where its products are slow."""
+    return x.to(accumulation_dtype(x.dtype)) if x.device.type == "cpu" else x
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Batched a @ b with the accumulation dtype as result, whatever the operands' dtype."""
+    if a.dtype == accumulation_dtype(a.dtype):
+        return torch.bmm(a, b.to(a.dtype))
+    return torch.bmm(a, b.to(a.dtype), out_dtype=torch.float32)
+
+
+def score(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    """log2-scaled scores [N, T, h, K] of queries [N, T, h, Dk]; `bias` (0 or −inf) broadcasts against them."""
+    factor = LOG2_E / math.sqrt(q.shape[-1])
+    rows = q.flatten(1, 2)
+    if q.dtype == accumulation_dtype(q.dtype):
+        scores = torch.bmm(rows * factor, k.mT)
+    else:
+        scores = product(rows, k.mT).mul_(factor)  # a factor rounded into half-precision queries would cost accuracy
+    return scores.view(*q.shape[:-1], k.shape[1]).add_(bias)
+
+
+def attend(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Overwrites `scores` [N, T, h, K] with unnormalised weights 2^(score − peak).
+
+    Returns the unnormalised output [N, T, h, Dv], the weights, their sum and the peak [N, T, h, 1]. A row that sees no
+    key has weights, sum and output of exactly zero.
+    """
+    peak = scores.amax(-1, keepdim=True).clamp_min_(torch.finfo(scores.dtype).min)
+    weights = scores.sub_(peak).exp2_()
+    total = weights.sum(-1, keepdim=True)
+    out = product(weights.flatten(1, 2).to(v.dtype), v).view(*weights.shape[:-1], v.shape[-1])
+    return out, weights, total, peak
+
+
+def log_total(total: Tensor, peak: Tensor) -> Tensor:
+    """log2 of the sum of 2^score; 0 for a row that sees no key, whose weights 2^(−inf − 0) then stay exactly zero."""
+    return torch.where(total == 0, 0, peak + total.clamp_min(torch.finfo(total.dtype).tiny).log2())
+
+
+def attend_backward(
+    scores: Tensor, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, lse: Tensor, delta: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q [N, T, h, Dk], k [N, K, Dk] and v [N, K, Dv]; overwrites `scores` [N, T, h, K].
+
+    grad: of the output, [N, T, h, Dv]. lse: log2 normaliser over all the keys of the query, [N, T, h, 1], which may be
+    more than this tile's. delta: Σ grad · output over Dv, [N, T, h, 1].
+    """
+    weights = scores.sub_(lse).exp2_()
+    rows = grad.flatten(1, 2)
+    grad_scores = product(rows, v.mT).view_as(weights).sub_(delta).mul_(weights).flatten(1, 2).to(k.dtype)
+    scale = 1 / math.sqrt(q.shape[-1])
+    grad_v = product(weights.flatten(1, 2).mT.to(rows.dtype), rows)
+    grad_q = product(grad_scores, k).mul_(scale).view(*q.shape)
+    grad_k = product(grad_scores.mT, q.flatten(1, 2)).mul_(scale)
+    return grad_q, grad_k, grad_v
+
+
+def to_streams(x: Tensor, num_groups: int) -> Tensor:
+    """[B, T, G·h, D] -> [B·G, T, h, D]: one stream per row and group, as the tiles take it."""
+    return operand(x.unflatten(2, (num_groups, -1)).transpose(1, 2).flatten(0, 1))
+
+
+def from_streams(x: Tensor, num_groups: int) -> Tensor:
+    """The inverse of `to_streams`: [B·G, T, h, D] -> [B, T, G·h, D]."""
+    return x.unflatten(0, (-1, num_groups)).transpose(1, 2).flatten(2, 3)
+
+
+def split(total: int, size: int) -> Iterator[slice]:
+    """Slices of at most `size` that cover range(total) in order."""
+    for start in range(0, total, size):
+        yield slice(start, min(start + size, total))
