@@ -80,11 +80,14 @@ class Geometry:
         return max(0, last - first)
 
     def num_reads(self, query: int, slots: Iterable[int]) -> "Reads":
-        """Keys one decoding step for token `query` must read, per layer, row and group (DESIGN.md, Decode)."""
-        starts = [slot * self.l_sel for slot in slots if slot != EMPTY_SLOT]
+        """Keys one decoding step for token `query` must read, per layer, row and group (DESIGN.md, Decode).
+
+        A slot given twice is read once; of a block after `query` nothing is read.
+        """
+        starts = {slot * self.l_sel for slot in slots if slot != EMPTY_SLOT}
         return Reads(
             compressed=self.num_compressed(query + 1),
-            selected=sum(min(self.l_sel, query + 1 - start) for start in starts),
+            selected=sum(max(0, min(self.l_sel, query + 1 - start)) for start in starts),
             sliding=min(self.w, query + 1),
         )
 
@@ -116,12 +119,18 @@ class Reads:
 def slots_to_mask(
     slots: Int[Tensor, "*lead n"], num_tokens: int, geometry: Geometry
 ) -> Bool[Tensor, "*lead num_tokens"]:
-    """Tokens the slots cover, whole blocks cut at `num_tokens`; causality is the caller's."""
+    """Tokens the slots cover, whole blocks cut at `num_tokens`; causality is the caller's.
+
+    Raises ValueError for a slot that is neither −1 nor a block.
+    """
     num_blocks = geometry.num_blocks(num_tokens)
+    bad = (slots < EMPTY_SLOT) | (slots >= num_blocks)
+    if bool(bad.any()):
+        raise ValueError(f"slots must be {EMPTY_SLOT} or in [0, {num_blocks}), got {slots[bad][0]}")
     # One column more than there are blocks, so that an empty slot has somewhere harmless to point.
     chosen = torch.zeros(*slots.shape[:-1], num_blocks + 1, dtype=torch.bool, device=slots.device)
-    target = torch.where(slots == EMPTY_SLOT, num_blocks, slots)
-    chosen = chosen.scatter(-1, target.long(), torch.ones_like(target, dtype=torch.bool))
+    target = torch.where(slots == EMPTY_SLOT, num_blocks, slots.long())
+    chosen = chosen.scatter(-1, target, torch.ones_like(target, dtype=torch.bool))
     return chosen[..., :num_blocks].repeat_interleave(geometry.l_sel, dim=-1)[..., :num_tokens]
 
 
@@ -146,9 +155,7 @@ def mask_to_slots(mask: Bool[Tensor, "*lead num_tokens"], num_slots: int, geomet
     return torch.nn.functional.pad(slots, (0, num_slots - slots.shape[-1]), value=EMPTY_SLOT)
 
 
-def slots_to_ranges(
-    slots: Int[Tensor, "*lead n"], num_tokens: int, geometry: Geometry
-) -> Int[Tensor, "*lead n 2"]:
+def slots_to_ranges(slots: Int[Tensor, "*lead n"], num_tokens: int, geometry: Geometry) -> Int[Tensor, "*lead n 2"]:
     """Token ranges [start, end) of the slots, neighbours merged, ascending; unused rows are (0, 0) and last."""
     return mask_to_ranges(slots_to_mask(slots, num_tokens, geometry), slots.shape[-1])
 

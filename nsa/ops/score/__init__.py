@@ -1,0 +1,1 @@
+"""The importance of selection blocks, read off the compressed branch's probabilities."""
