@@ -14,7 +14,9 @@ def group_importance(probabilities: Tensor, num_blocks: int, geometry: Geometry)
     """
     per_compressed, per_block = geometry.l // geometry.d, geometry.l_sel // geometry.d
     num_strides = num_blocks * per_block
-    strides = torch.zeros(*probabilities.shape[:-1], num_strides, dtype=probabilities.dtype, device=probabilities.device)
+    strides = torch.zeros(
+        *probabilities.shape[:-1], num_strides, dtype=probabilities.dtype, device=probabilities.device
+    )
     for offset in range(per_compressed):
         length = min(probabilities.shape[-1], num_strides - offset)
         strides[..., offset : offset + length] += probabilities[..., :length]
@@ -24,5 +26,3 @@ def group_importance(probabilities: Tensor, num_blocks: int, geometry: Geometry)
 def block_importance(probabilities: Tensor, num_groups: int, num_blocks: int, geometry: Geometry) -> Tensor:
     """Importance [B, T, G, num_blocks] from the probabilities of all heads [B, T, H, C] (Eq. 9 and 10)."""
     return group_importance(probabilities.unflatten(2, (num_groups, -1)).sum(3), num_blocks, geometry)
-
-

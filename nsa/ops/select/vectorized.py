@@ -130,7 +130,9 @@ class _Chunk:
     def bias(self, step: slice, dtype: torch.dtype) -> Tensor:
         """0 where a tile row may read a token and −inf elsewhere, [tiles, height, 1, l_sel]."""
         hidden = torch.arange(self.block_length, device=self.room.device) >= self.room[step, :, None]
-        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf).unsqueeze(2)
+        return (
+            torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf).unsqueeze(2)
+        )
 
     def gather(self, table: Tensor, step: slice) -> Tensor:
         """Rows of `table` [num_queries + 1, h, D] as the tiles take them, [tiles, height, h, D]."""
@@ -140,7 +142,9 @@ class _Chunk:
     def num_reads(self, groups: int) -> Tensor:
         """Tokens each query may read, over all its slots: [rows, T, G]."""
         per_row = pad(self.room.clamp(0, self.block_length).flatten(), (0, 1))
-        return from_streams(per_row[self.grouping.place].sum(-1).unflatten(0, (-1, self.num_queries, 1, 1)), groups)[..., 0]
+        return from_streams(per_row[self.grouping.place].sum(-1).unflatten(0, (-1, self.num_queries, 1, 1)), groups)[
+            ..., 0
+        ]
 
     @property
     def num_queries(self) -> int:
@@ -153,7 +157,9 @@ def _chunks(q: Tensor, k: Tensor, slots: Tensor, geometry: Geometry) -> Iterator
     num_tokens, groups = k.shape[1:3]
     first_query, blocks_per_stream = num_tokens - num_queries, geometry.num_blocks(num_tokens)
     budget = tile_budget(q.device)
-    queries_per_chunk = max(1, _TABLES_PER_TILE * budget // (num_heads * slots.shape[-1] * max(q.shape[-1], k.shape[-1])))
+    queries_per_chunk = max(
+        1, _TABLES_PER_TILE * budget // (num_heads * slots.shape[-1] * max(q.shape[-1], k.shape[-1]))
+    )
     for queries in split(num_queries, queries_per_chunk):
         size = queries.stop - queries.start
         num_seen = geometry.num_blocks(first_query + queries.stop)

@@ -1,0 +1,71 @@
+"""The sliding branch through torch's own fused attention: CUDA or CPU, any floating dtype, any H/G, Dv != Dk.
+
+Half precision on CUDA takes the variable-length flash kernel, which knows windows. All else cuts queries into tiles of w
+and gives each the 2w − 1 keys it may see.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.attention import varlen
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from nsa.ops.geometry import Geometry
+from nsa.types import Key, Output, Query, Value
+
+
+def sliding_attention(q: Query, k: Key, v: Value, geometry: Geometry) -> Output:
+    """Attention of each query over the last w keys, its own included; queries are the last T of the S key tokens."""
+    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
+        return _by_varlen(q, k, v, geometry.w)
+    return _by_tiles(q, k, v, geometry.w)
+
+
+def _by_varlen(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
+    size, size_v = max(q.shape[-1], v.shape[-1]), v.shape[-1]
+    rows, num_queries, num_tokens = q.shape[0], q.shape[1], k.shape[1]
+
+    def packed(x: Tensor) -> Tensor:
+        return pad(x, (0, size - x.shape[-1])).flatten(0, 1)
+
+    def offsets(length: int) -> Tensor:
+        return torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=q.device)
+
+    out = varlen.varlen_attn(
+        packed(q),
+        packed(k),
+        packed(v),
+        offsets(num_queries),
+        offsets(num_tokens),
+        num_queries,
+        num_tokens,
+        scale=q.shape[-1] ** -0.5,
+        window_size=(w - 1, 0),
+        enable_gqa=True,
+    )
+    assert isinstance(out, Tensor)
+    return out.unflatten(0, (rows, num_queries))[..., :size_v]
+
+
+def _by_tiles(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
+    rows, num_queries = q.shape[:2]
+    size = min(w, num_queries)  # queries per tile; each tile may see size + w − 1 keys
+    after = -num_queries % size
+    first_query = k.shape[1] - num_queries
+    before = max(0, w - 1 - first_query)
+    tiles = (
+        pad(q, (0, 0, 0, 0, 0, after)).unflatten(1, (-1, size)).transpose(2, 3).flatten(0, 1)
+    )  # [B·tiles, H, size, Dk]
+    windows = [
+        pad(x[:, max(0, first_query - w + 1) :], (0, 0, 0, 0, before, after))
+        .unfold(1, size + w - 1, size)  # [B, tiles, G, D, size + w − 1]
+        .flatten(0, 1)
+        .mT
+        for x in (k, v)
+    ]
+    row, key = torch.arange(size, device=q.device)[:, None], torch.arange(size + w - 1, device=q.device)
+    in_window = (key >= row) & (key < row + w)
+    first_key = torch.arange(tiles.shape[0] // rows, device=q.device) * size - before
+    exists = (first_key[:, None] + key >= 0).repeat(rows, 1)[:, None, None]
+    # A padding query sees at least the padding key of its own position, so that no row is empty.
+    out = scaled_dot_product_attention(tiles, *windows, attn_mask=in_window & exists, enable_gqa=True)
+    return out.unflatten(0, (rows, -1)).transpose(2, 3).flatten(1, 2)[:, :num_queries]
