@@ -1,0 +1,34 @@
+# `make doctor` and `make test` need Python 3.11 or newer; everything else goes into .venv, once.
+# Another interpreter: make PYTHON=/path/to/python3.12 test
+
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+	"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; done)
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: doctor test check bench golden
+
+doctor: $(READY)
+	$(BIN)/nsa-doctor sweep --seq 128,512,1024,2048
+
+# One thread per worker: two workers with two threads each are slower on two cores.
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m pytest tests/benchmarks -o addopts="--strict-markers --strict-config --import-mode=importlib -ra" --timeout 600
+
+golden: $(READY)
+	$(BIN)/python -m pytest --golden
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, got " + sys.version.split()[0])'
+	"$(PYTHON)" -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt -e '.[dev]'
+	@touch $(READY)

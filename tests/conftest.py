@@ -1,0 +1,73 @@
+"""What every test runs under: fixed seeds, NaN in memory nobody wrote, reproducible Hypothesis, golden files."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("reproducible")
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--golden", action="store_true", help="rewrite the golden files; run the tests that have one")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--golden"):
+        compares = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=[item for item in items if item not in compares])
+        items[:] = compares
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
+            # Kernels without a deterministic form only warn about the mode that `fill_unwritten_memory` needs.
+            item.add_marker(pytest.mark.filterwarnings("ignore:.*[Dd]eterministic"))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    if session.config.getoption("--golden") and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--golden"):
+        names = sorted(str(path.relative_to(GOLDEN)) for path in GOLDEN.rglob("*") if path.suffix)
+        terminalreporter.write_line(f"golden files: {', '.join(names) or 'none, because no test compares with one'}")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)` compares the text with tests/golden/NAME; `make golden` writes it there instead."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        assert path.is_file(), f"there is no {path.relative_to(GOLDEN.parents[1])}: make golden writes it"
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def fill_unwritten_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """`torch.empty` holds NaN (the largest value for integers), wherever it is called from; benchmarks go without."""
+    if "benchmarks" in request.node.path.parts:
+        yield
+        return
+    torch.utils.deterministic.fill_uninitialized_memory = True  # works in deterministic mode alone
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -1,0 +1,31 @@
+"""The surroundings that conftest.py promises to every test."""
+
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_unwritten_memory_is_nan(dtype: torch.dtype) -> None:
+    like = torch.zeros(3, 5, dtype=dtype)
+    made = [
+        torch.empty(3, 5, dtype=dtype),
+        torch.empty_like(like),
+        like.new_empty(3, 5),
+        torch.empty_strided((3, 5), (5, 1), dtype=dtype),
+        like.clone().resize_(90)[15:],
+    ]
+    assert [bool(tensor.isnan().all()) for tensor in made] == [True] * len(made)
+
+
+def test_unwritten_integers_are_out_of_any_range() -> None:
+    assert torch.empty(4, dtype=torch.int64).min() == torch.iinfo(torch.int64).max
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_every_test_draws_the_same_numbers(attempt: int) -> None:
+    assert torch.rand(1).item() == torch.rand(1, generator=torch.Generator().manual_seed(0)).item()
+
+
+@pytest.mark.gpu
+def test_a_gpu_test_runs_only_beside_a_device() -> None:
+    assert torch.cuda.is_available()
