@@ -45,8 +45,6 @@ class Geometry:
         if self.n_sel < NUM_FORCED:
             raise ValueError(f"n_sel must be at least {NUM_FORCED} (block 0 and 2 local ones), got {self.n_sel}")
 
-    # -- block grids ------------------------------------------------------------------------------------------------
-
     def num_compressed(self, num_tokens: int) -> int:
         """Complete compressed blocks in `num_tokens` tokens; also what query t = num_tokens − 1 may see."""
         return max(0, (num_tokens - self.l) // self.d + 1)
@@ -113,9 +111,6 @@ class Reads:
     sliding: int
 
 
-# -- slots <-> ranges <-> masks ---------------------------------------------------------------------------------------
-
-
 def slots_to_mask(
     slots: Int[Tensor, "*lead n"], num_tokens: int, geometry: Geometry
 ) -> Bool[Tensor, "*lead num_tokens"]:
@@ -123,13 +118,13 @@ def slots_to_mask(
 
     Raises ValueError for a slot that is neither −1 nor a block.
     """
-    num_blocks = geometry.num_blocks(num_tokens)
+    slots, num_blocks = slots.long(), geometry.num_blocks(num_tokens)
     bad = (slots < EMPTY_SLOT) | (slots >= num_blocks)
     if bool(bad.any()):
         raise ValueError(f"slots must be {EMPTY_SLOT} or in [0, {num_blocks}), got {slots[bad][0]}")
     # One column more than there are blocks, so that an empty slot has somewhere harmless to point.
     chosen = torch.zeros(*slots.shape[:-1], num_blocks + 1, dtype=torch.bool, device=slots.device)
-    target = torch.where(slots == EMPTY_SLOT, num_blocks, slots.long())
+    target = torch.where(slots == EMPTY_SLOT, num_blocks, slots)
     chosen = chosen.scatter(-1, target, torch.ones_like(target, dtype=torch.bool))
     return chosen[..., :num_blocks].repeat_interleave(geometry.l_sel, dim=-1)[..., :num_tokens]
 
@@ -173,14 +168,15 @@ def ranges_to_mask(ranges: Int[Tensor, "*lead m 2"], num_tokens: int) -> Bool[Te
     Raises ValueError for a range outside [0, num_tokens] or one that ends before it starts: clamping would hide the
     bug that made it.
     """
+    ranges = ranges.long()
     start, end = ranges[..., 0], ranges[..., 1]
     bad = (start < 0) | (end > num_tokens) | (end < start)
     if bool(bad.any()):
         first = ranges[bad][0].tolist()
         raise ValueError(f"ranges must satisfy 0 <= start <= end <= {num_tokens}, got {first}")
     edges = torch.zeros(*ranges.shape[:-2], num_tokens + 1, dtype=torch.int64, device=ranges.device)
-    one = torch.ones_like(start, dtype=torch.int64)
-    edges = edges.scatter_add(-1, start.long(), one).scatter_add(-1, end.long(), -one)
+    one = torch.ones_like(start)
+    edges = edges.scatter_add(-1, start, one).scatter_add(-1, end, -one)
     return edges.cumsum(-1)[..., :num_tokens] > 0
 
 

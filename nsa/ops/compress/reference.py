@@ -40,9 +40,9 @@ def phi_mlp(
     return (hidden @ _wide(w2).T + _wide(b2)).to(block.dtype)
 
 
-def phi_conv(block: Block, kernel: Float[Tensor, "l D"], w: Float[Tensor, "D D"], b: Float[Tensor, " D"]) -> Summary:
+def phi_conv(block: Block, kernel: Float[Tensor, "D l"], w: Float[Tensor, "D D"], b: Float[Tensor, " D"]) -> Summary:
     """The φ of Eq. 7 as a depthwise convolution of width l, which sees a block once, then a linear map."""
-    mixed = (_wide(block) * _wide(kernel)).sum(-2)  # [*lead, D]
+    mixed = (_wide(block) * _wide(kernel).T).sum(-2)  # [*lead, D]
     return (mixed @ _wide(w).T + _wide(b)).to(block.dtype)
 
 

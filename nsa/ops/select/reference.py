@@ -52,7 +52,7 @@ def selected_attention(q: Query, k: Key, v: Value, slots: Slots, geometry: Geome
     Raises ValueError for a slot that is neither −1 nor a block.
     """
     (num_rows, num_queries), (num_tokens, num_groups) = q.shape[:2], k.shape[1:3]
-    num_blocks = geometry.num_blocks(num_tokens)
+    slots, num_blocks = slots.long(), geometry.num_blocks(num_tokens)
     bad = (slots < EMPTY_SLOT) | (slots >= num_blocks)
     if bool(bad.any()):
         raise ValueError(f"slots must be {EMPTY_SLOT} or in [0, {num_blocks}), got {slots[bad][0]}")
