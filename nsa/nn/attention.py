@@ -1,0 +1,129 @@
+"""Native Sparse Attention as a module (arXiv 2502.11089): projections, rotation, three branches, gate, cache."""
+
+from functools import partial
+from typing import NamedTuple, get_args
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from nsa.backends import Impl
+from nsa.config import NSAConfig
+from nsa.nn.cache import NSACache, Tokens
+from nsa.nn.compressor import Compressor
+from nsa.nn.gate import Gate
+from nsa.nn.linear import linear
+from nsa.nn.projection import Projected, Projection
+from nsa.nn.rope import packed_positions, rotate, rotation
+from nsa.ops.api import nsa_attention
+from nsa.ops.reads import ReadCounter
+from nsa.types import CuSeqlens, GateWeights, Hidden, Output, Slots
+
+
+class BranchOutputs(NamedTuple):
+    """Each branch's own output, their gated mix before the output projection, the gates, and the blocks chosen."""
+
+    compressed: Output
+    selected: Output
+    sliding: Output
+    gated: Output
+    gates: GateWeights
+    slots: Slots
+
+
+class NSAttention(nn.Module):
+    """One attention layer: [B, T, dim] -> [B, T, dim], causal, a drop-in for grouped-query attention.
+
+    impl: which implementation serves the branches; see `nsa.backends`. Weights are random: same seed, same weights.
+    """
+
+    def __init__(self, config: NSAConfig, impl: Impl = "auto") -> None:
+        super().__init__()
+        if impl not in get_args(Impl):
+            raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
+        self.config, self.geometry, self.impl = config, config.geometry, impl
+        self.qkv = Projection(config)
+        self.compress_k = Compressor(config.phi, self.geometry, config.d_k)
+        self.compress_v = Compressor(config.phi, self.geometry, config.d_v)
+        self.gate = Gate(config.d_k, config.gate, config.gate_temperature)
+        self.out_proj = linear(config.n_heads * config.d_v, config.dim)
+
+    def forward(
+        self,
+        x: Hidden,
+        cache: NSACache | None = None,
+        cu_seqlens: CuSeqlens | None = None,
+        slots: Slots | None = None,
+    ) -> Hidden:
+        """Attend from every token of `x` to itself and the past.
+
+        cache: the past, which `x` continues and is added to; under `torch.no_grad()` or `inference_mode()` alone.
+        cu_seqlens: int32 [N + 1], where each of the sequences packed into one row starts, and the total.
+        slots: [B, T, G, n_sel], hold the choice of blocks fixed.
+        """
+        out: Tensor = self.out_proj(self.branches(x, cache, cu_seqlens, slots).gated.flatten(2))
+        return out
+
+    def branches(
+        self,
+        x: Hidden,
+        cache: NSACache | None = None,
+        cu_seqlens: CuSeqlens | None = None,
+        slots: Slots | None = None,
+    ) -> BranchOutputs:
+        """What `forward` computes before its output projection; the same arguments."""
+        self._check(x, cache, cu_seqlens)
+        projected = self.qkv(x)
+        gates = self.gate(projected.q.unflatten(2, (self.config.n_kv_groups, -1)).mean(3))
+        turn = rotation(_positions(x, cache, cu_seqlens), self.config.d_k, self.config.rope_theta, projected.q.dtype)
+        tokens = self._per_branch(projected._replace(keys=rotate(projected.keys, turn)))
+        compress_k = partial(self.compress_k, cu_seqlens=cu_seqlens, impl=self.impl)
+        compress_v = partial(self.compress_v, cu_seqlens=cu_seqlens, impl=self.impl)
+        if cache is None:
+            tokens = tokens._replace(k_cmp=compress_k(tokens.k_cmp), v_cmp=compress_v(tokens.v_cmp))
+        else:
+            tokens = cache.append(tokens, compress_k, compress_v)
+        reads = ReadCounter() if cache is not None and cache.counts_reads else None
+        output = nsa_attention(
+            rotate(projected.q, turn),
+            *tokens,
+            gates,
+            self.geometry,
+            cu_seqlens=cu_seqlens,
+            slots=slots,
+            impl=self.impl,
+            reads=reads,
+        )
+        if cache is not None and reads is not None:
+            cache.count(reads)
+        return BranchOutputs(
+            output.compressed, output.selected, output.sliding, gated=output.out, gates=gates, slots=output.slots
+        )
+
+    def new_cache(self, batch: int = 1, max_length: int | None = None, *, count_reads: bool = False) -> NSACache:
+        """An empty cache for `batch` rows; see `NSACache`."""
+        return NSACache(self.geometry, batch, max_length, count_reads=count_reads)
+
+    def extra_repr(self) -> str:
+        config = self.config
+        return f"heads={config.n_heads}, groups={config.n_kv_groups}, {self.geometry}, impl={self.impl}"
+
+    def _per_branch(self, projected: Projected) -> Tokens:
+        num_branches = 1 if self.config.shared_kv else 3
+        keys, values = projected.keys.chunk(num_branches, dim=2), projected.values.chunk(num_branches, dim=2)
+        if self.config.shared_kv:
+            keys, values = keys * 3, values * 3
+        return Tokens(keys[0], values[0], keys[1], values[1], keys[2], values[2])
+
+    def _check(self, x: Tensor, cache: NSACache | None, cu_seqlens: Tensor | None) -> None:
+        if x.dim() != 3 or x.shape[2] != self.config.dim or 0 in x.shape:
+            raise ValueError(f"x must be [B, T, {self.config.dim}] with B and T at least 1, got {list(x.shape)}")
+        if cache is not None and cu_seqlens is not None:
+            raise ValueError("cache and cu_seqlens exclude each other: a cache row holds one sequence")
+
+
+def _positions(x: Tensor, cache: NSACache | None, cu_seqlens: Tensor | None) -> Int[Tensor, " T"]:
+    if cu_seqlens is not None:
+        return packed_positions(cu_seqlens, x.shape[1])
+    first = 0 if cache is None else cache.length
+    return torch.arange(first, first + x.shape[1], device=x.device)

@@ -1,0 +1,140 @@
+"""What decoding keeps of the past: one cache per branch, in memory that grows by doubling.
+
+A cache serves inference: it keeps values, not the graph that made them, and refuses what would need a gradient.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from nsa.nn.buffer import FIRST_CAPACITY, TokenBuffer
+from nsa.ops.geometry import Geometry
+from nsa.ops.reads import ReadCounter
+from nsa.types import CompressedKey, CompressedValue, Key, Value
+
+Compress = Callable[[Tensor], Tensor]
+
+
+class Tokens(NamedTuple):
+    """Keys and values per branch; to attend, k_cmp and v_cmp are compressed, before it they are what is to be."""
+
+    k_cmp: CompressedKey
+    v_cmp: CompressedValue
+    k_sel: Key
+    v_sel: Value
+    k_win: Tensor
+    v_win: Tensor
+
+
+@dataclass
+class CacheReads:
+    """Keys read since the cache was made, int64 [B, G] each.
+
+    compressed, selected, sliding: by queries, counted from the masks the operators apply. emission: tokens read to
+    compute compressed ones.
+    """
+
+    compressed: Int[Tensor, "B G"]
+    selected: Int[Tensor, "B G"]
+    sliding: Int[Tensor, "B G"]
+    emission: Int[Tensor, "B G"]
+
+
+class NSACache:
+    """Keys and values of the past for one layer: all tokens to select from, all compressed tokens, the window, and the
+    tokens not yet compressed.
+
+    batch: rows that are decoded together. max_length: tokens to make room for at once, if known; more may follow.
+    count_reads: count every key read in `reads`; slower, and plain torch alone can count.
+    """
+
+    def __init__(
+        self, geometry: Geometry, batch: int, max_length: int | None = None, *, count_reads: bool = False
+    ) -> None:
+        if batch < 1:
+            raise ValueError(f"batch must be at least 1, got {batch}")
+        if max_length is not None and max_length < 1:
+            raise ValueError(f"max_length must be at least 1, got {max_length}")
+        self.geometry, self.batch, self.counts_reads = geometry, batch, count_reads
+        self.length = 0
+        self.reads: CacheReads | None = None
+        self._kind: tuple[torch.dtype, torch.device] | None = None
+        length = max_length or FIRST_CAPACITY
+        self._selected = [TokenBuffer(capacity=length) for _ in range(2)]
+        self._compressed = [TokenBuffer(capacity=max(1, geometry.num_compressed(length))) for _ in range(2)]
+        self._sliding = [TokenBuffer(keep=geometry.w) for _ in range(2)]
+        self._pending = [TokenBuffer(keep=geometry.l) for _ in range(2)]
+
+    def append(self, new: Tokens, compress_k: Compress, compress_v: Compress) -> Tokens:
+        """Add tokens to every branch; returns what their queries attend to, valid until the next append.
+
+        Compressed tokens are emitted as their last token arrives. Raises ValueError, with nothing added, while
+        gradients are on, or when rows, dtype or device differ from what is held.
+        """
+        self._check(new)
+        emitted_before = self.geometry.num_compressed(self.length)
+        self.length += new.k_sel.shape[1]
+        num_emitted = self.geometry.num_compressed(self.length) - emitted_before
+        k_cmp, v_cmp = (
+            self._emit(num_emitted, x, pending, compressed, compress)
+            for x, pending, compressed, compress in zip(
+                (new.k_cmp, new.v_cmp), self._pending, self._compressed, (compress_k, compress_v), strict=True
+            )
+        )
+        k_sel, v_sel = (buffer.append(x) for buffer, x in zip(self._selected, (new.k_sel, new.v_sel), strict=True))
+        k_win, v_win = (buffer.append(x) for buffer, x in zip(self._sliding, (new.k_win, new.v_win), strict=True))
+        for buffer in self._sliding:
+            buffer.drop_to(self.geometry.w - 1)
+        if self.counts_reads:
+            self._totals(new.k_sel).emission += num_emitted * self.geometry.l
+        return Tokens(k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)
+
+    def count(self, counter: ReadCounter) -> None:
+        """Add what the queries of one call read."""
+        assert self.reads is not None
+        for branch in ("compressed", "selected", "sliding"):
+            per_query = getattr(counter, branch)
+            assert per_query is not None
+            getattr(self.reads, branch).add_(per_query.sum(1))
+
+    def fill_unwritten(self, value: float) -> None:
+        """Overwrite all memory that holds no token: nothing may read it, so nothing may change."""
+        for buffer in self._buffers():
+            buffer.fill_unwritten(value)
+
+    def num_bytes(self) -> int:
+        """Memory allocated."""
+        return sum(buffer.num_bytes() for buffer in self._buffers())
+
+    def _emit(
+        self, num_emitted: int, x: Tensor, pending: TokenBuffer, compressed: TokenBuffer, compress: Compress
+    ) -> Tensor:
+        waiting = pending.append(x)
+        emitted = compress(waiting) if num_emitted else x[:, :0]  # `waiting` starts where the next block does
+        assert emitted.shape[1] == num_emitted
+        pending.drop_to(waiting.shape[1] - num_emitted * self.geometry.d)
+        return compressed.append(emitted)
+
+    def _totals(self, like: Tensor) -> CacheReads:
+        if self.reads is None:
+            shape = (like.shape[0], like.shape[2])
+            self.reads = CacheReads(*(torch.zeros(shape, dtype=torch.int64, device=like.device) for _ in range(4)))
+        return self.reads
+
+    def _check(self, new: Tokens) -> None:
+        if torch.is_grad_enabled():
+            raise ValueError("cache must be used under torch.no_grad() or torch.inference_mode(): it keeps no graph")
+        if new.k_sel.shape[0] != self.batch:
+            raise ValueError(f"x must have {self.batch} rows to match the cache, got {new.k_sel.shape[0]}")
+        kind = (new.k_sel.dtype, new.k_sel.device)
+        if self._kind not in (None, kind):
+            raise ValueError(f"cache holds {self._kind}, got {kind}; make a new cache to change dtype or device")
+        self._kind = kind
+
+    def _buffers(self) -> Iterator[TokenBuffer]:
+        return chain(self._selected, self._compressed, self._sliding, self._pending)

@@ -1,0 +1,73 @@
+"""Decoding: fill a cache from a prompt, then one token at a time."""
+
+from collections.abc import Callable
+from functools import partial
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from nsa.backends import prefill_is_batched
+from nsa.nn.attention import NSAttention
+from nsa.nn.cache import NSACache
+from nsa.nn.transformer import Transformer
+from nsa.types import Hidden, Logits, TokenIds
+
+
+def prefill(model: NSAttention | Transformer, x: Tensor, cache: NSACache | list[NSACache]) -> Hidden | Logits:
+    """`model(x, cache)` for a prompt: in one call, or token by token under NSA_PREFILL_BATCHED=0; equal to rounding."""
+    return _prefill(partial(model, cache=cache), x)
+
+
+@torch.no_grad()
+def generate(
+    model: Transformer,
+    ids: TokenIds,
+    num_tokens: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    generator: torch.Generator | None = None,
+) -> TokenIds:
+    """Continue each row of `ids` by `num_tokens` tokens; returns prompt and continuation.
+
+    temperature 0 takes the likeliest token; above 0 it divides the logits before a token is drawn from the `top_k`
+    likeliest (from all, if None) with `generator`, whose seed makes the draw reproducible.
+    """
+    _check(model.config.vocab_size, ids, num_tokens, temperature, top_k)
+    cache = model.new_cache(ids.shape[0], ids.shape[1] + num_tokens)
+    parts = [ids]
+    for _ in range(num_tokens):
+        hidden = _prefill(partial(model.hidden_states, cache=cache), parts[-1])
+        logits = model.logits(hidden[:, -1:])[:, 0]
+        parts.append(_choose(logits, temperature, top_k, generator).to(ids.dtype))
+    return torch.cat(parts, dim=1)
+
+
+def _prefill(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    if prefill_is_batched():
+        return step(x)
+    return torch.cat([step(token) for token in x.split(1, dim=1)], dim=1)
+
+
+def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
+    """[B, vocab] -> the next token of each row [B, 1]."""
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    best, index = wide.topk(top_k or wide.shape[-1], dim=-1)
+    drawn = torch.multinomial((best / temperature).softmax(-1), 1, generator=generator)
+    return index.gather(-1, drawn)
+
+
+def _check(vocab_size: int, ids: Tensor, num_tokens: int, temperature: float, top_k: int | None) -> None:
+    if 0 in ids.shape:
+        raise ValueError(f"ids must hold at least one row of one token, got {list(ids.shape)}")
+    if num_tokens < 0:
+        raise ValueError(f"num_tokens must be at least 0, got {num_tokens}")
+    if not (temperature >= 0 and isfinite(temperature)):
+        raise ValueError(f"temperature must be finite and at least 0, got {temperature}")
+    if top_k is not None and temperature == 0:
+        raise ValueError("top_k has no effect at temperature 0, which takes the likeliest token; leave it out")
+    if top_k is not None and not 1 <= top_k <= vocab_size:
+        raise ValueError(f"top_k must be between 1 and the vocabulary's {vocab_size}, got {top_k}")
