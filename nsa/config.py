@@ -10,7 +10,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -19,7 +19,6 @@ from pydantic import (
     Field,
     PositiveFloat,
     ValidationError,
-    ValidationInfo,
     model_validator,
 )
 
@@ -31,15 +30,15 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; the message names the key, the value seen and what is allowed."""
 
 
-def _check_printable(value: str, info: ValidationInfo) -> str:
+def _printable(value: str) -> str:
     if not value.isprintable():
-        raise ValueError(f"{info.field_name} must be printable text, got {_shown(value)}")
+        raise ValueError("must be printable text")
     return value
 
 
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Name = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_check_printable)]
+Name = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_printable)]
 
 
 class _Strict(BaseModel):
@@ -68,7 +67,7 @@ class SparsityConfig(_Strict):
     shared_kv: bool = Field(default=False, description="one key and value projection for all branches")
 
     @model_validator(mode="after")
-    def _check_geometry(self) -> Self:
+    def _check_geometry(self) -> "SparsityConfig":
         if self.gate == "sigmoid" and self.gate_temperature != 1.0:
             raise ValueError(f"gate_temperature must be 1.0 with a sigmoid gate, got {self.gate_temperature}")
         _ = self.geometry  # refuses an impossible one
@@ -91,7 +90,7 @@ class NSAConfig(SparsityConfig):
     rope_theta: PositiveFloat = Field(default=10_000.0, description="base of the rotary frequencies")
 
     @model_validator(mode="after")
-    def _check_heads(self) -> Self:
+    def _check_heads(self) -> "NSAConfig":
         if self.n_heads % self.n_kv_groups:
             raise ValueError(f"n_heads must be a multiple of n_kv_groups={self.n_kv_groups}, got {self.n_heads}")
         if self.d_k % 2:
@@ -143,7 +142,7 @@ class RuntimeConfig(_Strict):
     use_triton_sel: Literal[False] = Field(default=False, description="no Triton selection kernel exists")
 
     @model_validator(mode="after")
-    def _check_flash(self) -> Self:
+    def _check_flash(self) -> "RuntimeConfig":
         if self.use_flash and self.device == "cpu":
             raise ValueError("use_flash must be false on device cpu, got True")
         if self.use_flash and self.precision == "fp32":
@@ -277,13 +276,13 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
     problem = next((entry for entry in problems if entry["type"] == "extra_forbidden"), problems[0])
     key = ".".join(_plain(str(part)) for part in problem["loc"])
     match problem["type"]:
-        case "value_error":
-            return str(problem["ctx"]["error"])
+        case "value_error" if not key or isinstance(problem["ctx"]["error"], ConfigError):
+            return f"{key}{'.' if key else ''}{problem['ctx']['error']}"
         case "extra_forbidden":
             return f"{key} is unknown (value {_shown(problem['input'])}): {_nearest(key, kind.model_fields)}"
         case "missing":
             return f"{key} is missing: {kind.model_fields[key].description}"
-    rule = re.sub("^(Input|String) should", "must", problem["msg"])
+    rule = re.sub("^(Input should|String should|Value error, must)", "must", problem["msg"])
     return f"{key} {rule}, got {_shown(problem['input'])}"
 
 
@@ -295,6 +294,8 @@ def _plain(text: str) -> str:
 def _shown(value: object) -> str:
     if value is None:
         return "nothing"
-    if isinstance(value, int) and abs(value) >= 10**20:
-        return f"an integer of {value.bit_length()} bits"
-    return f"{reprlib.repr(value)} ({type(value).__name__})"
+    try:
+        text = reprlib.repr(value)
+    except ValueError:  # Python prints no integer of more than 4300 digits
+        text = "a number of thousands of digits"
+    return f"{text} ({type(value).__name__})"

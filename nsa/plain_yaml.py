@@ -58,7 +58,7 @@ def _sentence(error: yaml.MarkedYAMLError) -> str:
 class _PlainLoader(yaml.SafeLoader):
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()
         if getattr(event, "anchor", None) is not None:  # an alias carries the anchor it repeats
             raise yaml.MarkedYAMLError(problem="anchors and aliases are not allowed", problem_mark=event.start_mark)
