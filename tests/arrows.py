@@ -1,0 +1,170 @@
+"""The arrows DESIGN.md draws between our modules, and the imports that break them."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+PACKAGES = {  # package: our packages it may import
+    "nsa": {"nsa"},
+    "nsa_doctor": {"nsa", "nsa_doctor"},
+    "regressions": {"nsa", "nsa_doctor", "regressions"},
+}
+IMPLEMENTATIONS = {"reference", "vectorized", "triton", "flash", "fused"}  # of a branch
+LEAVES = ("nsa.types", "nsa.ops.geometry")
+TILING = ("nsa.ops.tiles", "nsa.ops.banded", "nsa.ops.reads")
+MODEL = ("nsa.nn", "nsa.nn.*", "nsa.ops.api", "nsa.ops.reads", "nsa.config", "nsa.backends", *LEAVES)
+# Module of nsa: the modules of nsa it may import. The first pattern that fits counts.
+LAYERS: dict[str, tuple[str, ...]] = {
+    "nsa": ("nsa.*",),
+    "nsa.types": (),
+    "nsa.plain_yaml": (),
+    "nsa.config": ("nsa.plain_yaml", *LEAVES),
+    "nsa.backends": ("nsa.config", *LEAVES),
+    "nsa.ops": (),
+    "nsa.ops.geometry": ("nsa.types",),
+    "nsa.ops.reads": LEAVES,
+    "nsa.ops.tiles": LEAVES,
+    "nsa.ops.banded": ("nsa.ops.tiles", "nsa.ops.reads", *LEAVES),
+    "nsa.ops.api": ("nsa.ops.*", "nsa.backends", "nsa.config", *LEAVES),
+    "nsa.ops.*.reference": LEAVES,
+    "nsa.ops.*.*": (*TILING, *LEAVES),  # and its own folder's modules that are no implementation
+    "nsa.ops.*": (),
+    "nsa.nn": MODEL,
+    "nsa.nn.*": MODEL,
+    "nsa.data": ("nsa.data.*", "nsa.config", "nsa.types"),
+    "nsa.data.*": ("nsa.data.*", "nsa.config", "nsa.types"),
+    "nsa.train": ("nsa.train.*", "nsa.data", "nsa.data.*", "nsa", *MODEL),
+    "nsa.train.*": ("nsa.train.*", "nsa.data", "nsa.data.*", "nsa", *MODEL),
+}
+TORCH_IN_THE_DOCTOR = ("nsa_doctor.subject", "nsa_doctor.subjects*", "nsa_doctor.probes*", "nsa_doctor.checks*")
+# Distribution: the name it is imported by, where the two differ.
+IMPORT_NAMES = {"pyyaml": "yaml"}
+IMPORTERS = ("import_module", "importlib.import_module", "__import__")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import; `at_once` unless it stands in a function or under TYPE_CHECKING."""
+
+    module: str
+    target: str
+    place: str
+    at_once: bool
+
+
+def wrong_arrows(root: Path) -> list[str]:
+    """One line for each import or read of the environment under `root` that breaks a rule."""
+    files = {name: path for package in PACKAGES for name, path in modules(root, package)}
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files.items()}
+    imports = [found for name, tree in trees.items() for found in read_imports(name, tree, files, root)]
+    declared = declared_names(root)
+    at_once: dict[str, list[Import]] = {}
+    for found in imports:
+        if found.at_once:
+            at_once.setdefault(found.module, []).append(found)
+    wrong = [f"{found.place}: {why}" for found in imports if (why := objection(found, declared))]
+    for name, tree in trees.items():
+        wrong += [f"{files[name].relative_to(root)}:{line}: {why}" for line, why in environment_reads(name, tree)]
+    return sorted(wrong + heavy_start(at_once))
+
+
+def modules(root: Path, package: str) -> Iterator[tuple[str, Path]]:
+    for path in sorted((root / package).rglob("*.py")):
+        yield ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"), path
+
+
+def read_imports(module: str, tree: ast.Module, files: dict[str, Path], root: Path) -> Iterator[Import]:
+    lazy = {id(inner) for node in ast.walk(tree) if is_late(node) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        targets: list[str] = []
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = module if files[module].name == "__init__.py" else module.rpartition(".")[0]
+            up = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*up, node.module] if node.module else up)
+            targets = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in files else base for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in IMPORTERS:
+            targets = [part.value for part in node.args[:1] if isinstance(part, ast.Constant)]
+        for target in targets:
+            yield Import(module, target, f"{files[module].relative_to(root)}:{node.lineno}", id(node) not in lazy)
+
+
+def is_late(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or (
+        isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    )
+
+
+def objection(found: Import, declared: set[str]) -> str | None:
+    package, target = found.module.split(".")[0], found.target.split(".")[0]
+    if target in (*PACKAGES, "tests"):
+        if target not in PACKAGES[package]:
+            return f"{package} may not import {target}"
+        return layer_objection(found) if package == "nsa" else None
+    if found.at_once and target not in declared and target not in sys.stdlib_module_names:
+        return f"{target} is not among the base dependencies"
+    if target == "torch" and package == "nsa_doctor" and not fits(found.module, TORCH_IN_THE_DOCTOR):
+        return f"{found.module} may not import torch"
+    return None
+
+
+def layer_objection(found: Import) -> str | None:
+    layer = next((pattern for pattern in LAYERS if fits_layer(found.module, pattern)), None)
+    if layer is None:
+        return f"{found.module} has no place among the layers"
+    branch, _, name = found.target.rpartition(".")
+    is_own_part = layer == "nsa.ops.*.*" and branch == found.module.rpartition(".")[0] and name not in IMPLEMENTATIONS
+    if is_own_part or fits(found.target, LAYERS[layer]):
+        return None
+    return f"{found.module} may not import {found.target}"
+
+
+def fits_layer(module: str, pattern: str) -> bool:
+    return module.count(".") == pattern.count(".") and fnmatch(module, pattern)
+
+
+def fits(module: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(module, pattern) for pattern in patterns)
+
+
+def declared_names(root: Path) -> set[str]:
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {re.split(r"[^\w.-]", dependency)[0].lower() for dependency in project["dependencies"]}
+    return {IMPORT_NAMES.get(name, name.replace("-", "_")) for name in names}
+
+
+def environment_reads(module: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    if module == "nsa.backends":
+        return
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) and node.module == "os" else []
+        if isinstance(node, ast.Attribute):
+            names = [node.attr]
+        if {"environ", "environb", "getenv"} & set(names):
+            yield getattr(node, "lineno", 0), f"{module} reads the environment; nsa.backends alone does"
+
+
+def heavy_start(at_once: dict[str, list[Import]]) -> list[str]:
+    """How the command line comes to import torch before it knows what was asked, if it does."""
+    seen, waiting = set(), [("nsa_doctor.cli", "nsa_doctor.cli")]
+    while waiting:
+        module, route = waiting.pop()
+        for found in at_once.get(module, []):
+            if found.target.split(".")[0] in ("torch", "nsa"):
+                return [f"{found.place}: nsa-doctor imports {found.target} at its start: {route}"]
+            for parent in parents(found.target):
+                if parent not in seen:
+                    seen.add(parent)
+                    waiting.append((parent, f"{route} -> {parent}"))
+    return []
+
+
+def parents(module: str) -> Iterator[str]:
+    parts = module.split(".")
+    yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
