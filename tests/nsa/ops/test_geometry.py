@@ -134,11 +134,6 @@ def test_the_defaults_are_the_papers() -> None:
     assert dataclasses.astuple(Geometry()) == (32, 16, 64, 16, 512)
 
 
-def test_a_geometry_cannot_be_changed() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Geometry().l = 64  # type: ignore[misc]
-
-
 @seeded
 @given(sequences())
 def test_compressed_blocks_hold_l_tokens_from_every_dth(sequence: Sequence) -> None:
