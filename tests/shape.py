@@ -1,0 +1,54 @@
+"""What STYLE.md asks of every file of ours that a machine can see, and the files that break it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+FOLDERS = ("nsa", "nsa_doctor", "regressions", "tests")
+MEANINGLESS = {"utils", "util", "helpers", "helper", "common", "misc"}
+
+
+def broken_shapes(root: Path) -> list[str]:
+    """One line for each breach under `root`: place, what is seen, what is allowed."""
+    return sorted(
+        f"{path.relative_to(root)}:{line}: {breach}"
+        for folder in FOLDERS
+        for path in (root / folder).rglob("*.py")
+        for line, breach in breaches(path.relative_to(root), path.read_text(encoding="utf-8"))
+    )
+
+
+def breaches(path: Path, text: str) -> Iterator[tuple[int, str]]:
+    num_lines, cap = len(text.splitlines()), max_lines(path)
+    if num_lines > cap:
+        yield 1, f"{num_lines} lines, at most {cap}"
+    if path.stem in MEANINGLESS:
+        yield 1, "a file is named for its content"
+    for node in ast.walk(ast.parse(text)):
+        for breach in node_breaches(path, node):
+            yield getattr(node, "lineno", 1), breach
+
+
+def max_lines(path: Path) -> int:
+    if path.stem == "triton":
+        return 600
+    return 100 if path.match("nsa_doctor/checks/*/*.py") else 400
+
+
+def node_breaches(path: Path, node: ast.AST) -> Iterator[str]:
+    package = path.parts[0]
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        length, cap = (node.end_lineno or 0) - node.lineno + 1, 120 if path.stem == "triton" else 60
+        if length > cap:
+            yield f"{node.name} has {length} lines, at most {cap}"
+    if isinstance(node, ast.ExceptHandler) and path != Path("nsa_doctor/runner.py") and catches_all(node):
+        yield "catches every exception; nsa_doctor/runner.py alone does"
+    if package == "nsa" and isinstance(node, ast.Attribute | ast.Name) and "nan_to_num" in ast.unparse(node):
+        yield "nan_to_num; make no NaN instead"
+    if package == "nsa" and isinstance(node, ast.ImportFrom) and node.module == "__future__":
+        yield "imports from __future__, which blinds the shape checks"
+
+
+def catches_all(node: ast.ExceptHandler) -> bool:
+    caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+    return any(kind is None or ast.unparse(kind) in ("Exception", "BaseException") for kind in caught)

@@ -1,0 +1,21 @@
+"""What README.md shows works as it stands."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_python_example_runs() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    shown = {"logits": [2, 100, 256], "tokens": [2, 105]}
+    assert all(str(shape) in example for shape in shown.values())
+    names: dict[str, object] = {}
+    exec(example, names)
+    assert {name: list(getattr(names[name], "shape")) for name in shown} == shown  # noqa: B009
+
+
+def test_every_make_target_it_names_exists() -> None:
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert {"doctor", "test"} <= set(re.findall(r"\bmake (?:PYTHON=\S+ )?(\w+)", README)) <= targets
