@@ -5,7 +5,7 @@ any H/G, Dv != Dk. The backward pass computes scores again: nothing of size S x 
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from nsa.ops.tiles import (
 _MIN_QUERIES = 16
 
 
+@runtime_checkable
 class Band(Protocol):
     """Which keys a query may see."""
 

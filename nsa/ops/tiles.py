@@ -32,11 +32,11 @@ def operand(x: Tensor) -> Tensor:
     return x.to(accumulation_dtype(x.dtype)) if x.device.type == "cpu" else x
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """Batched a @ b with the accumulation dtype as result, whatever the operands' dtype."""
+def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """Batched a @ b with the accumulation dtype as result, whatever the operands' dtype; written to `out` if given."""
     if a.dtype == accumulation_dtype(a.dtype):
-        return torch.bmm(a, b.to(a.dtype))
-    return torch.bmm(a, b.to(a.dtype), out_dtype=torch.float32)
+        return torch.bmm(a, b, out=out)
+    return torch.bmm(a, b, out_dtype=torch.float32, out=out)
 
 
 def score(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
@@ -50,17 +50,17 @@ def score(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
     return scores.view(*q.shape[:-1], k.shape[1]).add_(bias)
 
 
-def attend(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def attend(scores: Tensor, v: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Overwrites `scores` [N, T, h, K] with unnormalised weights 2^(score − peak).
 
-    Returns the unnormalised output [N, T, h, Dv], the weights, their sum and the peak [N, T, h, 1]. A row that sees no
-    key has weights, sum and output of exactly zero.
+    Returns the unnormalised output [N, T, h, Dv] (in `out` [N, T·h, Dv] if given), the weights, their sum and the peak
+    [N, T, h, 1]. A row that sees no key has weights, sum and output of exactly zero.
     """
     peak = scores.amax(-1, keepdim=True).clamp_min_(torch.finfo(scores.dtype).min)
     weights = scores.sub_(peak).exp2_()
     total = weights.sum(-1, keepdim=True)
-    out = product(weights.flatten(1, 2).to(v.dtype), v).view(*weights.shape[:-1], v.shape[-1])
-    return out, weights, total, peak
+    out = product(weights.flatten(1, 2).to(v.dtype), v, out)
+    return out.view(*weights.shape[:-1], v.shape[-1]), weights, total, peak
 
 
 def log_total(total: Tensor, peak: Tensor) -> Tensor:
@@ -69,9 +69,11 @@ def log_total(total: Tensor, peak: Tensor) -> Tensor:
 
 
 def attend_backward(
-    scores: Tensor, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, lse: Tensor, delta: Tensor
+    scores: Tensor, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, lse: Tensor, delta: Tensor, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q [N, T, h, Dk], k [N, K, Dk] and v [N, K, Dv]; overwrites `scores` [N, T, h, K].
+    """Gradients of q [N, T, h, Dk] (in `out` [N, T·h, Dk] if given), k [N, K, Dk] and v [N, K, Dv].
+
+    Overwrites `scores` [N, T, h, K].
 
     grad: of the output, [N, T, h, Dv]. lse: log2 normaliser over all the keys of the query, [N, T, h, 1], which may be
     more than this tile's. delta: Σ grad · output over Dv, [N, T, h, 1].
@@ -81,7 +83,7 @@ def attend_backward(
     grad_scores = product(rows, v.mT).view_as(weights).sub_(delta).mul_(weights).flatten(1, 2).to(k.dtype)
     scale = 1 / math.sqrt(q.shape[-1])
     grad_v = product(weights.flatten(1, 2).mT.to(rows.dtype), rows)
-    grad_q = product(grad_scores, k).mul_(scale).view(*q.shape)
+    grad_q = product(grad_scores, k, out).mul_(scale).view(q.shape)
     grad_k = product(grad_scores.mT, q.flatten(1, 2)).mul_(scale)
     return grad_q, grad_k, grad_v
 

@@ -116,7 +116,7 @@ class _SelectedAttention(torch.autograd.Function):
 class _Chunk:
     """One chunk of queries, its pairs grouped by block.
 
-    room: how many tokens of its block each tile row may read, [num_tiles, height]; 0 or less for a row without a query.
+    room: how many tokens of its block each tile row may read, [num_tiles, height]; 0 for a row without a query.
     steps: slices of tiles to compute at once.
     """
 
@@ -125,30 +125,25 @@ class _Chunk:
     grouping: Grouping
     room: Tensor
     steps: tuple[slice, ...]
-    block_length: int
 
-    def bias(self, step: slice, dtype: torch.dtype) -> Tensor:
-        """0 where a tile row may read a token and −inf elsewhere, [tiles, height, 1, l_sel]."""
-        hidden = torch.arange(self.block_length, device=self.room.device) >= self.room[step, :, None]
-        return (
-            torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf).unsqueeze(2)
-        )
+    def bias(self, step: slice, table: Tensor) -> Tensor:
+        """0 where a tile row may read a token and −inf elsewhere, [tiles, height, 1, l_sel]; `table` as `_bias_table`."""
+        return _take(table, self.room[step]).unsqueeze(2)
 
     def gather(self, table: Tensor, step: slice) -> Tensor:
         """Rows of `table` [num_queries + 1, h, D] as the tiles take them, [tiles, height, h, D]."""
-        query = self.grouping.query[step]
-        return table.index_select(0, query.flatten()).unflatten(0, query.shape)
+        return _take(table, self.grouping.query[step])
+
+    def part_of(self, table: Tensor, step: slice) -> Tensor:
+        """The rows that `step` fills of a table [num_tiles · height + 1, …], one row per tile: [tiles, height · …, D]."""
+        height = self.grouping.query.shape[1]
+        rows = table[step.start * height : step.stop * height]
+        return rows.view(step.stop - step.start, -1, *table.shape[2:])
 
     def num_reads(self, groups: int) -> Tensor:
         """Tokens each query may read, over all its slots: [rows, T, G]."""
-        per_row = pad(self.room.clamp(0, self.block_length).flatten(), (0, 1))
-        return from_streams(per_row[self.grouping.place].sum(-1).unflatten(0, (-1, self.num_queries, 1, 1)), groups)[
-            ..., 0
-        ]
-
-    @property
-    def num_queries(self) -> int:
-        return self.queries.stop - self.queries.start
+        per_query = _take(pad(self.room.flatten(), (0, 1)), self.grouping.place).sum(-1)
+        return from_streams(per_query.view(-1, self.queries.stop - self.queries.start, 1, 1), groups)[..., 0]
 
 
 def _chunks(q: Tensor, k: Tensor, slots: Tensor, geometry: Geometry) -> Iterator[_Chunk]:
@@ -171,11 +166,12 @@ def _chunks(q: Tensor, k: Tensor, slots: Tensor, geometry: Geometry) -> Iterator
             grouping = group_by_block(local.flatten(0, 1), chosen.shape[0] * num_seen, height)
             block_start = grouping.block % num_seen * geometry.l_sel
             stop = torch.arange(first_query + queries.start, first_query + queries.stop, device=q.device) + 1
-            room = pad(stop.repeat(chosen.shape[0]), (0, 1))[grouping.query] - block_start[:, None]
+            room = _take(pad(stop.repeat(chosen.shape[0]), (0, 1)), grouping.query) - block_start[:, None]
+            room = room.clamp_(0, geometry.l_sel)
             block = (grouping.block // num_seen + rows.start * groups) * blocks_per_stream + grouping.block % num_seen
             per_step = max(1, budget // (3 * height * num_heads // groups * geometry.l_sel))
             steps = tuple(split(block.shape[0], per_step))
-            yield _Chunk(rows, queries, Grouping(grouping.query, block, grouping.place), room, steps, geometry.l_sel)
+            yield _Chunk(rows, queries, Grouping(grouping.query, block, grouping.place), room, steps)
 
 
 def _tile_height(pairs_per_block: float, heads_per_group: int) -> int:
@@ -192,18 +188,19 @@ def _attend_chunk(chunk: _Chunk, q: Tensor, k_blocks: Tensor, v_blocks: Tensor) 
     num_rows = chunk.grouping.query.numel()
     q = _with_zero_row(q)
     # One row more than the tiles have, for empty slots to point at: it weighs nothing.
-    part = q.new_zeros(num_rows + 1, heads, v_blocks.shape[-1], dtype=dtype)
-    total = q.new_zeros(num_rows + 1, heads, dtype=dtype)
-    peak = torch.full_like(total, torch.finfo(dtype).min)
+    part = q.new_empty(num_rows + 1, heads, v_blocks.shape[-1], dtype=dtype)
+    total, peak = part.new_empty(num_rows + 1, heads), part.new_empty(num_rows + 1, heads)
+    part[-1], total[-1], peak[-1] = 0, 0, torch.finfo(dtype).min
+    bias_table = _bias_table(k_blocks.shape[1], dtype, q.device)
     for step in chunk.steps:
-        scores = score(chunk.gather(q, step), k_blocks[block[step]], chunk.bias(step, dtype))
-        results = attend(scores, v_blocks[block[step]])
-        for table, result in zip((part, total, peak), (results[0], results[2], results[3]), strict=True):
-            _put(table, result, step, chunk)
-    peaks = peak[place]  # [num_queries, n, h]
+        scores = score(chunk.gather(q, step), _take(k_blocks, block[step]), chunk.bias(step, bias_table))
+        _, _, step_total, step_peak = attend(scores, _take(v_blocks, block[step]), chunk.part_of(part, step))
+        chunk.part_of(total, step).copy_(step_total.flatten(1))
+        chunk.part_of(peak, step).copy_(step_peak.flatten(1))
+    peaks = _take(peak, place)  # [num_queries, n, h]
     top = peaks.amax(1, keepdim=True)
     factor = (peaks - top).exp2_()
-    sum_total = (total[place] * factor).sum(1, keepdim=True)
+    sum_total = (_take(total, place) * factor).sum(1, keepdim=True)
     weights = factor * torch.where(sum_total == 0, 0, sum_total.reciprocal())
     head = torch.arange(heads, device=q.device)[:, None]
     out = sum_rows(part.flatten(0, 1), (place[:, None] * heads + head).flatten(0, 1), weights.mT.flatten(0, 1))
@@ -225,22 +222,31 @@ def _attend_chunk_backward(
     """Gradient of q [streams, T, h, Dk]; adds to grad_k and grad_v, laid out as the blocks are."""
     shape, dtype = q.shape, lse.dtype
     tables = tuple(_with_zero_row(x) for x in (q, grad, lse, delta))
-    grad_q = q.new_zeros(chunk.grouping.query.numel() + 1, *shape[2:], dtype=dtype)
+    grad_q = q.new_empty(chunk.grouping.query.numel() + 1, *shape[2:], dtype=dtype)
+    grad_q[-1] = 0
+    bias_table = _bias_table(k_blocks.shape[1], dtype, q.device)
     for step in chunk.steps:
         block = chunk.grouping.block[step]
         tile_q, tile_grad, tile_lse, tile_delta = (chunk.gather(table, step) for table in tables)
-        tile_k, tile_v = k_blocks[block], v_blocks[block]
-        scores = score(tile_q, tile_k, chunk.bias(step, dtype))
-        parts = attend_backward(scores, tile_q, tile_k, tile_v, tile_grad, tile_lse, tile_delta)
-        _put(grad_q, parts[0], step, chunk)
-        grad_k.index_add_(0, block, parts[1])
-        grad_v.index_add_(0, block, parts[2])
+        tile_k, tile_v = _take(k_blocks, block), _take(v_blocks, block)
+        scores = score(tile_q, tile_k, chunk.bias(step, bias_table))
+        _, step_grad_k, step_grad_v = attend_backward(
+            scores, tile_q, tile_k, tile_v, tile_grad, tile_lse, tile_delta, chunk.part_of(grad_q, step)
+        )
+        grad_k.index_add_(0, block, step_grad_k)
+        grad_v.index_add_(0, block, step_grad_v)
     return sum_rows(grad_q.flatten(1), chunk.grouping.place).view(shape)
 
 
-def _put(table: Tensor, result: Tensor, step: slice, chunk: _Chunk) -> None:
-    height = chunk.grouping.query.shape[1]
-    table[step.start * height : step.stop * height] = result.view(-1, *table.shape[1:])
+def _bias_table(block_length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Row r lets the first r tokens of a block be read: 0 for them and −inf for the rest, [l_sel + 1, l_sel]."""
+    hidden = torch.ones(block_length + 1, block_length, dtype=torch.bool, device=device).triu()
+    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
+
+
+def _take(table: Tensor, index: Tensor) -> Tensor:
+    """table[index] by whole rows; several times faster on a CPU than advanced indexing."""
+    return table.index_select(0, index.flatten()).unflatten(0, index.shape)
 
 
 def _with_zero_row(x: Tensor) -> Tensor:
