@@ -43,7 +43,7 @@ class NSAttention(nn.Module):
             raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
         self.config, self.geometry, self.impl = config, config.geometry, impl
         self.qkv = Projection(config)
-        self.compress_k = Compressor(config.phi, self.geometry, config.d_k)
+        self.compress_k = Compressor(config.phi, self.geometry, config.d_k, bias=False)
         self.compress_v = Compressor(config.phi, self.geometry, config.d_v)
         self.gate = Gate(config.d_k, config.gate, config.gate_temperature)
         self.out_proj = linear(config.n_heads * config.d_v, config.dim)

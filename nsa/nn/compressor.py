@@ -18,12 +18,15 @@ _PARAMETERS = {"avg": (), "mlp": ("position", "w1", "b1", "w2", "b2"), "conv": (
 class Compressor(nn.Module):
     """phi of Eq. 7 for heads of `head_size` channels; all groups share its weights, keys and values do not.
 
+    bias: whether phi ends in one. Keys need none: it would shift all scores of a query alike, which softmax undoes.
     `avg` has no weights. `mlp`: position [l, D] starts at N(0, 0.02²), w1 [D, l·D] and w2 [D, D] at N(0, 1/fan-in), the
     biases at zero. `conv`: kernel [D, l] starts as the mean of a block and w [D, D] as the identity, both plus
     N(0, 0.02²) noise, the kernel's divided by l.
     """
 
-    def __init__(self, phi: Literal["avg", "mlp", "conv"], geometry: Geometry, head_size: int) -> None:
+    def __init__(
+        self, phi: Literal["avg", "mlp", "conv"], geometry: Geometry, head_size: int, *, bias: bool = True
+    ) -> None:
         super().__init__()
         self.phi, self.geometry = phi, geometry
         length = geometry.l
@@ -32,17 +35,21 @@ class Compressor(nn.Module):
             self.w1 = _normal(head_size, length * head_size, std=(length * head_size) ** -0.5)
             self.b1 = nn.Parameter(torch.zeros(head_size))
             self.w2 = _normal(head_size, head_size, std=head_size**-0.5)
-            self.b2 = nn.Parameter(torch.zeros(head_size))
+            self.b2 = nn.Parameter(torch.zeros(head_size)) if bias else None
         if phi == "conv":
             self.kernel = nn.Parameter((1 + _normal(head_size, length).detach()) / length)
             self.w = nn.Parameter(torch.eye(head_size) + _normal(head_size, head_size).detach())
-            self.b = nn.Parameter(torch.zeros(head_size))
+            self.b = nn.Parameter(torch.zeros(head_size)) if bias else None
 
     def forward(
         self, x: Float[Tensor, "B S G D"], cu_seqlens: CuSeqlens | None = None, impl: Impl = "auto"
     ) -> Float[Tensor, "B C G D"]:
-        weights = tuple(getattr(self, name) for name in _PARAMETERS[self.phi])
+        weights = tuple(self._weight(name) for name in _PARAMETERS[self.phi])
         return compress_tokens(x, self.geometry, self.phi, weights, cu_seqlens=cu_seqlens, impl=impl)
+
+    def _weight(self, name: str) -> Tensor:
+        weight: Tensor | None = getattr(self, name)
+        return torch.zeros_like(self.w[0] if self.phi == "conv" else self.w2[0]) if weight is None else weight
 
     def extra_repr(self) -> str:
         return f"phi={self.phi}, l={self.geometry.l}, d={self.geometry.d}"
