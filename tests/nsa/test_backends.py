@@ -1,0 +1,109 @@
+"""What serves each branch: every request on every kind of device, and why."""
+
+import inspect
+
+import pytest
+import torch
+
+from nsa import backends
+from nsa.backends import BRANCHES, Routes, route
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    for flag in backends.requested_flags():
+        monkeypatch.delenv(flag, raising=False)
+
+
+@pytest.fixture
+def flash_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with flash-attn and a GPU it serves, as far as routing asks."""
+    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+def effective(routes: Routes) -> tuple[str, ...]:
+    return tuple(getattr(routes, branch).effective for branch in BRANCHES)
+
+
+@pytest.mark.parametrize("impl", ["reference", "vectorized"])
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+def test_plain_torch_serves_wherever_it_is_named(impl: backends.Impl, device: torch.device) -> None:
+    assert effective(route(device, torch.float32, 64, impl)) == (impl,) * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_auto_takes_plain_torch_on_a_cpu_and_says_why(dtype: torch.dtype) -> None:
+    routes = route(CPU, dtype, 64)
+    assert effective(routes) == ("vectorized",) * 3
+    assert "CUDA device, got cpu" in routes.sliding.why
+
+
+def test_auto_takes_torchs_fused_window_on_cuda_without_flash() -> None:
+    routes = route(CUDA, torch.bfloat16, 64)
+    assert effective(routes) == ("vectorized", "vectorized", "fused")
+    assert "flash-attn is not installed" in routes.sliding.why
+
+
+@pytest.mark.usefixtures("flash_machine")
+def test_auto_takes_flash_where_it_can_serve() -> None:
+    assert effective(route(CUDA, torch.bfloat16, 64)) == ("flash", "vectorized", "flash")
+
+
+@pytest.mark.usefixtures("flash_machine")
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "reason"),
+    [(torch.float32, 64, "needs float16 or bfloat16"), (torch.bfloat16, 512, "head sizes up to 256")],
+)
+def test_a_named_flash_that_cannot_serve_is_refused(dtype: torch.dtype, head_size: int, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        route(CUDA, dtype, head_size, "flash")
+    assert route(CUDA, dtype, head_size, "auto").sliding.effective == "fused"
+
+
+def test_flash_on_a_cpu_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs a CUDA device, got cpu"):
+        route(CPU, torch.bfloat16, 64, "flash")
+
+
+@pytest.mark.usefixtures("flash_machine")
+@pytest.mark.parametrize(
+    ("flag", "flash"), [("0", False), ("1", True), ("", True)], ids=["forbidden", "asked for", "unset"]
+)
+def test_flag_decides_for_every_branch(monkeypatch: pytest.MonkeyPatch, flag: str, flash: bool) -> None:
+    monkeypatch.setenv("NSA_USE_FA2", flag)
+    expected = {"fa2_all_eff": flash, "fa2_win_eff": flash, "fa2_cmp_eff": flash}
+    assert route(CUDA, torch.bfloat16, 64).fa2_effective() == expected
+
+
+@pytest.mark.parametrize("flag", ["0", "1"])
+def test_flag_turns_nothing_on_where_flash_cannot_serve(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+    monkeypatch.setenv("NSA_USE_FA2", flag)
+    assert not any(route(CPU, torch.bfloat16, 64).fa2_effective().values())
+
+
+@pytest.mark.usefixtures("flash_machine")
+def test_a_named_flash_against_the_flag_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSA_USE_FA2", "0")
+    with pytest.raises(ValueError, match="NSA_USE_FA2=0 forbids"):
+        route(CUDA, torch.bfloat16, 64, "flash")
+
+
+@pytest.mark.parametrize("value", ["yes", "2", " 1", "true"])
+def test_a_flag_that_is_neither_0_nor_1_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("NSA_PREFILL_BATCHED", value)
+    with pytest.raises(ValueError, match="NSA_PREFILL_BATCHED must be 0 or 1"):
+        backends.prefill_is_batched()
+
+
+@pytest.mark.parametrize(("value", "batched"), [("0", False), ("1", True), ("", True)])
+def test_prefill_is_batched_unless_the_flag_forbids(monkeypatch: pytest.MonkeyPatch, value: str, batched: bool) -> None:
+    monkeypatch.setenv("NSA_PREFILL_BATCHED", value)
+    assert backends.prefill_is_batched() is batched
+
+
+def test_an_unknown_impl_is_refused() -> None:
+    with pytest.raises(ValueError, match="impl must be one of reference, vectorized, fused, flash, auto, got 'fast'"):
+        inspect.unwrap(route)(CPU, torch.float32, 64, "fast")  # the tests' own type checks come first otherwise
