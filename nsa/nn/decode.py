@@ -5,6 +5,7 @@ from functools import partial
 from math import isfinite
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from nsa.backends import prefill_is_batched
@@ -28,7 +29,7 @@ def generate(
     temperature: float = 0.0,
     top_k: int | None = None,
     generator: torch.Generator | None = None,
-) -> TokenIds:
+) -> Int[Tensor, "B longer"]:
     """Continue each row of `ids` by `num_tokens` tokens; returns prompt and continuation.
 
     temperature 0 takes the likeliest token; above 0 it divides the logits before a token is drawn from the `top_k`
