@@ -1,0 +1,85 @@
+"""Where the child examines one subject: load it once, then measure and diagnose it as asked."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nsa_doctor.lengths import boundary_lengths
+from nsa_doctor.measurement import Diagnosis, Measurement, Point, to_json
+from nsa_doctor.probes.births import diagnose
+from nsa_doctor.probes.measure import measure, trouble_of
+from nsa_doctor.probes.perform import Conditions, SubjectFailedError
+from nsa_doctor.probes.places import module_code
+from nsa_doctor.probes.state import preserved_state, seed_everything
+from nsa_doctor.runner import Caught, attempt
+from nsa_doctor.subject import Subject, SubjectUnusableError
+from nsa_doctor.subjects import SubjectRequest, load_subject
+
+_MOST_CODE_RANGES = 2000
+
+
+class Bench:
+    """Answers the parent's requests; `send` reports what is under way."""
+
+    def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
+        self._send = send
+        self._subject: Subject | None = None
+        self._conditions = Conditions()
+
+    def load(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Load a subject: its facts, what is wrong with the request (`usage`), or what it did instead (`trouble`)."""
+        conditions = Conditions(**request["conditions"])
+        if conditions.device == "cuda" and not torch.cuda.is_available():
+            return {"usage": "device cuda is not there: torch sees no CUDA device; use --device cpu"}
+        wanted = SubjectRequest(**{**request["subject"], "lengths": tuple(request["subject"]["lengths"])})
+        with preserved_state():
+            try:
+                subject = load_subject(wanted, lambda length: self._send({"event": "asking", "length": length}))
+            except SubjectUnusableError as error:
+                return {"usage": str(error)}
+            except SubjectFailedError as failure:
+                package = (wanted.spec or "").partition(".")[0]
+                return {"trouble": to_json(trouble_of(failure, (package,)))}
+        self._subject, self._conditions = subject, conditions
+        _warm_up(conditions.device)
+        return {"loaded": _facts(subject, conditions, request["boundaries_up_to"])}
+
+    def measure(self, point: Point) -> Measurement:
+        """Measure the loaded subject."""
+        assert self._subject is not None
+        return measure(self._subject, point, self._conditions)
+
+    def diagnose(self, point: Point) -> Diagnosis:
+        """Trace the loaded subject."""
+        assert self._subject is not None
+        return diagnose(self._subject, point, self._conditions)
+
+
+def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | None) -> dict[str, Any]:
+    limit = boundaries_up_to
+    with preserved_state():
+        seed_everything(conditions.seed)
+        module = attempt(lambda: subject.build(conditions.seed))
+    return {
+        "name": subject.name,
+        "description": subject.description,
+        "input": subject.input,
+        "width": subject.width,
+        "options": subject.options,
+        "boundaries": [] if limit is None else boundary_lengths(subject.geometry, limit),
+        "code": [] if isinstance(module, Caught) else module_code(module)[:_MOST_CODE_RANGES],
+        "environment": _environment(conditions),
+    }
+
+
+def _environment(conditions: Conditions) -> dict[str, Any]:
+    device = torch.cuda.get_device_name() if conditions.device == "cuda" else f"{torch.get_num_threads()} threads"
+    return {"torch": str(torch.__version__), "device": conditions.device, "device_name": device}
+
+
+def _warm_up(device: str) -> None:
+    """Load torch's libraries, so that the first length measured does not pay for them."""
+    x = torch.randn(1, 1, 32, 32, device=device, requires_grad=True)
+    y = torch.nn.functional.scaled_dot_product_attention(x, x @ x, x, is_causal=True)
+    y.softmax(-1).sum().backward()

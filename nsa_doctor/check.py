@@ -1,0 +1,60 @@
+"""What a check is: a manual, a judge, and a planted bug that proves it can fail."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nsa_doctor.finding import Finding
+
+if TYPE_CHECKING:
+    from nsa_doctor.subject import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manual:
+    """A check's docstring: `CODE some-name`, then `Detects:`, `Matters:` and `Fix:`."""
+
+    code: str
+    name: str
+    detects: str
+    matters: str
+    fix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One check. `run` yields facts; `planted` makes the subject sick; `needs` names the seams it cannot do without.
+
+    A check whose subject may hang or kill the process sets `isolate`; it is then run in a child process.
+    """
+
+    doc: str | None
+    run: "Callable[[Subject], Iterator[Finding]]"
+    planted: "Callable[[Subject], Subject]"
+    needs: tuple[str, ...] = ()
+    isolate: bool = False
+
+    @property
+    def manual(self) -> Manual:
+        """The docstring, read."""
+        return parse_manual(self.doc)
+
+
+def parse_manual(doc: str | None) -> Manual:
+    """Read a check's docstring; raises ValueError saying which part is missing or malformed."""
+    lines = (doc or "").strip().splitlines()
+    title = _TITLE.fullmatch(lines[0].strip()) if lines else None
+    if title is None:
+        raise ValueError(f"a check's docstring must start with 'CODE some-name', got {lines[0] if lines else ''!r}")
+    body = "\n".join(lines[1:])
+    parts = {found["part"]: " ".join(found["text"].split()) for found in _PART.finditer(body)}
+    if list(parts) != ["Detects", "Matters", "Fix"] or not all(parts.values()):
+        raise ValueError(f"{title['code']}: the docstring must have Detects, Matters and Fix, in this order")
+    return Manual(
+        code=title["code"], name=title["name"], detects=parts["Detects"], matters=parts["Matters"], fix=parts["Fix"]
+    )
+
+
+_TITLE = re.compile(r"(?P<code>[A-Z]{3}\d{3}) (?P<name>[a-z0-9]+(?:-[a-z0-9]+)*)")
+_PART = re.compile(r"^(?P<part>[A-Z][a-z]+): (?P<text>.+?)(?=^[A-Z][a-z]+: |\Z)", re.MULTILINE | re.DOTALL)

@@ -1,0 +1,1 @@
+"""Checks: one file each, one folder per family."""

@@ -1,0 +1,1 @@
+"""FWD: what a forward pass owes its caller."""

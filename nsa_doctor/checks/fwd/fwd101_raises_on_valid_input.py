@@ -1,0 +1,31 @@
+"""FWD101 raises-on-valid-input
+
+Detects: an exception from the subject's own code, forward or backward, at a length it must serve.
+Matters: the length comes up in training: the last batch, a shorter document, a longer context.
+Fix: look at the line named; block sizes that must divide the length are the usual cause.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.swept import lengths_of, swept
+from nsa_doctor.examine import points
+from nsa_doctor.finding import Finding
+from nsa_doctor.subject import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    yield from swept(subject, "FWD101", points(lengths_of(subject), modes=("train", "no_grad")))
+
+
+def planted(subject: Subject) -> Subject:
+    def whole_blocks_only(module: nn.Module, x: Tensor) -> Tensor:
+        return subject.forward(module, x.unflatten(1, (-1, 4)).flatten(1, 2))
+
+    return replace(subject, forward=whole_blocks_only)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted)

@@ -1,0 +1,35 @@
+"""HNG101 call-does-not-return
+
+Detects: a forward or backward pass that does not come back: it runs for ever, or ends its process.
+Matters: a job that hangs burns its whole allocation, and a watchdog only says that it did.
+Fix: look at the line the stack ends in and at the length named; a loop whose step can be zero is the usual cause.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.swept import lengths_of, swept
+from nsa_doctor.examine import points
+from nsa_doctor.finding import Finding
+from nsa_doctor.subject import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    # Coming back is passing: the child process this runs in has a time limit, and its end is the finding.
+    yield from swept(subject, "HNG101", points(lengths_of(subject), modes=("train", "no_grad")))
+
+
+def planted(subject: Subject) -> Subject:
+    def never_advances(module: nn.Module, x: Tensor) -> Tensor:
+        start, end, step = x.shape[1], 0, 0
+        while start > end:
+            start -= step
+        return subject.forward(module, x)
+
+    return replace(subject, forward=never_advances)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, isolate=True)

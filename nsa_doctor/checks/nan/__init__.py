@@ -1,0 +1,1 @@
+"""NAN: values that are not finite."""

@@ -1,0 +1,36 @@
+"""NAN101 output-not-finite
+
+Detects: an output that holds NaN or infinity at some length, on ordinary input, in training and in inference alike.
+Matters: one such value makes the loss NaN, and after one optimizer step every weight.
+Fix: look at the line where the value is born; a softmax row that sees no key must give zeros, a divisor needs a floor.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.swept import lengths_of, swept
+from nsa_doctor.examine import points
+from nsa_doctor.finding import Finding
+from nsa_doctor.subject import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    yield from swept(subject, "NAN101", points(lengths_of(subject)), forward_only=True)
+
+
+def planted(subject: Subject) -> Subject:
+    def empty_row(module: nn.Module, x: Tensor) -> Tensor:
+        output = subject.forward(module, x)
+        if x.shape[1] % 8:
+            return output
+        sees_nothing = torch.full_like(output[:, -1:], float("-inf"))
+        return torch.cat((output[:, :-1], output[:, -1:] * sees_nothing.softmax(-1)), dim=1)
+
+    return replace(subject, forward=empty_row)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted)

@@ -1,0 +1,33 @@
+"""NAN103 finite-in-some-modes
+
+Detects: an output that is finite in some of training mode, `eval()` and `no_grad`, and not in the others.
+Matters: evaluation says all is well while training dies, or training does while generation breaks.
+Fix: compare what the branches on `self.training` and on `torch.is_grad_enabled()` do at the length named.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.swept import lengths_of, swept
+from nsa_doctor.examine import points
+from nsa_doctor.finding import Finding
+from nsa_doctor.subject import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    yield from swept(subject, "NAN103", points(lengths_of(subject)), forward_only=True)
+
+
+def planted(subject: Subject) -> Subject:
+    def drops_everything(module: nn.Module, x: Tensor) -> Tensor:
+        output = subject.forward(module, x)
+        kept = 0.0 if module.training else 1.0
+        return output * kept / kept if kept else (output * kept) / (output * kept)
+
+    return replace(subject, forward=drops_everything)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted)

@@ -1,0 +1,37 @@
+"""NAN105 finite-in-some-dtypes
+
+Detects: an output or gradient that is finite in float32 and not in bfloat16 or float16, on the same ordinary input.
+Matters: training is switched to low precision for speed, and that is when it breaks.
+Fix: float16 ends at 65504 and at 6e-8: compute sums of squares, exponentials and small divisors in float32.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.swept import lengths_of, swept
+from nsa_doctor.examine import points
+from nsa_doctor.finding import Finding
+from nsa_doctor.subject import Subject
+
+_NUM_LENGTHS = 6
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    lengths = lengths_of(subject, _NUM_LENGTHS)
+    yield from swept(subject, "NAN105", points(lengths, dtypes=_DTYPES, modes=("train",)))
+
+
+def planted(subject: Subject) -> Subject:
+    def epsilon_below_float16(module: nn.Module, x: Tensor) -> Tensor:
+        output = subject.forward(module, x)
+        nothing = output * 0
+        return output + nothing / (nothing + 1e-8)
+
+    return replace(subject, forward=epsilon_below_float16)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted)

@@ -1,0 +1,30 @@
+"""What a check that sweeps does: examine its points, keep the findings that bear its code."""
+
+from collections.abc import Iterable, Iterator
+
+from nsa_doctor.causes import CommandLine, findings
+from nsa_doctor.examine import Examination, examine
+from nsa_doctor.finding import Finding
+from nsa_doctor.lengths import spread_lengths
+from nsa_doctor.measurement import Point
+from nsa_doctor.probes.local import LocalLaboratory
+from nsa_doctor.probes.perform import Conditions
+from nsa_doctor.subject import Subject
+
+NUM_LENGTHS = 16
+
+
+def swept(
+    subject: Subject, code: str, points: Iterable[Point], *, forward_only: bool = False, seed: int = 0
+) -> Iterator[Finding]:
+    """Findings of that code at those points; another check's findings are left to it, so that none is told twice."""
+    examination = Examination()
+    examine(LocalLaboratory(subject, Conditions(seed=seed, forward_only=forward_only)), examination, points)
+    options = (*subject.options, "--forward-only") if forward_only else subject.options
+    found = findings(examination, CommandLine(options=options, seed=seed))
+    yield from (finding for finding in found if finding.code == code)
+
+
+def lengths_of(subject: Subject, count: int = NUM_LENGTHS) -> list[int]:
+    """Lengths at which this subject's geometry changes, up to `count` of them."""
+    return spread_lengths(subject.geometry, subject.max_length, count)

@@ -1,0 +1,88 @@
+"""The child's side: reads requests, runs the subject, answers; torch is imported here and not in the parent."""
+
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nsa_doctor.measurement import Point, to_json
+from nsa_doctor.runner import Caught, attempt
+
+if TYPE_CHECKING:
+    from nsa_doctor.bench import Bench
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Serve requests until the parent closes its pipe."""
+    requests, answers, dump = (int(word) for word in sys.argv[1:4])
+    del sys.argv[1:]
+    _die_with_parent()
+    for descriptor in (requests, answers, dump):
+        os.set_inheritable(descriptor, False)
+    faulthandler.enable(file=dump, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=dump, all_threads=True, chain=False)
+
+    with os.fdopen(requests, encoding="utf-8") as lines, os.fdopen(answers, "wb", buffering=0) as pipe:
+
+        def send(message: dict[str, Any]) -> None:
+            pipe.write(json.dumps(message, allow_nan=False).encode() + b"\n")
+
+        bench: Bench | None = None
+        for line in lines:
+            request = json.loads(line)
+            if bench is None:
+                caught = attempt(lambda: _new_bench(send))
+                if isinstance(caught, Caught):
+                    send({"broke": caught.sentence, "traceback": caught.traceback})
+                    return
+                bench = caught
+            answer = attempt(_answering(bench, request))
+            if isinstance(answer, Caught):
+                answer = {"broke": answer.sentence, "traceback": answer.traceback}
+            send(answer)
+    os._exit(0)  # threads a subject left behind must not keep the process alive
+
+
+def _new_bench(send: Callable[[dict[str, Any]], None]) -> "Bench":
+    from nsa_doctor.bench import Bench  # torch, which takes its time
+
+    send({"event": "started"})
+    return Bench(send)
+
+
+def _answering(bench: "Bench", request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+    match request["do"]:
+        case "load":
+            return lambda: bench.load(request)
+        case "measure":
+            return lambda: {"measured": to_json(bench.measure(Point(**request["point"])))}
+        case "diagnose":
+            return lambda: {"diagnosed": to_json(bench.diagnose(Point(**request["point"])))}
+        case other:
+            raise ValueError(f"request must be load, measure or diagnose, got {other!r}")
+
+
+def _die_with_parent() -> None:
+    """An orphan would burn a core for ever: ask the kernel, and look for a new parent where it cannot be asked."""
+    parent = os.getppid()
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is None:
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+        return
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        os._exit(1)
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.killpg(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,147 @@
+"""The command line: parse, call, exit code; nothing else."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from nsa_doctor import options
+from nsa_doctor.finding import Decision, Report
+from nsa_doctor.laboratory import DoctorBrokeError, UsageError
+from nsa_doctor.output import CannotWriteError, check_writable, is_terminal, say, write_whole
+from nsa_doctor.runner import Caught, attempt
+
+EXIT_CODES = {Decision.GO: 0, Decision.NO_GO: 1, Decision.UNKNOWN: 3}
+USAGE, BROKEN, INTERRUPTED = 2, 4, 130
+_UsageException = typer.BadParameter.__mro__[2]  # click's base of all usage errors, wherever typer keeps click
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="Examines sparse-attention code: says what is wrong, where, and what to do about it.",
+    epilog="Exit codes: 0 all is well, 1 something is wrong, 2 usage, 3 not everything could be measured, "
+    "4 nsa-doctor itself broke, 130 interrupted.",
+)
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; every error becomes one sentence on standard error and an exit code."""
+    try:
+        answer = attempt(lambda: app(args=arguments, prog_name="nsa-doctor", standalone_mode=False))
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    if not isinstance(answer, Caught):
+        return answer if isinstance(answer, int) else 0
+    error = answer.error
+    if isinstance(error, typer.Abort):
+        return _complain("interrupted", INTERRUPTED)
+    if "--traceback" in arguments:
+        say(getattr(error, "traceback", "") or answer.traceback, sys.stderr)
+    if isinstance(error, _UsageException):
+        return _complain(" ".join(error.format_message().split()), USAGE)  # type: ignore[attr-defined]
+    if isinstance(error, (UsageError, CannotWriteError, options.OptionError)):
+        return _complain(str(error), USAGE)
+    told = str(error) if isinstance(error, DoctorBrokeError) else answer.sentence
+    return _complain(f"the doctor itself broke: {told}; --traceback shows where", BROKEN)
+
+
+@app.callback()
+def _commands() -> None:
+    """Keeps `sweep` a command of its own."""
+
+
+@app.command()
+def sweep(
+    seq: Annotated[str, typer.Option(help="Lengths, separated by commas.")] = "128,512,1024,2048",
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16, float16; several with commas.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    config: Annotated[str | None, typer.Option(help="Configuration file or built-in name for nsa.")] = None,
+    subject: Annotated[str | None, typer.Option(help="package.module:factory in place of nsa.")] = None,
+    input: Annotated[str | None, typer.Option(help="embeddings or tokens; found out when not given.")] = None,
+    values: Annotated[str, typer.Option(help="Kinds of input, separated by commas.")] = "normal",
+    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
+    forward_only: Annotated[bool, typer.Option("--forward-only", help="No gradients.")] = False,
+    boundaries: Annotated[
+        bool, typer.Option("--boundaries", help="Add every length at which the geometry changes, and its neighbours.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds one length may take in one mode.")] = 60.0,
+    format: Annotated[str | None, typer.Option(help="terminal or json.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the report to this file too.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show tracebacks.")] = False,
+) -> int:
+    """Find lengths, dtypes and modes at which outputs or gradients are not finite, and where that begins."""
+    request = options.sweep_request(
+        seq=seq,
+        dtype=dtype,
+        device=device,
+        config=config,
+        subject=subject,
+        input_kind=input,
+        values=values,
+        seed=seed,
+        forward_only=forward_only,
+        boundaries=boundaries,
+        timeout=timeout,
+    )
+    form = options.report_format(format, output)
+    if output is not None:
+        check_writable(output)
+    from nsa_doctor import progress
+    from nsa_doctor import sweep as sweeping
+
+    with progress.progress(quiet) as listener:
+        report = sweeping.sweep(request, listener)
+    _deliver(report, form, output, traceback, quiet)
+    return INTERRUPTED if report.interrupted else EXIT_CODES[report.decision]
+
+
+@app.command("list")
+def list_checks() -> None:
+    """Every check with what it detects."""
+    from nsa_doctor import registry
+
+    lines = [f"{manual.code}  {manual.name}\n        {manual.detects}" for manual in registry.manuals().values()]
+    say("\n".join(lines) + "\n", sys.stdout)
+
+
+@app.command()
+def explain(code: Annotated[str, typer.Argument(help="For example NAN101.")]) -> None:
+    """What a check detects, why it matters, and what to do."""
+    from nsa_doctor import registry
+
+    try:
+        manual = registry.manual(code)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    parts = [f"{manual.code} {manual.name}", f"Detects: {manual.detects}", f"Matters: {manual.matters}"]
+    say("\n\n".join([*parts, f"Fix: {manual.fix}"]) + "\n", sys.stdout)
+
+
+def _deliver(report: Report, form: str, output: Path | None, traceback: bool, quiet: bool) -> None:
+    """Print the report, and write it to a file when one was named."""
+    from nsa_doctor.render import json as as_json
+    from nsa_doctor.render import terminal as as_text
+
+    def rendered(form: str, colour: bool) -> str:
+        return as_json.render(report) if form == "json" else as_text.render(report, colour=colour, traceback=traceback)
+
+    if output is None:
+        say(rendered(form, is_terminal(sys.stdout)), sys.stdout)
+        return
+    if not quiet:
+        say(rendered("terminal", is_terminal(sys.stdout)), sys.stdout)
+    write_whole(output, rendered(form, colour=False))
+
+
+def _complain(sentence: str, code: int) -> int:
+    say(f"nsa-doctor: {sentence}\n", sys.stderr)
+    return code

@@ -1,0 +1,86 @@
+"""What the doctor says: findings, one result per check, one report per run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from nsa_doctor.measurement import Measurement, Place
+
+Scalar = str | int | float | bool | None
+
+
+class Verdict(StrEnum):
+    """How one check ended; CRASH is the doctor's own fault, TIMEOUT the subject's."""
+
+    PASS = "PASS"  # noqa: S105 (not a password)
+    FAIL = "FAIL"
+    SKIP = "SKIP"
+    CRASH = "CRASH"
+    TIMEOUT = "TIMEOUT"
+
+
+class Decision(StrEnum):
+    """What may be concluded from a report: only a full pass is a GO."""
+
+    GO = "GO"
+    NO_GO = "NO-GO"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong: where, what was measured, what was fine beside it, and a line that reproduces it."""
+
+    message: str
+    where: Place = field(default_factory=Place)
+    evidence: Mapping[str, Scalar] = field(default_factory=dict)
+    control: str = ""
+    repro: str = ""
+    code: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """How one check ended; `reason` says why it was skipped, crashed or ran out of time."""
+
+    code: str
+    name: str
+    verdict: Verdict
+    findings: tuple[Finding, ...] = ()
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything one command found out.
+
+    `subject`, `options` and `environment` say what was examined and how; `measurements` hold a sweep's table;
+    `interrupted` is true when a person stopped it.
+    """
+
+    command: str
+    subject: Mapping[str, Any]
+    options: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    results: tuple[Result, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Findings of all results, in their order."""
+        return tuple(finding for result in self.results for finding in result.findings)
+
+    @property
+    def decision(self) -> Decision:
+        """NO-GO on any FAIL or TIMEOUT; else UNKNOWN when anything is missing or nothing was examined; else GO."""
+        verdicts = {result.verdict for result in self.results}
+        if verdicts & {Verdict.FAIL, Verdict.TIMEOUT}:
+            return Decision.NO_GO
+        if self.interrupted or not verdicts or verdicts - {Verdict.PASS}:
+            return Decision.UNKNOWN
+        return Decision.GO

@@ -1,0 +1,112 @@
+"""Which lines of a stack belong to the subject, and which to Python, torch or the doctor itself."""
+
+import importlib.util
+import re
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class FrameFilter:
+    """Tells the subject's own files from everything its calls pass through.
+
+    `packages` are top-level package names that count as the subject's wherever they are installed.
+    """
+
+    packages: tuple[str, ...] = ()
+    _own: tuple[str, ...] = field(init=False, repr=False)
+    _machinery: tuple[str, ...] = field(init=False, repr=False)
+    _torch: tuple[str, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        doctor = Path(__file__).parent
+        own = [*_folders(("nsa", *self.packages)), f"{doctor / 'checks'}/"]
+        torch = _folders(("torch",))
+        paths = sysconfig.get_paths()
+        machinery = [paths["stdlib"] + "/", paths["platstdlib"] + "/", f"{doctor}/"]
+        object.__setattr__(self, "_own", tuple(own))
+        object.__setattr__(self, "_torch", tuple(torch))
+        object.__setattr__(self, "_machinery", tuple(machinery))
+
+    def rank(self, file: str) -> int:
+        """3 for the subject's own code, 2 for a library's, 1 for torch's modules, 0 for what is never to blame."""
+        if file.startswith("<"):
+            return 0
+        if file.startswith(self._own):
+            return 3
+        if file.startswith(self._torch):
+            return 1 if "/torch/nn/" in file and not file.endswith("/nn/modules/module.py") else 0
+        if "-packages/" in file:
+            return 0 if _WRAPPERS.search(file) else 2
+        return 0 if file.startswith(self._machinery) else 3
+
+    def deepest(self, innermost_first: Iterable[Line]) -> Line | None:
+        """The innermost line of the subject's own code; failing that of a library, then of torch's modules."""
+        best: Line | None = None
+        best_rank = 0
+        for line in innermost_first:
+            rank = self.rank(line.file)
+            if rank > best_rank:
+                best, best_rank = line, rank
+            if rank == 3:
+                break
+        return best
+
+    def of_traceback(self, traceback: TracebackType | None) -> Line | None:
+        """The deepest line of the subject's code in an exception's traceback."""
+        lines: list[Line] = []
+        while traceback is not None:
+            code = traceback.tb_frame.f_code
+            lines.append(Line(file=code.co_filename, line=traceback.tb_lineno, function=code.co_name))
+            traceback = traceback.tb_next
+        return self.deepest(reversed(lines))
+
+    def of_dump(self, dump: str) -> Line | None:
+        """The deepest line of the subject's code in what faulthandler wrote: the doctor's own thread first."""
+        threads = [
+            _lines(part) for part in re.split(r"^(?=(?:Current thread|Thread|Stack) )", dump, flags=re.MULTILINE)
+        ]
+        threads.sort(key=lambda lines: not any(line.file.startswith(self._machinery[-1]) for line in lines))
+        for lines in threads:
+            if found := self.deepest(lines):
+                return found
+        return None
+
+
+_WRAPPERS = re.compile(r"-packages/(?:jaxtyping|beartype|numpy|einops|pluggy|_pytest|typeguard)/")
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
+
+
+def _lines(text: str) -> list[Line]:
+    return [
+        Line(file=found["file"], line=int(found["line"]), function=found["function"]) for found in _FRAME.finditer(text)
+    ]
+
+
+def _folders(packages: Iterable[str]) -> list[str]:
+    """Folders (or single files) of top-level packages, found without importing them."""
+    folders: list[str] = []
+    for name in packages:
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            continue
+        if spec is None:
+            continue
+        if spec.submodule_search_locations:
+            folders += [f"{place.rstrip('/')}/" for place in spec.submodule_search_locations]
+        elif spec.origin:
+            folders.append(spec.origin)
+    return folders

@@ -1,0 +1,167 @@
+"""A child process that runs the subject, so that a hang, a crash or a kill costs one answer and not the doctor."""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+STARTUP_SECONDS = 180.0  # for Python and torch alone, before the subject has a say
+_DUMP_SECONDS = 2.0
+_POLL_SECONDS = 0.5
+_KEPT_BYTES = 8192
+
+
+class ChildHungError(Exception):
+    """No answer in time; `dump` holds the stacks of all threads, as faulthandler writes them."""
+
+    def __init__(self, seconds: float, event: dict[str, Any], dump: str) -> None:
+        super().__init__(f"no answer within {seconds:g} s")
+        self.seconds, self.event, self.dump = seconds, event, dump
+
+
+class ChildDiedError(Exception):
+    """The process ended before it answered: by a signal (negative `status`) or by an exit code."""
+
+    def __init__(self, status: int, event: dict[str, Any], dump: str, last_words: str) -> None:
+        self.status, self.event, self.dump, self.last_words = status, event, dump, last_words
+        super().__init__(self.sentence)
+
+    @property
+    def sentence(self) -> str:
+        """How it ended."""
+        if self.status >= 0:
+            return f"the process ended with exit code {self.status}"
+        try:
+            name = signal.Signals(-self.status).name
+        except ValueError:
+            name = "unknown"
+        hint = ", with which the system also ends what takes too much memory" if name == "SIGKILL" else ""
+        return f"the process died by signal {-self.status} ({name}{hint})"
+
+
+class ChildProcess:
+    """One child, asked one thing at a time over pipes of its own; what the subject prints goes nowhere."""
+
+    def __init__(self) -> None:
+        requests, self._requests = os.pipe()
+        self._answers, answers = os.pipe()
+        self._dump = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
+        given = (requests, answers, self._dump.fileno())
+        self._process = subprocess.Popen(  # noqa: S603 (our own interpreter)
+            [sys.executable, "-P", "-c", _bootstrap(), *map(str, given)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=given,
+            start_new_session=True,
+        )
+        os.close(requests)
+        os.close(answers)
+        assert self._process.stderr is not None
+        self._errors = self._process.stderr.fileno()
+        self._received = b""
+        self._last_words = b""
+        self._event: dict[str, Any] = {}
+        self._is_closed = False
+
+    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """The answer to one request; every event the child reports on the way starts the time anew.
+
+        Raises ChildHungError or ChildDiedError, after which the child is gone.
+        """
+        try:
+            os.write(self._requests, json.dumps(request).encode() + b"\n")
+        except BrokenPipeError:
+            raise self._died() from None
+        allowed = float(request.get("startup_seconds", seconds))
+        deadline = time.monotonic() + allowed
+        while True:
+            for line in self._lines(deadline):
+                message: dict[str, Any] = json.loads(line)
+                if "event" not in message:
+                    return message
+                self._event = message
+                allowed = seconds
+                deadline = time.monotonic() + allowed
+            if time.monotonic() >= deadline:
+                raise self._hung(allowed)
+
+    def close(self) -> None:
+        """End the child and everything it started."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._kill()
+        for descriptor in (self._requests, self._answers):
+            os.close(descriptor)
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+        self._dump.close()
+
+    def _lines(self, deadline: float) -> Iterator[bytes]:
+        """Wait for output until the deadline; yields whole lines of answers as they come."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers, selectors.EVENT_READ)
+            selector.register(self._errors, selectors.EVENT_READ)
+            ready = selector.select(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+        if not ready and self._process.poll() is not None:
+            raise self._died()  # a process the subject forked may hold the pipe open
+        for key, _ in ready:
+            data = os.read(key.fd, 65536)
+            if key.fd == self._errors:
+                self._last_words = (self._last_words + data)[-_KEPT_BYTES:]
+                if not data:
+                    time.sleep(0.01)  # standard error was closed; the pipe of answers decides
+            elif not data:
+                raise self._died()
+            else:
+                self._received += data
+        *lines, self._received = self._received.split(b"\n")
+        yield from lines
+
+    def _hung(self, seconds: float) -> ChildHungError:
+        os.kill(self._process.pid, signal.SIGUSR1)  # the child's faulthandler writes all stacks
+        end = time.monotonic() + _DUMP_SECONDS
+        size = -1
+        while time.monotonic() < end and (size <= 0 or os.fstat(self._dump.fileno()).st_size != size):
+            size = os.fstat(self._dump.fileno()).st_size
+            time.sleep(0.05)
+        failure = ChildHungError(seconds, self._event, self._dumped())
+        self.close()
+        return failure
+
+    def _died(self) -> ChildDiedError:
+        try:
+            status = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:  # it closed its pipe and lives on
+            self._kill()
+            status = self._process.returncode
+        failure = ChildDiedError(status, self._event, self._dumped(), self._last_words.decode(errors="replace").strip())
+        self.close()
+        return failure
+
+    def _dumped(self) -> str:
+        self._dump.seek(0)
+        return self._dump.read().decode(errors="replace")
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):  # the group is gone with its last process
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def _bootstrap() -> str:
+    """The child's program: this very package, wherever it was imported from, and nothing of the current folder."""
+    root = str(Path(__file__).parent.parent)
+    return (
+        f"import sys; root = {root!r}; root in sys.path or sys.path.insert(0, root); "
+        "from nsa_doctor.child import main; main()"
+    )

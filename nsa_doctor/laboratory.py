@@ -1,0 +1,165 @@
+"""A laboratory in a child process: hangs and deaths come back as troubles, and work goes on in a fresh child."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from nsa_doctor.frames import FrameFilter
+from nsa_doctor.isolate import STARTUP_SECONDS, ChildDiedError, ChildHungError, ChildProcess
+from nsa_doctor.measurement import Diagnosis, Measurement, Place, Point, Trouble, to_json, trouble_from_json
+
+_MOST_FAILURES = 3
+_TRACING_FACTOR = 4.0  # a traced pass may take this many times as long as a measured one
+
+
+class UsageError(ValueError):
+    """The request cannot be served; one sentence says what would be right."""
+
+
+class DoctorBrokeError(Exception):
+    """The doctor's own code failed in the child."""
+
+    def __init__(self, sentence: str, traceback: str) -> None:
+        super().__init__(sentence)
+        self.traceback = traceback
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """Whom to examine and under which conditions; `timeout` is what one measurement may take, in seconds."""
+
+    spec: str | None = None
+    config: str | None = None
+    input: str | None = None
+    device: str = "cpu"
+    seed: int = 0
+    forward_only: bool = False
+    lengths: tuple[int, ...] = (128,)
+    boundaries_up_to: int | None = None
+    timeout: float = 60.0
+
+
+@dataclass
+class IsolatedLaboratory:
+    """Measures and traces in a child; after a hang or a death the next question goes to a new one."""
+
+    assignment: Assignment
+    facts: dict[str, Any] = field(default_factory=dict)
+    _child: ChildProcess | None = None
+    _failures: int = 0
+    _avoided: set[tuple[int, str, str]] = field(default_factory=set)
+    _not_asked: set[int] = field(default_factory=set)
+
+    def load(self) -> list[Measurement]:
+        """Start a child and load the subject; what went wrong on the way, which leaves nothing to measure if no facts.
+
+        Raises UsageError and DoctorBrokeError.
+        """
+        troubles: list[Measurement] = []
+        while not self.facts and self._failures < _MOST_FAILURES:
+            trouble, length = self._load()
+            if trouble is None:
+                break
+            troubles.append(Measurement(point=Point(length=length or self.assignment.lengths[0]), trouble=trouble))
+            if length is None:
+                break
+            self._not_asked.add(length)
+        return troubles
+
+    def measure(self, point: Point) -> Measurement:
+        """Measure one point; a trouble of kind not_measured says that it was not tried and why."""
+        if self._failures >= _MOST_FAILURES:
+            return _not_measured(point, f"given up after {_MOST_FAILURES} hangs or deaths")
+        if (point.length, point.dtype, point.values) in self._avoided:
+            return _not_measured(point, "not tried again at a length that hung or died")
+        answer = self._ask({"do": "measure", "point": to_json(point)}, self.assignment.timeout)
+        if isinstance(answer, Trouble):
+            self._avoided.add((point.length, point.dtype, point.values))
+            return Measurement(point=point, trouble=answer)
+        measurement = Measurement.from_json(answer["measured"])
+        if measurement.trouble is not None and "CUDA error" in measurement.trouble.message:
+            self.close()  # a CUDA context does not survive one
+        return measurement
+
+    def diagnose(self, point: Point) -> Diagnosis:
+        """Trace one point."""
+        seconds = self.assignment.timeout * _TRACING_FACTOR
+        answer = self._ask({"do": "diagnose", "point": to_json(point)}, seconds)
+        if isinstance(answer, Trouble):
+            return Diagnosis(point=point, target="", reason=f"traced, {answer.message}")
+        return Diagnosis.from_json(answer["diagnosed"])
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | Trouble:
+        if self._child is None:
+            trouble, _ = self._load()
+            if trouble is not None:
+                return trouble
+        assert self._child is not None
+        try:
+            return _checked(self._child.ask(request, seconds))
+        except (ChildHungError, ChildDiedError) as failure:
+            return self._failed(failure)
+
+    def _load(self) -> tuple[Trouble | None, int | None]:
+        """What went wrong, and at which length when the module was being tried."""
+        assignment = self.assignment
+        lengths = [length for length in assignment.lengths if length not in self._not_asked]
+        subject = {"spec": assignment.spec, "config": assignment.config, "input": assignment.input}
+        request = {
+            "do": "load",
+            "startup_seconds": STARTUP_SECONDS,
+            "subject": {**subject, "seed": assignment.seed, "lengths": lengths},
+            "conditions": {
+                "seed": assignment.seed,
+                "device": assignment.device,
+                "forward_only": assignment.forward_only,
+            },
+            "boundaries_up_to": assignment.boundaries_up_to,
+        }
+        self._child = ChildProcess()
+        try:
+            answer = _checked(self._child.ask(request, assignment.timeout))
+        except (ChildHungError, ChildDiedError) as failure:
+            length = failure.event.get("length")
+            trouble = self._failed(failure)
+            return replace(trouble, phase="forward" if length else "loading"), length
+        if "trouble" in answer:
+            self.close()
+            return trouble_from_json(answer["trouble"]), None
+        self.facts = self.facts or answer["loaded"]
+        return None, None
+
+    def _failed(self, failure: ChildHungError | ChildDiedError) -> Trouble:
+        self._child = None
+        self._failures += 1
+        package = (self.assignment.spec or "").partition(".")[0]
+        line = FrameFilter((package,) if package else ()).of_dump(failure.dump)
+        place = Place() if line is None else self._place(Place(**asdict(line)))
+        if isinstance(failure, ChildHungError):
+            return Trouble(kind="timeout", message=str(failure), place=place, traceback=failure.dump)
+        return Trouble(kind="died", message=str(failure), place=place, traceback=failure.dump or failure.last_words)
+
+    def _place(self, place: Place) -> Place:
+        """The place with the module whose method holds its line."""
+        for file, first, last, path, name in self.facts.get("code", []):
+            if file == place.file and first <= place.line <= last:
+                return replace(place, module=path, module_class=name)
+        return place
+
+
+def _checked(answer: Mapping[str, Any]) -> dict[str, Any]:
+    if "usage" in answer:
+        raise UsageError(answer["usage"])
+    if "broke" in answer:
+        raise DoctorBrokeError(answer["broke"], answer["traceback"])
+    return dict(answer)
+
+
+def _not_measured(point: Point, why: str) -> Measurement:
+    return Measurement(point=point, trouble=Trouble(kind="not_measured", message=why))

@@ -1,0 +1,69 @@
+"""Which lengths to examine: those a geometry changes at, or those that are known to be unlucky."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+LARGEST_LENGTH = 1 << 24
+
+
+class ChangesAtLengths(Protocol):
+    """A geometry: it knows at which lengths something about it changes."""
+
+    def change_lengths(self, max_length: int) -> list[int]:
+        """Every such length up to `max_length`."""
+        ...
+
+
+def parse_lengths(text: str) -> list[int]:
+    """Read `128,512`: in the order given, each once; raises ValueError with one sentence."""
+    lengths: dict[int, None] = {}
+    for part in text.split(","):
+        word = part.strip()
+        if not word.isascii() or not word.isdigit() or not 1 <= int(word) <= LARGEST_LENGTH:
+            raise ValueError(
+                f"lengths must be whole numbers from 1 to {LARGEST_LENGTH} separated by commas, got {word!r}"
+            )
+        lengths[int(word)] = None
+    return list(lengths)
+
+
+def boundary_lengths(geometry: ChangesAtLengths | None, max_length: int) -> list[int]:
+    """Lengths up to `max_length` + 1 at which block code breaks, ascending: each with its neighbours on both sides.
+
+    Without a geometry: multiples of 64 (those of 128 and 512 are among them) and powers of two. Always 1, 2, 3 and a
+    few primes.
+    """
+    if geometry is None:
+        edges: Iterable[int] = {*range(64, max_length + 1, 64), *_powers_of_two(max_length)}
+    else:
+        edges = geometry.change_lengths(max_length)
+    around = {length + step for length in edges for step in (-1, 0, 1)}
+    single = {length for length in (1, 2, 3, *_PRIMES) if length <= max_length}
+    return sorted(length for length in around | single if 1 <= length <= max_length + 1)
+
+
+def spread_lengths(geometry: ChangesAtLengths | None, max_length: int, count: int) -> list[int]:
+    """At most `count` of the boundary lengths: the least, the greatest, every power of two, and others between."""
+    lengths = [length for length in boundary_lengths(geometry, max_length) if length <= max_length]
+    kept = {1, max_length, *_powers_of_two(max_length)} & set(lengths)
+    others = [length for length in lengths if length not in kept]
+    room = max(0, count - len(kept))
+    if room and others:
+        step = max(1.0, len(others) / room)
+        kept |= {others[int(index * step)] for index in range(min(room, len(others)))}
+    return sorted(kept)
+
+
+def nearest(length: int, among: Iterable[int]) -> list[int]:
+    """The nearest of `among` below and above `length`."""
+    lengths = set(among)
+    below = [other for other in lengths if other < length]
+    above = [other for other in lengths if other > length]
+    return [*([max(below)] if below else []), *([min(above)] if above else [])]
+
+
+_PRIMES = (5, 17, 37, 101, 257, 521, 1031, 2053)
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    return [1 << exponent for exponent in range(limit.bit_length()) if 1 << exponent <= limit]

@@ -1,0 +1,165 @@
+"""What was measured, as frozen records that travel between processes as JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Self
+
+Mode = Literal["train", "eval", "no_grad"]
+Values = Literal["normal", "zeros", "constant", "huge_token", "large", "aligned", "opposed", "repeated"]
+MODES: tuple[Mode, ...] = ("train", "eval", "no_grad")
+VALUES: tuple[Values, ...] = ("normal", "zeros", "constant", "huge_token", "large", "aligned", "opposed", "repeated")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+GRADIENTS = "gradients"
+OUTPUT = "output"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One place to measure: `train` is training mode with gradients, `eval` keeps autograd on, `no_grad` does not."""
+
+    length: int
+    dtype: str = "float32"
+    mode: Mode = "train"
+    values: Values = "normal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where in the subject: dotted module path ("" is the subject itself), its class, and a line of source."""
+
+    module: str = ""
+    module_class: str = ""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+    @property
+    def module_text(self) -> str:
+        """The module as a reader wants it: path and class, the class alone for the subject itself."""
+        if self.module and self.module_class:
+            return f"{self.module} ({self.module_class})"
+        return self.module or self.module_class
+
+    @property
+    def line_text(self) -> str:
+        """`file:line`, or nothing where no line is known."""
+        return f"{self.file}:{self.line}" if self.file else ""
+
+    def __str__(self) -> str:
+        return " at ".join(part for part in (self.module_text, self.line_text) if part) or "an unknown place"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Census:
+    """How many values of a tensor (or of all gradients) are finite, and how large the finite ones are.
+
+    A row is one token's values, or one tensor among the gradients; `first_bad` names the first row not finite.
+    """
+
+    name: str
+    num_values: int
+    num_nan: int
+    num_inf: int
+    largest: float
+    num_rows: int
+    num_bad_rows: int
+    first_bad: str = ""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no value is NaN or infinite."""
+        return self.num_nan + self.num_inf == 0
+
+
+TroubleKind = Literal["raised", "wrong_shape", "out_of_memory", "timeout", "died", "not_measured"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """Why there is nothing to count: what the subject did instead of returning a tensor."""
+
+    kind: TroubleKind
+    message: str
+    phase: str = ""
+    place: Place = field(default_factory=Place)
+    traceback: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What one run of the subject at one point gave; `seconds` and `peak_bytes` cover forward and backward."""
+
+    point: Point
+    censuses: tuple[Census, ...] = ()
+    seconds: float | None = None
+    peak_bytes: int | None = None
+    trouble: Trouble | None = None
+    notes: tuple[str, ...] = ()
+
+    def census(self, name: str) -> Census | None:
+        """The census of that name, or None when it was not taken."""
+        return next((census for census in self.censuses if census.name == name), None)
+
+    def is_bad(self, name: str) -> bool:
+        """Whether that tensor was counted and is not finite."""
+        census = self.census(name)
+        return census is not None and not census.is_finite
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether output and gradients are finite; a branch that reaches neither does not count."""
+        return self.trouble is None and not self.is_bad(OUTPUT) and not self.is_bad(GRADIENTS)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote."""
+        trouble = data["trouble"]
+        return cls(
+            point=Point(**data["point"]),
+            censuses=tuple(Census(**census) for census in data["censuses"]),
+            seconds=data["seconds"],
+            peak_bytes=data["peak_bytes"],
+            trouble=None if trouble is None else trouble_from_json(trouble),
+            notes=tuple(data["notes"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Birth:
+    """Where a non-finite value that reaches an output or a gradient came into being.
+
+    `value` is NaN or inf; `operation` what computed it (or what held it: a parameter, the input); `phase` is build,
+    forward or backward; `detail` says what is known beyond that, and never more.
+    """
+
+    value: str
+    operation: str
+    phase: str
+    place: Place
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """The births found by tracing one point; none and a `reason` when tracing could not show any."""
+
+    point: Point
+    target: str
+    births: tuple[Birth, ...] = ()
+    reason: str = ""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote."""
+        births = tuple(Birth(**{**birth, "place": Place(**birth["place"])}) for birth in data["births"])
+        return cls(point=Point(**data["point"]), target=data["target"], births=births, reason=data["reason"])
+
+
+def trouble_from_json(data: Mapping[str, Any]) -> Trouble:
+    """Read a Trouble that `to_json` wrote."""
+    return Trouble(**{**data, "place": Place(**data["place"])})
+
+
+def to_json(record: Point | Trouble | Measurement | Diagnosis) -> dict[str, Any]:
+    """The record as plain dictionaries, lists and scalars."""
+    return asdict(record)

@@ -1,0 +1,81 @@
+"""Where a report goes: a file, whole or not at all, or a stream that may have been closed."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TextIO
+
+
+class CannotWriteError(ValueError):
+    """A file cannot be written; one sentence says why."""
+
+
+def check_writable(path: Path) -> None:
+    """Find out before the work starts whether `write_whole` can write there; raises CannotWriteError."""
+    if path.is_dir():
+        raise CannotWriteError(f"{path}: is a folder; give a file name in it")
+    if path.exists() and not path.is_file():
+        return  # a device or a pipe, written to directly
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:50]}."):
+            pass
+    except OSError as error:
+        raise CannotWriteError(
+            f"{path}: cannot be written: {error.strerror}; give a file in a folder you own"
+        ) from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader sees the old one or the new one; raises CannotWriteError."""
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        target = path.resolve()  # through a link, not over it
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:50]}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(temporary).chmod(0o666 & ~umask)
+            Path(temporary).replace(target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise CannotWriteError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def say(text: str, stream: TextIO | None) -> None:
+    """Print to a stream that may be closed, missing, or unable to spell every character."""
+    if stream is None:
+        return
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        stream.write(text.encode(encoding, errors="backslashreplace").decode(encoding))
+        stream.flush()
+    except (BrokenPipeError, ValueError):  # nobody reads; a closed stream is a ValueError
+        _silence(stream)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person is looking."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
+def _silence(stream: TextIO) -> None:
+    """Keep Python from complaining again when it flushes at exit."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):
+        if stream is sys.stdout:
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (lives until exit)

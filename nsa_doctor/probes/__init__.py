@@ -1,0 +1,1 @@
+"""Instruments: they measure and return, and never judge."""

@@ -1,0 +1,194 @@
+"""Finds where the non-finite values that reach an output or a gradient were born.
+
+A pass is traced and its lineage walked back from what is not finite to the operations whose inputs were clean. Where
+several such operations come into question, each is cured in turn (its newborn values made zero) and the pass repeated:
+a cause is one whose cure changes the outcome.
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.frames import FrameFilter
+from nsa_doctor.measurement import GRADIENTS, OUTPUT, Birth, Diagnosis, Point
+from nsa_doctor.probes.finite import holds_nonfinite
+from nsa_doctor.probes.lineage import Kind, Record, of_kind
+from nsa_doctor.probes.perform import Conditions, SubjectFailedError, perform
+from nsa_doctor.probes.places import Places
+from nsa_doctor.probes.state import preserved_state
+from nsa_doctor.probes.tracer import UNWRITTEN, Cause, Tracer
+from nsa_doctor.subject import Subject
+
+_MOST_CAUSES = 3
+_MOST_PASSES = 6
+
+
+def diagnose(subject: Subject, point: Point, conditions: Conditions) -> Diagnosis:
+    """Trace one point that was found not finite, in passes of their own with the same seed."""
+    with preserved_state(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _diagnose(subject, point, conditions)
+        except SubjectFailedError as failure:
+            reason = f"traced, the subject raises {failure.caught.sentence}"
+            return Diagnosis(point=point, target=OUTPUT, reason=reason)
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """The start of a lineage, and the last parameter, buffer or input it went through."""
+
+    record: Record
+    kind: Kind
+    holder: Record | None
+
+
+@dataclass(frozen=True)
+class _Pass:
+    target: str
+    kind: Kind
+    origins: tuple[_Origin, ...]
+    num_nonfinite: int
+
+
+def _diagnose(subject: Subject, point: Point, conditions: Conditions) -> Diagnosis:
+    first = _trace(subject, point, conditions, frozenset(), poison=False)
+    poison = first is None
+    if first is None:
+        first = _trace(subject, point, conditions, frozenset(), poison=True)
+    if first is None:
+        return Diagnosis(point=point, target=OUTPUT, reason="the traced pass was finite")
+    causes: list[_Origin] = []
+    cured: frozenset[Cause] = frozenset()
+    current: _Pass | None = first
+    for _ in range(_MOST_PASSES):
+        candidates = _candidates(current, cured)
+        if not candidates or len(causes) == _MOST_CAUSES:
+            break
+        earliest = candidates[0]
+        if len(candidates) == 1 and not causes:
+            causes.append(earliest)
+            break
+        cured |= {earliest.record.key}
+        before, current = current, _trace(subject, point, conditions, cured, poison)
+        if current is not None and current.target != first.target:
+            current = None
+        if _has_changed(before, current):
+            causes.append(earliest)
+    causes = causes or list(first.origins[:1])
+    return Diagnosis(point=point, target=first.target, births=tuple(_birth(cause) for cause in _distinct(causes)))
+
+
+def _trace(
+    subject: Subject, point: Point, conditions: Conditions, cured: frozenset[Cause], poison: bool
+) -> _Pass | None:
+    """One traced pass; None when output and gradients came out finite."""
+    tracer = Tracer(Places(FrameFilter(subject.packages)), cured, poison)
+    performance = perform(subject, point, conditions, tracer)
+    output: Mapping[str, Tensor] = {OUTPUT: performance.output}
+    for target, tensors in ((OUTPUT, output), (GRADIENTS, performance.gradients)):
+        bad = [tensor.detach() for tensor in tensors.values() if holds_nonfinite(tensor)]
+        if bad:
+            kind: Kind = "NaN" if any(bool(of_kind(tensor, "NaN").any()) for tensor in bad) else "inf"
+            number = sum(int((~torch.isfinite(tensor)).sum()) for tensor in bad)
+            return _Pass(target, kind, tuple(_origins(tracer, bad, kind)), number)
+    return None
+
+
+def _origins(tracer: Tracer, tensors: list[Tensor], kind: Kind) -> list[_Origin]:
+    """Every record at the start of the lineage of these tensors, earliest first."""
+    starts = [record for tensor in tensors for record in tracer.lineage.sources(tensor, kind)]
+    return sorted(_walk_back(starts, kind), key=lambda origin: origin.record.index)
+
+
+def _walk_back(starts: list[Record], kind: Kind) -> list[_Origin]:
+    waiting = [(record, record if record.holder else None) for record in starts]
+    seen: set[int] = set()
+    found: dict[Cause, _Origin] = {}
+    while waiting:
+        record, holder = waiting.pop()
+        if id(record) in seen:
+            continue
+        seen.add(id(record))
+        parents = record.parents.get(kind, [])
+        waiting += [(parent, parent if parent.holder else holder) for parent in parents]
+        if not parents:
+            known = found.get(record.key)
+            if known is None or record.index < known.record.index:
+                found[record.key] = _Origin(record, kind, holder)
+    return list(found.values())
+
+
+def _candidates(current: _Pass | None, cured: frozenset[Cause]) -> list[_Origin]:
+    return [] if current is None else [origin for origin in current.origins if origin.record.key not in cured]
+
+
+def _has_changed(before: _Pass | None, after: _Pass | None) -> bool:
+    if before is None or after is None:
+        return before is not after
+    return (before.target, before.kind, before.num_nonfinite) != (after.target, after.kind, after.num_nonfinite)
+
+
+def _distinct(causes: list[_Origin]) -> list[_Origin]:
+    """One of each set of causes that were fed by the same infinity: one cause, one finding."""
+    kept: list[_Origin] = []
+    feeders: set[Cause] = set()
+    for cause in causes:
+        feeding = {origin.record.key for origin in _fed_by(cause)}
+        if not feeding & feeders:
+            kept.append(cause)
+        feeders |= feeding
+    return kept
+
+
+def _fed_by(origin: _Origin) -> list[_Origin]:
+    """Where the infinities came from that a NaN's birth had among its inputs, earliest first."""
+    found = _walk_back(origin.record.parents.get("inf", []), "inf") if origin.kind == "NaN" else []
+    return sorted(found, key=lambda feeding: feeding.record.index)
+
+
+def _birth(nan: _Origin) -> Birth:
+    """The origin in words. Infinity that was computed, not put there as a mask, is where the trouble began."""
+    fed_by = _fed_by(nan)
+    computed = [origin for origin in fed_by if not _is_constant(origin.record)]
+    origin = computed[0] if computed and not nan.record.masks else nan
+    details = []
+    if origin.record.holder:
+        verb = "was read" if origin.record.operation in UNWRITTEN else "held it"
+        details.append(f"{origin.record.holder} {verb}")
+    elif origin.holder is not None:
+        details.append(f"it came in through {origin.holder.holder}")
+    if origin is not nan:
+        details.append(f"NaN follows in {_told(nan.record)}")
+    elif fed_by:
+        details.append(f"its input held inf from {_told(fed_by[0].record)}")
+    place = origin.record.place
+    if origin.holder is not None and not place.module_class:
+        place = replace(place, module=origin.holder.place.module, module_class=origin.holder.place.module_class)
+    return Birth(
+        value=origin.kind,
+        operation=origin.record.operation,
+        phase=origin.record.phase,
+        place=place,
+        detail="; ".join(details),
+    )
+
+
+def _told(record: Record) -> str:
+    return f"{record.operation} at {record.place}"
+
+
+def _is_constant(record: Record) -> bool:
+    """Whether the infinity was written as a constant, the way masks are."""
+    return bool(record.holder) or record.operation in _CONSTANTS
+
+
+_CONSTANTS = frozenset(
+    {
+        "masked_fill", "masked_fill_", "full", "full_like", "new_full", "fill", "fill_", "scalar_tensor",
+        "tensor constant", "constant_pad_nd", "index_fill", "index_fill_", "where",
+    }
+)  # fmt: skip

@@ -1,0 +1,101 @@
+"""Measures a subject at one point, and says what it did when there is nothing to count."""
+
+import re
+import warnings
+from dataclasses import replace
+
+import torch
+
+from nsa_doctor.frames import FrameFilter, Line
+from nsa_doctor.measurement import OUTPUT, Measurement, Place, Point, Trouble, TroubleKind
+from nsa_doctor.probes.finite import census, gradient_census
+from nsa_doctor.probes.perform import Conditions, SubjectFailedError, look_at_branches, perform
+from nsa_doctor.probes.places import Places, definition_place, module_code
+from nsa_doctor.probes.state import preserved_state
+from nsa_doctor.subject import Subject, WrongOutputError
+
+_LONGEST_TRACEBACK = 8000
+
+
+def measure(subject: Subject, point: Point, conditions: Conditions) -> Measurement:
+    """Run the subject once and count what came out; an exception of its own becomes a Trouble."""
+    with preserved_state() as changes, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            measurement = _measure(subject, point, conditions)
+        except SubjectFailedError as failure:
+            trouble = trouble_of(failure, subject.packages)
+            if failure.phase == "backward" and not trouble.place.file and trouble.kind == "raised":
+                trouble = replace(trouble, place=_forward_place(subject, point, conditions) or trouble.place)
+            measurement = Measurement(point=point, trouble=trouble)
+    return replace(measurement, notes=tuple(f"the subject changes the {name}" for name in changes.seen))
+
+
+def trouble_of(failure: SubjectFailedError, packages: tuple[str, ...]) -> Trouble:
+    """What a subject's exception says, and where in its code it came from."""
+    error, module = failure.caught.error, failure.module
+    places = Places(FrameFilter(packages))
+    if module is not None:
+        places.know(module)
+    place = places.of_traceback(error.__traceback__)
+    kind: TroubleKind = "raised"
+    message = failure.caught.sentence
+    if isinstance(error, WrongOutputError):
+        kind, message = "wrong_shape", str(error)
+        place = place if module is None else definition_place(module)
+    elif is_out_of_memory(error):
+        kind = "out_of_memory"
+    if not place.module_text and module is not None:
+        place = replace(place, module_class=type(module).__name__)
+    traceback = failure.caught.traceback[-_LONGEST_TRACEBACK:]
+    return Trouble(kind=kind, message=message, phase=failure.phase, place=place, traceback=traceback)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on the device or on the host."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    )
+
+
+def _measure(subject: Subject, point: Point, conditions: Conditions) -> Measurement:
+    performance = perform(subject, point, conditions)
+    counted = [census(OUTPUT, performance.output)]
+    if performance.gradients:
+        counted.append(gradient_census(performance.gradients))
+    inner = look_at_branches(subject, point, conditions, performance)
+    return Measurement(
+        point=point,
+        censuses=(*(census(name, values) for name, values in inner.items()), *counted),
+        seconds=performance.seconds,
+        peak_bytes=performance.peak_bytes,
+    )
+
+
+def _forward_place(subject: Subject, point: Point, conditions: Conditions) -> Place | None:
+    """The forward line whose backward raises, which autograd's anomaly mode remembers; None when it does not tell."""
+    with warnings.catch_warnings(record=True) as caught, torch.autograd.set_detect_anomaly(True, check_nan=False):
+        warnings.simplefilter("always")
+        try:
+            perform(subject, point, conditions)
+        except SubjectFailedError as failure:
+            module = failure.module
+        else:
+            return None
+    told = next((str(warning.message) for warning in caught if "Traceback of forward call" in str(warning.message)), "")
+    lines = [
+        Line(file=found["file"], line=int(found["line"]), function=found["function"])
+        for found in _TRACEBACK_LINE.finditer(told)
+    ]
+    lines = lines[max((i + 1 for i, line in enumerate(lines) if line.file.endswith("probes/perform.py")), default=0) :]
+    line = FrameFilter(subject.packages).deepest(reversed(lines))
+    if line is None or module is None:
+        return None
+    place = Place(file=line.file, line=line.line, function=line.function, module_class=type(module).__name__)
+    for file, first, last, path, name in module_code(module):
+        if file == line.file and first <= line.line <= last:
+            return replace(place, module=path, module_class=name)
+    return place
+
+
+_TRACEBACK_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)

@@ -1,0 +1,151 @@
+"""Runs a subject once, at one point: build, forward, backward."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.measurement import Point
+from nsa_doctor.probes.inputs import make_cotangent, make_input
+from nsa_doctor.probes.memory import start_peak
+from nsa_doctor.probes.state import seed_everything
+from nsa_doctor.runner import Caught, attempt
+from nsa_doctor.subject import Subject, WrongOutputError
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What all points of a run have in common."""
+
+    seed: int = 0
+    device: str = "cpu"
+    forward_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Performance:
+    """What a run left behind; seconds and peak memory cover forward and backward."""
+
+    module: nn.Module
+    x: Tensor
+    output: Tensor
+    gradients: dict[str, Tensor]
+    seconds: float
+    peak_bytes: int | None
+
+
+class SubjectFailedError(Exception):
+    """The subject raised in a phase; `module` is what had been built, if anything."""
+
+    def __init__(self, phase: str, caught: Caught, module: nn.Module | None) -> None:
+        super().__init__(caught.sentence)
+        self.phase = phase
+        self.caught = caught
+        self.module = module
+
+
+class Watcher(Protocol):
+    """What may look on while a subject runs."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """A region around each call into the subject."""
+        ...
+
+    def know(self, module: nn.Module, x: Tensor) -> None:
+        """Called once between build and forward."""
+        ...
+
+
+class NoWatcher:
+    """Looks away."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Do nothing."""
+        return nullcontext()
+
+    def know(self, module: nn.Module, x: Tensor) -> None:
+        """Learn nothing."""
+
+
+def perform(subject: Subject, point: Point, conditions: Conditions, watcher: Watcher | None = None) -> Performance:
+    """Build the subject afresh and run it; raises SubjectFailedError when it raises or returns the wrong thing."""
+    watcher = watcher or NoWatcher()
+    device, dtype = torch.device(conditions.device), getattr(torch, point.dtype)
+    wants_gradients = point.mode == "train" and not conditions.forward_only
+    seed_everything(conditions.seed)
+    with watcher.phase("build"):
+        build = lambda: subject.build(conditions.seed).to(device=device, dtype=dtype)  # noqa: E731
+        module = _ask("build", build, None).train(point.mode == "train")
+    x = make_input(subject, point, conditions.seed, device)
+    x.requires_grad_(wants_gradients and x.is_floating_point())
+    watcher.know(module, x)
+    seed_everything(conditions.seed)
+    peak = start_peak(device)
+    start = time.perf_counter()
+    with torch.set_grad_enabled(point.mode != "no_grad"):
+        given = x.clone()  # a subject may write into what flows through it; a leaf would refuse
+        with watcher.phase("forward"):
+            output = _ask("forward", lambda: _checked(subject, subject.forward(module, given), x), module)
+    gradients: dict[str, Tensor] = {}
+    if wants_gradients and output.requires_grad:
+        cotangent = make_cotangent(output, conditions.seed)
+        with watcher.phase("backward"):
+            _ask("backward", lambda: torch.autograd.backward(output, cotangent), module)
+        gradients = _gradients(module, x)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return Performance(
+        module=module,
+        x=x,
+        output=output,
+        gradients=gradients,
+        seconds=time.perf_counter() - start,
+        peak_bytes=peak(),
+    )
+
+
+def look_at_branches(
+    subject: Subject, point: Point, conditions: Conditions, performance: Performance
+) -> dict[str, Tensor]:
+    """The subject's inner tensors in one more forward pass under the same conditions; none when it offers none."""
+    branches = subject.branches
+    if branches is None:
+        return {}
+    seed_everything(conditions.seed)
+    module, x = performance.module, performance.x.detach().clone()
+    with torch.set_grad_enabled(point.mode != "no_grad"):
+        return dict(_ask("forward", lambda: branches(module, x), module))
+
+
+def _ask(phase: str, call: Callable[[], _Answer], module: nn.Module | None) -> _Answer:
+    answer = attempt(call)
+    if isinstance(answer, Caught):
+        raise SubjectFailedError(phase, answer, module)
+    return answer
+
+
+def _checked(subject: Subject, output: object, x: Tensor) -> Tensor:
+    """The output, when it is the tensor a subject owes for `x`."""
+    rows, length = x.shape[:2]
+    width = str(subject.width) if subject.input == "embeddings" else "vocabulary"
+    expected = f"expected a floating-point tensor [{rows}, {length}, {width}]"
+    if not isinstance(output, Tensor):
+        raise WrongOutputError(f"forward returned {type(output).__name__}, {expected}")
+    fits = output.ndim == 3 and output.shape[:2] == x.shape[:2]
+    fits = fits and (subject.input == "tokens" or output.shape[2] == subject.width)
+    if not fits or not output.is_floating_point():
+        raise WrongOutputError(f"forward returned {str(output.dtype)[6:]} {list(output.shape)}, {expected}")
+    return output
+
+
+def _gradients(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Gradients of the input and of every parameter that got one."""
+    found = {"the input": x.grad} if x.grad is not None else {}
+    found |= {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
+    return found

@@ -1,0 +1,142 @@
+"""Which module and which line of the subject's source is running."""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from nsa_doctor.frames import FrameFilter, Line
+from nsa_doctor.measurement import Place
+
+_CALLER = str(Path(__file__).with_name("perform.py"))  # what lies beyond it called the doctor, not the subject
+
+
+class Places:
+    """Follows calls of modules while `watching`, and says where the code now running stands."""
+
+    def __init__(self, frames: FrameFilter) -> None:
+        self._frames = frames
+        self._ranks: dict[str, int] = {}
+        self._paths: dict[int, str] = {}
+        self._calls: list[nn.Module] = []
+
+    def know(self, root: nn.Module) -> None:
+        """Learn the names of a subject's modules."""
+        self._paths = {id(module): path for path, module in root.named_modules()}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow every module's forward, until the region ends."""
+        before = register_module_forward_pre_hook(self._enter)
+        after = register_module_forward_hook(self._leave, always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+            self._calls.clear()
+
+    def here(self) -> tuple[Place, bool]:
+        """Where the caller stands, and whether a line of the subject's own code was found (not torch's, not none)."""
+        frame, rank = self._subject_frame(sys._getframe(1))
+        if frame is None:
+            return self._describe(self._called(), None), False
+        line = Line(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)
+        return self._describe(self._deeper(self._called(), _self_of(frame)), line), rank > 1
+
+    def of_traceback(self, traceback: TracebackType | None) -> Place:
+        """Where in the subject an exception came from."""
+        line = self._frames.of_traceback(traceback)
+        owner: nn.Module | None = None
+        while traceback is not None:
+            module = _self_of(traceback.tb_frame)
+            owner = owner if module is None or id(module) not in self._paths else module
+            traceback = traceback.tb_next
+        return self._describe(owner, line)
+
+    def of_path(self, path: str, root: nn.Module) -> Place:
+        """The module of that dotted path, without a line."""
+        return Place(module=path, module_class=type(root.get_submodule(path)).__name__)
+
+    def _enter(self, module: nn.Module, _args: Any) -> None:
+        self._calls.append(module)
+
+    def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        while self._calls and self._calls.pop() is not module:
+            pass
+
+    def _called(self) -> nn.Module | None:
+        """The innermost module now running that has a name; one made on the fly counts as its caller."""
+        named = (module for module in reversed(self._calls) if id(module) in self._paths)
+        return next(named, self._calls[-1] if self._calls else None)
+
+    def _subject_frame(self, frame: FrameType | None) -> tuple[FrameType | None, int]:
+        best: FrameType | None = None
+        best_rank = 0
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if file == _CALLER:
+                break
+            rank = self._ranks.get(file)
+            if rank is None:
+                rank = self._ranks[file] = self._frames.rank(file)
+            if rank > best_rank:
+                best, best_rank = frame, rank
+                if rank == 3:
+                    break
+            frame = frame.f_back
+        return best, best_rank
+
+    def _deeper(self, called: nn.Module | None, owner: nn.Module | None) -> nn.Module | None:
+        """`owner` when it lies inside `called`: its forward was run without calling it, so no hook saw it."""
+        if called is None or owner is None or id(owner) not in self._paths:
+            return owner if called is None else called
+        outer, inner = self._paths.get(id(called), ""), self._paths[id(owner)]
+        return owner if inner != outer and (not outer or inner.startswith(f"{outer}.")) else called
+
+    def _describe(self, module: nn.Module | None, line: Line | None) -> Place:
+        path = "" if module is None else self._paths.get(id(module), "")
+        name = "" if module is None else type(module).__name__
+        if line is None:
+            return Place(module=path, module_class=name)
+        return Place(module=path, module_class=name, file=line.file, line=line.line, function=line.function)
+
+
+def module_code(root: nn.Module) -> list[tuple[str, int, int, str, str]]:
+    """(file, first line, last line, path, class) of every method of every class of module, each class once."""
+    seen: dict[type, str] = {}
+    for path, module in root.named_modules():
+        seen.setdefault(type(module), path)
+    found = []
+    for kind, path in seen.items():
+        for method in vars(kind).values():
+            function = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
+            code = getattr(function, "__code__", None)
+            if code is not None and not kind.__module__.startswith("torch."):
+                last = max((line for *_, line in code.co_lines() if line), default=code.co_firstlineno)
+                found.append((code.co_filename, code.co_firstlineno, last, path, kind.__name__))
+    return found
+
+
+def definition_place(root: nn.Module) -> Place:
+    """The subject itself, at the line its forward is defined on."""
+    code = getattr(inspect.unwrap(type(root).forward), "__code__", None)
+    name = type(root).__name__
+    if code is None:
+        return Place(module_class=name)
+    return Place(module_class=name, file=code.co_filename, line=code.co_firstlineno, function="forward")
+
+
+def _self_of(frame: FrameType) -> nn.Module | None:
+    """The module whose method this frame runs."""
+    code = frame.f_code
+    if not code.co_argcount or code.co_varnames[0] != "self":
+        return None
+    owner = frame.f_locals.get("self")
+    return owner if isinstance(owner, nn.Module) else None

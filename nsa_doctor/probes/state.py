@@ -1,0 +1,99 @@
+"""Keeps what a subject does to the process from reaching the next measurement."""
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass
+class StateChanges:
+    """What the code inside `preserved_state` left changed, in words; filled when the region ends."""
+
+    seen: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def preserved_state() -> Iterator[StateChanges]:
+    """Restore random states, default dtype, grad mode, threads and the like at the end; say what had changed."""
+    changes = StateChanges()
+    saved = [(name, read(), write) for name, read, write in _global_state()]
+    generators = _save_generators()
+    try:
+        yield changes
+    finally:
+        for (name, before, write), (_, read, _) in zip(saved, _global_state(), strict=True):
+            if read() != before:
+                changes.seen.append(name)
+                write(before)
+        _restore_generators(generators)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, NumPy's (if loaded) and torch's generators."""
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _global_state() -> list[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
+    return [
+        ("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+        ("default device", torch.get_default_device, _set_default_device),
+        ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+        ("number of threads", torch.get_num_threads, torch.set_num_threads),
+        (
+            "deterministic algorithms",
+            torch.are_deterministic_algorithms_enabled,
+            torch.use_deterministic_algorithms,
+        ),
+        ("anomaly mode", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+        ("float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        ("current folder", _current_folder, _go_to_folder),
+        ("module search path", lambda: list(sys.path), _set_search_path),
+    ]
+
+
+def _set_default_device(device: torch.device) -> None:
+    # A CPU set by name would leave torch's device mode switched on.
+    torch.set_default_device(None if device.type == "cpu" else device)
+
+
+def _current_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # deleted under our feet
+        return None
+
+
+def _go_to_folder(folder: str | None) -> None:
+    if folder is not None:
+        os.chdir(folder)
+
+
+def _set_search_path(path: list[str]) -> None:
+    sys.path[:] = path
+
+
+def _save_generators() -> dict[str, Any]:
+    states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        states["numpy"] = numpy.random.get_state()
+    return states
+
+
+def _restore_generators(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state_all(states["cuda"])
+    if "numpy" in states:
+        sys.modules["numpy"].random.set_state(states["numpy"])

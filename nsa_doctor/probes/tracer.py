@@ -1,0 +1,212 @@
+"""Watches every operation of one pass and keeps the lineage of what is not finite."""
+
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from nsa_doctor.measurement import Place
+from nsa_doctor.probes.finite import holds_nonfinite, is_countable
+from nsa_doctor.probes.lineage import KINDS, Kind, Lineage, Record, of_kind
+from nsa_doctor.probes.places import Places
+
+Cause = tuple[str, str, int, str]
+
+
+class Tracer(TorchDispatchMode):
+    """Records where non-finite values come from. Slow: for a second pass, after a first one found some.
+
+    `cured` lists causes whose newborn values are replaced by zeros, to see what becomes of the rest.
+    `poison_unwritten` fills memory that torch.empty left unwritten with NaN.
+    A dispatch mode is a base class by torch's design.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, places: Places, cured: frozenset[Cause] = frozenset(), poison_unwritten: bool = False) -> None:
+        super().__init__()
+        self.lineage = Lineage()
+        self._places = places
+        self._cured = cured
+        self._poison_unwritten = poison_unwritten
+        self._phase = ""
+        self._count = 0
+        self._nodes = _NodePlaces()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it would import all of it
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Trace the operations of one phase: build, forward or backward."""
+        self._phase = name
+        with self, self._places.watching():
+            yield
+
+    def know(self, module: nn.Module, x: Tensor) -> None:
+        """Learn what parameters, buffers and the input are called, between build and forward."""
+        self._places.know(module)
+        held = [("parameter", name, value) for name, value in module.named_parameters()]
+        held += [("buffer", name, value) for name, value in module.named_buffers()]
+        for kind, name, value in held:
+            self._name(f"{kind} {name}", value, self._places.of_path(name.rpartition(".")[0], module))
+        self._name("the input", x, Place())
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operation and account for what it wrote."""
+        kwargs = kwargs or {}
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if is_countable(leaf)]
+        written = [leaf for leaf in tree_leaves(_written(func, args, kwargs)) if is_countable(leaf)]
+        overwritten = {id(tensor): self._parents([tensor]) for tensor in written}
+        result = func(*args, **kwargs)
+        self._count += 1
+        self._nodes.note(self._places)
+        storages = {tensor.untyped_storage()._cdata for tensor in inputs}
+        for output in [leaf for leaf in tree_leaves(result) if is_countable(leaf)]:
+            if not any(output is tensor for tensor in written):
+                shares = output.untyped_storage()._cdata in storages
+                self._account(func, output, inputs, {}, is_view=shares)
+        for tensor in written:
+            others = [other for other in inputs if other is not tensor]
+            before = {} if _overwrites(func) else overwritten[id(tensor)]
+            self._account(func, tensor, others, before, is_view=False)
+        return result
+
+    def _account(
+        self, func: Any, output: Tensor, inputs: Sequence[Tensor], before: dict[Kind, list[Record]], is_view: bool
+    ) -> None:
+        name = _operation(func)
+        if name in UNWRITTEN and not is_view:
+            self._note_unwritten(name, output)
+            return
+        constant = name == "lift_fresh"
+        if (is_view and not constant) or not holds_nonfinite(output):
+            return
+        if constant and self.lineage.has_writer(output):
+            return
+        record = self._record("tensor constant" if constant else name)
+        record.parents = {} if constant else self._parents(inputs)
+        record.masks = _reads_masks(name) and not any(
+            bool(torch.isposinf(x).any()) for x in inputs if not x.is_complex()
+        )
+        for kind, records in before.items():
+            record.parents[kind] = [*record.parents.get(kind, []), *records]
+        if record.key in self._cured and any(
+            not record.parents.get(kind) and bool(of_kind(output, kind).any()) for kind in KINDS
+        ):
+            output.copy_(torch.where(torch.isfinite(output), output, 0))
+            return
+        self.lineage.write(record, output)
+
+    def _parents(self, tensors: Sequence[Tensor]) -> dict[Kind, list[Record]]:
+        """Per kind, the records behind the non-finite values these tensors hold."""
+        parents: dict[Kind, list[Record]] = {}
+        for tensor in tensors:
+            if not holds_nonfinite(tensor):
+                continue
+            for kind in KINDS:
+                if bool(of_kind(tensor, kind).any()):
+                    sources = self.lineage.sources(tensor, kind) or [self._unseen(tensor)]
+                    parents[kind] = [*parents.get(kind, []), *sources]
+        return parents
+
+    def _note_unwritten(self, name: str, output: Tensor) -> None:
+        record = self._record(name)
+        record.holder = f"memory that {name} left unwritten"
+        if record.key in self._cured:
+            output.zero_()
+        elif self._poison_unwritten:
+            output.fill_(float("nan"))
+        self.lineage.write(record, output)
+
+    def _unseen(self, tensor: Tensor) -> Record:
+        """Values no operation seen wrote: made outside torch's operators, or before the pass."""
+        record = self._record("write outside torch")
+        record.holder = "memory written outside torch's operations"
+        self.lineage.write(record, tensor)
+        return record
+
+    def _name(self, holder: str, tensor: Tensor, place: Place) -> None:
+        self._count += 1
+        if not is_countable(tensor):
+            return
+        record = Record(self._count, holder, "build", place, holder=holder, has_own_line=False)
+        if record.key in self._cured and holds_nonfinite(tensor):
+            data = tensor.detach()
+            data.copy_(torch.where(torch.isfinite(data), data, 0))
+        self.lineage.name(record, tensor)
+
+    def _record(self, operation: str) -> Record:
+        place, is_own = self._places.here()
+        node = torch._C._current_autograd_node()
+        if self._phase == "backward" and node is not None and not (is_own and place.module_class):
+            forward, forward_is_own = self._nodes.of(node._sequence_nr()) or (place, is_own)
+            operation = f"{operation} in {node.name().rpartition('::')[2]}"
+            if is_own:  # a backward written in Python: its own line, in the module that called it
+                place = replace(place, module=forward.module, module_class=forward.module_class)
+            else:
+                place, is_own = forward, forward_is_own
+        return Record(self._count, operation, self._phase, place, has_own_line=is_own)
+
+
+class _NodePlaces:
+    """Where in the forward pass each node of the autograd graph was made, by its sequence number."""
+
+    def __init__(self) -> None:
+        self._last: list[int] = []
+        self._found: list[tuple[Place, bool]] = []
+
+    def note(self, places: Places) -> None:
+        """Called after each operation: numbers given since the last call were given here."""
+        latest = torch._C._autograd._get_sequence_nr() - 1
+        if latest >= 0 and (not self._last or latest > self._last[-1]):
+            here = places.here()
+            if here[1] or here[0].module_class:
+                self._last.append(latest)
+                self._found.append(here)
+
+    def of(self, number: int) -> tuple[Place, bool] | None:
+        """The place a node of that number was made at, or None when it was not seen."""
+        index = bisect.bisect_left(self._last, number)
+        return self._found[index] if index < len(self._found) else None
+
+
+UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+_OVERWRITING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"})
+
+
+def _reads_masks(operation: str) -> bool:
+    """Whether -inf is a legitimate input that means "nothing here"."""
+    return "softmax" in operation or "attention" in operation or operation in ("exp", "logsumexp")
+
+
+def _operation(func: Any) -> str:
+    """The operator's plain name: aten::_softmax is softmax."""
+    name = func._schema.name if hasattr(func, "_schema") else str(func)
+    return str(name).rpartition("::")[2].lstrip("_")
+
+
+def _overwrites(func: Any) -> bool:
+    """Whether the operation writes its result without reading what was there."""
+    return _operation(func) in _OVERWRITING or getattr(func, "_overloadname", "").endswith("out")
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments an operation writes into, as its schema declares."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    found = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.append(args[position] if position < len(args) else kwargs.get(argument.name))
+    return found

@@ -1,0 +1,58 @@
+"""What is going on, on standard error: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nsa_doctor.measurement import MODES, Diagnosis, Measurement
+from nsa_doctor.output import is_terminal, say
+from nsa_doctor.sweep import Listener
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Listener]:
+    """A listener for `sweep`, for as long as it runs."""
+    if quiet:
+        yield lambda stage, total, answer: None
+    elif is_terminal(sys.stderr):
+        with _bar() as listener:
+            yield listener
+    else:
+        yield _plain
+
+
+@contextmanager
+def _bar() -> Iterator[Listener]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def listen(stage: str, total: int, answer: Measurement | Diagnosis) -> None:
+            point = answer.point
+            bar.update(
+                task,
+                total=total,
+                advance=1 if stage == "measured" else 0,
+                description=f"{stage} S={point.length} {point.dtype} {point.mode}",
+            )
+
+        yield listen
+
+
+def _plain(stage: str, total: int, answer: Measurement | Diagnosis) -> None:
+    """One line per length, and one per mode that is not as it should be."""
+    point = answer.point
+    if isinstance(answer, Diagnosis) or stage != "measured":
+        say(f"{stage}: S={point.length} {point.dtype} {point.mode}\n", sys.stderr)
+        return
+    if answer.is_finite and point.mode != MODES[-1]:
+        return
+    seconds = f", {answer.seconds:.2f} s" if answer.seconds is not None else ""
+    if answer.trouble is not None:
+        state = answer.trouble.kind.replace("_", " ")
+    else:
+        state = "finite" if answer.is_finite else "not finite"
+    say(f"measured: S={point.length} {point.dtype} {point.mode}: {state}{seconds}\n", sys.stderr)

@@ -1,0 +1,99 @@
+"""A report for a terminal: table, findings, one closing sentence; 80 columns, readable without colour."""
+
+import io
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from nsa_doctor.finding import Decision, Finding, Report, Verdict
+from nsa_doctor.measurement import Measurement
+from nsa_doctor.render.table import sweep_tables
+from nsa_doctor.wording import escaped, joined
+
+_LABEL_WIDTH = 9
+
+
+def render(report: Report, *, colour: bool = False, width: int = 80, traceback: bool = False) -> str:
+    """The report as text; `colour` adds styles for a terminal, `traceback` the tracebacks of a subject that raised."""
+    console = Console(
+        file=io.StringIO(), force_terminal=colour, width=width, highlight=False, markup=False, emoji=False
+    )
+    for line in _header(report):
+        console.print(line, soft_wrap=True)
+    for heading, table in sweep_tables(report):
+        console.print()
+        console.print(heading, style="bold")
+        console.print(table)
+    for finding in report.findings:
+        console.print()
+        for label, text in _finding(finding):
+            told = Text(f"  {label:<{_LABEL_WIDTH}}{text}") if label else Text(text, style="bold red")
+            console.print(told, soft_wrap=True)
+    if traceback:
+        for text in _tracebacks(report.measurements):
+            console.print(f"\n{escaped_lines(text)}", soft_wrap=True)
+    console.print()
+    for line in _closing(report):
+        console.print(line, soft_wrap=True)
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
+
+
+def escaped_lines(text: str) -> str:
+    """Text of several lines with everything a terminal would obey made visible."""
+    return "\n".join(escaped(line) for line in text.splitlines())
+
+
+def _header(report: Report) -> Iterator[str]:
+    subject, environment = report.subject, report.environment
+    description = subject.get("description", "")
+    yield escaped(f"{subject['name']}: {description}" if description else f"{subject['name']}")
+    conditions = [f"seed {report.options['seed']}"]
+    if "device" in environment:
+        conditions = [
+            f"{environment['device']} ({environment['device_name']})",
+            f"torch {environment['torch']}",
+            *conditions,
+        ]
+    if "input" in subject:
+        unit = "values" if subject["input"] == "embeddings" else "ids"
+        conditions.append(f"{subject['input']} of {subject['width']} {unit}")
+    yield escaped(", ".join(conditions))
+
+
+def _finding(finding: Finding) -> Iterator[tuple[str, str]]:
+    yield "", escaped(f"{finding.code} {finding.message}")
+    rows = [
+        ("module", finding.where.module_text),
+        ("line", f"{finding.where.line_text} in {finding.where.function}" if finding.where.file else ""),
+        ("branches", str(finding.evidence.get("branches") or "").replace(",", ", ")),
+        ("control", finding.control),
+        ("again", finding.repro),
+    ]
+    yield from ((label, escaped(text)) for label, text in rows if text)
+
+
+def _closing(report: Report) -> Iterator[str]:
+    for note in report.notes:
+        yield escaped(f"note: {note}")
+    skipped = [result for result in report.results if result.verdict is Verdict.SKIP]
+    if skipped:
+        yield escaped(f"not checked: {joined([result.code for result in skipped])}: {skipped[0].reason}")
+    if report.interrupted:
+        yield "interrupted: what was measured stands above"
+    counted = f"{len(report.findings)} finding{'' if len(report.findings) == 1 else 's'}"
+    match report.decision:
+        case Decision.GO:
+            sentence = "everything that was measured is finite"
+        case Decision.NO_GO:
+            sentence = f"{counted}; `nsa-doctor explain CODE` says what each means and what to do"
+        case Decision.UNKNOWN:
+            sentence = "nothing wrong was seen, but not everything was measured"
+    yield f"{report.decision.value}: {sentence} ({report.seconds:.1f} s)"
+
+
+def _tracebacks(measurements: Sequence[Measurement]) -> Iterator[str]:
+    seen = {measurement.trouble.traceback: None for measurement in measurements if measurement.trouble}
+    yield from (text for text in seen if text)

@@ -1,0 +1,79 @@
+"""Adapters: one per kind of subject, and the way from a command line to one."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from nsa.config import ConfigError
+from nsa_doctor.runner import Caught, attempt
+from nsa_doctor.subject import InputKind, Subject, SubjectUnusableError
+from nsa_doctor.subjects.module import adapt
+from nsa_doctor.subjects.nsa import builtin_subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectRequest:
+    """What to examine: the built-in subject at a configuration, or `spec` (package.module:factory).
+
+    `lengths` are those a foreign module may be tried at to find out what it takes.
+    """
+
+    spec: str | None = None
+    config: str | None = None
+    input: InputKind | None = None
+    seed: int = 0
+    lengths: tuple[int, ...] = (128,)
+
+
+def load_subject(request: SubjectRequest, asking: Callable[[int], None] = lambda length: None) -> Subject:
+    """The subject asked for; `asking` is told each length before a foreign module is tried at it.
+
+    Raises SubjectUnusableError, or SubjectFailedError when a factory itself raises.
+    """
+    if request.spec is not None:
+        factory = import_factory(request.spec)
+        return adapt(request.spec, factory, request.input, request.seed, request.lengths, asking)
+    try:
+        return builtin_subject(request.config)
+    except ConfigError as error:
+        raise SubjectUnusableError(str(error)) from error
+
+
+def import_factory(spec: str) -> Callable[[], Any]:
+    """The callable that `package.module:factory` names, looked for in the current folder too."""
+    name, _, path = spec.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    module = attempt(lambda: importlib.import_module(name))
+    if isinstance(module, Caught):
+        raise SubjectUnusableError(f"subject {spec} cannot be imported: {module.sentence}") from module.error
+    factory: Any = module
+    for part in path.split("."):
+        if not hasattr(factory, part):
+            raise SubjectUnusableError(f"subject {spec} cannot be imported: {name} has no {path}")
+        factory = getattr(factory, part)
+    if isinstance(factory, Subject):
+        return lambda: factory
+    if not callable(factory) or isinstance(factory, nn.Module):
+        kind = type(factory).__name__
+        raise SubjectUnusableError(f"subject {spec} must be a callable that returns a new nn.Module, got a {kind}")
+    _check_callable_bare(spec, factory)
+    return factory  # type: ignore[no-any-return]
+
+
+def _check_callable_bare(spec: str, factory: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # builtins tell no signature
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise SubjectUnusableError(f"subject {spec} must be callable without arguments: {error}") from error

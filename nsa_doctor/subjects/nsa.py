@@ -1,0 +1,59 @@
+"""The built-in subject: one NSAttention layer of `nsa` at a configuration."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa.config import NSAConfig, load_config
+from nsa.nn import NSAttention
+from nsa_doctor.subject import Subject
+
+DEFAULT_CONFIG = "m7c_125m_fast_log"
+
+
+def builtin_subject(source: str | None = None) -> Subject:
+    """One layer at a configuration file or built-in name; raises nsa.ConfigError with one sentence."""
+    subject = layer_subject(load_config(source or DEFAULT_CONFIG).model, f"nsa ({source or DEFAULT_CONFIG})")
+    return subject if source is None else replace(subject, options=("--config", source))
+
+
+def layer_subject(config: NSAConfig, name: str = "nsa") -> Subject:
+    """One layer at a configuration already read."""
+    geometry = config.geometry
+    return Subject(
+        name=name,
+        description=f"one NSAttention layer, dim {config.dim}, {config.n_heads} heads in {config.n_kv_groups} groups",
+        build=lambda seed: _build(config, seed),
+        forward=_forward,
+        branches=_branches,
+        gate=_gate,
+        input="embeddings",
+        width=config.dim,
+        geometry=geometry,
+        max_length=max(geometry.w, geometry.n_sel * geometry.l_sel) + geometry.l_sel,
+        packages=("nsa",),
+    )
+
+
+def _build(config: NSAConfig, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return NSAttention(config)
+
+
+def _forward(module: nn.Module, x: Tensor) -> Tensor:
+    output: Tensor = module(x)
+    return output
+
+
+def _branches(module: nn.Module, x: Tensor) -> Mapping[str, Tensor]:
+    assert isinstance(module, NSAttention)
+    inner = module.branches(x)
+    return {name: getattr(inner, name) for name in ("compressed", "selected", "sliding", "gated")}
+
+
+def _gate(module: nn.Module, query_mean: Tensor) -> Tensor:
+    assert isinstance(module, NSAttention)
+    weights: Tensor = module.gate(query_mean)
+    return weights

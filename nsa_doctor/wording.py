@@ -1,0 +1,53 @@
+"""Numbers and lists in words."""
+
+from collections.abc import Iterable, Sequence
+
+_MOST_NUMBERS = 6
+
+
+def joined(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def numbers(values: Iterable[int], all_of_them: bool = False) -> str:
+    """Ascending; beyond six, the first five and how many more."""
+    ordered = sorted(values)
+    if all_of_them:
+        return ",".join(map(str, ordered))
+    if len(ordered) <= _MOST_NUMBERS:
+        return joined([str(value) for value in ordered])
+    shown = ", ".join(map(str, ordered[: _MOST_NUMBERS - 1]))
+    return f"{shown} and {len(ordered) - _MOST_NUMBERS + 1} more up to {ordered[-1]}"
+
+
+def short_count(count: int) -> str:
+    """A count in at most four characters: 128, 98k, 1.6M."""
+    for limit, unit, symbol in ((10**4, 1, ""), (10**6, 10**3, "k"), (10**9, 10**6, "M")):
+        if count < limit:
+            amount = count / unit
+            return f"{amount:.1f}{symbol}" if symbol and amount < 10 else f"{amount:.0f}{symbol}"
+    return f"{count / 10**9:.1f}G"
+
+
+def short_number(value: float) -> str:
+    """A magnitude in two digits: 2.3, 0.41, 1.2e+05."""
+    return f"{value:.2g}"
+
+
+def short_bytes(count: int | None) -> str:
+    """A size as people say it, or a dash where it is not known."""
+    if count is None:
+        return "-"
+    for unit in ("B", "KB", "MB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count = count / 1024  # type: ignore[assignment]
+    return f"{count:.1f} GB"
+
+
+def escaped(text: str) -> str:
+    """Text from a subject with everything a terminal would obey made visible."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
