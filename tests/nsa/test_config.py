@@ -233,7 +233,7 @@ def test_a_value_nested_thousands_deep_is_refused() -> None:
     ("call", "sentence"),
     [
         (lambda: ModelConfig(**MODEL, l=33), "l must be a multiple of d=16, got 33"),
-        (lambda: NSAConfig(**MODEL, nheads=3), "nheads is unknown (value 3 (int)): did you mean n_heads"),
+        (lambda: NSAConfig(dim=64, nheads=3), "nheads is unknown (value 3 (int)): did you mean n_heads"),
         (lambda: NSAConfig(dim=64), "n_heads is missing: query heads"),
         (lambda: RunConfig(model=3), "model must be a valid dictionary or instance of ModelConfig, got 3 (int)"),
         (RunConfig, "model is missing: the sections model and nsa together"),
