@@ -41,14 +41,16 @@ def node_breaches(path: Path, node: ast.AST) -> Iterator[str]:
         length, cap = (node.end_lineno or 0) - node.lineno + 1, 120 if path.stem == "triton" else 60
         if length > cap:
             yield f"{node.name} has {length} lines, at most {cap}"
-    if isinstance(node, ast.ExceptHandler) and path != Path("nsa_doctor/runner.py") and catches_all(node):
-        yield "catches every exception; nsa_doctor/runner.py alone does"
+    if isinstance(node, ast.ExceptHandler) and path != Path("nsa_doctor/runner.py") and swallows(node):
+        yield "swallows every exception; nsa_doctor/runner.py alone may"
     if package == "nsa" and isinstance(node, ast.Attribute | ast.Name) and "nan_to_num" in ast.unparse(node):
         yield "nan_to_num; make no NaN instead"
     if package == "nsa" and isinstance(node, ast.ImportFrom) and node.module == "__future__":
         yield "imports from __future__, which blinds the shape checks"
 
 
-def catches_all(node: ast.ExceptHandler) -> bool:
+def swallows(node: ast.ExceptHandler) -> bool:
+    """Whether every exception is caught and none raised again."""
     caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
-    return any(kind is None or ast.unparse(kind) in ("Exception", "BaseException") for kind in caught)
+    catches_all = any(kind is None or ast.unparse(kind) in ("Exception", "BaseException") for kind in caught)
+    return catches_all and ast.unparse(node.body[-1]) != "raise"

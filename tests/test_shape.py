@@ -32,12 +32,12 @@ SICK = {
     "bare-except": (
         "nsa/a.py",
         "try:\n    x\nexcept:\n    pass\n",
-        "3: catches every exception; nsa_doctor/runner.py alone does",
+        "3: swallows every exception; nsa_doctor/runner.py alone may",
     ),
     "except-exception": (
         "nsa_doctor/probes/runner.py",
         "try:\n    x\nexcept (OSError, Exception):\n    pass\n",
-        "3: catches every exception; nsa_doctor/runner.py alone does",
+        "3: swallows every exception; nsa_doctor/runner.py alone may",
     ),
     "nan-to-num": ("nsa/a.py", "y = x.nan_to_num(0)\n", "1: nan_to_num; make no NaN instead"),
     "future": (
@@ -51,6 +51,7 @@ HEALTHY = {
     "check": ("nsa_doctor/checks/nan/nan101_a.py", lines(100)),
     "kernel": ("nsa/ops/select/triton.py", function(120) + lines(480)),
     "runner": ("nsa_doctor/runner.py", "try:\n    x\nexcept Exception:\n    pass\n"),
+    "raised-again": ("nsa/a.py", "try:\n    x\nexcept BaseException:\n    y\n    raise\n"),
     "named-exceptions": ("nsa/a.py", "try:\n    x\nexcept (OSError, ValueError):\n    pass\n"),
     "nan-to-num-in-a-test": ("tests/test_a.py", "y = x.nan_to_num(0)\n"),
 }
