@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from nsa_doctor import registry
+from nsa_doctor.finding import Result
 from nsa_doctor.lengths import boundary_lengths
 from nsa_doctor.measurement import Diagnosis, Measurement, Point, to_json
 from nsa_doctor.probes.births import diagnose
@@ -12,7 +14,7 @@ from nsa_doctor.probes.measure import measure, trouble_of
 from nsa_doctor.probes.perform import Conditions, SubjectFailedError
 from nsa_doctor.probes.places import module_code
 from nsa_doctor.probes.state import preserved_state, seed_everything
-from nsa_doctor.runner import Caught, attempt
+from nsa_doctor.runner import Caught, attempt, run_check
 from nsa_doctor.subject import Subject, SubjectUnusableError
 from nsa_doctor.subjects import SubjectRequest, load_subject
 
@@ -54,6 +56,12 @@ class Bench:
         """Trace the loaded subject."""
         assert self._subject is not None
         return diagnose(self._subject, point, self._conditions)
+
+    def check(self, code: str, planted: bool) -> Result:
+        """Run one check on the loaded subject, or on the sick one that the check itself plants."""
+        assert self._subject is not None
+        check = registry.load(code)
+        return run_check(check, check.planted(self._subject) if planted else self._subject)
 
 
 def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | None) -> dict[str, Any]:

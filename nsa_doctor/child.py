@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nsa_doctor.measurement import Point, to_json
@@ -66,8 +67,10 @@ def _answering(bench: "Bench", request: dict[str, Any]) -> Callable[[], dict[str
             return lambda: {"measured": to_json(bench.measure(Point(**request["point"])))}
         case "diagnose":
             return lambda: {"diagnosed": to_json(bench.diagnose(Point(**request["point"])))}
+        case "check":
+            return lambda: {"checked": asdict(bench.check(request["code"], request["planted"]))}
         case other:
-            raise ValueError(f"request must be load, measure or diagnose, got {other!r}")
+            raise ValueError(f"request must be load, measure, diagnose or check, got {other!r}")
 
 
 def _die_with_parent() -> None:

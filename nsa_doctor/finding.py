@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from nsa_doctor.measurement import Measurement, Place
 
@@ -50,6 +50,12 @@ class Result:
     findings: tuple[Finding, ...] = ()
     reason: str = ""
     seconds: float = 0.0
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `dataclasses.asdict` and JSON made of a Result."""
+        findings = (Finding(**{**finding, "where": Place(**finding["where"])}) for finding in data["findings"])
+        return cls(**{**data, "verdict": Verdict(data["verdict"]), "findings": tuple(findings)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,16 +73,19 @@ class FrameFilter:
             traceback = traceback.tb_next
         return self.deepest(reversed(lines))
 
-    def of_dump(self, dump: str) -> Line | None:
-        """The deepest line of the subject's code in what faulthandler wrote: the doctor's own thread first."""
+    def of_dump(self, dump: str) -> list[Line]:
+        """What faulthandler wrote, from the deepest line of the subject's code outwards; the doctor's own thread first.
+
+        Empty when no thread runs the subject's code.
+        """
         threads = [
             _lines(part) for part in re.split(r"^(?=(?:Current thread|Thread|Stack) )", dump, flags=re.MULTILINE)
         ]
         threads.sort(key=lambda lines: not any(line.file.startswith(self._machinery[-1]) for line in lines))
         for lines in threads:
             if found := self.deepest(lines):
-                return found
-        return None
+                return lines[lines.index(found) :]
+        return []
 
 
 _WRAPPERS = re.compile(r"-packages/(?:jaxtyping|beartype|numpy|einops|pluggy|_pytest|typeguard)/")

@@ -1,10 +1,12 @@
 """A laboratory in a child process: hangs and deaths come back as troubles, and work goes on in a fresh child."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from nsa_doctor.frames import FrameFilter
+from nsa_doctor import registry
+from nsa_doctor.finding import Finding, Result, Verdict
+from nsa_doctor.frames import FrameFilter, Line
 from nsa_doctor.isolate import STARTUP_SECONDS, ChildDiedError, ChildHungError, ChildProcess
 from nsa_doctor.measurement import Diagnosis, Measurement, Place, Point, Trouble, to_json, trouble_from_json
 
@@ -89,6 +91,15 @@ class IsolatedLaboratory:
             return Diagnosis(point=point, target="", reason=f"traced, {answer.message}")
         return Diagnosis.from_json(answer["diagnosed"])
 
+    def check(self, code: str, seconds: float, planted: bool = False) -> Result:
+        """Run one check; a hang is TIMEOUT and a death FAIL, each with the line the subject was at."""
+        answer = self._ask({"do": "check", "code": code, "planted": planted}, seconds)
+        if not isinstance(answer, Trouble):
+            return Result.from_json(answer["checked"])
+        verdict = Verdict.TIMEOUT if answer.kind == "timeout" else Verdict.FAIL
+        finding = Finding(code=code, message=answer.message, where=answer.place, evidence={"kind": answer.kind})
+        return Result(code=code, name=registry.manual(code).name, verdict=verdict, findings=(finding,))
+
     def close(self) -> None:
         """End the child."""
         if self._child is not None:
@@ -139,17 +150,20 @@ class IsolatedLaboratory:
         self._child = None
         self._failures += 1
         package = (self.assignment.spec or "").partition(".")[0]
-        line = FrameFilter((package,) if package else ()).of_dump(failure.dump)
-        place = Place() if line is None else self._place(Place(**asdict(line)))
+        place = self._place(FrameFilter((package,) if package else ()).of_dump(failure.dump))
         if isinstance(failure, ChildHungError):
             return Trouble(kind="timeout", message=str(failure), place=place, traceback=failure.dump)
         return Trouble(kind="died", message=str(failure), place=place, traceback=failure.dump or failure.last_words)
 
-    def _place(self, place: Place) -> Place:
-        """The place with the module whose method holds its line."""
-        for file, first, last, path, name in self.facts.get("code", []):
-            if file == place.file and first <= place.line <= last:
-                return replace(place, module=path, module_class=name)
+    def _place(self, stack: Sequence[Line]) -> Place:
+        """The deepest line of a stack, and the innermost module whose method is on it."""
+        if not stack:
+            return Place()
+        place = Place(**asdict(stack[0]))
+        for line in stack:
+            for file, first, last, path, name in self.facts.get("code", []):
+                if file == line.file and first <= line.line <= last:
+                    return replace(place, module=path, module_class=name)
         return place
 
 

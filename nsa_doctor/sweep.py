@@ -8,11 +8,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from nsa_doctor import registry
-from nsa_doctor.causes import TROUBLE_CODES, CommandLine, findings
+from nsa_doctor.causes import TROUBLE_CODES
 from nsa_doctor.examine import Examination, examine, points
 from nsa_doctor.finding import Finding, Report, Result, Verdict
+from nsa_doctor.findings import findings
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
 from nsa_doctor.measurement import GRADIENTS, MODES, Diagnosis, Measurement, Point
+from nsa_doctor.repro import CommandLine
 from nsa_doctor.wording import numbers
 
 Listener = Callable[[str, int, Measurement | Diagnosis], None]

@@ -12,11 +12,9 @@ def joined(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def numbers(values: Iterable[int], all_of_them: bool = False) -> str:
-    """Ascending; beyond six, the first five and how many more."""
+def numbers(values: Iterable[int]) -> str:
+    """Ascending; beyond six, the first five, how many more and the last."""
     ordered = sorted(values)
-    if all_of_them:
-        return ",".join(map(str, ordered))
     if len(ordered) <= _MOST_NUMBERS:
         return joined([str(value) for value in ordered])
     shown = ", ".join(map(str, ordered[: _MOST_NUMBERS - 1]))
@@ -33,19 +31,24 @@ def short_count(count: int) -> str:
 
 
 def short_number(value: float) -> str:
-    """A magnitude in two digits: 2.3, 0.41, 1.2e+05."""
-    return f"{value:.2g}"
+    """A magnitude in two digits: 2.3, 0.41, 1e5."""
+    text = f"{value:.2g}"
+    if "e" not in text:
+        return text
+    mantissa, exponent = f"{value:.0e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
 
 
 def short_bytes(count: int | None) -> str:
     """A size as people say it, or a dash where it is not known."""
     if count is None:
         return "-"
+    amount = float(count)
     for unit in ("B", "KB", "MB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count = count / 1024  # type: ignore[assignment]
-    return f"{count:.1f} GB"
+        if amount < 1024:
+            return f"{amount:.0f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GB"
 
 
 def escaped(text: str) -> str:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 
-from nsa_doctor.causes import CommandLine, findings
 from nsa_doctor.examine import Examination, examine
 from nsa_doctor.finding import Finding
+from nsa_doctor.findings import findings
 from nsa_doctor.lengths import spread_lengths
 from nsa_doctor.measurement import Point
 from nsa_doctor.probes.local import LocalLaboratory
 from nsa_doctor.probes.perform import Conditions
+from nsa_doctor.repro import CommandLine
 from nsa_doctor.subject import Subject
 
 NUM_LENGTHS = 16

@@ -178,7 +178,7 @@ def _birth(nan: _Origin) -> Birth:
 
 
 def _told(record: Record) -> str:
-    return f"{record.operation} at {record.place}"
+    return f"{record.operation} at {record.place.line_text or record.place}"
 
 
 def _is_constant(record: Record) -> bool:

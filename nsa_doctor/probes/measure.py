@@ -1,17 +1,17 @@
 """Measures a subject at one point, and says what it did when there is nothing to count."""
 
-import re
 import warnings
 from dataclasses import replace
 
 import torch
 
-from nsa_doctor.frames import FrameFilter, Line
+from nsa_doctor.frames import FrameFilter
 from nsa_doctor.measurement import OUTPUT, Measurement, Place, Point, Trouble, TroubleKind
 from nsa_doctor.probes.finite import census, gradient_census
 from nsa_doctor.probes.perform import Conditions, SubjectFailedError, look_at_branches, perform
-from nsa_doctor.probes.places import Places, definition_place, module_code
+from nsa_doctor.probes.places import Places, definition_place
 from nsa_doctor.probes.state import preserved_state
+from nsa_doctor.probes.tracer import Tracer
 from nsa_doctor.subject import Subject, WrongOutputError
 
 _LONGEST_TRACEBACK = 8000
@@ -25,9 +25,10 @@ def measure(subject: Subject, point: Point, conditions: Conditions) -> Measureme
             measurement = _measure(subject, point, conditions)
         except SubjectFailedError as failure:
             trouble = trouble_of(failure, subject.packages)
-            if failure.phase == "backward" and not trouble.place.file and trouble.kind == "raised":
-                trouble = replace(trouble, place=_forward_place(subject, point, conditions) or trouble.place)
-            measurement = Measurement(point=point, trouble=trouble)
+            if failure.phase == "backward" and trouble.kind == "raised":
+                trouble = replace(trouble, place=_place_in_backward(subject, point, conditions, trouble.place))
+            counted = () if failure.output is None else (census(OUTPUT, failure.output),)
+            measurement = Measurement(point=point, censuses=counted, trouble=trouble)
     return replace(measurement, notes=tuple(f"the subject changes the {name}" for name in changes.seen))
 
 
@@ -72,30 +73,14 @@ def _measure(subject: Subject, point: Point, conditions: Conditions) -> Measurem
     )
 
 
-def _forward_place(subject: Subject, point: Point, conditions: Conditions) -> Place | None:
-    """The forward line whose backward raises, which autograd's anomaly mode remembers; None when it does not tell."""
-    with warnings.catch_warnings(record=True) as caught, torch.autograd.set_detect_anomaly(True, check_nan=False):
-        warnings.simplefilter("always")
-        try:
-            perform(subject, point, conditions)
-        except SubjectFailedError as failure:
-            module = failure.module
-        else:
-            return None
-    told = next((str(warning.message) for warning in caught if "Traceback of forward call" in str(warning.message)), "")
-    lines = [
-        Line(file=found["file"], line=int(found["line"]), function=found["function"])
-        for found in _TRACEBACK_LINE.finditer(told)
-    ]
-    lines = lines[max((i + 1 for i, line in enumerate(lines) if line.file.endswith("probes/perform.py")), default=0) :]
-    line = FrameFilter(subject.packages).deepest(reversed(lines))
-    if line is None or module is None:
-        return None
-    place = Place(file=line.file, line=line.line, function=line.function, module_class=type(module).__name__)
-    for file, first, last, path, name in module_code(module):
-        if file == line.file and first <= line.line <= last:
-            return replace(place, module=path, module_class=name)
-    return place
-
-
-_TRACEBACK_LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+def _place_in_backward(subject: Subject, point: Point, conditions: Conditions, told: Place) -> Place:
+    """The module, and unless a line is `told` already the line, whose backward raises: found by a traced pass."""
+    tracer = Tracer(Places(FrameFilter(subject.packages)))
+    try:
+        perform(subject, point, conditions, tracer)
+    except SubjectFailedError:
+        found = tracer.running()
+        if found is None:
+            return told
+        return replace(told, module=found.module, module_class=found.module_class) if told.file else found
+    return told

@@ -41,13 +41,14 @@ class Performance:
 
 
 class SubjectFailedError(Exception):
-    """The subject raised in a phase; `module` is what had been built, if anything."""
+    """The subject raised in a phase; `module` and `output` are what it had come to, if anything."""
 
-    def __init__(self, phase: str, caught: Caught, module: nn.Module | None) -> None:
+    def __init__(self, phase: str, caught: Caught, module: nn.Module | None, output: Tensor | None = None) -> None:
         super().__init__(caught.sentence)
         self.phase = phase
         self.caught = caught
         self.module = module
+        self.output = output
 
 
 class Watcher(Protocol):
@@ -61,6 +62,10 @@ class Watcher(Protocol):
         """Called once between build and forward."""
         ...
 
+    def follow(self, output: Tensor) -> None:
+        """Called once between forward and backward."""
+        ...
+
 
 class NoWatcher:
     """Looks away."""
@@ -71,6 +76,9 @@ class NoWatcher:
 
     def know(self, module: nn.Module, x: Tensor) -> None:
         """Learn nothing."""
+
+    def follow(self, output: Tensor) -> None:
+        """Follow nothing."""
 
 
 def perform(subject: Subject, point: Point, conditions: Conditions, watcher: Watcher | None = None) -> Performance:
@@ -94,9 +102,11 @@ def perform(subject: Subject, point: Point, conditions: Conditions, watcher: Wat
             output = _ask("forward", lambda: _checked(subject, subject.forward(module, given), x), module)
     gradients: dict[str, Tensor] = {}
     if wants_gradients and output.requires_grad:
-        cotangent = make_cotangent(output, conditions.seed)
+        # A scalar, as in training; torch imports a whole algebra system to be given a gradient instead.
+        loss = (output * make_cotangent(output, conditions.seed)).sum()
+        watcher.follow(loss)
         with watcher.phase("backward"):
-            _ask("backward", lambda: torch.autograd.backward(output, cotangent), module)
+            _ask("backward", loss.backward, module, output)
         gradients = _gradients(module, x)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -123,10 +133,10 @@ def look_at_branches(
         return dict(_ask("forward", lambda: branches(module, x), module))
 
 
-def _ask(phase: str, call: Callable[[], _Answer], module: nn.Module | None) -> _Answer:
+def _ask(phase: str, call: Callable[[], _Answer], module: nn.Module | None, output: Tensor | None = None) -> _Answer:
     answer = attempt(call)
     if isinstance(answer, Caught):
-        raise SubjectFailedError(phase, answer, module)
+        raise SubjectFailedError(phase, answer, module, output)
     return answer
 
 

@@ -109,10 +109,13 @@ class Places:
 
 
 def module_code(root: nn.Module) -> list[tuple[str, int, int, str, str]]:
-    """(file, first line, last line, path, class) of every method of every class of module, each class once."""
+    """(file, first line, last line, path, class) of every method of every class of module.
+
+    The path is empty where several modules are of that class: a line alone does not tell which.
+    """
     seen: dict[type, str] = {}
     for path, module in root.named_modules():
-        seen.setdefault(type(module), path)
+        seen[type(module)] = "" if type(module) in seen else path
     found = []
     for kind, path in seen.items():
         for method in vars(kind).values():

@@ -4,6 +4,7 @@ import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ class Tracer(TorchDispatchMode):
         self._phase = ""
         self._count = 0
         self._nodes = _NodePlaces()
+        self._running: int | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -58,6 +60,21 @@ class Tracer(TorchDispatchMode):
         for kind, name, value in held:
             self._name(f"{kind} {name}", value, self._places.of_path(name.rpartition(".")[0], module))
         self._name("the input", x, Place())
+
+    def follow(self, output: Tensor) -> None:
+        """Remember which node of the graph runs in backward, should it fail."""
+        waiting, seen = [output.grad_fn], set()
+        while waiting:
+            node = waiting.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                node.register_prehook(partial(self._run, node))
+                waiting += [following for following, _ in node.next_functions]
+
+    def running(self) -> Place | None:
+        """Where in the forward pass the node that ran last in backward was made."""
+        found = None if self._running is None else self._nodes.of(self._running)
+        return None if found is None else found[0]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -80,6 +97,9 @@ class Tracer(TorchDispatchMode):
             before = {} if _overwrites(func) else overwritten[id(tensor)]
             self._account(func, tensor, others, before, is_view=False)
         return result
+
+    def _run(self, node: Any, _gradients: Any) -> None:
+        self._running = node._sequence_nr()
 
     def _account(
         self, func: Any, output: Tensor, inputs: Sequence[Tensor], before: dict[Kind, list[Record]], is_view: bool

@@ -20,7 +20,7 @@ _GATED = "gated"
 _MOST_FINITE_ROWS = 24
 
 
-def sweep_tables(report: Report) -> Iterator[tuple[str, Table | str]]:
+def sweep_tables(report: Report) -> Iterator[tuple[str, Table | None]]:
     """(heading, table) per dtype and kind of input, in the order measured; then how to read them."""
     sections: dict[tuple[str, str], dict[int, list[Measurement]]] = {}
     for measurement in report.measurements:
@@ -30,14 +30,14 @@ def sweep_tables(report: Report) -> Iterator[tuple[str, Table | str]]:
     for (dtype, values), rows in sections.items():
         shown = _shown(rows, report.options.get("lengths", ()))
         heading = dtype if values == "normal" else f"{dtype}, {values} input"
-        yield heading, _table(shown)
+        yield heading, _table(shown, not report.options.get("forward_only"))
         if hidden := sorted(set(rows) - set(shown)):
-            yield f"and {len(hidden)} more lengths from {hidden[0]} to {hidden[-1]}: all finite", ""
+            yield f"and {len(hidden)} more lengths from {hidden[0]} to {hidden[-1]}: all finite", None
     if sections:
         yield (
             "98k <=3.1: 98 thousand values, none larger. Modes: train, eval, no_grad.\n"
             "Seconds and peak memory: forward and backward in training.",
-            "",
+            None,
         )
 
 
@@ -52,9 +52,10 @@ def _shown(rows: Mapping[int, list[Measurement]], asked: Sequence[int]) -> dict[
     }
 
 
-def _table(rows: Mapping[int, list[Measurement]]) -> Table:
-    names = list(dict.fromkeys(c.name for row in rows.values() for m in row for c in m.censuses))
-    names = [name for name in names if name != _GATED] or [OUTPUT]
+def _table(rows: Mapping[int, list[Measurement]], has_gradients: bool) -> Table:
+    seen = dict.fromkeys(census.name for row in rows.values() for m in row for census in m.censuses)
+    last = [OUTPUT, GRADIENTS] if has_gradients else [OUTPUT]
+    names = [*(name for name in seen if name not in (_GATED, OUTPUT, GRADIENTS)), *last]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, collapse_padding=True)
     table.add_column("S", justify="right", no_wrap=True)
     for name in names:
@@ -92,10 +93,10 @@ def _cell(row: Sequence[Measurement], name: str) -> str:
 
 
 def _status(measurement: Measurement, name: str) -> tuple[str, Census | None]:
-    if measurement.trouble is not None:
+    census = measurement.census(name)
+    if census is None and measurement.trouble is not None:
         only_training = name == GRADIENTS and measurement.point.mode != "train"
         return ("" if only_training else _TROUBLE_WORDS[measurement.trouble.kind]), None
-    census = measurement.census(name)
     if name == OUTPUT and (gated := measurement.census(_GATED)) is not None and not gated.is_finite:
         census = gated
     if census is None:

@@ -23,13 +23,14 @@ def render(report: Report, *, colour: bool = False, width: int = 80, traceback: 
         console.print(line, soft_wrap=True)
     for heading, table in sweep_tables(report):
         console.print()
-        console.print(heading, style="bold")
-        console.print(table)
+        if table is None:
+            console.print(heading)
+        else:
+            console.print(heading, style="bold")
+            console.print(table)
     for finding in report.findings:
         console.print()
-        for label, text in _finding(finding):
-            told = Text(f"  {label:<{_LABEL_WIDTH}}{text}") if label else Text(text, style="bold red")
-            console.print(told, soft_wrap=True)
+        _print_finding(console, finding)
     if traceback:
         for text in _tracebacks(report.measurements):
             console.print(f"\n{escaped_lines(text)}", soft_wrap=True)
@@ -63,16 +64,21 @@ def _header(report: Report) -> Iterator[str]:
     yield escaped(", ".join(conditions))
 
 
-def _finding(finding: Finding) -> Iterator[tuple[str, str]]:
-    yield "", escaped(f"{finding.code} {finding.message}")
+def _print_finding(console: Console, finding: Finding) -> None:
+    """The message wrapped, then what a reader may copy, each on one line however long."""
+    console.print(Text(escaped(f"{finding.code} {finding.message}"), style="bold red"))
+    where, evidence = finding.where, finding.evidence
     rows = [
-        ("module", finding.where.module_text),
-        ("line", f"{finding.where.line_text} in {finding.where.function}" if finding.where.file else ""),
-        ("branches", str(finding.evidence.get("branches") or "").replace(",", ", ")),
+        ("module", where.module_text),
+        ("line", f"{where.line_text} in {where.function}" if where.file else ""),
+        ("detail", str(evidence.get("detail") or "")),
+        ("branches", str(evidence.get("branches") or "").replace(",", ", ")),
         ("control", finding.control),
         ("again", finding.repro),
     ]
-    yield from ((label, escaped(text)) for label, text in rows if text)
+    for label, text in rows:
+        if text:
+            console.print(Text(f"  {label:<{_LABEL_WIDTH}}{escaped(text)}"), soft_wrap=True)
 
 
 def _closing(report: Report) -> Iterator[str]:

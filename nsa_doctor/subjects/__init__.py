@@ -10,11 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from nsa.config import ConfigError
 from nsa_doctor.runner import Caught, attempt
 from nsa_doctor.subject import InputKind, Subject, SubjectUnusableError
 from nsa_doctor.subjects.module import adapt
-from nsa_doctor.subjects.nsa import builtin_subject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +37,9 @@ def load_subject(request: SubjectRequest, asking: Callable[[int], None] = lambda
     if request.spec is not None:
         factory = import_factory(request.spec)
         return adapt(request.spec, factory, request.input, request.seed, request.lengths, asking)
+    from nsa.config import ConfigError
+    from nsa_doctor.subjects.nsa import builtin_subject  # a foreign subject need not wait for nsa
+
     try:
         return builtin_subject(request.config)
     except ConfigError as error:
@@ -63,7 +64,7 @@ def import_factory(spec: str) -> Callable[[], Any]:
         return lambda: factory
     if not callable(factory) or isinstance(factory, nn.Module):
         kind = type(factory).__name__
-        raise SubjectUnusableError(f"subject {spec} must be a callable that returns a new nn.Module, got a {kind}")
+        raise SubjectUnusableError(f"subject {spec} must be a callable that returns a new nn.Module, got {kind}")
     _check_callable_bare(spec, factory)
     return factory  # type: ignore[no-any-return]
 
