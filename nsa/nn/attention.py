@@ -118,12 +118,14 @@ class NSAttention(nn.Module):
     def _check(self, x: Tensor, cache: NSACache | None, cu_seqlens: Tensor | None) -> None:
         if x.dim() != 3 or x.shape[2] != self.config.dim or 0 in x.shape:
             raise ValueError(f"x must be [B, T, {self.config.dim}] with B and T at least 1, got {list(x.shape)}")
+        if cu_seqlens is not None and (cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2):
+            raise ValueError(f"cu_seqlens must be int32 [N + 1] for N sequences, got shape {list(cu_seqlens.shape)}")
         if cache is not None and cu_seqlens is not None:
             raise ValueError("cache and cu_seqlens exclude each other: a cache row holds one sequence")
 
 
 def _positions(x: Tensor, cache: NSACache | None, cu_seqlens: Tensor | None) -> Int[Tensor, " T"]:
     if cu_seqlens is not None:
-        return packed_positions(cu_seqlens, x.shape[1])
+        return packed_positions(cu_seqlens.to(x.device), x.shape[1])
     first = 0 if cache is None else cache.length
     return torch.arange(first, first + x.shape[1], device=x.device)

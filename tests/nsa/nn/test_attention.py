@@ -55,6 +55,12 @@ def test_every_implementation_gives_the_same_layer(make_attention: Make, assert_
     assert_close(layers["fused"](x), layers["vectorized"](x))
 
 
+def test_an_implementation_that_cannot_serve_is_refused_by_name(make_attention: Make) -> None:
+    layer = make_attention("flash")  # float64 on a CPU: flash-attn serves neither
+    with pytest.raises(ValueError, match="impl='flash' cannot serve"):
+        layer(torch.randn(1, 5, 24, dtype=torch.float64))
+
+
 def test_few_rows_and_many_project_alike(make_attention: Make, assert_close: Callable[..., None]) -> None:
     projection = make_attention().qkv
     x = torch.randn(2, 40, 24, dtype=torch.float64)  # 80 rows; one token at a time stays below dim / 4

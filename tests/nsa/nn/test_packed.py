@@ -58,8 +58,8 @@ def test_packed_model_equals_separate(
 
 @pytest.mark.parametrize(
     "offsets",
-    [[1, 94], [0, 50, 40, 94], [0, 93], [0, 95], [0]],
-    ids=["starts-late", "falls", "ends-early", "ends-late", "one-entry"],
+    [[1, 94], [0, 50, 40, 94], [0, 93], [0, 95], [0], []],
+    ids=["starts-late", "falls", "ends-early", "ends-late", "one-entry", "empty"],
 )
 def test_bad_offsets_are_refused(make_attention: Callable[..., NSAttention], offsets: list[int]) -> None:
     x = torch.randn(1, 94, 24, dtype=torch.float64)
