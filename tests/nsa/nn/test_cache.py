@@ -57,9 +57,8 @@ def test_the_compressor_runs_only_when_a_token_is_due(tokens: Tokens) -> None:
 
 @torch.no_grad()
 def test_room_is_made_for_max_length_at_once(tokens: Tokens) -> None:
-    cache = NSACache(GEOMETRY, 2, 60)
-    sizes = set()
-    for position in range(60):
-        cache.append(Tokens(*(x[:, position : position + 1] for x in tokens)), average, average)
+    cache, sizes = NSACache(GEOMETRY, 2, 200), set()
+    for num_tokens in (1, 60, 60, 60, 19):
+        cache.append(Tokens(*(x[:, :num_tokens] for x in tokens)), average, average)
         sizes.add(cache.num_bytes())
     assert len(sizes) == 1
