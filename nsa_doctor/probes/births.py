@@ -166,7 +166,7 @@ def _birth(nan: _Origin) -> Birth:
     elif fed_by:
         details.append(f"its input held inf from {_told(fed_by[0].record)}")
     place = origin.record.place
-    if origin.holder is not None and not place.module_class:
+    if origin.holder is not None and not place.module:
         place = replace(place, module=origin.holder.place.module, module_class=origin.holder.place.module_class)
     return Birth(
         value=origin.kind,

@@ -1,0 +1,54 @@
+"""How a test asks the doctor: in this process for speed, or as a user would."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nsa_doctor.probes.local import LocalLaboratory
+from nsa_doctor.subject import Subject
+from nsa_doctor.subjects import SubjectRequest, load_subject
+from nsa_doctor.subjects.nsa import builtin_subject
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+@pytest.fixture
+def sick(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], LocalLaboratory]:
+    """`sick("forward:log_of_zero")` is a laboratory for that module of the folder `sick`."""
+    monkeypatch.syspath_prepend(HERE)
+
+    def laboratory(name: str, lengths: tuple[int, ...] = (16,)) -> LocalLaboratory:
+        return LocalLaboratory(load_subject(SubjectRequest(spec=f"sick.{name}", lengths=lengths)))
+
+    return laboratory
+
+
+@pytest.fixture(scope="session")
+def small() -> Subject:
+    """The built-in subject at a size that takes milliseconds."""
+    return builtin_subject(str(HERE / "small.yaml"))
+
+
+@pytest.fixture
+def doctor() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`doctor("sweep", ...)` runs the command in the folder that holds `sick`, with one thread and 80 columns."""
+
+    def run(*words: str, **options) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "nsa_doctor", *words]
+        return subprocess.run(command, **{"capture_output": True, "text": True, "cwd": HERE, "env": environment(), **options})
+
+    return run
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+
+
+def is_marked(file: str, line: int) -> bool:
+    """Whether that line carries the mark of a bug."""
+    return Path(file).read_text(encoding="utf-8").splitlines()[line - 1].endswith("# here")

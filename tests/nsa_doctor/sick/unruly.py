@@ -1,0 +1,84 @@
+"""Subjects that raise, hang, die, or are no subjects at all."""
+
+import ctypes
+import os
+import sys
+import time
+
+import torch
+from torch import Tensor, nn
+
+from .host import DIM, Host, hosting
+
+
+def _raises_at_17(x: Tensor) -> Tensor:
+    if x.shape[1] == 17:
+        raise ValueError("blocks must divide the length")  # here
+    return x
+
+
+def _hangs_at_17(x: Tensor) -> Tensor:
+    start = 0
+    while x.shape[1] == 17 and start < 1:
+        start += 0  # here
+    return x
+
+
+def _always_sleeps(x: Tensor) -> Tensor:
+    while True:
+        time.sleep(3600)  # here
+
+
+def _exits_at_17(x: Tensor) -> Tensor:
+    if x.shape[1] == 17:
+        os._exit(7)
+    return x
+
+
+def _leaves_at_17(x: Tensor) -> Tensor:
+    if x.shape[1] == 17:
+        sys.exit("enough")  # here
+    return x
+
+
+def _segfaults_at_17(x: Tensor) -> Tensor:
+    if x.shape[1] == 17:
+        ctypes.string_at(0)  # here
+    return x
+
+
+def _runs_out_of_memory(x: Tensor) -> Tensor:
+    if x.shape[1] == 17:
+        torch.empty(1 << 58)
+    return x
+
+
+raises = hosting(_raises_at_17)
+hangs = hosting(_hangs_at_17)
+sleeps = hosting(_always_sleeps)
+exits = hosting(_exits_at_17)
+leaves = hosting(_leaves_at_17)
+segfaults = hosting(_segfaults_at_17)
+out_of_memory = hosting(_runs_out_of_memory)
+shorter = hosting(lambda x: x[:, :-1])
+
+not_callable = 3
+instance = nn.Linear(DIM, DIM)
+needs_arguments = nn.Linear
+
+
+def none() -> None:
+    return None
+
+
+def broken_factory() -> nn.Module:
+    raise KeyError("no such preset")  # here
+
+
+class ReturnsNothing(nn.Module):
+    def forward(self, x: Tensor) -> None:
+        return None
+
+
+def nothing() -> nn.Module:
+    return Host(nn.Identity()) if False else ReturnsNothing()
