@@ -1,6 +1,9 @@
 """What README.md shows works as it stands."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -19,3 +22,21 @@ def test_the_python_example_runs() -> None:
 def test_every_make_target_it_names_exists() -> None:
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     assert {"doctor", "test"} <= set(re.findall(r"\bmake (?:PYTHON=\S+ )?(\w+)", README)) <= targets
+
+
+def test_every_command_it_shows_takes_the_options_shown() -> None:
+    shown: dict[str, set[str]] = {}
+    for command, options in re.findall(r"^nsa-doctor (\w[\w-]*)(.*)", README, flags=re.MULTILINE):
+        shown.setdefault(command, set()).update(re.findall(r"--[\w-]+", options))
+    assert "sweep" in shown
+    for command, options in shown.items():
+        done = subprocess.run(
+            [sys.executable, "-m", "nsa_doctor", command, "--help"],
+            cwd=ROOT,
+            env=os.environ | {"COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert options <= set(re.findall(r"--[\w-]+", done.stdout)), command
