@@ -118,6 +118,11 @@ def test_wrong_input_is_refused_in_one_sentence(make_attention: Make, shape: tup
         make_attention()(torch.zeros(shape, dtype=torch.float64))
 
 
+def test_another_dtype_is_refused_outside_autocast(make_attention: Make) -> None:
+    with pytest.raises(ValueError, match=r"x must have the dtype of the weights, torch\.float64, .*got torch\.float32"):
+        make_attention()(torch.zeros(1, 4, 24))
+
+
 def test_unknown_implementation_is_refused_on_construction(make_attention: Make) -> None:
     with pytest.raises((ValueError, TypeCheckError), match="impl"):  # by the layer, or by its annotation if checked
         make_attention("triton")
