@@ -1,5 +1,10 @@
 """The surroundings that conftest.py promises to every test."""
 
+import warnings
+from pathlib import Path
+from typing import Any
+
+import hypothesis
 import pytest
 import torch
 
@@ -29,3 +34,32 @@ def test_every_test_draws_the_same_numbers(attempt: int) -> None:
 @pytest.mark.gpu
 def test_a_gpu_test_runs_only_beside_a_device() -> None:
     assert torch.cuda.is_available()
+
+
+def test_every_test_has_a_time_limit(pytestconfig: pytest.Config) -> None:
+    assert 0 < float(pytestconfig.getini("timeout")) <= 120
+
+
+def test_a_warning_is_an_error() -> None:
+    with pytest.raises(UserWarning, match="noticed"):
+        warnings.warn("noticed", stacklevel=1)
+
+
+def test_hypothesis_tries_the_same_examples_every_time_without_a_deadline() -> None:
+    settings = hypothesis.settings()
+    assert (settings.derandomize, settings.deadline) == (True, None)
+
+
+def test_golden_text_is_compared(
+    golden: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    if pytestconfig.getoption("--golden"):
+        pytest.skip("golden files are being written")
+    monkeypatch.setitem(golden.__globals__, "GOLDEN", tmp_path / "tests" / "golden")
+    with pytest.raises(AssertionError, match="make golden writes it"):
+        golden("a.txt", "text\n")
+    (tmp_path / "tests" / "golden").mkdir(parents=True)
+    (tmp_path / "tests" / "golden" / "a.txt").write_text("text\n")
+    golden("a.txt", "text\n")
+    with pytest.raises(AssertionError):
+        golden("a.txt", "other\n")
