@@ -20,7 +20,6 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    no_args_is_help=True,
     help="Examines sparse-attention code: says what is wrong, where, and what to do about it.",
     epilog="Exit codes: 0 all is well, 1 something is wrong, 2 usage, 3 not everything could be measured, "
     "4 nsa-doctor itself broke, 130 interrupted.",
@@ -34,6 +33,8 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run one command line; every error becomes one sentence on standard error and an exit code."""
+    if not arguments:
+        return _complain("a command is needed: sweep, list or explain; --help says more", USAGE)
     try:
         answer = attempt(lambda: app(args=arguments, prog_name="nsa-doctor", standalone_mode=False))
     except KeyboardInterrupt:
@@ -47,8 +48,10 @@ def run(arguments: list[str]) -> int:
         say(getattr(error, "traceback", "") or answer.traceback, sys.stderr)
     if isinstance(error, _UsageException):
         return _complain(" ".join(error.format_message().split()), USAGE)  # type: ignore[attr-defined]
-    if isinstance(error, (UsageError, CannotWriteError, options.OptionError)):
+    if isinstance(error, (UsageError, options.OptionError)):
         return _complain(str(error), USAGE)
+    if isinstance(error, CannotWriteError):
+        return _complain(str(error), BROKEN)
     told = str(error) if isinstance(error, DoctorBrokeError) else answer.sentence
     return _complain(f"the doctor itself broke: {told}; --traceback shows where", BROKEN)
 
@@ -94,7 +97,7 @@ def sweep(
     )
     form = options.report_format(format, output)
     if output is not None:
-        check_writable(output)
+        _check_writable(output)
     from nsa_doctor import progress
     from nsa_doctor import sweep as sweeping
 
@@ -140,6 +143,14 @@ def _deliver(report: Report, form: str, output: Path | None, traceback: bool, qu
     if not quiet:
         say(rendered("terminal", is_terminal(sys.stdout)), sys.stdout)
     write_whole(output, rendered(form, colour=False))
+
+
+def _check_writable(output: Path) -> None:
+    """Refuse before the work what would be lost after it."""
+    try:
+        check_writable(output)
+    except CannotWriteError as error:
+        raise UsageError(str(error)) from error
 
 
 def _complain(sentence: str, code: int) -> int:

@@ -30,14 +30,11 @@ def parse_lengths(text: str) -> list[int]:
 def boundary_lengths(geometry: ChangesAtLengths | None, max_length: int) -> list[int]:
     """Lengths up to `max_length` + 1 at which block code breaks, ascending: each with its neighbours on both sides.
 
-    Without a geometry: multiples of 64 (those of 128 and 512 are among them) and powers of two. Always 1, 2, 3 and a
-    few primes.
+    Those at which the geometry changes; without one, multiples of 64 (those of 128 and 512 are among them). Always
+    powers of two, 1, 2, 3 and a few primes.
     """
-    if geometry is None:
-        edges: Iterable[int] = {*range(64, max_length + 1, 64), *_powers_of_two(max_length)}
-    else:
-        edges = geometry.change_lengths(max_length)
-    around = {length + step for length in edges for step in (-1, 0, 1)}
+    edges = range(64, max_length + 1, 64) if geometry is None else geometry.change_lengths(max_length)
+    around = {length + step for length in (*edges, *_powers_of_two(max_length)) for step in (-1, 0, 1)}
     single = {length for length in (1, 2, 3, *_PRIMES) if length <= max_length}
     return sorted(length for length in around | single if 1 <= length <= max_length + 1)
 

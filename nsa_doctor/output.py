@@ -60,6 +60,10 @@ def say(text: str, stream: TextIO | None) -> None:
         stream.flush()
     except (BrokenPipeError, ValueError):  # nobody reads; a closed stream is a ValueError
         _silence(stream)
+    except OSError as error:
+        _silence(stream)
+        if stream is not sys.stderr:
+            raise CannotWriteError(f"{stream.name}: cannot be written: {error.strerror}") from error
 
 
 def is_terminal(stream: TextIO | None) -> bool:

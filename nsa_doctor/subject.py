@@ -23,9 +23,10 @@ class SubjectUnusableError(ValueError):
 class Subject:
     """The seams through which checks reach an implementation; `replace(subject, seam=sick)` plants a bug.
 
-    `packages` are top-level packages whose lines count as the subject's own even when they are installed;
-    `options` are the words that name this subject on the command line.
-    A seam is called exactly as listed here. One that is None is not offered: checks that need it are skipped.
+    Checks examine it up to `max_length`, with weights and inputs of `seed`. `packages` are top-level packages whose
+    lines count as the subject's own even when they are installed; `options` are the words that name this subject on the
+    command line. A seam is called exactly as listed here; one that is None is not offered, and checks that need it are
+    skipped.
 
     build(seed): a fresh module in float32 on the CPU, reproducible from the seed (also seeded globally before).
     forward(module, x): the output [B, S, ...] for x [B, S, width] (embeddings) or ids x [B, S] (tokens).
@@ -46,6 +47,7 @@ class Subject:
     description: str = ""
     geometry: ChangesAtLengths | None = None
     max_length: int = 2048
+    seed: int = 0
     packages: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     branches: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None

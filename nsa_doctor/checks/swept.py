@@ -15,14 +15,13 @@ from nsa_doctor.subject import Subject
 NUM_LENGTHS = 16
 
 
-def swept(
-    subject: Subject, code: str, points: Iterable[Point], *, forward_only: bool = False, seed: int = 0
-) -> Iterator[Finding]:
+def swept(subject: Subject, code: str, points: Iterable[Point], *, forward_only: bool = False) -> Iterator[Finding]:
     """Findings of that code at those points; another check's findings are left to it, so that none is told twice."""
     examination = Examination()
-    examine(LocalLaboratory(subject, Conditions(seed=seed, forward_only=forward_only)), examination, points)
+    conditions = Conditions(seed=subject.seed, forward_only=forward_only)
+    examine(LocalLaboratory(subject, conditions), examination, points)
     options = (*subject.options, "--forward-only") if forward_only else subject.options
-    found = findings(examination, CommandLine(options=options, seed=seed))
+    found = findings(examination, CommandLine(options=options, seed=subject.seed))
     yield from (finding for finding in found if finding.code == code)
 
 

@@ -39,7 +39,10 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.manual_seed(seed)
+    else:  # torch would format a stack for the day CUDA starts
+        torch.default_generator.manual_seed(seed)
 
 
 def _global_state() -> list[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:

@@ -20,7 +20,7 @@ def render(report: Report, *, colour: bool = False, width: int = 80, traceback: 
         file=io.StringIO(), force_terminal=colour, width=width, highlight=False, markup=False, emoji=False
     )
     for line in _header(report):
-        console.print(line, soft_wrap=True)
+        console.print(line)
     for heading, table in sweep_tables(report):
         console.print()
         if table is None:
@@ -36,7 +36,7 @@ def render(report: Report, *, colour: bool = False, width: int = 80, traceback: 
             console.print(f"\n{escaped_lines(text)}", soft_wrap=True)
     console.print()
     for line in _closing(report):
-        console.print(line, soft_wrap=True)
+        console.print(line)
     output = console.file
     assert isinstance(output, io.StringIO)
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"

@@ -40,7 +40,8 @@ def doctor() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(*words: str, **options) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "nsa_doctor", *words]
-        return subprocess.run(command, **{"capture_output": True, "text": True, "cwd": HERE, "env": environment(), **options})
+        settings = {"capture_output": True, "text": True, "cwd": HERE, "env": environment(), **options}
+        return subprocess.run(command, check=False, **settings)
 
     return run
 

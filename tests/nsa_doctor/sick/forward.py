@@ -99,7 +99,7 @@ def _two_bugs(x: Tensor) -> Tensor:
 
 def _one_infinity_two_nans(x: Tensor) -> Tensor:
     infinite = (x.abs() * 1e6).exp()  # here
-    return torch.cat((infinite - infinite, infinite / infinite), 1)[:, :: 2]
+    return torch.cat((infinite - infinite, infinite / infinite), 1)[:, ::2]
 
 
 empty_row = hosting(_softmax_of_an_empty_row)
@@ -184,3 +184,26 @@ def only_in_training() -> nn.Module:
 
 def two_layers() -> nn.Module:
     return nn.Sequential(Host(_OnlyInTraining()), Host(_OnlyInTraining()))
+
+
+def _only_on_large(x: Tensor) -> Tensor:
+    weights = (x.abs().amax(-1, keepdim=True) * 2).exp()  # here
+    return x * (weights / weights)
+
+
+def _only_in_half(x: Tensor) -> Tensor:
+    return x + (x - x) / (x - x + 1e-8)  # here
+
+
+class _Parallel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(_OnlyInTraining() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(part(x[..., i::3]).sum() for i, part in enumerate(self.parts)) + x
+
+
+only_on_large = hosting(_only_on_large)
+only_in_half = hosting(_only_in_half)
+parallel = _Parallel

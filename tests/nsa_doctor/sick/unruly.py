@@ -4,11 +4,12 @@ import ctypes
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from .host import DIM, Host, hosting
+from .host import DIM, hosting
 
 
 def _raises_at_17(x: Tensor) -> Tensor:
@@ -19,7 +20,7 @@ def _raises_at_17(x: Tensor) -> Tensor:
 
 def _hangs_at_17(x: Tensor) -> Tensor:
     start = 0
-    while x.shape[1] == 17 and start < 1:
+    while x.shape[1] == 17 and start < 1:  # here
         start += 0  # here
     return x
 
@@ -53,6 +54,15 @@ def _runs_out_of_memory(x: Tensor) -> Tensor:
     return x
 
 
+def _tells_its_process(x: Tensor) -> Tensor:
+    if x.shape[1] == 17:
+        (Path(os.environ["SICK_FOLDER"]) / "pid").write_text(str(os.getpid()))
+        while True:
+            time.sleep(3600)
+    return x
+
+
+tells_its_process = hosting(_tells_its_process)
 raises = hosting(_raises_at_17)
 hangs = hosting(_hangs_at_17)
 sleeps = hosting(_always_sleeps)
@@ -80,5 +90,4 @@ class ReturnsNothing(nn.Module):
         return None
 
 
-def nothing() -> nn.Module:
-    return Host(nn.Identity()) if False else ReturnsNothing()
+nothing = ReturnsNothing

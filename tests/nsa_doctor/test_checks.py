@@ -1,0 +1,128 @@
+"""Every check has one shape, finds the bug it plants, and is silent on the healthy subject."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nsa_doctor import registry
+from nsa_doctor.check import Check, parse_manual
+from nsa_doctor.finding import Finding, Verdict
+from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
+from nsa_doctor.runner import run_check
+from nsa_doctor.subject import Subject
+
+from .conftest import HERE
+
+CODES = sorted(registry.manuals())
+IN_PROCESS = [code for code in CODES if not registry.load(code).isolate]
+ISOLATED = sorted(set(CODES) - set(IN_PROCESS))
+PLACED_AT_FORWARD = {"FWD102"}  # a wrong shape is placed where the module's forward is defined
+_MOST_FINDINGS = 3
+
+
+def complaints(check: Check, subject: Subject) -> Iterator[str]:
+    """What is wrong with a check, seen on a subject that is healthy."""
+    healthy = run_check(check, subject)
+    if healthy.verdict is not Verdict.PASS:
+        yield f"{healthy.verdict} on the healthy subject: {healthy.reason or healthy.findings}"
+    sick = run_check(check, check.planted(subject))
+    if sick.verdict is not Verdict.FAIL:
+        yield f"{sick.verdict} on its own planted bug: {sick.reason}"
+    if len(sick.findings) > _MOST_FINDINGS:
+        yield f"{len(sick.findings)} findings for one planted bug"
+    for finding in sick.findings:
+        if finding.code != check.manual.code:
+            yield f"a finding bears the code {finding.code}"
+        if (
+            Path(finding.where.file).name != Path(check.run.__code__.co_filename).name
+            and finding.code not in PLACED_AT_FORWARD
+        ):
+            yield f"the finding is placed at {finding.where}, not where the bug is planted"
+        if not re.match(r"nsa-doctor [a-z]", finding.repro):
+            yield f"the finding cannot be repeated by {finding.repro!r}"
+
+
+@pytest.mark.parametrize("code", IN_PROCESS)
+def test_a_check_finds_what_it_plants_and_nothing_else(code: str, small: Subject) -> None:
+    assert list(complaints(registry.load(code), small)) == []
+
+
+@pytest.mark.parametrize("code", ISOLATED)
+def test_an_isolated_check_finds_what_it_plants_and_nothing_else(code: str) -> None:
+    laboratory = IsolatedLaboratory(Assignment(config=str(HERE / "small.yaml")))
+    try:
+        assert laboratory.load() == []
+        assert laboratory.check(code, seconds=60).verdict is Verdict.PASS
+        sick = laboratory.check(code, seconds=1, planted=True)
+    finally:
+        laboratory.close()
+    assert sick.verdict is Verdict.TIMEOUT
+    assert Path(sick.findings[0].where.file).name.startswith(code.lower())
+    assert sick.findings[0].where.function == "never_advances"
+
+
+@pytest.mark.parametrize("path", registry.check_files(), ids=lambda path: path.stem)
+def test_a_check_has_the_shape_of_a_check(path: Path) -> None:
+    check = registry.load(path.stem[:6].upper())
+    manual = check.manual
+    assert path.stem == f"{manual.code.lower()}_{manual.name.replace('-', '_')}"
+    assert path.parent.name == manual.code[:3].lower()
+    assert not re.search(r"\b(not|never|no)-.*(good|fine|correct)\b", manual.name), "the name is the illness"
+    assert set(check.needs) <= set(Subject.__dataclass_fields__)
+    for part in (manual.detects, manual.matters, manual.fix):
+        assert part.endswith(".")
+
+
+def dummy(run, planted=lambda subject: subject) -> Check:
+    return Check(doc="NAN999 dummy\n\nDetects: a.\nMatters: b.\nFix: c.\n", run=run, planted=planted)
+
+
+def test_a_check_that_cannot_fail_is_a_defect(small: Subject) -> None:
+    assert any("PASS on its own planted bug" in told for told in complaints(dummy(lambda subject: iter(())), small))
+
+
+def test_a_check_that_always_fails_is_a_defect(small: Subject) -> None:
+    check = dummy(lambda subject: iter([Finding(message="always")]))
+    assert any("FAIL on the healthy subject" in told for told in complaints(check, small))
+
+
+def test_a_check_that_breaks_is_a_crash_and_not_a_fail(small: Subject) -> None:
+    def run(subject: Subject) -> Iterator[Finding]:
+        raise ZeroDivisionError("the doctor's own")
+        yield
+
+    result = run_check(dummy(run), small)
+    assert (result.verdict, result.reason) == (Verdict.CRASH, "ZeroDivisionError: the doctor's own")
+
+
+def test_a_subject_without_the_seam_is_skipped(small: Subject) -> None:
+    check = replace(dummy(lambda subject: iter(())), needs=("prefill", "step"))
+    result = run_check(check, small)
+    assert result.verdict is Verdict.SKIP
+    assert result.reason.endswith("offers no prefill and no step")
+
+
+@pytest.mark.parametrize(
+    "doc",
+    [
+        None,
+        "",
+        "NAN1 short",
+        "NAN101 Capital",
+        "NAN101 a\n\nDetects: x.",
+        "NAN101 a\n\nFix: x.\nMatters: y.\nDetects: z.",
+    ],
+)
+def test_a_malformed_manual_is_refused(doc: str | None) -> None:
+    with pytest.raises(ValueError, match=r"docstring must"):
+        parse_manual(doc)
+
+
+@pytest.mark.parametrize("seed", [*range(1, 6), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(6, 51))])
+def test_healthy_nsa_is_silent_whatever_the_seed(seed: int, small: Subject) -> None:
+    subject = replace(small, seed=seed, max_length=32)
+    results = [run_check(registry.load(code), subject) for code in IN_PROCESS if code.startswith("NAN")]
+    assert [result.verdict for result in results] == [Verdict.PASS] * len(results)

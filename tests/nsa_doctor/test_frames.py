@@ -1,0 +1,57 @@
+"""Which line of a stack is the subject's."""
+
+import sysconfig
+from pathlib import Path
+
+import torch
+
+import nsa_doctor
+from nsa_doctor.frames import FrameFilter, Line
+
+TORCH = str(Path(torch.__file__).parent)
+STDLIB = sysconfig.get_paths()["stdlib"]
+DOCTOR = str(Path(nsa_doctor.__file__).parent)
+OWN = Line(file="/home/me/model.py", line=3, function="forward")
+
+
+def line(file: str) -> Line:
+    return Line(file=file, line=1, function="f")
+
+
+def test_the_innermost_own_line_is_chosen() -> None:
+    outer = Line(file="/home/me/model.py", line=9, function="outer")
+    inner = [line("<string>"), line(f"{TORCH}/nn/functional.py"), line(f"{STDLIB}/contextlib.py")]
+    assert FrameFilter().deepest([*inner, OWN, outer]) == OWN
+
+
+def test_a_library_is_blamed_only_where_there_is_no_own_line() -> None:
+    library = line("/venv/lib/python3.11/site-packages/attention_library/core.py")
+    assert FrameFilter().deepest([library, OWN]) == OWN
+    assert FrameFilter().deepest([library]) == library
+
+
+def test_torchs_modules_are_the_last_resort() -> None:
+    layer = line(f"{TORCH}/nn/modules/linear.py")
+    assert FrameFilter().deepest([line(f"{TORCH}/_tensor.py"), layer]) == layer
+    assert FrameFilter().deepest([line(f"{TORCH}/_tensor.py"), line(f"{DOCTOR}/probes/perform.py")]) is None
+
+
+def test_a_planted_bug_counts_as_the_subjects() -> None:
+    assert FrameFilter().rank(f"{DOCTOR}/checks/nan/nan101_output_not_finite.py") == 3
+
+
+def test_a_dump_is_read_from_the_doctors_own_thread() -> None:
+    dump = f"""Thread 0x01 (most recent call first):
+  File "/home/me/worker.py", line 8 in run
+
+Current thread 0x02 (most recent call first):
+  File "{TORCH}/nn/functional.py", line 5 in softmax
+  File "/home/me/model.py", line 3 in forward
+  File "{TORCH}/nn/modules/module.py", line 5 in _call_impl
+  File "{DOCTOR}/probes/perform.py", line 7 in perform
+"""
+    assert FrameFilter().of_dump(dump)[0] == OWN
+
+
+def test_a_dump_without_a_line_of_the_subjects_gives_none() -> None:
+    assert FrameFilter().of_dump("Fatal Python error: Aborted\n") == []

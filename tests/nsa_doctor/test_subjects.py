@@ -1,0 +1,89 @@
+"""From a name to a subject: what a module takes is found out, and what cannot be examined is refused in a sentence."""
+
+from collections.abc import Callable
+
+import pytest
+from torch import nn
+
+from nsa_doctor.measurement import Point
+from nsa_doctor.probes.local import LocalLaboratory
+from nsa_doctor.probes.perform import SubjectFailedError
+from nsa_doctor.subject import Subject, SubjectUnusableError
+from nsa_doctor.subjects import SubjectRequest, load_subject
+from nsa_doctor.subjects.module import adapt, first_tensor
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "width"),
+    [
+        ("causal", "embeddings", 16),
+        ("frozen", "embeddings", 16),
+        ("no_parameters", "embeddings", 64),
+        ("token_model", "tokens", 11),
+        ("tuple_output", "tokens", 11),
+        ("object_output", "tokens", 11),
+        ("dict_output", "tokens", 11),
+    ],
+)
+def test_what_a_module_takes_is_found_out(
+    sick: Callable[..., LocalLaboratory], name: str, kind: str, width: int
+) -> None:
+    laboratory = sick(f"healthy:{name}")
+    assert (laboratory.subject.input, laboratory.subject.width) == (kind, width)
+    assert laboratory.measure(Point(length=16)).is_finite
+
+
+def test_a_module_that_fails_at_one_length_is_asked_at_another(sick: Callable[..., LocalLaboratory]) -> None:
+    subject = sick("unruly:raises", lengths=(17, 20)).subject
+    assert (subject.input, subject.width) == ("embeddings", 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("unruly:not_callable", "must be a callable that returns a new nn.Module, got int"),
+        ("unruly:instance", "must be a callable that returns a new nn.Module, got Linear"),
+        ("unruly:needs_arguments", "must be callable without arguments"),
+        ("unruly:none", "must return an nn.Module or a Subject, got NoneType"),
+        ("unruly:gone", "cannot be imported: sick.unruly has no gone"),
+        ("unimportable:make", "cannot be imported: ModuleNotFoundError: No module named 'a_package_that"),
+        ("nowhere:make", "cannot be imported: ModuleNotFoundError: No module named 'sick.nowhere'"),
+    ],
+)
+def test_what_is_no_subject_is_refused(sick: Callable[..., LocalLaboratory], name: str, told: str) -> None:
+    with pytest.raises(SubjectUnusableError, match=r"^subject sick\.") as refused:
+        sick(name)
+    assert told in str(refused.value)
+
+
+def test_a_factory_that_raises_is_a_failure_of_the_subject(sick: Callable[..., LocalLaboratory]) -> None:
+    with pytest.raises(SubjectFailedError, match="KeyError: 'no such preset'"):
+        sick("unruly:broken_factory")
+
+
+def test_an_unknown_configuration_is_refused() -> None:
+    with pytest.raises(SubjectUnusableError, match=r"nowhere\.yaml"):
+        load_subject(SubjectRequest(config="nowhere.yaml"))
+
+
+def test_a_factory_may_return_a_subject(small: Subject) -> None:
+    assert adapt("x:y", lambda: small, None, 0, (16,)) is small
+
+
+def test_an_input_kind_that_was_given_is_not_guessed() -> None:
+    subject = adapt("x:y", lambda: nn.Embedding(5, 8), "tokens", 0, (16,))
+    assert (subject.input, subject.width) == ("tokens", 5)
+    assert subject.options == ("--subject", "x:y", "--input", "tokens")
+
+
+def test_an_output_nobody_understands_is_handed_on() -> None:
+    assert first_tensor({"a": 1}) == {"a": 1}
+    assert first_tensor(("a", 1)) == ("a", 1)
+
+
+@pytest.mark.parametrize(("field", "value"), [("input", "pictures"), ("width", 0)])
+def test_an_impossible_subject_is_refused(small: Subject, field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        Subject(
+            **{**{name: getattr(small, name) for name in ("name", "build", "forward", "input", "width")}, field: value}
+        )
