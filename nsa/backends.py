@@ -5,11 +5,11 @@
 - `reference`: the oracle. Any device, slow.
 - `vectorized`: plain torch, any device and dtype.
 - `fused`: torch's own fused attention for the sliding branch, vectorized for the rest.
-- `flash`: flash-attn for the sliding and the compressed branch, vectorized for the selected one, which it cannot serve.
+- `flash`: flash-attn for the sliding and the compressed branch; it cannot serve the selected one: vectorized does.
 - `auto`: the best that can serve; what it chose and why is in the route.
 
-A named implementation that cannot serve is refused, never replaced. `NSA_USE_FA2=0` forbids flash-attn; `=1` asks `auto`
-for it where the machine can serve. `NSA_PREFILL_BATCHED=0` makes prefill go token by token.
+A named implementation that cannot serve is refused, never replaced. `NSA_USE_FA2=0` forbids flash-attn; `=1` asks
+`auto` for it where the machine can serve. `NSA_PREFILL_BATCHED=0` makes prefill go token by token.
 """
 
 import importlib.util

@@ -30,6 +30,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.ops.reads": LEAVES,
     "nsa.ops.tiles": LEAVES,
     "nsa.ops.banded": ("nsa.ops.tiles", "nsa.ops.reads", *LEAVES),
+    "nsa.ops.arguments": LEAVES,
     "nsa.ops.api": ("nsa.ops.*", "nsa.backends", "nsa.config", *LEAVES),
     "nsa.ops.*.reference": LEAVES,
     "nsa.ops.*.*": (*TILING, *LEAVES),  # and its own folder's modules that are no implementation

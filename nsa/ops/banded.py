@@ -47,16 +47,14 @@ over the heads of a group, [B, T, G, K]."""
 
 
 def banded_attention(q: Tensor, k: Tensor, v: Tensor, band: Band, observe: Observer | None = None) -> Tensor:
-    """Softmax attention [B, T, H, Dv] of q [B, T, H, Dk] over the keys `band` shows; exactly zero where it shows none."""
+    """Softmax attention [B, T, H, Dv] of q [B, T, H, Dk] over the keys `band` shows; zero where it shows none."""
     out: Tensor = _BandedAttention.apply(q, k, v, band, observe)
     return out
 
 
 class _BandedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, band: Band, observe: Observer | None
-    ) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, band: Band, observe: Observer | None) -> Tensor:
         groups = k.shape[2]
         dtype = accumulation_dtype(q.dtype)
         out = q.new_zeros(*q.shape[:3], v.shape[-1])
@@ -69,14 +67,14 @@ class _BandedAttention(torch.autograd.Function):
             out[rows, queries] = from_streams(part.mul_(inverse), groups).to(out.dtype)
             lse[rows, queries] = from_streams(log_total(total, peak), groups)
             if observe is not None:
-                observe(rows, queries, visible, lambda w=weights, i=inverse: _group_sum(w, i, groups))  # type: ignore[misc]
+                observe(rows, queries, visible, lambda w=weights, i=inverse: _group_sum(w, i, groups))
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.band = band
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         groups = k.shape[2]
         delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1, keepdim=True)

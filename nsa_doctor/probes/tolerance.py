@@ -23,10 +23,10 @@ class Deviation:
 def deviation(result: Tensor, plain: Tensor, truth: Tensor, *, num_terms: int, scale: float | None = None) -> Deviation:
     """Compare `result` with the float64 `truth`; `plain` is plain torch's answer in the dtype of `result`.
 
-    The bound is twice plain torch's own error, plus what taking the same sums in another order can cost: one unit in the
-    last place at `scale`, and √num_terms units of the dtype sums are kept in (float32 for half precision). `num_terms` is
-    the length of the longest sum; `scale` the largest true value, or that of terms that cancel, as they do in the
-    gradient of a softmax over one key.
+    The bound is twice plain torch's own error, plus what taking the same sums in another order can cost: one unit in
+    the last place at `scale`, and √num_terms units of the dtype sums are kept in (float32 for half precision).
+    `num_terms` is the length of the longest sum; `scale` the largest true value, or that of terms that cancel, as they
+    do in the gradient of a softmax over one key.
     """
     scale = largest(truth) if scale is None else scale
     sums = torch.promote_types(result.dtype, torch.float32)

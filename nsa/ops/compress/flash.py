@@ -1,7 +1,7 @@
 """The compressed branch through flash-attn: CUDA, float16 and bfloat16, head sizes up to 256, any H/G, Dv != Dk.
 
-Queries [l − 1 + i·d, l − 1 + (i + 1)·d) all see blocks 0 … i. With those d queries laid out as d more heads of one query,
-the staircase is ordinary causal attention of one query per block.
+Queries [l − 1 + i·d, l − 1 + (i + 1)·d) all see blocks 0 … i. With those d queries laid out as d more heads of one
+query, the staircase is ordinary causal attention of one query per block.
 """
 
 from torch import Tensor

@@ -27,7 +27,7 @@ class Grouping:
 
 
 def group_by_block(blocks: Tensor, num_blocks: int, height: int) -> Grouping:
-    """Group the pairs of `blocks` [num_queries, n], block indices below `num_blocks` or −1, in tiles of `height` rows."""
+    """Group the pairs of `blocks` [num_queries, n], each below `num_blocks` or −1, in tiles of `height` rows."""
     num_queries, num_slots = blocks.shape
     num_pairs, device = blocks.numel(), blocks.device
     # A block with c pairs fills ⌈c / height⌉ tiles, at most (c + height − 1) / height.
@@ -43,12 +43,12 @@ def group_by_block(blocks: Tensor, num_blocks: int, height: int) -> Grouping:
 
     place = torch.empty_like(row).scatter_(0, pair, row)
     query = torch.full((nowhere + 1,), num_queries, device=device).scatter_(0, row, pair // num_slots)
-    query[nowhere] = num_queries
+    query[nowhere].fill_(num_queries)  # filling waits for nothing on a GPU, assigning a number does
     tile = torch.arange(num_tiles, device=device)
     block = torch.searchsorted(tiles_end, tile, right=True).clamp_(max=num_blocks - 1)
     return Grouping(query[:-1].view(num_tiles, height), block, place.view(num_queries, num_slots))
 
 
 def sum_rows(table: Tensor, place: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Σ over slots of weights · table[place]: table [rows, D], place and weights [num_queries, n] -> [num_queries, D]."""
+    """Σ over slots of weights · table[place], [num_queries, D]: table [rows, D], place and weights [num_queries, n]."""
     return torch.nn.functional.embedding_bag(place, table, mode="sum", per_sample_weights=weights)

@@ -74,7 +74,7 @@ def choose_slots(importance: Tensor, geometry: Geometry, first_query: int) -> Sl
 
 class _SelectedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: Geometry, reads: ReadCounter | None
     ) -> Tensor:
         groups, dtype = k.shape[2], accumulation_dtype(q.dtype)
@@ -96,7 +96,7 @@ class _SelectedAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, slots, out, lse = ctx.saved_tensors
         groups = k.shape[2]
         delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1, keepdim=True)
@@ -106,8 +106,8 @@ class _SelectedAttention(torch.autograd.Function):
         grad_v = torch.zeros_like(v_blocks, dtype=lse.dtype)
         for chunk in _chunks(q, k, slots, ctx.geometry):
             at = chunk.rows, chunk.queries
-            per_query = tuple(to_streams(x[at], groups) for x in (q, grad.to(q.dtype), lse, delta))
-            chunk_grad_q = _attend_chunk_backward(chunk, *per_query, k_blocks, v_blocks, grad_k, grad_v)
+            tables = [to_streams(x[at], groups) for x in (q, grad.to(q.dtype), lse, delta)]
+            chunk_grad_q = _attend_chunk_backward(chunk, tables, k_blocks, v_blocks, grad_k, grad_v)
             grad_q[at] = from_streams(chunk_grad_q, groups).to(q.dtype)
         return grad_q, _from_blocks(grad_k, k), _from_blocks(grad_v, v), None, None, None
 
@@ -127,7 +127,7 @@ class _Chunk:
     steps: tuple[slice, ...]
 
     def bias(self, step: slice, table: Tensor) -> Tensor:
-        """0 where a tile row may read a token and −inf elsewhere, [tiles, height, 1, l_sel]; `table` as `_bias_table`."""
+        """0 where a tile row may read a token and −inf elsewhere, [tiles, height, 1, l_sel]; see `_bias_table`."""
         return _take(table, self.room[step]).unsqueeze(2)
 
     def gather(self, table: Tensor, step: slice) -> Tensor:
@@ -135,7 +135,7 @@ class _Chunk:
         return _take(table, self.grouping.query[step])
 
     def part_of(self, table: Tensor, step: slice) -> Tensor:
-        """The rows that `step` fills of a table [num_tiles · height + 1, …], one row per tile: [tiles, height · …, D]."""
+        """The rows that `step` fills of a table [num_tiles · height + 1, …], by tile: [tiles, height · …, D]."""
         height = self.grouping.query.shape[1]
         rows = table[step.start * height : step.stop * height]
         return rows.view(step.stop - step.start, -1, *table.shape[2:])
@@ -190,7 +190,9 @@ def _attend_chunk(chunk: _Chunk, q: Tensor, k_blocks: Tensor, v_blocks: Tensor) 
     # One row more than the tiles have, for empty slots to point at: it weighs nothing.
     part = q.new_empty(num_rows + 1, heads, v_blocks.shape[-1], dtype=dtype)
     total, peak = part.new_empty(num_rows + 1, heads), part.new_empty(num_rows + 1, heads)
-    part[-1], total[-1], peak[-1] = 0, 0, torch.finfo(dtype).min
+    part[-1].zero_()
+    total[-1].zero_()
+    peak[-1].fill_(torch.finfo(dtype).min)
     bias_table = _bias_table(k_blocks.shape[1], dtype, q.device)
     for step in chunk.steps:
         scores = score(chunk.gather(q, step), _take(k_blocks, block[step]), chunk.bias(step, bias_table))
@@ -209,22 +211,17 @@ def _attend_chunk(chunk: _Chunk, q: Tensor, k_blocks: Tensor, v_blocks: Tensor) 
 
 
 def _attend_chunk_backward(
-    chunk: _Chunk,
-    q: Tensor,
-    grad: Tensor,
-    lse: Tensor,
-    delta: Tensor,
-    k_blocks: Tensor,
-    v_blocks: Tensor,
-    grad_k: Tensor,
-    grad_v: Tensor,
+    chunk: _Chunk, per_query: list[Tensor], k_blocks: Tensor, v_blocks: Tensor, grad_k: Tensor, grad_v: Tensor
 ) -> Tensor:
-    """Gradient of q [streams, T, h, Dk]; adds to grad_k and grad_v, laid out as the blocks are."""
-    shape, dtype = q.shape, lse.dtype
-    tables = tuple(_with_zero_row(x) for x in (q, grad, lse, delta))
-    grad_q = q.new_empty(chunk.grouping.query.numel() + 1, *shape[2:], dtype=dtype)
-    grad_q[-1] = 0
-    bias_table = _bias_table(k_blocks.shape[1], dtype, q.device)
+    """Gradient of q [streams, T, h, Dk]; adds to grad_k and grad_v, laid out as the blocks are.
+
+    per_query: q, the gradient of the output, the log2 normaliser and delta, each [streams, T, h, D].
+    """
+    shape, dtype = per_query[0].shape, grad_k.dtype
+    tables = [_with_zero_row(x) for x in per_query]
+    grad_q = tables[0].new_empty(chunk.grouping.query.numel() + 1, *shape[2:], dtype=dtype)
+    grad_q[-1].zero_()
+    bias_table = _bias_table(k_blocks.shape[1], dtype, grad_q.device)
     for step in chunk.steps:
         block = chunk.grouping.block[step]
         tile_q, tile_grad, tile_lse, tile_delta = (chunk.gather(table, step) for table in tables)

@@ -1,12 +1,14 @@
 """The sliding branch through torch's own fused attention: CUDA or CPU, any floating dtype, any H/G, Dv != Dk.
 
-Half precision on CUDA takes the variable-length flash kernel, which knows windows. All else cuts queries into tiles of w
-and gives each the 2w − 1 keys it may see.
+Half precision on CUDA takes the variable-length flash kernel, which knows windows. All else cuts queries into tiles of
+w and gives each the 2w − 1 keys it may see.
 """
+
+import inspect
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import varlen
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from nsa.ops.geometry import Geometry
@@ -21,6 +23,8 @@ def sliding_attention(q: Query, k: Key, v: Value, geometry: Geometry) -> Output:
 
 
 def _by_varlen(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn  # imports the compiler: seconds that a CPU need not wait
+
     size, size_v = max(q.shape[-1], v.shape[-1]), v.shape[-1]
     rows, num_queries, num_tokens = q.shape[0], q.shape[1], k.shape[1]
 
@@ -30,7 +34,9 @@ def _by_varlen(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
     def offsets(length: int) -> Tensor:
         return torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=q.device)
 
-    out = varlen.varlen_attn(
+    # torch before 2.12 serves grouped heads without being told.
+    grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    out = varlen_attn(
         packed(q),
         packed(k),
         packed(v),
@@ -40,7 +46,7 @@ def _by_varlen(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
         num_tokens,
         scale=q.shape[-1] ** -0.5,
         window_size=(w - 1, 0),
-        enable_gqa=True,
+        **grouped,
     )
     assert isinstance(out, Tensor)
     return out.unflatten(0, (rows, num_queries))[..., :size_v]
@@ -67,5 +73,5 @@ def _by_tiles(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
     first_key = torch.arange(tiles.shape[0] // rows, device=q.device) * size - before
     exists = (first_key[:, None] + key >= 0).repeat(rows, 1)[:, None, None]
     # A padding query sees at least the padding key of its own position, so that no row is empty.
-    out = scaled_dot_product_attention(tiles, *windows, attn_mask=in_window & exists, enable_gqa=True)
+    out = scaled_dot_product_attention(tiles, windows[0], windows[1], attn_mask=in_window & exists, enable_gqa=True)
     return out.unflatten(0, (rows, -1)).transpose(2, 3).flatten(1, 2)[:, :num_queries]

@@ -88,11 +88,17 @@ def inputs(case: Case, seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-def dense(tensors: dict[str, Tensor], slots: Tensor, geometry: Geometry) -> dict[str, Tensor]:
-    """All branches as dense attention under a mask, in plain torch: what a fast path's rounding is measured by."""
+def dense(
+    tensors: dict[str, Tensor], slots: Tensor, geometry: Geometry, *, half_products: bool = False
+) -> dict[str, Tensor]:
+    """All branches as dense attention under a mask, in plain torch: what a fast path's rounding is measured by.
+
+    half_products: probabilities are rounded to the inputs' dtype before they meet the values, as matrix units need it.
+    """
     q, tokens = tensors["q"], tensors["k_sel"].shape[1]
-    position = torch.arange(tokens - q.shape[1], tokens)[:, None]
-    key, block = torch.arange(tokens), torch.arange(tensors["k_cmp"].shape[1])
+    position = torch.arange(tokens - q.shape[1], tokens, device=q.device)[:, None]
+    key = torch.arange(tokens, device=q.device)
+    block = torch.arange(tensors["k_cmp"].shape[1], device=q.device)
     causal = key <= position
     masks = {
         "compressed": (block * geometry.d + geometry.l - 1 <= position)[None, :, None],
@@ -101,7 +107,9 @@ def dense(tensors: dict[str, Tensor], slots: Tensor, geometry: Geometry) -> dict
     }
     names = {"compressed": "cmp", "selected": "sel", "sliding": "win"}
     branches = {
-        branch: masked_attention(q, tensors[f"k_{names[branch]}"], tensors[f"v_{names[branch]}"], mask)
+        branch: masked_attention(
+            q, tensors[f"k_{names[branch]}"], tensors[f"v_{names[branch]}"], mask, half_products=half_products
+        )
         for branch, mask in masks.items()
     }
     gates = tensors["gates"].repeat_interleave(q.shape[2] // tensors["k_sel"].shape[2], dim=2)
@@ -109,7 +117,7 @@ def dense(tensors: dict[str, Tensor], slots: Tensor, geometry: Geometry) -> dict
     return {**branches, "out": mixed.sum(-1)}
 
 
-def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *, half_products: bool = False) -> Tensor:
     """Softmax attention under mask [B, T, G, S], scores in float32 at least; zero for a row that sees nothing."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     heads_per_group = q.shape[2] // k.shape[2]
@@ -118,4 +126,6 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     hidden = ~mask
     scores = scores.masked_fill(hidden, torch.finfo(dtype).min)
     weights = scores.softmax(-1).masked_fill(hidden, 0) if scores.shape[-1] else scores
+    if half_products:
+        weights = weights.to(q.dtype).to(dtype)
     return torch.einsum("bths,bshd->bthd", weights, v.to(dtype)).to(q.dtype)

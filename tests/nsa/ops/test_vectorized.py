@@ -21,7 +21,7 @@ PAIRWISE = [pytest.param(case, id=str(case)) for case in pairwise_cases()]
 
 def gradients(out: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     """Gradients of a fixed random projection of `out`."""
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
     return list(torch.autograd.grad((out * weight).sum(), leaves, materialize_grads=True))
 
 
