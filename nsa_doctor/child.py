@@ -26,6 +26,7 @@ def main() -> None:
     requests, answers, dump = (int(word) for word in sys.argv[1:4])
     del sys.argv[1:]
     _die_with_parent()
+    _wait_without_spinning()
     for descriptor in (requests, answers, dump):
         os.set_inheritable(descriptor, False)
     faulthandler.enable(file=dump, all_threads=True)
@@ -71,6 +72,13 @@ def _answering(bench: "Bench", request: dict[str, Any]) -> Callable[[], dict[str
             return lambda: {"checked": asdict(bench.check(request["code"], request["planted"]))}
         case other:
             raise ValueError(f"request must be load, measure, diagnose or check, got {other!r}")
+
+
+def _wait_without_spinning() -> None:
+    """Threads that spin make a busy machine look like a hang: tell OpenMP before torch loads it, unless a user did."""
+    setenv = getattr(ctypes.CDLL(None), "setenv", None)
+    if setenv is not None:
+        setenv(b"OMP_WAIT_POLICY", b"PASSIVE", 0)
 
 
 def _die_with_parent() -> None:

@@ -63,7 +63,7 @@ def sweep(request: SweepRequest, listen: Listener = lambda stage, total, answer:
     return Report(
         command="sweep",
         subject={
-            "name": request.spec or facts.get("name", ""),
+            "name": request.spec or facts.get("name", "nsa"),
             **_picked(facts, "description", "input", "width", "options"),
         },
         options=_options(request),

@@ -16,10 +16,11 @@ from nsa_doctor.frames import FrameFilter
 from nsa_doctor.measurement import GRADIENTS, OUTPUT, Birth, Diagnosis, Point
 from nsa_doctor.probes.finite import holds_nonfinite
 from nsa_doctor.probes.lineage import Kind, Record, of_kind
+from nsa_doctor.probes.operations import UNWRITTEN
 from nsa_doctor.probes.perform import Conditions, SubjectFailedError, perform
 from nsa_doctor.probes.places import Places
 from nsa_doctor.probes.state import preserved_state
-from nsa_doctor.probes.tracer import UNWRITTEN, Cause, Tracer
+from nsa_doctor.probes.tracer import Cause, Tracer
 from nsa_doctor.subject import Subject
 
 _MOST_CAUSES = 3

@@ -4,6 +4,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -25,10 +26,12 @@ class Places:
         self._ranks: dict[str, int] = {}
         self._paths: dict[int, str] = {}
         self._calls: list[nn.Module] = []
+        self._code: list[tuple[str, int, int, str, str]] = []
 
     def know(self, root: nn.Module) -> None:
         """Learn the names of a subject's modules."""
         self._paths = {id(module): path for path, module in root.named_modules()}
+        self._code = module_code(root)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -59,6 +62,13 @@ class Places:
             owner = owner if module is None or id(module) not in self._paths else module
             traceback = traceback.tb_next
         return self._describe(owner, line)
+
+    def owner(self, place: Place) -> Place:
+        """The place with the module whose source holds its line: for functions that run where no module is called."""
+        for file, first, last, path, name in self._code:
+            if file == place.file and first <= place.line <= last:
+                return replace(place, module=path, module_class=name)
+        return place
 
     def of_path(self, path: str, root: nn.Module) -> Place:
         """The module of that dotted path, without a line."""

@@ -1,8 +1,9 @@
 """Watches every operation of one pass and keeps the lineage of what is not finite."""
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from nsa_doctor.measurement import Place
 from nsa_doctor.probes.finite import holds_nonfinite, is_countable
 from nsa_doctor.probes.lineage import KINDS, Kind, Lineage, Record, of_kind
+from nsa_doctor.probes.operations import UNWRITTEN, operation_name, overwrites, reads_masks, written_arguments
 from nsa_doctor.probes.places import Places
 
 Cause = tuple[str, str, int, str]
@@ -47,9 +49,10 @@ class Tracer(TorchDispatchMode):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Trace the operations of one phase: build, forward or backward."""
+        """Trace the operations of one phase: build, forward or backward; what was compiled runs uncompiled."""
         self._phase = name
-        with self, self._places.watching():
+        uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+        with uncompiled, self, self._places.watching():
             yield
 
     def know(self, module: nn.Module, x: Tensor) -> None:
@@ -82,7 +85,7 @@ class Tracer(TorchDispatchMode):
         """Run one operation and account for what it wrote."""
         kwargs = kwargs or {}
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if is_countable(leaf)]
-        written = [leaf for leaf in tree_leaves(_written(func, args, kwargs)) if is_countable(leaf)]
+        written = [leaf for leaf in tree_leaves(written_arguments(func, args, kwargs)) if is_countable(leaf)]
         overwritten = {id(tensor): self._parents([tensor]) for tensor in written}
         result = func(*args, **kwargs)
         self._count += 1
@@ -94,7 +97,7 @@ class Tracer(TorchDispatchMode):
                 self._account(func, output, inputs, {}, is_view=shares)
         for tensor in written:
             others = [other for other in inputs if other is not tensor]
-            before = {} if _overwrites(func) else overwritten[id(tensor)]
+            before = {} if overwrites(func) else overwritten[id(tensor)]
             self._account(func, tensor, others, before, is_view=False)
         return result
 
@@ -104,7 +107,7 @@ class Tracer(TorchDispatchMode):
     def _account(
         self, func: Any, output: Tensor, inputs: Sequence[Tensor], before: dict[Kind, list[Record]], is_view: bool
     ) -> None:
-        name = _operation(func)
+        name = operation_name(func)
         if name in UNWRITTEN and not is_view:
             self._note_unwritten(name, output)
             return
@@ -115,7 +118,7 @@ class Tracer(TorchDispatchMode):
             return
         record = self._record("tensor constant" if constant else name)
         record.parents = {} if constant else self._parents(inputs)
-        record.masks = _reads_masks(name) and not any(
+        record.masks = reads_masks(name) and not any(
             bool(torch.isposinf(x).any()) for x in inputs if not x.is_complex()
         )
         for kind, records in before.items():
@@ -171,8 +174,10 @@ class Tracer(TorchDispatchMode):
         if self._phase == "backward" and node is not None and not (is_own and place.module_class):
             forward, forward_is_own = self._nodes.of(node._sequence_nr()) or (place, is_own)
             operation = f"{operation} in {node.name().rpartition('::')[2]}"
-            if is_own:  # a backward written in Python: its own line, in the module that called it
-                place = replace(place, module=forward.module, module_class=forward.module_class)
+            if is_own:  # a backward written in Python: its own line, in the module that holds it or called it
+                place = self._places.owner(place)
+                if not place.module_class:
+                    place = replace(place, module=forward.module, module_class=forward.module_class)
             else:
                 place, is_own = forward, forward_is_own
         return Record(self._count, operation, self._phase, place, has_own_line=is_own)
@@ -198,35 +203,3 @@ class _NodePlaces:
         """The place a node of that number was made at, or None when it was not seen."""
         index = bisect.bisect_left(self._last, number)
         return self._found[index] if index < len(self._found) else None
-
-
-UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
-_OVERWRITING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"})
-
-
-def _reads_masks(operation: str) -> bool:
-    """Whether -inf is a legitimate input that means "nothing here"."""
-    return "softmax" in operation or "attention" in operation or operation in ("exp", "logsumexp")
-
-
-def _operation(func: Any) -> str:
-    """The operator's plain name: aten::_softmax is softmax."""
-    name = func._schema.name if hasattr(func, "_schema") else str(func)
-    return str(name).rpartition("::")[2].lstrip("_")
-
-
-def _overwrites(func: Any) -> bool:
-    """Whether the operation writes its result without reading what was there."""
-    return _operation(func) in _OVERWRITING or getattr(func, "_overloadname", "").endswith("out")
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The arguments an operation writes into, as its schema declares."""
-    schema = getattr(func, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    found = []
-    for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found.append(args[position] if position < len(args) else kwargs.get(argument.name))
-    return found

@@ -88,7 +88,7 @@ def _closing(report: Report) -> Iterator[str]:
     if skipped:
         yield escaped(f"not checked: {joined([result.code for result in skipped])}: {skipped[0].reason}")
     if report.interrupted:
-        yield "interrupted: what was measured stands above"
+        yield f"interrupted: {'what was measured stands above' if report.measurements else 'nothing was measured yet'}"
     counted = f"{len(report.findings)} finding{'' if len(report.findings) == 1 else 's'}"
     match report.decision:
         case Decision.GO:

@@ -66,7 +66,7 @@ def import_factory(spec: str) -> Callable[[], Any]:
         kind = type(factory).__name__
         raise SubjectUnusableError(f"subject {spec} must be a callable that returns a new nn.Module, got {kind}")
     _check_callable_bare(spec, factory)
-    return factory  # type: ignore[no-any-return]
+    return factory
 
 
 def _check_callable_bare(spec: str, factory: Callable[..., Any]) -> None:

@@ -1,0 +1,35 @@
+"""What an operator's schema and name tell about it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+_OVERWRITING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"})
+
+
+def reads_masks(operation: str) -> bool:
+    """Whether -inf is a legitimate input that means "nothing here"."""
+    return "softmax" in operation or "attention" in operation or operation in ("exp", "logsumexp")
+
+
+def operation_name(func: Any) -> str:
+    """The operator's plain name: aten::_softmax is softmax."""
+    name = func._schema.name if hasattr(func, "_schema") else str(func)
+    return str(name).rpartition("::")[2].lstrip("_")
+
+
+def overwrites(func: Any) -> bool:
+    """Whether the operation writes its result without reading what was there."""
+    return operation_name(func) in _OVERWRITING or getattr(func, "_overloadname", "").endswith("out")
+
+
+def written_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments an operation writes into, as its schema declares."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    found = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found.append(args[position] if position < len(args) else kwargs.get(argument.name))
+    return found
