@@ -48,7 +48,7 @@ def _trouble(cause: Cause) -> str:
     trouble = cause.trouble
     assert trouble is not None
     at = f"at {_seen_at(cause)}" if trouble.phase not in ("build", "loading") else "whatever the length"
-    in_phase = f" in {trouble.phase}" if trouble.phase else ""
+    in_phase = f" {'while' if trouble.phase == 'loading' else 'in'} {trouble.phase}" if trouble.phase else ""
     match trouble.kind:
         case "raised":
             return f"the subject raises {trouble.message}{in_phase} {at}"

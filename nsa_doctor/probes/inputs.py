@@ -13,15 +13,16 @@ LARGE = 1e2  # attention logits grow with its square, so they come near 1e4
 def make_input(subject: Subject, point: Point, seed: int, device: torch.device) -> Tensor:
     """One row of input at this point: [1, S, width] embeddings in its dtype, or [1, S] token ids."""
     generator = torch.Generator().manual_seed(seed)
-    if subject.input == "tokens":
-        return _token_ids(point, subject.width, generator).to(device)
-    return _embeddings(point, subject.width, generator).to(device, getattr(torch, point.dtype))
+    with torch.device("cpu"):  # whatever default a subject has set
+        if subject.input == "tokens":
+            return _token_ids(point, subject.width, generator).to(device)
+        return _embeddings(point, subject.width, generator).to(device, getattr(torch, point.dtype))
 
 
 def make_cotangent(output: Tensor, seed: int) -> Tensor:
     """A random direction to differentiate the output in: sums would cancel what softmax and norms get wrong."""
     generator = torch.Generator().manual_seed(seed + 1)
-    return torch.randn(output.shape, generator=generator).to(output)
+    return torch.randn(output.shape, generator=generator, device="cpu").to(output)
 
 
 def _embeddings(point: Point, width: int, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""The command line: one sentence and an exit code for whatever a person gets wrong, and torch only when it is needed."""
+"""The command line: one sentence and an exit code for whatever a person gets wrong, and torch only when needed."""
 
 import json
 import os

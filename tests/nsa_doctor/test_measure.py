@@ -114,6 +114,21 @@ def test_what_a_subject_does_to_the_process_is_undone_and_told(sick: Callable[..
     assert (random.getstate(), torch.get_num_threads()) == before[1:]
 
 
+def test_a_default_device_that_a_subject_set_reaches_nothing_of_the_doctors(
+    sick: Callable[..., LocalLaboratory],
+) -> None:
+    measurement = sick("healthy:moves_the_default").measure(Point(length=16))
+    assert measurement.is_finite
+    assert measurement.notes == ("the subject changes the default device",)
+
+
+def test_an_exception_that_cannot_be_printed_is_told_by_its_name(sick: Callable[..., LocalLaboratory]) -> None:
+    trouble = sick("unruly:speechless").measure(Point(length=16)).trouble
+    assert trouble is not None
+    assert trouble.message.startswith("_Speechless: ")
+    assert is_marked(trouble.place.file, trouble.place.line)
+
+
 def test_preserved_state_says_what_changed() -> None:
     with preserved_state() as changes:
         torch.set_default_dtype(torch.float64)

@@ -63,6 +63,11 @@ class _Rude(nn.Module):
         return self.linear(x)
 
 
+def _moves_the_default(x: Tensor) -> Tensor:
+    torch.set_default_device("meta")
+    return x
+
+
 class _NoParameters(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return _causal(x)
@@ -70,6 +75,7 @@ class _NoParameters(nn.Module):
 
 masked = hosting(_masked_before_it_matters)
 causal = hosting(_causal)
+moves_the_default = hosting(_moves_the_default)
 token_model = _TokenModel
 no_parameters = _NoParameters
 

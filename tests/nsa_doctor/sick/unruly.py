@@ -63,6 +63,18 @@ def _tells_its_process(x: Tensor) -> Tensor:
 
 
 tells_its_process = hosting(_tells_its_process)
+
+
+class _Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("nothing to say")
+
+
+def _raises_speechless(x: Tensor) -> Tensor:
+    raise _Speechless  # here
+
+
+speechless = hosting(_raises_speechless)
 raises = hosting(_raises_at_17)
 hangs = hosting(_hangs_at_17)
 sleeps = hosting(_always_sleeps)
