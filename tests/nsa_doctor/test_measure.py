@@ -125,7 +125,7 @@ def test_a_default_device_that_a_subject_set_reaches_nothing_of_the_doctors(
 def test_an_exception_that_cannot_be_printed_is_told_by_its_name(sick: Callable[..., LocalLaboratory]) -> None:
     trouble = sick("unruly:speechless").measure(Point(length=16)).trouble
     assert trouble is not None
-    assert trouble.message.startswith("_Speechless: ")
+    assert trouble.message.startswith("_SpeechlessError: ")
     assert is_marked(trouble.place.file, trouble.place.line)
 
 

@@ -65,13 +65,13 @@ def _tells_its_process(x: Tensor) -> Tensor:
 tells_its_process = hosting(_tells_its_process)
 
 
-class _Speechless(Exception):
+class _SpeechlessError(Exception):
     def __str__(self) -> str:
         raise RuntimeError("nothing to say")
 
 
 def _raises_speechless(x: Tensor) -> Tensor:
-    raise _Speechless  # here
+    raise _SpeechlessError  # here
 
 
 speechless = hosting(_raises_speechless)
