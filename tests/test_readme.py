@@ -8,10 +8,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
 def test_the_python_example_runs() -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    (example,) = (code for code in EXAMPLES if "import NSAttention" in code or "NSAttention," in code)
     shown = {"logits": [2, 100, 256], "tokens": [2, 105]}
     assert all(str(shape) in example for shape in shown.values())
     names: dict[str, object] = {}
@@ -40,3 +41,22 @@ def test_every_command_it_shows_takes_the_options_shown() -> None:
             check=True,
         )
         assert options <= set(re.findall(r"--[\w-]+", done.stdout)), command
+
+
+def test_the_sick_example_is_found_as_shown(tmp_path: Path) -> None:
+    (example,) = (code for code in EXAMPLES if "class Attention" in code)
+    (tmp_path / "my_attention.py").write_text(example, encoding="utf-8")
+    (options,) = re.findall(r"`nsa-doctor (sweep .*--subject my_attention:Attention)`", README)
+    done = subprocess.run(
+        [sys.executable, "-m", "nsa_doctor", *options.split(), "--quiet"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    shown = README.split("my_attention:Attention: ")[1].split("```")[0]
+    finding = shown[shown.index("NAN101") : shown.index("NO-GO")]
+    assert finding in done.stdout

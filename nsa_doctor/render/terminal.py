@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -78,7 +79,16 @@ def _print_finding(console: Console, finding: Finding) -> None:
     ]
     for label, text in rows:
         if text:
-            console.print(Text(f"  {label:<{_LABEL_WIDTH}}{escaped(text)}"), soft_wrap=True)
+            console.print(Text(f"  {label:<{_LABEL_WIDTH}}{escaped(_from_here(text))}"), soft_wrap=True)
+
+
+def _from_here(text: str) -> str:
+    """The text with paths below the current folder as a person there would type them."""
+    try:
+        here = f"{Path.cwd()}/"
+    except OSError:  # the folder is gone
+        return text
+    return text.replace(here, "") if here != "//" else text
 
 
 def _closing(report: Report) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The command line: one sentence and an exit code for whatever a person gets wrong, and torch only when needed."""
+"""The command line: one sentence and an exit code for what a person gets wrong, and no torch before it is needed."""
 
 import json
 import os
