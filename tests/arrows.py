@@ -17,7 +17,16 @@ PACKAGES = {  # package: our packages it may import
 IMPLEMENTATIONS = {"reference", "vectorized", "triton", "flash", "fused"}  # of a branch
 LEAVES = ("nsa.types", "nsa.ops.geometry")
 TILING = ("nsa.ops.tiles", "nsa.ops.banded", "nsa.ops.reads")
-MODEL = ("nsa.nn", "nsa.nn.*", "nsa.ops.api", "nsa.ops.reads", "nsa.config", "nsa.backends", *LEAVES)
+MODEL = (
+    "nsa.nn",
+    "nsa.nn.*",
+    "nsa.ops.api",
+    "nsa.ops.arguments",
+    "nsa.ops.reads",
+    "nsa.config",
+    "nsa.backends",
+    *LEAVES,
+)
 # Module of nsa: the modules of nsa it may import. The first pattern that fits counts.
 LAYERS: dict[str, tuple[str, ...]] = {
     "nsa": ("nsa.*",),

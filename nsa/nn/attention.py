@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from nsa.backends import Impl
+from nsa.backends import Impl, route
 from nsa.config import NSAConfig
 from nsa.nn.cache import NSACache, Tokens
 from nsa.nn.compressor import Compressor
@@ -16,6 +16,7 @@ from nsa.nn.linear import linear
 from nsa.nn.projection import Projected, Projection
 from nsa.nn.rope import packed_positions, rotate, rotation
 from nsa.ops.api import nsa_attention
+from nsa.ops.arguments import check_slots
 from nsa.ops.reads import ReadCounter
 from nsa.types import CuSeqlens, GateWeights, Hidden, Output, Slots
 
@@ -74,6 +75,8 @@ class NSAttention(nn.Module):
         """What `forward` computes before its output projection; the same arguments."""
         self._check(x, cache, cu_seqlens)
         projected = self.qkv(x)
+        if cache is not None:
+            self._check_before_append(projected.q, cache, slots)
         gates = self.gate(projected.q.unflatten(2, (self.config.n_kv_groups, -1)).mean(3))
         turn = rotation(_positions(x, cache, cu_seqlens), self.config.d_k, self.config.rope_theta, projected.q.dtype)
         tokens = self._per_branch(projected._replace(keys=rotate(projected.keys, turn)))
@@ -114,6 +117,16 @@ class NSAttention(nn.Module):
         if self.config.shared_kv:
             keys, values = keys * 3, values * 3
         return Tokens(keys[0], values[0], keys[1], values[1], keys[2], values[2])
+
+    def _check_before_append(self, q: Tensor, cache: NSACache, slots: Tensor | None) -> None:
+        """Refuse now what `nsa_attention` would refuse once the cache has taken the tokens in."""
+        config = self.config
+        route(q.device, q.dtype, max(config.d_k, config.d_v), self.impl)
+        if cache.counts_reads and self.impl not in ("auto", "vectorized"):
+            raise ValueError(f"impl must be 'auto' or 'vectorized' for a cache to count reads, got {self.impl!r}")
+        if slots is not None:
+            shape = (q.shape[0], q.shape[1], config.n_kv_groups)
+            check_slots(slots, shape, cache.length + q.shape[1], self.geometry)
 
     def _check(self, x: Tensor, cache: NSACache | None, cu_seqlens: Tensor | None) -> None:
         if x.dim() != 3 or x.shape[2] != self.config.dim or 0 in x.shape:

@@ -1,13 +1,13 @@
 """The public operators: check arguments at the door, route, call."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from nsa.backends import Impl, Routes, route
-from nsa.ops.arguments import check_compressed, check_shapes, check_slots, packed_lengths
+from nsa.ops.arguments import check_compressed, check_phi, check_shapes, check_slots, packed_lengths
 from nsa.ops.compress import flash as compress_flash
 from nsa.ops.compress import reference as compress_reference
 from nsa.ops.compress import vectorized as compress_vectorized
@@ -67,7 +67,7 @@ def nsa_attention(
     """
     check_shapes(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, geometry)
     if slots is not None:
-        check_slots(slots, q, k_sel, geometry)
+        check_slots(slots, (q.shape[0], q.shape[1], k_sel.shape[2]), k_sel.shape[1], geometry)
     if reads is not None:
         if impl not in ("auto", "vectorized"):
             raise ValueError(f"impl must be 'auto' or 'vectorized' for reads to be counted, got {impl!r}")
@@ -100,10 +100,14 @@ def compress_tokens(
     """One compressed token per complete block (Eq. 7): [B, S, G, D] -> [B, C, G, D].
 
     phi and its weights: `avg` none; `mlp` position [l, D], w1 [hidden, l·D], b1, w2 [D, hidden], b2; `conv` kernel
-    [D, l], w [D, D], b [D]. With cu_seqlens, the blocks of each packed sequence, concatenated.
+    [D, l], w [D, D], b [D]. With cu_seqlens, the blocks of each packed sequence, concatenated. impl `reference` is the
+    oracle; under any other name plain torch compresses, since no kernel does.
     """
+    if impl not in get_args(Impl):
+        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
     if phi not in _PHI:
         raise ValueError(f"phi must be one of {', '.join(_PHI)}, got {phi!r}")
+    check_phi(x, phi, weights, geometry)
     if cu_seqlens is not None:
         parts = x.split(packed_lengths(cu_seqlens, x), dim=1)
         return torch.cat([compress_tokens(part, geometry, phi, weights, impl=impl) for part in parts], dim=1)
@@ -203,6 +207,9 @@ def _sparse_packed(
     per_token = [x.split(lengths, 1) for x in (q, k_sel, v_sel)]
     per_block = [x.split(num_compressed, 1) for x in (k_cmp, v_cmp)]
     held = [None] * len(lengths) if slots is None else slots.split(lengths, 1)
+    for chosen, length in zip(held, lengths, strict=True):
+        if chosen is not None:
+            check_slots(chosen, (1, length, k_sel.shape[2]), length, geometry)
     parts = [
         _sparse(part_q, part_k_cmp, part_v_cmp, part_k, part_v, geometry, part_slots, routes, None)
         for part_q, part_k, part_v, part_k_cmp, part_v_cmp, part_slots in zip(*per_token, *per_block, held, strict=True)

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from nsa.ops.geometry import EMPTY_SLOT, Geometry
 
+_SLOT_DTYPES = (torch.int32, torch.int64)
+
 
 def check_shapes(
     q: Tensor,
@@ -29,6 +31,10 @@ def check_shapes(
             raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
         if name != "gates" and (x.dtype != q.dtype or not x.dtype.is_floating_point):
             raise ValueError(f"{name} must have the floating dtype of q, {q.dtype}, got {x.dtype}")
+        if name != "k_cmp" and name != "v_cmp" and 0 in x.shape:
+            raise ValueError(f"{name} must have no empty dimension, got shape {list(x.shape)}")
+    if not gates.is_floating_point():
+        raise ValueError(f"gates must be floating, got {gates.dtype}")
     rows, num_queries, num_heads, d_k = q.shape
     _, num_tokens, groups, d_v = v_sel.shape
     if num_queries < 1 or num_queries > num_tokens:
@@ -54,12 +60,16 @@ def check_compressed(k_cmp: Tensor, lengths: Sequence[int], geometry: Geometry) 
         raise ValueError(f"k_cmp must have {expected} compressed blocks, got {k_cmp.shape[1]}")
 
 
-def check_slots(slots: Tensor, q: Tensor, k_sel: Tensor, geometry: Geometry) -> None:
-    """Refuse slots that are no choice: out of range, or a block named twice by one query."""
-    expected = [q.shape[0], q.shape[1], k_sel.shape[2]]
-    if slots.ndim != 4 or list(slots.shape[:3]) != expected or slots.is_floating_point() or slots.is_complex():
-        raise ValueError(f"slots must be integers of shape {[*expected, 'n']}, got {slots.dtype} {list(slots.shape)}")
-    num_blocks = geometry.num_blocks(k_sel.shape[1])
+def check_slots(slots: Tensor, shape: tuple[int, int, int], num_tokens: int, geometry: Geometry) -> None:
+    """Refuse slots that are no choice among the blocks of `num_tokens` for [B, T, G] = `shape`.
+
+    They are out of range, or a query names a block twice.
+    """
+    if slots.ndim != 4 or tuple(slots.shape[:3]) != shape or slots.shape[3] < 1 or slots.dtype not in _SLOT_DTYPES:
+        raise ValueError(
+            f"slots must be int32 or int64 of shape {[*shape, 'n']}, got {slots.dtype} {list(slots.shape)}"
+        )
+    num_blocks = geometry.num_blocks(num_tokens)
     if bool(((slots < EMPTY_SLOT) | (slots >= num_blocks)).any()):
         raise ValueError(
             f"slots must be {EMPTY_SLOT} or in [0, {num_blocks}), got {int(slots.min())} to {int(slots.max())}"
@@ -67,6 +77,21 @@ def check_slots(slots: Tensor, q: Tensor, k_sel: Tensor, geometry: Geometry) -> 
     ordered = slots.sort(-1).values
     if bool(((ordered.diff(dim=-1) == 0) & (ordered[..., 1:] != EMPTY_SLOT)).any()):
         raise ValueError("slots must name a block once per query, got a block twice")
+
+
+def check_phi(x: Tensor, phi: str, weights: Sequence[Tensor], geometry: Geometry) -> None:
+    """Refuse weights that are not those of `phi` for tokens [B, S, G, D]."""
+    if x.ndim != 4:
+        raise ValueError(f"x must have 4 dimensions, got shape {list(x.shape)}")
+    size, hidden = x.shape[-1], weights[2].shape[0] if phi == "mlp" and len(weights) == 5 and weights[2].ndim else 0
+    expected = {
+        "avg": [],
+        "mlp": [[geometry.l, size], [hidden, geometry.l * size], [hidden], [size, hidden], [size]],
+        "conv": [[size, geometry.l], [size, size], [size]],
+    }[phi]
+    shapes = [list(weight.shape) for weight in weights]
+    if shapes != expected:
+        raise ValueError(f"weights of phi={phi!r} must have shapes {expected}, got {shapes}")
 
 
 def packed_lengths(cu_seqlens: Tensor, *packed: Tensor) -> list[int]:

@@ -9,14 +9,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from nsa.ops.tiles import (
     accumulation_dtype,
     attend,
     attend_backward,
     from_streams,
-    log_total,
+    normaliser,
+    refuse_second_derivatives,
     score,
     split,
     tile_budget,
@@ -58,37 +58,37 @@ class _BandedAttention(torch.autograd.Function):
         groups = k.shape[2]
         dtype = accumulation_dtype(q.dtype)
         out = q.new_zeros(*q.shape[:3], v.shape[-1])
-        lse = q.new_zeros(*q.shape[:3], 1, dtype=dtype)
+        norm = q.new_zeros(*q.shape[:3], 2, dtype=dtype)
         for rows, queries, keys in _tiles(q, band):
-            visible, bias = _mask(band, queries, keys, q.device, dtype)
-            scores = score(to_streams(q[rows, queries], groups), _keys(k[rows, keys]), bias)
+            visible, ceiling = _mask(band, queries, keys, q.device, dtype)
+            scores = score(to_streams(q[rows, queries], groups), _keys(k[rows, keys]), ceiling)
             part, weights, total, peak = attend(scores, _keys(v[rows, keys]))
             inverse = torch.where(total == 0, 0, total.reciprocal())
             out[rows, queries] = from_streams(part.mul_(inverse), groups).to(out.dtype)
-            lse[rows, queries] = from_streams(log_total(total, peak), groups)
+            norm[rows, queries] = from_streams(normaliser(peak, total), groups)
             if observe is not None:
                 observe(rows, queries, visible, lambda w=weights, i=inverse: _group_sum(w, i, groups))
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.save_for_backward(q, k, v, out, norm)
         ctx.band = band
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
+        refuse_second_derivatives()
+        q, k, v, out, norm = ctx.saved_tensors
         groups = k.shape[2]
-        delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1, keepdim=True)
+        delta = (grad.to(norm.dtype) * out.to(norm.dtype)).sum(-1, keepdim=True)
         grad_q = torch.zeros_like(q)
-        grad_k = torch.zeros_like(k, dtype=lse.dtype)
-        grad_v = torch.zeros_like(v, dtype=lse.dtype)
+        grad_k = torch.zeros_like(k, dtype=norm.dtype)
+        grad_v = torch.zeros_like(v, dtype=norm.dtype)
         for rows, queries, keys in _tiles(q, ctx.band):
-            _, bias = _mask(ctx.band, queries, keys, q.device, lse.dtype)
-            tile_q, tile_grad, tile_lse, tile_delta = (
-                to_streams(x[rows, queries], groups) for x in (q, grad.to(q.dtype), lse, delta)
+            _, ceiling = _mask(ctx.band, queries, keys, q.device, norm.dtype)
+            tile_q, tile_grad, tile_norm, tile_delta = (
+                to_streams(x[rows, queries], groups) for x in (q, grad.to(q.dtype), norm, delta)
             )
             tile_k, tile_v = _keys(k[rows, keys]), _keys(v[rows, keys])
-            scores = score(tile_q, tile_k, bias)
-            parts = attend_backward(scores, tile_q, tile_k, tile_v, tile_grad, tile_lse, tile_delta)
+            scores = score(tile_q, tile_k, ceiling)
+            parts = attend_backward(scores, tile_q, tile_k, tile_v, tile_grad, tile_norm, tile_delta)
             grad_q[rows, queries] = from_streams(parts[0], groups).to(q.dtype)
             grad_k[rows, keys] += from_streams(parts[1].unsqueeze(2), groups)
             grad_v[rows, keys] += from_streams(parts[2].unsqueeze(2), groups)
@@ -96,7 +96,7 @@ class _BandedAttention(torch.autograd.Function):
 
 
 def _tiles(q: Tensor, band: Band) -> Iterator[tuple[slice, slice, slice]]:
-    """Rows, queries and keys of each tile that sees a key; the scores of a tile fit the device's budget."""
+    """Rows, queries and keys of each tile that sees a key; its scores fit the device's budget, or it has 16 queries."""
     num_rows, num_queries, num_heads, _ = q.shape
     budget = tile_budget(q.device) // num_heads
     start = 0
@@ -113,12 +113,12 @@ def _tiles(q: Tensor, band: Band) -> Iterator[tuple[slice, slice, slice]]:
 
 
 def _mask(band: Band, queries: slice, keys: slice, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Visible [T, K], and the same as 0 or −inf to add to scores [N, T, h, K]."""
+    """Visible [T, K], and the same as +inf or −inf, a ceiling for scores [N, T, h, K]."""
     query = torch.arange(queries.start, queries.stop, device=device)
     key = torch.arange(keys.start, keys.stop, device=device)
     visible = band.visible(query[:, None], key)
-    bias = torch.zeros(visible.shape, device=device, dtype=dtype).masked_fill_(~visible, -torch.inf)
-    return visible, bias[:, None]
+    ceiling = torch.full(visible.shape, torch.inf, device=device, dtype=dtype).masked_fill_(~visible, -torch.inf)
+    return visible, ceiling[:, None]
 
 
 def _keys(x: Tensor) -> Tensor:

@@ -39,15 +39,19 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.bmm(a, b, out_dtype=torch.float32, out=out)
 
 
-def score(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
-    """log2-scaled scores [N, T, h, K] of queries [N, T, h, Dk]; `bias` (0 or −inf) broadcasts against them."""
+def score(q: Tensor, k: Tensor, ceiling: Tensor) -> Tensor:
+    """log2-scaled scores [N, T, h, K] of queries [N, T, h, Dk], none above `ceiling`, which broadcasts against them.
+
+    The ceiling is −inf where a key is hidden and +inf where it is seen: a sum would make NaN of a hidden +inf.
+    """
     factor = LOG2_E / math.sqrt(q.shape[-1])
     rows = q.flatten(1, 2)
     if q.dtype == accumulation_dtype(q.dtype):
         scores = torch.bmm(rows * factor, k.mT)
     else:
         scores = product(rows, k.mT).mul_(factor)  # a factor rounded into half-precision queries would cost accuracy
-    return scores.view(*q.shape[:-1], k.shape[1]).add_(bias)
+    scores = scores.view(*q.shape[:-1], k.shape[1])
+    return torch.minimum(scores, ceiling, out=scores)
 
 
 def attend(scores: Tensor, v: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -63,22 +67,32 @@ def attend(scores: Tensor, v: Tensor, out: Tensor | None = None) -> tuple[Tensor
     return out.view(*weights.shape[:-1], v.shape[-1]), weights, total, peak
 
 
-def log_total(total: Tensor, peak: Tensor) -> Tensor:
-    """log2 of the sum of 2^score; 0 for a row that sees no key, whose weights 2^(−inf − 0) then stay exactly zero."""
-    return torch.where(total == 0, 0, peak + total.clamp_min(torch.finfo(total.dtype).tiny).log2())
+def normaliser(peak: Tensor, total: Tensor) -> Tensor:
+    """[..., 2]: the peak, and log2 of the sum of 2^(score − peak), 0 for a row that sees no key.
+
+    Kept apart because their sum would lose the second to rounding where scores are large.
+    """
+    return torch.cat((peak, total.clamp_min(1).log2()), dim=-1)  # the largest term of a sum that is not empty is 1
 
 
 def attend_backward(
-    scores: Tensor, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, lse: Tensor, delta: Tensor, out: Tensor | None = None
+    scores: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad: Tensor,
+    norm: Tensor,
+    delta: Tensor,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q [N, T, h, Dk] (in `out` [N, T·h, Dk] if given), k [N, K, Dk] and v [N, K, Dv].
 
     Overwrites `scores` [N, T, h, K].
 
-    grad: of the output, [N, T, h, Dv]. lse: log2 normaliser over all the keys of the query, [N, T, h, 1], which may be
+    grad: of the output, [N, T, h, Dv]. norm: `normaliser` over all the keys of the query, [N, T, h, 2], which may be
     more than this tile's. delta: Σ grad · output over Dv, [N, T, h, 1].
     """
-    weights = scores.sub_(lse).exp2_()
+    weights = scores.sub_(norm[..., :1]).sub_(norm[..., 1:]).exp2_()
     rows = grad.flatten(1, 2)
     grad_scores = product(rows, v.mT).view_as(weights).sub_(delta).mul_(weights).flatten(1, 2).to(k.dtype)
     scale = 1 / math.sqrt(q.shape[-1])
@@ -86,6 +100,15 @@ def attend_backward(
     grad_q = product(grad_scores, k, out).mul_(scale).view(q.shape)
     grad_k = product(grad_scores.mT, q.flatten(1, 2)).mul_(scale)
     return grad_q, grad_k, grad_v
+
+
+def refuse_second_derivatives() -> None:
+    """Raise RuntimeError inside a backward pass that is itself to be differentiated.
+
+    `once_differentiable` does not: its refusal is off the path when `torch.autograd.grad` is given inputs.
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError("second derivatives are not computed here; impl='reference' computes them")
 
 
 def to_streams(x: Tensor, num_groups: int) -> Tensor:

@@ -18,8 +18,7 @@ def group_importance(probabilities: Tensor, num_blocks: int, geometry: Geometry)
         *probabilities.shape[:-1], num_strides, dtype=probabilities.dtype, device=probabilities.device
     )
     for offset in range(per_compressed):
-        length = min(probabilities.shape[-1], num_strides - offset)
-        strides[..., offset : offset + length] += probabilities[..., :length]
+        strides[..., offset : offset + probabilities.shape[-1]] += probabilities
     return strides.unflatten(-1, (num_blocks, per_block)).sum(-1)
 
 

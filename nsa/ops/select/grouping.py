@@ -43,7 +43,6 @@ def group_by_block(blocks: Tensor, num_blocks: int, height: int) -> Grouping:
 
     place = torch.empty_like(row).scatter_(0, pair, row)
     query = torch.full((nowhere + 1,), num_queries, device=device).scatter_(0, row, pair // num_slots)
-    query[nowhere].fill_(num_queries)  # filling waits for nothing on a GPU, assigning a number does
     tile = torch.arange(num_tiles, device=device)
     block = torch.searchsorted(tiles_end, tile, right=True).clamp_(max=num_blocks - 1)
     return Grouping(query[:-1].view(num_tiles, height), block, place.view(num_queries, num_slots))

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from nsa.ops.geometry import EMPTY_SLOT, Geometry
@@ -22,7 +21,8 @@ from nsa.ops.tiles import (
     attend,
     attend_backward,
     from_streams,
-    log_total,
+    normaliser,
+    refuse_second_derivatives,
     score,
     split,
     tile_budget,
@@ -58,12 +58,15 @@ def choose_slots(importance: Tensor, geometry: Geometry, first_query: int) -> Sl
     candidate = age >= 0
     forced = candidate & ((age < 2) | (block == 0))
     num_chosen = min(geometry.n_sel, num_blocks)
+    # What is not above zero, NaN and −0.0 too, ranks as zero: nothing outranks a forced block.
+    positive = torch.where(importance > 0, importance, 0).detach()
     if importance.dtype == torch.float64:
-        rank = importance.detach().masked_fill(forced, torch.inf).masked_fill(~candidate, -torch.inf)
+        finite = positive.clamp(max=torch.finfo(torch.float64).max)
+        rank = finite.masked_fill(forced, torch.inf).masked_fill(~candidate, -torch.inf)
         best = rank.argsort(dim=-1, descending=True, stable=True)[..., :num_chosen]
     else:
         # topk is not stable, so the index joins the key: non-negative floats order as their bits do.
-        bits = importance.detach().float().contiguous().view(torch.int32).long().clamp_(min=0)
+        bits = positive.float().contiguous().view(torch.int32).long()
         key = bits.masked_fill(forced, _FORCED_KEY).masked_fill(~candidate, -1)
         best = (key * num_blocks + (num_blocks - 1 - block)).topk(num_chosen, dim=-1).indices
     is_candidate = candidate.expand_as(importance).gather(-1, best)
@@ -79,34 +82,34 @@ class _SelectedAttention(torch.autograd.Function):
     ) -> Tensor:
         groups, dtype = k.shape[2], accumulation_dtype(q.dtype)
         out = q.new_zeros(*q.shape[:3], v.shape[-1])
-        lse = q.new_zeros(*q.shape[:3], 1, dtype=dtype)
+        norm = q.new_zeros(*q.shape[:3], 2, dtype=dtype)
         counts = slots.new_zeros(slots.shape[:3], dtype=torch.int64)
         k_blocks, v_blocks = _to_blocks(k, geometry), _to_blocks(v, geometry)
         for chunk in _chunks(q, k, slots, geometry):
             at = chunk.rows, chunk.queries
-            chunk_out, chunk_lse = _attend_chunk(chunk, to_streams(q[at], groups), k_blocks, v_blocks)
+            chunk_out, chunk_norm = _attend_chunk(chunk, to_streams(q[at], groups), k_blocks, v_blocks)
             out[at] = from_streams(chunk_out, groups).to(out.dtype)
-            lse[at] = from_streams(chunk_lse, groups)
+            norm[at] = from_streams(chunk_norm, groups)
             counts[at] = chunk.num_reads(groups)
         if reads is not None:
             reads.selected = counts
-        ctx.save_for_backward(q, k, v, slots, out, lse)
+        ctx.save_for_backward(q, k, v, slots, out, norm)
         ctx.geometry = geometry
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, slots, out, lse = ctx.saved_tensors
+        refuse_second_derivatives()
+        q, k, v, slots, out, norm = ctx.saved_tensors
         groups = k.shape[2]
-        delta = (grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1, keepdim=True)
+        delta = (grad.to(norm.dtype) * out.to(norm.dtype)).sum(-1, keepdim=True)
         grad_q = torch.zeros_like(q)
         k_blocks, v_blocks = _to_blocks(k, ctx.geometry), _to_blocks(v, ctx.geometry)
-        grad_k = torch.zeros_like(k_blocks, dtype=lse.dtype)
-        grad_v = torch.zeros_like(v_blocks, dtype=lse.dtype)
+        grad_k = torch.zeros_like(k_blocks, dtype=norm.dtype)
+        grad_v = torch.zeros_like(v_blocks, dtype=norm.dtype)
         for chunk in _chunks(q, k, slots, ctx.geometry):
             at = chunk.rows, chunk.queries
-            tables = [to_streams(x[at], groups) for x in (q, grad.to(q.dtype), lse, delta)]
+            tables = [to_streams(x[at], groups) for x in (q, grad.to(q.dtype), norm, delta)]
             chunk_grad_q = _attend_chunk_backward(chunk, tables, k_blocks, v_blocks, grad_k, grad_v)
             grad_q[at] = from_streams(chunk_grad_q, groups).to(q.dtype)
         return grad_q, _from_blocks(grad_k, k), _from_blocks(grad_v, v), None, None, None
@@ -126,8 +129,8 @@ class _Chunk:
     room: Tensor
     steps: tuple[slice, ...]
 
-    def bias(self, step: slice, table: Tensor) -> Tensor:
-        """0 where a tile row may read a token and −inf elsewhere, [tiles, height, 1, l_sel]; see `_bias_table`."""
+    def ceiling(self, step: slice, table: Tensor) -> Tensor:
+        """+inf where a tile row may read a token and −inf elsewhere, [tiles, height, 1, l_sel]."""
         return _take(table, self.room[step]).unsqueeze(2)
 
     def gather(self, table: Tensor, step: slice) -> Tensor:
@@ -181,7 +184,7 @@ def _tile_height(pairs_per_block: float, heads_per_group: int) -> int:
 
 
 def _attend_chunk(chunk: _Chunk, q: Tensor, k_blocks: Tensor, v_blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Output [streams, T, h, Dv] and log2 normaliser [streams, T, h, 1] of queries [streams, T, h, Dk]."""
+    """Output [streams, T, h, Dv] and normaliser [streams, T, h, 2] of queries [streams, T, h, Dk]."""
     streams, num_queries, heads, _ = q.shape
     dtype = accumulation_dtype(q.dtype)
     place, block = chunk.grouping.place, chunk.grouping.block
@@ -193,9 +196,9 @@ def _attend_chunk(chunk: _Chunk, q: Tensor, k_blocks: Tensor, v_blocks: Tensor) 
     part[-1].zero_()
     total[-1].zero_()
     peak[-1].fill_(torch.finfo(dtype).min)
-    bias_table = _bias_table(k_blocks.shape[1], dtype, q.device)
+    ceilings = _ceiling_table(k_blocks.shape[1], dtype, q.device)
     for step in chunk.steps:
-        scores = score(chunk.gather(q, step), _take(k_blocks, block[step]), chunk.bias(step, bias_table))
+        scores = score(chunk.gather(q, step), _take(k_blocks, block[step]), chunk.ceiling(step, ceilings))
         _, _, step_total, step_peak = attend(scores, _take(v_blocks, block[step]), chunk.part_of(part, step))
         chunk.part_of(total, step).copy_(step_total.flatten(1))
         chunk.part_of(peak, step).copy_(step_peak.flatten(1))
@@ -207,7 +210,7 @@ def _attend_chunk(chunk: _Chunk, q: Tensor, k_blocks: Tensor, v_blocks: Tensor) 
     head = torch.arange(heads, device=q.device)[:, None]
     out = sum_rows(part.flatten(0, 1), (place[:, None] * heads + head).flatten(0, 1), weights.mT.flatten(0, 1))
     shape = streams, num_queries, heads, -1
-    return out.view(shape), log_total(sum_total, top).view(shape)
+    return out.view(shape), normaliser(*(x.view(shape) for x in (top, sum_total)))
 
 
 def _attend_chunk_backward(
@@ -215,30 +218,30 @@ def _attend_chunk_backward(
 ) -> Tensor:
     """Gradient of q [streams, T, h, Dk]; adds to grad_k and grad_v, laid out as the blocks are.
 
-    per_query: q, the gradient of the output, the log2 normaliser and delta, each [streams, T, h, D].
+    per_query: q, the gradient of the output, the normaliser and delta, each [streams, T, h, D].
     """
     shape, dtype = per_query[0].shape, grad_k.dtype
     tables = [_with_zero_row(x) for x in per_query]
     grad_q = tables[0].new_empty(chunk.grouping.query.numel() + 1, *shape[2:], dtype=dtype)
     grad_q[-1].zero_()
-    bias_table = _bias_table(k_blocks.shape[1], dtype, grad_q.device)
+    ceilings = _ceiling_table(k_blocks.shape[1], dtype, grad_q.device)
     for step in chunk.steps:
         block = chunk.grouping.block[step]
-        tile_q, tile_grad, tile_lse, tile_delta = (chunk.gather(table, step) for table in tables)
+        tile_q, tile_grad, tile_norm, tile_delta = (chunk.gather(table, step) for table in tables)
         tile_k, tile_v = _take(k_blocks, block), _take(v_blocks, block)
-        scores = score(tile_q, tile_k, chunk.bias(step, bias_table))
+        scores = score(tile_q, tile_k, chunk.ceiling(step, ceilings))
         _, step_grad_k, step_grad_v = attend_backward(
-            scores, tile_q, tile_k, tile_v, tile_grad, tile_lse, tile_delta, chunk.part_of(grad_q, step)
+            scores, tile_q, tile_k, tile_v, tile_grad, tile_norm, tile_delta, chunk.part_of(grad_q, step)
         )
         grad_k.index_add_(0, block, step_grad_k)
         grad_v.index_add_(0, block, step_grad_v)
     return sum_rows(grad_q.flatten(1), chunk.grouping.place).view(shape)
 
 
-def _bias_table(block_length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Row r lets the first r tokens of a block be read: 0 for them and −inf for the rest, [l_sel + 1, l_sel]."""
+def _ceiling_table(block_length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Row r lets the first r tokens of a block be read: +inf for them and −inf for the rest, [l_sel + 1, l_sel]."""
     hidden = torch.ones(block_length + 1, block_length, dtype=torch.bool, device=device).triu()
-    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
+    return torch.full(hidden.shape, torch.inf, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
 
 
 def _take(table: Tensor, index: Tensor) -> Tensor:

@@ -14,10 +14,13 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from nsa.ops.geometry import Geometry
 from nsa.types import Key, Output, Query, Value
 
+_MAX_KERNEL_HEAD = 256
+
 
 def sliding_attention(q: Query, k: Key, v: Value, geometry: Geometry) -> Output:
     """Attention of each query over the last w keys, its own included; queries are the last T of the S key tokens."""
-    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
+    largest_head = max(q.shape[-1], v.shape[-1])
+    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and largest_head <= _MAX_KERNEL_HEAD:
         return _by_varlen(q, k, v, geometry.w)
     return _by_tiles(q, k, v, geometry.w)
 
@@ -25,7 +28,8 @@ def sliding_attention(q: Query, k: Key, v: Value, geometry: Geometry) -> Output:
 def _by_varlen(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # imports the compiler: seconds that a CPU need not wait
 
-    size, size_v = max(q.shape[-1], v.shape[-1]), v.shape[-1]
+    size_v = v.shape[-1]
+    size = -(-max(q.shape[-1], size_v) // 8) * 8  # the kernel takes multiples of 8; zeros change nothing
     rows, num_queries, num_tokens = q.shape[0], q.shape[1], k.shape[1]
 
     def packed(x: Tensor) -> Tensor:

@@ -1,0 +1,124 @@
+"""What fast paths get wrong at the edges: far logits, hidden infinities, ties, cut tiles, second derivatives."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsa.ops import tiles
+from nsa.ops.api import compress_tokens, nsa_attention
+from nsa.ops.geometry import EMPTY_SLOT, Geometry
+from nsa.ops.select import reference as select_reference
+from nsa.ops.select import vectorized as select_vectorized
+from nsa.ops.slide import vectorized as slide_vectorized
+from nsa_doctor.probes.tolerance import largest
+
+from .cases import Case, inputs
+
+SMALL = Geometry(l=8, d=4, l_sel=16, n_sel=4, w=20)
+BRANCHES = ("compressed", "selected", "sliding", "out")
+FAST = ("vectorized", "fused")
+
+
+def small_inputs(num_tokens: int, rows: int = 2, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    tensors = inputs(Case(num_tokens, 2, (16, 16), dtype, SMALL))
+    return {name: torch.cat([x, -x])[:rows].detach().requires_grad_() for name, x in tensors.items()}
+
+
+def assert_equals_the_oracle(tensors: dict[str, Tensor], impl: str, largest_logit: float = 10.0) -> None:
+    """A logit is rounded in proportion to its size, and a weight's relative error is its logit's absolute one."""
+    bound = 16 * torch.finfo(torch.float64).eps * largest_logit
+    leaves = list(tensors.values())
+    truth = nsa_attention(**tensors, geometry=SMALL, impl="reference")
+    result = nsa_attention(**tensors, geometry=SMALL, slots=truth.slots, impl=impl)
+    for branch in BRANCHES:
+        assert float((getattr(result, branch) - getattr(truth, branch)).detach().abs().max()) <= bound, branch
+    wanted, got = (torch.autograd.grad(output.out.square().sum(), leaves) for output in (truth, result))
+    for name, a, b in zip(tensors, got, wanted, strict=True):
+        assert float((a - b).abs().max()) <= bound * max(largest(grad) for grad in wanted), name
+
+
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("logit", [-1e4, 1e4], ids=["far-below-zero", "far-above-zero"])
+def test_far_logits_give_the_oracles_results(impl: str, logit: float) -> None:
+    tensors = {name: x.detach().clone() for name, x in small_inputs(50).items()}
+    for name in ("q", "k_cmp", "k_sel", "k_win"):
+        tensors[name][..., 0] = 200.0 if name == "q" else logit / 50  # 200 · logit / 50 / √16 = logit
+    assert_equals_the_oracle({name: x.requires_grad_() for name, x in tensors.items()}, impl, abs(logit))
+
+
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("budget", [1, 1 << 9, 1 << 12])
+def test_where_tiles_are_cut_changes_nothing(monkeypatch: pytest.MonkeyPatch, impl: str, budget: int) -> None:
+    monkeypatch.setattr(tiles, "_CPU_BUDGET", budget)
+    assert_equals_the_oracle(small_inputs(100, rows=3), impl)
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_a_hidden_score_that_overflows_changes_no_earlier_output(impl: str) -> None:
+    tensors = {name: x.detach().clone() for name, x in small_inputs(96, dtype=torch.float32).items()}
+    before = nsa_attention(**tensors, geometry=SMALL, impl=impl)
+    for name in ("k_sel", "k_win"):
+        tensors[name][:, 60] = 3e38
+    after = nsa_attention(**tensors, geometry=SMALL, slots=before.slots, impl=impl)
+    for branch in BRANCHES:
+        assert torch.equal(getattr(before, branch)[:, :60], getattr(after, branch)[:, :60]), branch
+
+
+@pytest.mark.parametrize("magnitude", [1.0, 1e4, 1e8])
+def test_equal_logits_of_any_size_give_equal_weights_backward(magnitude: float) -> None:
+    geometry = Geometry(l=8, d=4, l_sel=16, n_sel=4, w=16)
+    q = torch.full((1, 40, 1, 4), magnitude)
+    k, v = torch.ones(1, 40, 1, 4), torch.randn(1, 40, 1, 4, requires_grad=True)
+    slots = select_vectorized.choose_slots(torch.zeros(1, 40, 1, 3), geometry, 0)
+    for out in (
+        slide_vectorized.sliding_attention(q, k, v, geometry),
+        select_vectorized.selected_attention(q, k, v, slots, geometry),
+    ):
+        (grad,) = torch.autograd.grad(out.sum(), v)
+        assert abs(float(grad.sum()) - out.numel()) <= 1e-4 * out.numel()  # weights of each query sum to one
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("value", [1e3, 1e38, torch.inf, torch.nan, -0.0], ids=str)
+def test_no_importance_outranks_a_forced_block(dtype: torch.dtype, value: float) -> None:
+    importance = torch.full((1, 128, 1, 8), value, dtype=dtype)
+    slots = select_vectorized.choose_slots(importance, SMALL, 0)
+    assert {0, 6, 7} <= set(slots[0, 127, 0].tolist())
+    assert EMPTY_SLOT not in slots[0, 127, 0].tolist()
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_a_slot_of_the_future_is_read_by_nobody(monkeypatch: pytest.MonkeyPatch, impl: str) -> None:
+    monkeypatch.setattr(tiles, "_CPU_BUDGET", 1 << 9)
+    tensors = small_inputs(100)
+    slots = torch.tensor([0, 6, 3, EMPTY_SLOT]).expand(2, 100, 2, 4)
+    result = nsa_attention(**tensors, geometry=SMALL, slots=slots, impl=impl).selected
+    expected = select_reference.selected_attention(tensors["q"], tensors["k_sel"], tensors["v_sel"], slots, SMALL)
+    assert float((result - expected).detach().abs().max()) <= 1e-13
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_second_derivatives_are_refused(impl: str) -> None:
+    tensors = small_inputs(40)
+    output = nsa_attention(**tensors, geometry=SMALL, impl=impl)
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        torch.autograd.grad(output.out.square().sum(), tensors["k_sel"], create_graph=True)
+
+
+def test_slots_past_a_packed_sequence_are_refused() -> None:
+    tensors = {name: x for name, x in small_inputs(40, rows=1).items() if "cmp" not in name}
+    offsets = torch.tensor([0, 20, 40], dtype=torch.int32)
+    compressed = {f"{x}_cmp": compress_tokens(tensors[f"{x}_sel"], SMALL, cu_seqlens=offsets) for x in ("k", "v")}
+    slots = torch.full((1, 40, 2, 4), EMPTY_SLOT)
+    slots[..., 0] = 2
+    with pytest.raises(ValueError, match=r"in \[0, 2\)"):
+        nsa_attention(**tensors, **compressed, geometry=SMALL, cu_seqlens=offsets, slots=slots)
+
+
+@pytest.mark.parametrize(
+    ("phi", "shapes"), [("avg", [(1,)]), ("conv", [(16, 5), (16, 16), (16,)]), ("mlp", [(8, 16), (3, 5)])]
+)
+def test_weights_that_are_not_phis_are_refused(phi: str, shapes: list[tuple[int, ...]]) -> None:
+    weights = tuple(torch.zeros(shape) for shape in shapes)
+    with pytest.raises(ValueError, match=f"weights of phi='{phi}' must have shapes"):
+        compress_tokens(torch.zeros(1, 40, 2, 16), SMALL, phi, weights)
