@@ -206,3 +206,19 @@ def test_model_refuses_a_cache_with_other_layers(make_model: MakeModel) -> None:
 def test_nonsense_sizes_are_refused(make_attention: MakeLayer, batch: int, max_length: int | None) -> None:
     with pytest.raises(ValueError, match="must be at least 1, got 0"):
         make_attention().new_cache(batch, max_length)
+
+
+@pytest.mark.parametrize("refused", ["slots", "impl", "counting"])
+def test_a_refused_call_leaves_the_cache_as_it_was(make_attention: MakeLayer, x: Tensor, refused: str) -> None:
+    layer = make_attention(impl="fused" if refused == "counting" else "auto")
+    cache = layer.new_cache(x.shape[0], count_reads=refused == "counting")
+    if refused != "counting":
+        with torch.no_grad():
+            layer(x[:, :20], cache)
+    before = cache.length
+    if refused == "impl":
+        layer.impl = "flash"
+    held = torch.full((x.shape[0], 3, 2, 4), 99) if refused == "slots" else None
+    with torch.no_grad(), pytest.raises(ValueError, match=r"^slots must|^impl"):
+        layer(x[:, 20:23], cache, slots=held)
+    assert cache.length == before

@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -157,3 +159,21 @@ def test_model_can_be_built_without_memory_and_filled_later(make_model: Callable
     empty.load_state_dict(model.state_dict(), assign=True)
     ids = torch.randint(0, 29, (1, 20))
     assert torch.equal(empty(ids), model(ids))
+
+
+COMPILED = """
+import torch
+from nsa import NSAConfig, NSAttention
+
+layer = NSAttention(NSAConfig(dim=24, n_heads=4, n_kv_groups=2, d_k=6, d_v=5, l=4, d=2, l_sel=8, n_sel=4, w=7))
+x = torch.randn(2, 33, 24, requires_grad=True)
+plain, compiled = (call(x) for call in (layer, torch.compile(layer, backend="eager")))
+grads = [torch.autograd.grad(out.square().sum(), x)[0] for out in (plain, compiled)]
+print(torch.equal(plain, compiled), torch.equal(*grads))
+"""
+
+
+def test_a_compiled_layer_gives_the_same_results() -> None:
+    # A process of its own, since the compiler cannot see through the tests' shape checks.
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.split() == ["True", "True"], done.stderr
