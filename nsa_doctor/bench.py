@@ -74,6 +74,7 @@ def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | Non
         "description": subject.description,
         "input": subject.input,
         "width": subject.width,
+        "dtype": subject.dtype,
         "options": subject.options,
         "boundaries": [] if limit is None else boundary_lengths(subject.geometry, limit),
         "code": [] if isinstance(module, Caught) else module_code(module)[:_MOST_CODE_RANGES],

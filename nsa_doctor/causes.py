@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nsa_doctor.examine import Examination, target_of
-from nsa_doctor.measurement import MODES, OUTPUT, Birth, Diagnosis, Measurement, Place, Point, Trouble
+from nsa_doctor.measurement import GRADIENTS, MODES, Birth, Diagnosis, Measurement, Place, Point, Trouble
 
 TROUBLE_CODES = {"raised": "FWD101", "wrong_shape": "FWD102", "timeout": "HNG101", "died": "HNG101"}
 
@@ -52,7 +52,7 @@ def code_of(cause: Cause, known: Sequence[Measurement]) -> str:
         return "NAN104"
     if _all_beside(cause.points, known, "dtype", lambda bad, fine: bad in _LOW and fine not in _LOW):
         return "NAN105"
-    reaches_output = any(target_of(measurement) == OUTPUT for measurement in cause.measurements)
+    reaches_output = any(target_of(measurement) != GRADIENTS for measurement in cause.measurements)
     if reaches_output and _all_beside(cause.points, known, "mode", lambda bad, fine: bad != fine):
         return "NAN103"
     return "NAN101" if reaches_output else "NAN102"

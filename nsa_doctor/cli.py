@@ -64,11 +64,14 @@ def _commands() -> None:
 @app.command()
 def sweep(
     seq: Annotated[str, typer.Option(help="Lengths, separated by commas.")] = "128,512,1024,2048",
-    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16, float16; several with commas.")] = "float32",
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, float64, bfloat16, float16; several with commas; else its own.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     config: Annotated[str | None, typer.Option(help="Configuration file or built-in name for nsa.")] = None,
     subject: Annotated[str | None, typer.Option(help="package.module:factory in place of nsa.")] = None,
     input: Annotated[str | None, typer.Option(help="embeddings or tokens; found out when not given.")] = None,
+    width: Annotated[int | None, typer.Option(help="Width of embeddings, or size of the vocabulary.")] = None,
     values: Annotated[str, typer.Option(help="Kinds of input, separated by commas.")] = "normal",
     seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
     forward_only: Annotated[bool, typer.Option("--forward-only", help="No gradients.")] = False,
@@ -89,6 +92,7 @@ def sweep(
         config=config,
         subject=subject,
         input_kind=input,
+        width=width,
         values=values,
         seed=seed,
         forward_only=forward_only,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from nsa_doctor.measurement import GRADIENTS, MODES, OUTPUT, Diagnosis, Measurement, Point
+from nsa_doctor.measurement import MODES, OUTPUT, TARGETS, Diagnosis, Measurement, Point
 
 _MOST_TRACED = 8
 _MOST_CONTROLS = 6
@@ -70,8 +70,8 @@ def examine(
 
 
 def target_of(measurement: Measurement) -> str:
-    """What is not finite: the output, else the gradients."""
-    return OUTPUT if measurement.is_bad(OUTPUT) else GRADIENTS
+    """What is not finite: the output, else what was returned beside it, else the gradients."""
+    return next((target for target in TARGETS if measurement.is_bad(target)), OUTPUT)
 
 
 def _to_trace(measurements: Sequence[Measurement]) -> list[Point]:

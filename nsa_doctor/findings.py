@@ -6,7 +6,7 @@ from nsa_doctor.causes import Cause, causes, code_of
 from nsa_doctor.examine import Examination, target_of
 from nsa_doctor.finding import Finding, Scalar
 from nsa_doctor.lengths import nearest
-from nsa_doctor.measurement import GRADIENTS, MODES, OUTPUT, Measurement, Point
+from nsa_doctor.measurement import GRADIENTS, MODES, OUTPUT, TARGETS, Measurement, Point
 from nsa_doctor.repro import CommandLine
 from nsa_doctor.wording import joined, numbers
 
@@ -33,11 +33,12 @@ def _nonfinite(cause: Cause) -> str:
     census = first.census(target)
     assert census is not None
     kinds = joined([f"{count:,} {kind}" for count, kind in ((census.num_nan, "NaN"), (census.num_inf, "inf")) if count])
-    what = "rows of the output" if target == OUTPUT else "gradients"
+    what = "rows of the output" if target == OUTPUT else target
     verb = "is" if census.num_bad_rows == 1 else "are"
+    first_bad = f", first in {census.first_bad}" if census.first_bad else ""
     message = f"{census.num_bad_rows} of {census.num_rows} {what} {verb} not finite at {_seen_at(cause)}"
-    message += f": {kinds}, first in {census.first_bad}"
-    message += "; the output is finite" if target == GRADIENTS else ""
+    message += f": {kinds}{first_bad}"
+    message += "" if target == OUTPUT else "; the output is finite"
     if not cause.births:
         return f"{message}; where that begins is not known" + (f": {cause.reason}" if cause.reason else "")
     birth = cause.births[0]
@@ -82,7 +83,7 @@ def _evidence(cause: Cause) -> dict[str, Scalar]:
     first = cause.first
     census = first.census(target_of(first))
     assert census is not None
-    branches = [c.name for c in first.censuses if not c.is_finite and c.name not in (OUTPUT, GRADIENTS)]
+    branches = [c.name for c in first.censuses if not c.is_finite and c.name not in TARGETS]
     evidence |= {
         "target": census.name,
         "num_values": census.num_values,

@@ -33,6 +33,7 @@ class Assignment:
     spec: str | None = None
     config: str | None = None
     input: str | None = None
+    width: int | None = None
     device: str = "cpu"
     seed: int = 0
     forward_only: bool = False
@@ -121,7 +122,8 @@ class IsolatedLaboratory:
         """What went wrong, and at which length when the module was being tried."""
         assignment = self.assignment
         lengths = [length for length in assignment.lengths if length not in self._not_asked]
-        subject = {"spec": assignment.spec, "config": assignment.config, "input": assignment.input}
+        subject: dict[str, Any] = {"spec": assignment.spec, "config": assignment.config}
+        subject |= {"input": assignment.input, "width": assignment.width}
         request = {
             "do": "load",
             "startup_seconds": STARTUP_SECONDS,

@@ -11,6 +11,8 @@ VALUES: tuple[Values, ...] = ("normal", "zeros", "constant", "huge_token", "larg
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 GRADIENTS = "gradients"
 OUTPUT = "output"
+OTHERS = "other outputs"
+TARGETS = (OUTPUT, OTHERS, GRADIENTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +109,8 @@ class Measurement:
 
     @property
     def is_finite(self) -> bool:
-        """Whether output and gradients are finite; a branch that reaches neither does not count."""
-        return self.trouble is None and not self.is_bad(OUTPUT) and not self.is_bad(GRADIENTS)
+        """Whether all outputs and gradients are finite; a branch that reaches neither does not count."""
+        return self.trouble is None and not any(self.is_bad(target) for target in TARGETS)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

@@ -11,6 +11,7 @@ from nsa_doctor.measurement import DTYPES, VALUES
 from nsa_doctor.sweep import SweepRequest
 
 _LARGEST_SEED = 2**32 - 1
+_LARGEST_WIDTH = 2**24
 _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -21,11 +22,12 @@ class OptionError(ValueError):
 def sweep_request(
     *,
     seq: str,
-    dtype: str,
+    dtype: str | None,
     device: str,
     config: str | None,
     subject: str | None,
     input_kind: str | None,
+    width: int | None,
     values: str,
     seed: int,
     forward_only: bool,
@@ -44,18 +46,23 @@ def sweep_request(
             raise OptionError("--config is for the built-in subject and has no effect with --subject; leave one out")
     elif input_kind is not None:
         raise OptionError("--input is for a --subject; the built-in one takes embeddings; leave it out")
+    elif width is not None:
+        raise OptionError("--width is for a --subject; the built-in one has its own; leave it out")
+    if width is not None and not 1 <= width <= _LARGEST_WIDTH:
+        raise OptionError(f"--width must be from 1 to {_LARGEST_WIDTH}, got {width}")
     if not 0 <= seed <= _LARGEST_SEED:
         raise OptionError(f"--seed must be from 0 to {_LARGEST_SEED}, got {seed}")
     if not (math.isfinite(timeout) and timeout > 0):
         raise OptionError(f"--timeout must be a number of seconds above 0, got {timeout:g}")
     return SweepRequest(
         lengths=lengths,
-        dtypes=_several("--dtype", dtype, DTYPES),
+        dtypes=() if dtype is None else _several("--dtype", dtype, DTYPES),
         values=_several("--values", values, VALUES),
         device=_one("--device", device, ("cpu", "cuda")),
         config=config,
         spec=subject,
         input=None if input_kind is None else _one("--input", input_kind, ("embeddings", "tokens")),
+        width=width,
         seed=seed,
         forward_only=forward_only,
         boundaries=boundaries,

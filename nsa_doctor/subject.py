@@ -28,8 +28,8 @@ class Subject:
     command line. A seam is called exactly as listed here; one that is None is not offered, and checks that need it are
     skipped.
 
-    build(seed): a fresh module in float32 on the CPU, reproducible from the seed (also seeded globally before).
-    forward(module, x): the output [B, S, ...] for x [B, S, width] (embeddings) or ids x [B, S] (tokens).
+    build(seed): a fresh module in `dtype` on the CPU, reproducible from the seed (also seeded globally before).
+    forward(module, x): [B, S, ...], or what holds it, for x [B, S, width] (embeddings) or ids x [B, S] (tokens).
     branches(module, x): the same call's inner tensors by name, each [B, S, ...]; only for looking at.
     attend(q, k, v, slots): the attention operator alone, q [B, T, H, Dk], k [B, S, G, Dk], v [B, S, G, Dv].
     select(importance, first_query): slots [B, T, G, n] chosen from block importance.
@@ -41,9 +41,10 @@ class Subject:
 
     name: str
     build: Callable[[int], nn.Module]
-    forward: Callable[[nn.Module, Tensor], Tensor]
+    forward: Callable[[nn.Module, Tensor], Any]
     input: InputKind
     width: int
+    dtype: str = "float32"
     description: str = ""
     geometry: ChangesAtLengths | None = None
     max_length: int = 2048

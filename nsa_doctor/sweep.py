@@ -3,7 +3,7 @@
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -22,15 +22,16 @@ Listener = Callable[[str, int, Measurement | Diagnosis], None]
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest:
-    """Everything the command line says."""
+    """Everything the command line says; no dtypes means the one the subject's parameters have."""
 
     lengths: tuple[int, ...]
-    dtypes: tuple[str, ...] = ("float32",)
+    dtypes: tuple[str, ...] = ()
     values: tuple[str, ...] = ("normal",)
     device: str = "cpu"
     config: str | None = None
     spec: str | None = None
     input: str | None = None
+    width: int | None = None
     seed: int = 0
     forward_only: bool = False
     boundaries: bool = False
@@ -50,6 +51,7 @@ def sweep(request: SweepRequest, listen: Listener = lambda stage, total, answer:
     try:
         examination.measurements += laboratory.load()
         if laboratory.facts:
+            request = replace(request, dtypes=request.dtypes or (laboratory.facts["dtype"],))
             planned = _plan(request, laboratory.facts["boundaries"])
             tried = {measurement.point.length for measurement in examination.measurements}
             left = [point for point in planned if point.length not in tried]
@@ -64,7 +66,7 @@ def sweep(request: SweepRequest, listen: Listener = lambda stage, total, answer:
         command="sweep",
         subject={
             "name": request.spec or facts.get("name", "nsa"),
-            **_picked(facts, "description", "input", "width", "options"),
+            **_picked(facts, "description", "input", "width", "dtype", "options"),
         },
         options=_options(request),
         environment=_environment(facts),
@@ -81,6 +83,7 @@ def _assignment(request: SweepRequest) -> Assignment:
         spec=request.spec,
         config=request.config,
         input=request.input,
+        width=request.width,
         device=request.device,
         seed=request.seed,
         forward_only=request.forward_only,
@@ -98,7 +101,7 @@ def _plan(request: SweepRequest, boundaries: Sequence[int]) -> list[Point]:
 def _command(request: SweepRequest, facts: Mapping[str, Any]) -> CommandLine:
     options = tuple(facts.get("options", ("--subject", request.spec) if request.spec else ()))
     options += ("--forward-only",) if request.forward_only else ()
-    return CommandLine(options=options, device=request.device, seed=request.seed)
+    return CommandLine(options=options, device=request.device, seed=request.seed, dtype=facts.get("dtype", "float32"))
 
 
 def _results(

@@ -9,12 +9,11 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from nsa_doctor.frames import FrameFilter
-from nsa_doctor.measurement import GRADIENTS, OUTPUT, Birth, Diagnosis, Point
-from nsa_doctor.probes.finite import holds_nonfinite
+from nsa_doctor.measurement import GRADIENTS, OTHERS, OUTPUT, Birth, Diagnosis, Point
+from nsa_doctor.probes.finite import holds_nonfinite, isfinite
 from nsa_doctor.probes.lineage import Kind, Record, of_kind
 from nsa_doctor.probes.operations import UNWRITTEN
 from nsa_doctor.probes.perform import Conditions, SubjectFailedError, perform
@@ -89,12 +88,16 @@ def _trace(
     """One traced pass; None when output and gradients came out finite."""
     tracer = Tracer(Places(FrameFilter(subject.packages)), cured, poison)
     performance = perform(subject, point, conditions, tracer)
-    output: Mapping[str, Tensor] = {OUTPUT: performance.output}
-    for target, tensors in ((OUTPUT, output), (GRADIENTS, performance.gradients)):
+    returned: list[tuple[str, Mapping[str, Tensor]]] = [
+        (OUTPUT, {OUTPUT: performance.output}),
+        (OTHERS, performance.others),
+        (GRADIENTS, performance.gradients),
+    ]
+    for target, tensors in returned:
         bad = [tensor.detach() for tensor in tensors.values() if holds_nonfinite(tensor)]
         if bad:
             kind: Kind = "NaN" if any(bool(of_kind(tensor, "NaN").any()) for tensor in bad) else "inf"
-            number = sum(int((~torch.isfinite(tensor)).sum()) for tensor in bad)
+            number = sum(int((~isfinite(tensor)).sum()) for tensor in bad)
             return _Pass(target, kind, tuple(_origins(tracer, bad, kind)), number)
     return None
 

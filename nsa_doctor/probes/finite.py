@@ -5,33 +5,35 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from nsa_doctor.measurement import GRADIENTS, Census
+from nsa_doctor.measurement import Census
+
+isfinite, isnan, isinf = torch.isfinite, torch.isnan, torch.isinf  # bound before a subject could replace them
 
 
 def census(name: str, values: Tensor) -> Census:
     """Count the values of a [B, S, ...] tensor; a row is one token's, the first bad one is named by its position."""
     values = comparable(values.detach())
-    bad = ~torch.isfinite(values)
+    bad = ~isfinite(values)
     rows = bad.flatten(2).any(-1) if bad.ndim > 2 else bad
     num_bad = int(rows.sum())
     return Census(
         name=name,
         num_values=values.numel(),
-        num_nan=int(torch.isnan(values).sum()),
-        num_inf=int(torch.isinf(values).sum()),
+        num_nan=int(isnan(values).sum()),
+        num_inf=int(isinf(values).sum()),
         largest=_largest(values),
         num_rows=rows.numel(),
         num_bad_rows=num_bad,
-        first_bad=f"token {int(rows.nonzero()[0, -1])}" if num_bad else "",
+        first_bad=f"token {int(rows.nonzero()[0, -1])}" if num_bad and rows.ndim else "",
     )
 
 
-def gradient_census(gradients: Mapping[str, Tensor]) -> Census:
-    """Count the values of all gradients together; a row is one tensor, the first bad one is named."""
-    parts = [census(name, gradient) for name, gradient in gradients.items()]
+def joint_census(name: str, tensors: Mapping[str, Tensor]) -> Census:
+    """Count the values of several tensors together; a row is one tensor, the first bad one is named."""
+    parts = [census(part, values) for part, values in tensors.items()]
     bad = [part.name for part in parts if not part.is_finite]
     return Census(
-        name=GRADIENTS,
+        name=name,
         num_values=sum(part.num_values for part in parts),
         num_nan=sum(part.num_nan for part in parts),
         num_inf=sum(part.num_inf for part in parts),
@@ -51,7 +53,7 @@ def holds_nonfinite(values: Tensor) -> bool:
         values = torch.view_as_real(values)
     total = values.sum(dtype=torch.float32 if values.itemsize < 4 else None)
     # Any NaN or infinity makes the sum one; a sum may also overflow by itself, so only then look at every value.
-    return not bool(torch.isfinite(total)) and not bool(torch.isfinite(values).all())
+    return not bool(isfinite(total)) and not bool(isfinite(values).all())
 
 
 def is_countable(values: object) -> bool:
@@ -78,4 +80,4 @@ def _largest(values: Tensor) -> float:
     if not values.numel():
         return 0.0
     magnitude = values.abs()
-    return float(torch.where(torch.isfinite(magnitude), magnitude, 0.0).max())
+    return float(torch.where(isfinite(magnitude), magnitude, 0.0).max())

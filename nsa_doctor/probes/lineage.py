@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nsa_doctor.measurement import Place
+from nsa_doctor.probes.finite import isinf, isnan
 
 Kind = Literal["NaN", "inf"]
 KINDS: tuple[Kind, ...] = ("NaN", "inf")
@@ -156,4 +157,4 @@ class _Memory:
 def of_kind(values: Tensor, kind: Kind) -> Tensor:
     """Where a tensor holds NaN, or infinity."""
     values = values.float() if values.itemsize < 2 else values
-    return torch.isnan(values) if kind == "NaN" else torch.isinf(values)
+    return isnan(values) if kind == "NaN" else isinf(values)

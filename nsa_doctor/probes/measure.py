@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 
 from nsa_doctor.frames import FrameFilter
-from nsa_doctor.measurement import OUTPUT, Measurement, Place, Point, Trouble, TroubleKind
-from nsa_doctor.probes.finite import census, gradient_census
+from nsa_doctor.measurement import GRADIENTS, OTHERS, OUTPUT, Measurement, Place, Point, Trouble, TroubleKind
+from nsa_doctor.probes.finite import census, joint_census
 from nsa_doctor.probes.perform import Conditions, SubjectFailedError, look_at_branches, perform
 from nsa_doctor.probes.places import Places, definition_place
 from nsa_doctor.probes.state import preserved_state
@@ -62,8 +62,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _measure(subject: Subject, point: Point, conditions: Conditions) -> Measurement:
     performance = perform(subject, point, conditions)
     counted = [census(OUTPUT, performance.output)]
+    if performance.others:
+        counted.append(joint_census(OTHERS, performance.others))
     if performance.gradients:
-        counted.append(gradient_census(performance.gradients))
+        counted.append(joint_census(GRADIENTS, performance.gradients))
     inner = look_at_branches(subject, point, conditions, performance)
     return Measurement(
         point=point,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.measurement import Point
+from nsa_doctor.probes.answer import split_answer
 from nsa_doctor.probes.inputs import make_cotangent, make_input
 from nsa_doctor.probes.memory import start_peak
 from nsa_doctor.probes.state import seed_everything
@@ -30,11 +31,15 @@ class Conditions:
 
 @dataclass(frozen=True, kw_only=True)
 class Performance:
-    """What a run left behind; seconds and peak memory cover forward and backward."""
+    """What a run left behind; `others` are the tensors returned beside the output.
+
+    Seconds and peak memory cover forward and backward.
+    """
 
     module: nn.Module
     x: Tensor
     output: Tensor
+    others: dict[str, Tensor]
     gradients: dict[str, Tensor]
     seconds: float
     peak_bytes: int | None
@@ -88,7 +93,8 @@ def perform(subject: Subject, point: Point, conditions: Conditions, watcher: Wat
     wants_gradients = point.mode == "train" and not conditions.forward_only
     seed_everything(conditions.seed)
     with watcher.phase("build"):
-        build = lambda: subject.build(conditions.seed).to(device=device, dtype=dtype)  # noqa: E731
+        cast = None if point.dtype == subject.dtype else dtype  # parameters may differ from each other in theirs
+        build = lambda: subject.build(conditions.seed).to(device=device, dtype=cast)  # noqa: E731
         module = _ask("build", build, None).train(point.mode == "train")
     x = make_input(subject, point, conditions.seed, device)
     x.requires_grad_(wants_gradients and x.is_floating_point())
@@ -99,7 +105,7 @@ def perform(subject: Subject, point: Point, conditions: Conditions, watcher: Wat
     with torch.set_grad_enabled(point.mode != "no_grad"):
         given = x.clone()  # a subject may write into what flows through it; a leaf would refuse
         with watcher.phase("forward"):
-            output = _ask("forward", lambda: _checked(subject, subject.forward(module, given), x), module)
+            output, others = _ask("forward", lambda: _checked(subject, subject.forward(module, given), x), module)
     gradients: dict[str, Tensor] = {}
     if wants_gradients and output.requires_grad:
         # A scalar, as in training; torch imports a whole algebra system to be given a gradient instead.
@@ -114,6 +120,7 @@ def perform(subject: Subject, point: Point, conditions: Conditions, watcher: Wat
         module=module,
         x=x,
         output=output,
+        others=others,
         gradients=gradients,
         seconds=time.perf_counter() - start,
         peak_bytes=peak(),
@@ -140,18 +147,23 @@ def _ask(phase: str, call: Callable[[], _Answer], module: nn.Module | None, outp
     return answer
 
 
-def _checked(subject: Subject, output: object, x: Tensor) -> Tensor:
-    """The output, when it is the tensor a subject owes for `x`."""
+def _checked(subject: Subject, answer: object, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output, when there is the tensor a subject owes for `x`, and the tensors beside it."""
+
+    def fits(output: Tensor) -> bool:
+        shaped = output.ndim == 3 and output.shape[:2] == x.shape[:2]
+        shaped = shaped and (subject.input == "tokens" or output.shape[2] == subject.width)
+        return shaped and output.is_floating_point()
+
+    output, others = split_answer(answer, fits)
     rows, length = x.shape[:2]
     width = str(subject.width) if subject.input == "embeddings" else "vocabulary"
     expected = f"expected a floating-point tensor [{rows}, {length}, {width}]"
     if not isinstance(output, Tensor):
         raise WrongOutputError(f"forward returned {type(output).__name__}, {expected}")
-    fits = output.ndim == 3 and output.shape[:2] == x.shape[:2]
-    fits = fits and (subject.input == "tokens" or output.shape[2] == subject.width)
-    if not fits or not output.is_floating_point():
+    if not fits(output):
         raise WrongOutputError(f"forward returned {str(output.dtype)[6:]} {list(output.shape)}, {expected}")
-    return output
+    return output, others
 
 
 def _gradients(module: nn.Module, x: Tensor) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nsa_doctor.measurement import Place
-from nsa_doctor.probes.finite import holds_nonfinite, is_countable
+from nsa_doctor.probes.finite import holds_nonfinite, is_countable, isfinite
 from nsa_doctor.probes.lineage import KINDS, Kind, Lineage, Record, of_kind
 from nsa_doctor.probes.operations import UNWRITTEN, operation_name, overwrites, reads_masks, written_arguments
 from nsa_doctor.probes.places import Places
@@ -126,7 +126,7 @@ class Tracer(TorchDispatchMode):
         if record.key in self._cured and any(
             not record.parents.get(kind) and bool(of_kind(output, kind).any()) for kind in KINDS
         ):
-            output.copy_(torch.where(torch.isfinite(output), output, 0))
+            output.copy_(torch.where(isfinite(output), output, 0))
             return
         self.lineage.write(record, output)
 
@@ -165,7 +165,7 @@ class Tracer(TorchDispatchMode):
         record = Record(self._count, holder, "build", place, holder=holder, has_own_line=False)
         if record.key in self._cured and holds_nonfinite(tensor):
             data = tensor.detach()
-            data.copy_(torch.where(torch.isfinite(data), data, 0))
+            data.copy_(torch.where(isfinite(data), data, 0))
         self.lineage.name(record, tensor)
 
     def _record(self, operation: str) -> Record:

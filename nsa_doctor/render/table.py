@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.table import Table
 
 from nsa_doctor.finding import Report
-from nsa_doctor.measurement import GRADIENTS, MODES, OUTPUT, Census, Measurement
+from nsa_doctor.measurement import GRADIENTS, MODES, OTHERS, OUTPUT, TARGETS, Census, Measurement
 from nsa_doctor.wording import joined, short_bytes, short_count, short_number
 
 _TROUBLE_WORDS = {
@@ -54,8 +54,8 @@ def _shown(rows: Mapping[int, list[Measurement]], asked: Sequence[int]) -> dict[
 
 def _table(rows: Mapping[int, list[Measurement]], has_gradients: bool) -> Table:
     seen = dict.fromkeys(census.name for row in rows.values() for m in row for census in m.censuses)
-    last = [OUTPUT, GRADIENTS] if has_gradients else [OUTPUT]
-    names = [*(name for name in seen if name not in (_GATED, OUTPUT, GRADIENTS)), *last]
+    last = [OUTPUT, *([OTHERS] if OTHERS in seen else []), *([GRADIENTS] if has_gradients else [])]
+    names = [*(name for name in seen if name not in (_GATED, *TARGETS)), *last]
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, collapse_padding=True)
     table.add_column("S", justify="right", no_wrap=True)
     for name in names:

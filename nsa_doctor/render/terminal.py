@@ -62,6 +62,8 @@ def _header(report: Report) -> Iterator[str]:
     if "input" in subject:
         unit = "values" if subject["input"] == "embeddings" else "ids"
         conditions.append(f"{subject['input']} of {subject['width']} {unit}")
+    if subject.get("dtype", "float32") != "float32":
+        conditions.append(f"parameters in {subject['dtype']}")
     yield escaped(", ".join(conditions))
 
 

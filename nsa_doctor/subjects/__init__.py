@@ -25,6 +25,7 @@ class SubjectRequest:
     spec: str | None = None
     config: str | None = None
     input: InputKind | None = None
+    width: int | None = None
     seed: int = 0
     lengths: tuple[int, ...] = (128,)
 
@@ -36,7 +37,7 @@ def load_subject(request: SubjectRequest, asking: Callable[[int], None] = lambda
     """
     if request.spec is not None:
         factory = import_factory(request.spec)
-        return adapt(request.spec, factory, request.input, request.seed, request.lengths, asking)
+        return adapt(request.spec, factory, request.input, request.seed, request.lengths, asking, request.width)
     from nsa.config import ConfigError
     from nsa_doctor.subjects.nsa import builtin_subject  # a foreign subject need not wait for nsa
 

@@ -4,17 +4,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from nsa_doctor.measurement import Point
-from nsa_doctor.probes.perform import Conditions, SubjectFailedError, perform
+from nsa_doctor.measurement import DTYPES, Point
+from nsa_doctor.probes.inputs import make_input
+from nsa_doctor.probes.perform import SubjectFailedError
 from nsa_doctor.probes.state import preserved_state, seed_everything
 from nsa_doctor.runner import Caught, attempt
 from nsa_doctor.subject import InputKind, Subject, SubjectUnusableError
+from nsa_doctor.subjects.asking import ask, caller, is_lazy, parameter_names
 
-OUTPUT_NAMES = ("logits", "last_hidden_state", "output", "hidden_states")
 _DEFAULT_WIDTH = 64
-_MOST_LENGTHS_ASKED = 2
+_LENGTH_FOR_LAZY = 16
 
 
 def adapt(
@@ -24,6 +27,7 @@ def adapt(
     seed: int,
     lengths: tuple[int, ...],
     asking: Callable[[int], None] = lambda length: None,
+    width: int | None = None,
 ) -> Subject:
     """The subject a factory makes: a Subject as it is, a module [B, S, dim] -> [B, S, dim] or ids [B, S] -> logits.
 
@@ -45,51 +49,57 @@ def adapt(
             name=name,
             description=f"{type(made).__module__}.{type(made).__qualname__}",
             build=lambda _seed: factory(),
-            forward=lambda module, x: first_tensor(module(x)),
+            forward=lambda module, x: module(x),
             input=input or "embeddings",
-            width=_DEFAULT_WIDTH,
+            width=width or _DEFAULT_WIDTH,
+            dtype=_native_dtype(made),
             packages=_packages(made),
         )
-        asked = _ask(subject, made, [input] if input else ["embeddings", "tokens"], lengths, asking)
-        return replace(asked, options=("--subject", name, "--input", asked.input))
+        guesses = _guesses(subject, made, factory, [input] if input else ["embeddings", "tokens"], width)
+        is_told = input is not None and width is not None
+        guess = ask(guesses, made, sorted(lengths), asking, is_told)
+        options: tuple[str, ...] = ("--subject", name, "--input", guess.input)
+        if width is not None or guess.width not in _widths(made, guess.input):
+            options += ("--width", str(guess.width))
+        return replace(guess, options=options)
 
 
-def first_tensor(output: Any) -> Any:
-    """The tensor in what a module returned: itself, the field that carries logits or states, the first of a tuple."""
-    if isinstance(output, Tensor):
-        return output
-    for name in OUTPUT_NAMES:
-        value = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
-        if isinstance(value, Tensor):
-            return value
-    if isinstance(output, (tuple, list)):
-        return next((value for value in output if isinstance(value, Tensor)), output)
-    return output
+def _guesses(
+    subject: Subject, made: nn.Module, factory: Callable[[], Any], kinds: list[InputKind], width: int | None
+) -> list[Subject]:
+    """What the module may take, the likeliest first: every kind and width, by position and by name."""
+    guesses = []
+    for kind in kinds:
+        for each in [width] if width is not None else _widths(made, kind):
+            for name in parameter_names(made, kind):
+                guess = replace(subject, input=kind, width=each, forward=caller(name))
+                guesses.append(replace(guess, build=_building(guess, factory)) if is_lazy(made) else guess)
+    starts_with_ids = isinstance(next((leaf for leaf in _leaves(made)), None), nn.Embedding)
+    return sorted(guesses, key=lambda guess: guess.input != "tokens") if starts_with_ids else guesses
 
 
-def _ask(
-    subject: Subject,
-    module: nn.Module,
-    kinds: list[InputKind],
-    lengths: tuple[int, ...],
-    asking: Callable[[int], None],
-) -> Subject:
-    """The first guess at what the module takes that it accepts; when it accepts none, the likeliest."""
-    guesses = [replace(subject, input=kind, width=width) for kind in kinds for width in _widths(module, kind)]
-    if len(guesses) == 1:
-        return guesses[0]
-    for length in sorted(lengths)[:_MOST_LENGTHS_ASKED]:
-        asking(length)
-        for guess in guesses:
-            asked = replace(guess, build=lambda _seed: module)
-            try:
-                perform(asked, Point(length=length, mode="no_grad"), Conditions(forward_only=True))
-            except SubjectFailedError:
-                continue
-            return guess
-    starts_with_ids = isinstance(next((leaf for leaf in _leaves(module)), None), nn.Embedding)
-    likeliest = "tokens" if starts_with_ids and "tokens" in kinds else kinds[0]
-    return next(guess for guess in guesses if guess.input == likeliest)
+def _building(subject: Subject, factory: Callable[[], Any]) -> Callable[[int], nn.Module]:
+    """Builds a module and runs it once, which gives the parameters of lazy modules their shapes."""
+
+    def build(seed: int) -> nn.Module:
+        module: nn.Module = factory()
+        x = make_input(subject, Point(length=_LENGTH_FOR_LAZY, dtype=subject.dtype), seed, torch.device("cpu"))
+        with torch.no_grad():
+            subject.forward(module, x)
+        return module
+
+    return build
+
+
+def _native_dtype(module: nn.Module) -> str:
+    """The dtype most of the parameters' values have; float32 when there are none."""
+    counts: dict[str, int] = {}
+    for parameter in module.parameters():
+        if not isinstance(parameter, UninitializedTensorMixin):
+            name = str(parameter.dtype).removeprefix("torch.")
+            counts[name] = counts.get(name, 0) + parameter.numel()
+    known = [name for name in counts if name in DTYPES]
+    return max(known, key=lambda name: counts[name], default="float32")
 
 
 def _widths(module: nn.Module, kind: InputKind) -> list[int]:
@@ -116,7 +126,10 @@ def _dims(module: nn.Module) -> Iterator[Any]:
         shape = getattr(child, "normalized_shape", None)
         yield shape[-1] if isinstance(shape, (tuple, list)) and shape else None
     for parameter in module.parameters():
-        yield from reversed(parameter.shape)
+        yield from () if isinstance(parameter, UninitializedTensorMixin) else reversed(parameter.shape)
+    if is_lazy(module):
+        for child in module.modules():
+            yield getattr(child, "out_features", None) or getattr(child, "out_channels", None)
     yield _DEFAULT_WIDTH
 
 

@@ -11,6 +11,8 @@ from nsa_doctor.measurement import Census, Diagnosis, Measurement, Point
 from nsa_doctor.probes.local import LocalLaboratory
 from nsa_doctor.repro import CommandLine
 
+from .conftest import is_marked
+
 
 def examined(laboratory: LocalLaboratory, to_measure: Sequence[Point]) -> list[Finding]:
     examination = Examination()
@@ -58,6 +60,13 @@ def test_a_finding_is_named_after_what_it_depends_on(
 ) -> None:
     found = only(examined(sick(name), to_measure))
     assert (found.code, found.control) == (code, control)
+
+
+def test_what_is_returned_beside_the_output_counts(sick: Callable[..., LocalLaboratory]) -> None:
+    found = only(examined(sick("unusual:sick_beside"), points([16, 20])))
+    assert (found.code, found.evidence["target"]) == ("NAN101", "other outputs")
+    assert "first in ['inner'][0]['loss']" in found.message
+    assert is_marked(found.where.file, found.where.line)
 
 
 def test_a_line_used_by_two_modules_is_one_finding_that_names_the_first(sick: Callable[..., LocalLaboratory]) -> None:

@@ -6,11 +6,12 @@ import pytest
 from torch import nn
 
 from nsa_doctor.measurement import Point
+from nsa_doctor.probes.answer import split_answer
 from nsa_doctor.probes.local import LocalLaboratory
 from nsa_doctor.probes.perform import SubjectFailedError
 from nsa_doctor.subject import Subject, SubjectUnusableError
 from nsa_doctor.subjects import SubjectRequest, load_subject
-from nsa_doctor.subjects.module import adapt, first_tensor
+from nsa_doctor.subjects.module import adapt
 
 
 @pytest.mark.parametrize(
@@ -23,14 +24,34 @@ from nsa_doctor.subjects.module import adapt, first_tensor
         ("tuple_output", "tokens", 11),
         ("object_output", "tokens", 11),
         ("dict_output", "tokens", 11),
+        ("unusual:loss_first", "embeddings", 16),
+        ("unusual:nested", "embeddings", 16),
+        ("unusual:by_name", "embeddings", 16),
+        ("unusual:in_bfloat16", "embeddings", 16),
+        ("unusual:hidden_vocabulary", "tokens", 13),
+        ("unusual:lazy", "embeddings", 16),
     ],
 )
 def test_what_a_module_takes_is_found_out(
     sick: Callable[..., LocalLaboratory], name: str, kind: str, width: int
 ) -> None:
-    laboratory = sick(f"healthy:{name}")
+    laboratory = sick(name if ":" in name else f"healthy:{name}")
     assert (laboratory.subject.input, laboratory.subject.width) == (kind, width)
-    assert laboratory.measure(Point(length=16)).is_finite
+    assert laboratory.measure(Point(length=16, dtype=laboratory.subject.dtype)).is_finite
+
+
+def test_a_vocabulary_that_was_found_is_told_on_the_command_line(sick: Callable[..., LocalLaboratory]) -> None:
+    assert sick("unusual:hidden_vocabulary").subject.options[-2:] == ("--width", "13")
+
+
+def test_what_no_guess_fits_is_refused_and_not_charged_to_the_subject(sick: Callable[..., LocalLaboratory]) -> None:
+    with pytest.raises(SubjectUnusableError, match="say what it takes with --input and --width"):
+        sick("unusual:two_inputs")
+
+
+def test_a_guess_that_the_user_answers_for_is_taken() -> None:
+    subject = adapt("x:y", lambda: nn.Bilinear(3, 3, 3), "embeddings", 0, (16,), width=3)
+    assert (subject.input, subject.width, subject.options[-2:]) == ("embeddings", 3, ("--width", "3"))
 
 
 def test_a_module_that_fails_at_one_length_is_asked_at_another(sick: Callable[..., LocalLaboratory]) -> None:
@@ -77,8 +98,8 @@ def test_an_input_kind_that_was_given_is_not_guessed() -> None:
 
 
 def test_an_output_nobody_understands_is_handed_on() -> None:
-    assert first_tensor({"a": 1}) == {"a": 1}
-    assert first_tensor(("a", 1)) == ("a", 1)
+    assert split_answer({"a": 1}, lambda tensor: True) == ({"a": 1}, {})
+    assert split_answer(("a", 1), lambda tensor: True) == (("a", 1), {})
 
 
 @pytest.mark.parametrize(("field", "value"), [("input", "pictures"), ("width", 0)])

@@ -61,6 +61,14 @@ def test_boundaries_come_from_the_geometry() -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_without_a_dtype_the_subjects_own_is_examined_and_told() -> None:
+    report = swept("unusual:in_bfloat16", lengths=(16,))
+    assert {measurement.point.dtype for measurement in report.measurements} == {"bfloat16"}
+    assert report.decision is Decision.GO
+    assert "parameters in bfloat16" in " ".join(as_text.render(report).split())
+
+
+@pytest.mark.usefixtures("here")
 def test_a_hang_is_a_timeout_with_its_line_and_the_other_lengths_go_on() -> None:
     report = swept("unruly:hangs", timeout=1.0)
     (finding,) = report.findings
@@ -136,7 +144,8 @@ def test_what_is_not_finite_exits_with_1_and_the_file_holds_the_same_facts(docto
     assert answer.returncode == 1
     (finding,) = [finding for result in json.loads(path.read_text())["results"] for finding in result["findings"]]
     assert finding["where"]["module"] == "part"
-    assert f"{finding['where']['file']}:{finding['where']['line']} in _softmax_of_an_empty_row" in answer.stdout
+    line = f"{Path(finding['where']['file']).relative_to(HERE)}:{finding['where']['line']}"
+    assert f"{line} in _softmax_of_an_empty_row" in answer.stdout
     assert finding["repro"] in answer.stdout
     assert "measured: S=16 float32 no_grad: not finite" in answer.stderr
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
