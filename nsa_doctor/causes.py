@@ -1,6 +1,6 @@
 """Which measurements have one cause: the same line gave birth to the value, or the same trouble came from there."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nsa_doctor.examine import Examination, target_of
@@ -77,7 +77,13 @@ def _nonfinite_causes(examination: Examination) -> list[Cause]:
             cause.measurements.append(measurement)
             cause.births.append(birth)
     for measurement in untraced:
-        _attach(measurement, found, diagnoses.get(measurement.point))
+        keys = _keys_beside(measurement, examination.measurements, diagnoses)
+        diagnosis = diagnoses.get(measurement.point)
+        for key in keys or [("untraced", target_of(measurement))]:
+            cause = found.setdefault(key, Cause())
+            cause.measurements.append(measurement)
+            cause.num_untraced += 1
+            cause.reason = cause.reason or (diagnosis.reason if diagnosis else "")
     return list(found.values())
 
 
@@ -89,15 +95,20 @@ def _birth_key(birth: Birth) -> tuple[str, ...]:
     return place.module, place.file, str(place.line), birth.operation
 
 
-def _attach(measurement: Measurement, found: dict[tuple[str, ...], Cause], diagnosis: Diagnosis | None) -> None:
-    """Count a measurement that was not traced with the only cause that has its target, else by itself."""
-    target = target_of(measurement)
-    alike = [cause for cause in found.values() if any(target_of(m) == target for m in cause.measurements)]
-    traced = alike[0] if len(alike) == 1 and alike[0].births else None
-    cause = traced or found.setdefault(("untraced", target), Cause())
-    cause.measurements.append(measurement)
-    cause.num_untraced += 1
-    cause.reason = cause.reason or (diagnosis.reason if diagnosis else "")
+def _keys_beside(
+    measurement: Measurement, measurements: Iterable[Measurement], diagnoses: Mapping[Point, Diagnosis]
+) -> list[tuple[str, ...]]:
+    """The causes at the traced point that is most like one where tracing showed nothing, with the same target."""
+    here, target = measurement.point, target_of(measurement)
+    traced = [m.point for m in measurements if m.point in diagnoses and diagnoses[m.point].births]
+    alike = {m.point for m in measurements if target_of(m) == target}
+
+    def distance(point: Point) -> tuple[bool, bool, bool, int]:
+        other = (point.values != here.values, point.dtype != here.dtype, point.mode != here.mode)
+        return (*other, abs(point.length - here.length))
+
+    nearest = min((point for point in traced if point in alike), key=distance, default=None)
+    return [] if nearest is None else list(dict.fromkeys(map(_birth_key, diagnoses[nearest].births)))
 
 
 def _trouble_causes(measurements: Iterable[Measurement]) -> list[Cause]:

@@ -75,7 +75,7 @@ def target_of(measurement: Measurement) -> str:
 
 
 def _to_trace(measurements: Sequence[Measurement]) -> list[Point]:
-    """Points to trace: the least bad length of every kind of run, then further lengths, up to a limit."""
+    """Points to trace: the least bad length of every kind of run, further lengths, the rest; up to a limit."""
     bad = [measurement for measurement in measurements if measurement.trouble is None and not measurement.is_finite]
     bad.sort(key=lambda measurement: measurement.point.length)
     first: dict[tuple[str, str, str, str], Point] = {}
@@ -88,6 +88,7 @@ def _to_trace(measurements: Sequence[Measurement]) -> list[Point]:
         if measurement.point.length not in lengths_seen:
             lengths_seen.add(measurement.point.length)
             chosen.append(measurement.point)
+    chosen += [measurement.point for measurement in bad if measurement.point not in chosen]
     return chosen[:_MOST_TRACED]
 
 

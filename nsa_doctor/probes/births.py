@@ -1,8 +1,9 @@
 """Finds where the non-finite values that reach an output or a gradient were born.
 
-A pass is traced and its lineage walked back from what is not finite to the operations whose inputs were clean. Where
-several such operations come into question, each is cured in turn (its newborn values made zero) and the pass repeated:
-a cause is one whose cure changes the outcome.
+A pass is traced and its lineage walked back from what is not finite to the operations whose inputs were clean.
+An operation that comes into question is cured (its newborn values made zero) and the pass repeated: it is a cause when
+that changes the outcome. What comes to light only then must do so under another cure too,
+or the zeros brought it about.
 """
 
 import warnings
@@ -64,15 +65,17 @@ def _diagnose(subject: Subject, point: Point, conditions: Conditions) -> Diagnos
     causes: list[_Origin] = []
     cured: frozenset[Cause] = frozenset()
     current: _Pass | None = first
+    known = _keys(first)
     for _ in range(_MOST_PASSES):
         candidates = _candidates(current, cured)
         if not candidates or len(causes) == _MOST_CAUSES:
             break
         earliest = candidates[0]
-        if len(candidates) == 1 and not causes:
-            causes.append(earliest)
-            break
-        cured |= {earliest.record.key}
+        if _root(earliest).record.key not in known:
+            again = _trace(subject, point, conditions, cured, poison, cure=1.0)
+            if _root(earliest).record.key not in _keys(again):
+                break
+        cured |= {_root(earliest).record.key}
         before, current = current, _trace(subject, point, conditions, cured, poison)
         if current is not None and current.target != first.target:
             current = None
@@ -83,10 +86,10 @@ def _diagnose(subject: Subject, point: Point, conditions: Conditions) -> Diagnos
 
 
 def _trace(
-    subject: Subject, point: Point, conditions: Conditions, cured: frozenset[Cause], poison: bool
+    subject: Subject, point: Point, conditions: Conditions, cured: frozenset[Cause], poison: bool, cure: float = 0.0
 ) -> _Pass | None:
     """One traced pass; None when output and gradients came out finite."""
-    tracer = Tracer(Places(FrameFilter(subject.packages)), cured, poison)
+    tracer = Tracer(Places(FrameFilter(subject.packages)), cured, poison, cure)
     performance = perform(subject, point, conditions, tracer)
     returned: list[tuple[str, Mapping[str, Tensor]]] = [
         (OUTPUT, {OUTPUT: performance.output}),
@@ -126,8 +129,12 @@ def _walk_back(starts: list[Record], kind: Kind) -> list[_Origin]:
     return list(found.values())
 
 
+def _keys(traced: _Pass | None) -> set[Cause]:
+    return set() if traced is None else {_root(origin).record.key for origin in traced.origins}
+
+
 def _candidates(current: _Pass | None, cured: frozenset[Cause]) -> list[_Origin]:
-    return [] if current is None else [origin for origin in current.origins if origin.record.key not in cured]
+    return [] if current is None else [origin for origin in current.origins if _root(origin).record.key not in cured]
 
 
 def _has_changed(before: _Pass | None, after: _Pass | None) -> bool:
@@ -141,7 +148,8 @@ def _distinct(causes: list[_Origin]) -> list[_Origin]:
     kept: list[_Origin] = []
     feeders: set[Cause] = set()
     for cause in causes:
-        feeding = {origin.record.key for origin in _fed_by(cause)}
+        root = _root(cause)
+        feeding = {root.record.key} | ({o.record.key for o in _fed_by(cause)} if root is cause else set())
         if not feeding & feeders:
             kept.append(cause)
         feeders |= feeding
@@ -154,11 +162,15 @@ def _fed_by(origin: _Origin) -> list[_Origin]:
     return sorted(found, key=lambda feeding: feeding.record.index)
 
 
+def _root(origin: _Origin) -> _Origin:
+    """Infinity that was computed, not put there as a mask, is where the trouble with a NaN began."""
+    computed = [feeding for feeding in _fed_by(origin) if not _is_constant(feeding.record)]
+    return computed[0] if computed and not origin.record.masks else origin
+
+
 def _birth(nan: _Origin) -> Birth:
-    """The origin in words. Infinity that was computed, not put there as a mask, is where the trouble began."""
-    fed_by = _fed_by(nan)
-    computed = [origin for origin in fed_by if not _is_constant(origin.record)]
-    origin = computed[0] if computed and not nan.record.masks else nan
+    """The origin in words."""
+    fed_by, origin = _fed_by(nan), _root(nan)
     details = []
     if origin.record.holder:
         verb = "was read" if origin.record.operation in UNWRITTEN else "held it"

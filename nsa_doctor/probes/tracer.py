@@ -25,18 +25,21 @@ Cause = tuple[str, str, int, str]
 class Tracer(TorchDispatchMode):
     """Records where non-finite values come from. Slow: for a second pass, after a first one found some.
 
-    `cured` lists causes whose newborn values are replaced by zeros, to see what becomes of the rest.
+    `cured` lists causes whose newborn values are replaced by `cure`, to see what becomes of the rest.
     `poison_unwritten` fills memory that torch.empty left unwritten with NaN.
     A dispatch mode is a base class by torch's design.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, places: Places, cured: frozenset[Cause] = frozenset(), poison_unwritten: bool = False) -> None:
+    def __init__(
+        self, places: Places, cured: frozenset[Cause] = frozenset(), poison_unwritten: bool = False, cure: float = 0.0
+    ) -> None:
         super().__init__()
         self.lineage = Lineage()
         self._places = places
         self._cured = cured
+        self._cure = cure
         self._poison_unwritten = poison_unwritten
         self._phase = ""
         self._count = 0
@@ -126,7 +129,7 @@ class Tracer(TorchDispatchMode):
         if record.key in self._cured and any(
             not record.parents.get(kind) and bool(of_kind(output, kind).any()) for kind in KINDS
         ):
-            output.copy_(torch.where(isfinite(output), output, 0))
+            output.copy_(torch.where(isfinite(output), output, self._cure))
             return
         self.lineage.write(record, output)
 
@@ -146,7 +149,7 @@ class Tracer(TorchDispatchMode):
         record = self._record(name)
         record.holder = f"memory that {name} left unwritten"
         if record.key in self._cured:
-            output.zero_()
+            output.fill_(self._cure)
         elif self._poison_unwritten:
             output.fill_(float("nan"))
         self.lineage.write(record, output)
@@ -165,7 +168,7 @@ class Tracer(TorchDispatchMode):
         record = Record(self._count, holder, "build", place, holder=holder, has_own_line=False)
         if record.key in self._cured and holds_nonfinite(tensor):
             data = tensor.detach()
-            data.copy_(torch.where(isfinite(data), data, 0))
+            data.copy_(torch.where(isfinite(data), data, self._cure))
         self.lineage.name(record, tensor)
 
     def _record(self, operation: str) -> Record:

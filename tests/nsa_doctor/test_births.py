@@ -83,6 +83,17 @@ def test_two_bugs_give_two_births(sick: Callable[[str], LocalLaboratory]) -> Non
     assert all(is_marked(birth.place.file, birth.place.line) for birth in births)
 
 
+def test_a_bug_downstream_of_another_is_found_too(sick: Callable[[str], LocalLaboratory]) -> None:
+    births = sick("forward:two_in_a_row").diagnose(Point(length=16)).births
+    assert [birth.operation for birth in births] == ["div", "div"]
+    assert len({birth.place.line for birth in births}) == 2
+    assert all(is_marked(birth.place.file, birth.place.line) for birth in births)
+
+
+def test_what_only_the_cure_brings_about_is_no_birth(sick: Callable[[str], LocalLaboratory]) -> None:
+    assert only_birth(sick("forward:overflow_of_whole_rows").diagnose(Point(length=16))).operation == "exp"
+
+
 def test_one_infinity_behind_two_nans_gives_one_birth(sick: Callable[[str], LocalLaboratory]) -> None:
     assert only_birth(sick("forward:one_infinity_two_nans").diagnose(Point(length=16))).operation == "exp"
 

@@ -79,6 +79,16 @@ def test_what_is_odd_but_right_raises_no_alarm(sick: Callable[..., LocalLaborato
     assert examined(sick(f"healthy:{name}"), points([1, 2, 16, 17], dtypes=("float32", "bfloat16"))) == []
 
 
+@pytest.mark.parametrize("name", ["two_bugs", "two_in_a_row"])
+def test_every_finding_has_a_place_when_two_bugs_meet_at_many_points(
+    sick: Callable[..., LocalLaboratory], name: str
+) -> None:
+    found = examined(sick(f"forward:{name}"), points([16, 20, 24, 28, 32]))
+    assert len(found) == 2
+    assert all(is_marked(finding.where.file, finding.where.line) for finding in found)
+    assert {finding.evidence["lengths"] for finding in found} == {"16,20,24,28,32"}
+
+
 class Untraceable:
     """A laboratory whose tracing comes back with nothing."""
 

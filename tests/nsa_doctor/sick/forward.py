@@ -207,3 +207,18 @@ class _Parallel(nn.Module):
 only_on_large = hosting(_only_on_large)
 only_in_half = hosting(_only_in_half)
 parallel = _Parallel
+
+
+def _two_in_a_row(x: Tensor) -> Tensor:
+    position = torch.arange(x.shape[1], device=x.device)[:, None]
+    x = x / (position - 5)  # here
+    return x / (position - 11)  # here
+
+
+def _overflow_of_whole_rows(x: Tensor) -> Tensor:
+    weights = (x.square() * 1e4 + 1e3).exp()  # here
+    return weights / weights.sum(-1, keepdim=True)
+
+
+two_in_a_row = hosting(_two_in_a_row)
+overflow_of_whole_rows = hosting(_overflow_of_whole_rows)
