@@ -6,14 +6,14 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from nsa_doctor import options
+from nsa_doctor import options, signals
 from nsa_doctor.finding import Decision, Report
 from nsa_doctor.laboratory import DoctorBrokeError, UsageError
 from nsa_doctor.output import CannotWriteError, check_writable, is_terminal, say, write_whole
 from nsa_doctor.runner import Caught, attempt
 
 EXIT_CODES = {Decision.GO: 0, Decision.NO_GO: 1, Decision.UNKNOWN: 3}
-USAGE, BROKEN, INTERRUPTED = 2, 4, 130
+USAGE, BROKEN = 2, 4
 _UsageException = typer.BadParameter.__mro__[2]  # click's base of all usage errors, wherever typer keeps click
 
 app = typer.Typer(
@@ -22,12 +22,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Examines sparse-attention code: says what is wrong, where, and what to do about it.",
     epilog="Exit codes: 0 all is well, 1 something is wrong, 2 usage, 3 not everything could be measured, "
-    "4 nsa-doctor itself broke, 130 interrupted.",
+    "4 nsa-doctor itself broke, 130 interrupted, "
+    "143 or 129 ended by SIGTERM or SIGHUP; an interrupted sweep reports what it measured.",
 )
 
 
 def main() -> NoReturn:
     """Run the command line of this process and exit."""
+    signals.interrupt_on_signals()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -35,15 +37,12 @@ def run(arguments: list[str]) -> int:
     """Run one command line; every error becomes one sentence on standard error and an exit code."""
     if not arguments:
         return _complain("a command is needed: sweep, list or explain; --help says more", USAGE)
-    try:
-        answer = attempt(lambda: app(args=arguments, prog_name="nsa-doctor", standalone_mode=False))
-    except KeyboardInterrupt:
-        return _complain("interrupted", INTERRUPTED)
+    answer = attempt(lambda: app(args=arguments, prog_name="nsa-doctor", standalone_mode=False))
     if not isinstance(answer, Caught):
         return answer if isinstance(answer, int) else 0
     error = answer.error
-    if isinstance(error, typer.Abort):
-        return _complain("interrupted", INTERRUPTED)
+    if isinstance(error, (typer.Abort, KeyboardInterrupt)):
+        return _complain("interrupted", signals.exit_code())
     if "--traceback" in arguments:
         say(getattr(error, "traceback", "") or answer.traceback, sys.stderr)
     if isinstance(error, _UsageException):
@@ -107,8 +106,9 @@ def sweep(
 
     with progress.progress(quiet) as listener:
         report = sweeping.sweep(request, listener)
+    signals.ignore_signals()
     _deliver(report, form, output, traceback, quiet)
-    return INTERRUPTED if report.interrupted else EXIT_CODES[report.decision]
+    return signals.exit_code() if report.interrupted else EXIT_CODES[report.decision]
 
 
 @app.command("list")

@@ -47,6 +47,15 @@ class ChildDiedError(Exception):
         return f"the process died by signal {-self.status} ({name}{hint})"
 
 
+class ChildGarbledError(ChildDiedError):
+    """What came through the pipe of answers was none; the child was ended."""
+
+    @property
+    def sentence(self) -> str:
+        """What it did."""
+        return "the process wrote into a file descriptor that is not its own, where its answers are read"
+
+
 class ChildProcess:
     """One child, asked one thing at a time over pipes of its own; what the subject prints goes nowhere."""
 
@@ -85,7 +94,9 @@ class ChildProcess:
         deadline = time.monotonic() + allowed
         while True:
             for line in self._lines(deadline):
-                message: dict[str, Any] = json.loads(line)
+                message = _message(line)
+                if message is None:
+                    raise self._garbled()
                 if "event" not in message:
                     return message
                 self._event = message
@@ -148,6 +159,12 @@ class ChildProcess:
         self.close()
         return failure
 
+    def _garbled(self) -> ChildGarbledError:
+        self._kill()
+        failure = ChildGarbledError(self._process.returncode, self._event, self._dumped(), "")
+        self.close()
+        return failure
+
     def _dumped(self) -> str:
         self._dump.seek(0)
         return self._dump.read().decode(errors="replace")
@@ -156,6 +173,18 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError):  # the group is gone with its last process
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+def _message(line: bytes) -> dict[str, Any] | None:
+    """An event or an answer, or None when the line is neither."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(message, dict) or not message:
+        return None
+    is_answer = all(isinstance(value, (dict, str)) for value in message.values())
+    return message if "event" in message or is_answer else None
 
 
 def _bootstrap() -> str:

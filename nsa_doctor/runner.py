@@ -20,7 +20,7 @@ _LONGEST_MESSAGE = 300
 
 @dataclass(frozen=True)
 class Caught:
-    """An exception that came out of a call, `sys.exit` included."""
+    """An exception that came out of a call, those that mean to end the process included."""
 
     error: BaseException
 
@@ -42,7 +42,7 @@ def attempt(call: Callable[[], _Answer]) -> _Answer | Caught:
     """The call's answer, or what it raised."""
     try:
         return call()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (the one place that does)
+    except BaseException as error:  # noqa: BLE001 (the one place that does)
         return Caught(error)
 
 

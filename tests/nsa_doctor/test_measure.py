@@ -62,7 +62,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(small: Sub
     assert largest(3) == largest(3) != largest(4)
 
 
-@pytest.mark.parametrize("name", ["raises", "leaves"])
+@pytest.mark.parametrize("name", ["raises", "leaves", "interrupts_itself"])
 def test_an_exception_is_a_trouble_with_its_line(sick: Callable[..., LocalLaboratory], name: str) -> None:
     laboratory = sick(f"unruly:{name}")
     trouble = laboratory.measure(Point(length=17)).trouble

@@ -98,7 +98,11 @@ def test_three_hangs_are_enough() -> None:
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("exits", "the process ended with exit code 7"), ("segfaults", "the process died by signal 11 (SIGSEGV)")],
+    [
+        ("exits", "the process ended with exit code 7"),
+        ("segfaults", "the process died by signal 11 (SIGSEGV)"),
+        ("writes_everywhere", "the process wrote into"),
+    ],
 )
 def test_a_death_is_a_finding_and_the_other_lengths_go_on(name: str, told: str) -> None:
     report = swept(f"unruly:{name}")
@@ -184,12 +188,20 @@ def wait_for_end(process: int) -> bool:
     return not is_alive(process)
 
 
-def test_an_interruption_keeps_what_was_measured_and_ends_the_child(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("numbers", "code"),
+    [([signal.SIGINT], 130), ([signal.SIGINT] * 5, 130), ([signal.SIGTERM], 143), ([signal.SIGHUP], 129)],
+)
+def test_an_interruption_keeps_what_was_measured_and_ends_the_child(
+    tmp_path: Path, numbers: list[int], code: int
+) -> None:
     with start(tmp_path) as process:
         child = child_of(process, tmp_path)
-        process.send_signal(signal.SIGINT)
+        for number in numbers:
+            process.send_signal(number)
+            time.sleep(0.01)
         output, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "interrupted: what was measured stands above" in output
     assert output.count("finite") >= 2
     assert "Traceback" not in output + errors

@@ -1,0 +1,44 @@
+"""What Ctrl-C, SIGTERM and SIGHUP do: the first ends the work early, and none disturbs the report."""
+
+import os
+import signal
+from types import FrameType
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_received: list[int] = []
+
+
+def leave_on_signals() -> None:
+    """Until there is work to keep: one sentence, and the exit code of the signal."""
+    for number in _STOPPING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, _leave)
+
+
+def interrupt_on_signals() -> None:
+    """From now on the first signal raises KeyboardInterrupt, and those after it are ignored."""
+    for number in _STOPPING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
+def ignore_signals() -> None:
+    """Let a report be written whole."""
+    for number in _STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def exit_code() -> int:
+    """128 and the number of the signal that ended the work; Ctrl-C when none is known."""
+    return 128 + (_received[0] if _received else signal.SIGINT)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    os.write(2, b"nsa-doctor: interrupted\n")
+    os._exit(128 + number)
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    _received.append(number)
+    ignore_signals()
+    raise KeyboardInterrupt
