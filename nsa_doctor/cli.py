@@ -14,6 +14,8 @@ from nsa_doctor.runner import Caught, attempt
 
 EXIT_CODES = {Decision.GO: 0, Decision.NO_GO: 1, Decision.UNKNOWN: 3}
 USAGE, BROKEN = 2, 4
+_ENDED_EARLY = -1  # the report was delivered
+_TYPERS_INTERRUPTED = 130  # typer makes this of a KeyboardInterrupt that comes out of a command
 _UsageException = typer.BadParameter.__mro__[2]  # click's base of all usage errors, wherever typer keeps click
 
 app = typer.Typer(
@@ -38,6 +40,10 @@ def run(arguments: list[str]) -> int:
     if not arguments:
         return _complain("a command is needed: sweep, list or explain; --help says more", USAGE)
     answer = attempt(lambda: app(args=arguments, prog_name="nsa-doctor", standalone_mode=False))
+    if answer == _ENDED_EARLY:
+        return signals.exit_code()
+    if answer == _TYPERS_INTERRUPTED:
+        return _complain("interrupted", signals.exit_code())
     if not isinstance(answer, Caught):
         return answer if isinstance(answer, int) else 0
     error = answer.error
@@ -108,7 +114,7 @@ def sweep(
         report = sweeping.sweep(request, listener)
     signals.ignore_signals()
     _deliver(report, form, output, traceback, quiet)
-    return signals.exit_code() if report.interrupted else EXIT_CODES[report.decision]
+    return _ENDED_EARLY if report.interrupted else EXIT_CODES[report.decision]
 
 
 @app.command("list")
