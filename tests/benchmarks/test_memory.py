@@ -31,6 +31,8 @@ def peak_bytes(num_tokens: int) -> int:
     return int(child.stdout)
 
 
+@pytest.mark.full
+@pytest.mark.timeout(600)
 def test_memory_grows_with_length_not_with_its_square(capsys: pytest.CaptureFixture[str]) -> None:
     peaks = [peak_bytes(length) for length in LENGTHS]
     exponent = float(np.polyfit(np.log(LENGTHS), np.log(peaks), 1)[0])
