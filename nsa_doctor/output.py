@@ -43,9 +43,8 @@ def write_whole(path: Path, text: str) -> None:
             os.umask(umask)
             Path(temporary).chmod(0o666 & ~umask)
             Path(temporary).replace(target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        finally:
+            Path(temporary).unlink(missing_ok=True)  # gone by now, unless something above failed
     except OSError as error:
         raise CannotWriteError(f"{path}: cannot be written: {error.strerror}") from error
 

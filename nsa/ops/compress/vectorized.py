@@ -63,12 +63,12 @@ def compressed_attention(
     `visit(rows, queries, probabilities)` is called for every tile that sees a block, with the probabilities summed over
     the heads of a group [B, T, G, K] for the first K blocks: they exist one tile at a time.
     """
-    counts = torch.zeros(*q.shape[:2], k_cmp.shape[2], dtype=torch.int64, device=q.device)
+    counts: Tensor | None = None
     if reads is not None:
-        reads.compressed = counts
+        counts = reads.compressed = torch.zeros(*q.shape[:2], k_cmp.shape[2], dtype=torch.int64, device=q.device)
 
     def observe(rows: slice, queries: slice, visible: Tensor, probabilities: Callable[[], Tensor]) -> None:
-        if reads is not None:
+        if counts is not None:
             counts[rows, queries] = visible.sum(-1)[:, None]
         if visit is not None:
             visit(rows, queries, probabilities())

@@ -20,8 +20,3 @@ def group_importance(probabilities: Tensor, num_blocks: int, geometry: Geometry)
     for offset in range(per_compressed):
         strides[..., offset : offset + probabilities.shape[-1]] += probabilities
     return strides.unflatten(-1, (num_blocks, per_block)).sum(-1)
-
-
-def block_importance(probabilities: Tensor, num_groups: int, num_blocks: int, geometry: Geometry) -> Tensor:
-    """Importance [B, T, G, num_blocks] from the probabilities of all heads [B, T, H, C] (Eq. 9 and 10)."""
-    return group_importance(probabilities.unflatten(2, (num_groups, -1)).sum(3), num_blocks, geometry)

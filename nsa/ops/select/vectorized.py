@@ -83,14 +83,15 @@ class _SelectedAttention(torch.autograd.Function):
         groups, dtype = k.shape[2], accumulation_dtype(q.dtype)
         out = q.new_zeros(*q.shape[:3], v.shape[-1])
         norm = q.new_zeros(*q.shape[:3], 2, dtype=dtype)
-        counts = slots.new_zeros(slots.shape[:3], dtype=torch.int64)
+        counts = None if reads is None else slots.new_zeros(slots.shape[:3], dtype=torch.int64)
         k_blocks, v_blocks = _to_blocks(k, geometry), _to_blocks(v, geometry)
         for chunk in _chunks(q, k, slots, geometry):
             at = chunk.rows, chunk.queries
             chunk_out, chunk_norm = _attend_chunk(chunk, to_streams(q[at], groups), k_blocks, v_blocks)
             out[at] = from_streams(chunk_out, groups).to(out.dtype)
             norm[at] = from_streams(chunk_norm, groups)
-            counts[at] = chunk.num_reads(groups)
+            if counts is not None:
+                counts[at] = chunk.num_reads(groups)
         if reads is not None:
             reads.selected = counts
         ctx.save_for_backward(q, k, v, slots, out, norm)

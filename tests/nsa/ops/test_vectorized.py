@@ -92,5 +92,7 @@ def test_ties_go_to_the_lower_index(dtype: torch.dtype) -> None:
 def test_importance_equals_the_oracles(geometry: Geometry) -> None:
     probabilities = torch.rand(2, 5, 6, geometry.num_compressed(300), dtype=torch.float64)
     expected = score_reference.block_importance(probabilities, 2, geometry.num_blocks(300), geometry)
-    result = score_vectorized.block_importance(probabilities, 2, geometry.num_blocks(300), geometry)
+    result = score_vectorized.group_importance(
+        probabilities.unflatten(2, (2, -1)).sum(3), geometry.num_blocks(300), geometry
+    )
     assert torch.allclose(result, expected, rtol=1e-14, atol=0)
