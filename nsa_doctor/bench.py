@@ -6,15 +6,16 @@ from typing import Any
 import torch
 
 from nsa_doctor import registry
+from nsa_doctor.checking import run_check
 from nsa_doctor.finding import Result
 from nsa_doctor.lengths import boundary_lengths
 from nsa_doctor.measurement import Diagnosis, Measurement, Point, to_json
 from nsa_doctor.probes.births import diagnose
 from nsa_doctor.probes.measure import measure, trouble_of
-from nsa_doctor.probes.perform import Conditions, SubjectFailedError
+from nsa_doctor.probes.perform import Conditions
 from nsa_doctor.probes.places import module_code
 from nsa_doctor.probes.state import preserved_state, seed_everything
-from nsa_doctor.runner import Caught, attempt, run_check
+from nsa_doctor.runner import Caught, SubjectFailedError, attempt
 from nsa_doctor.subject import Subject, SubjectUnusableError
 from nsa_doctor.subjects import SubjectRequest, load_subject
 

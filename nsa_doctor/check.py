@@ -3,12 +3,15 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from nsa_doctor.finding import Finding
+from nsa_doctor.finding import Finding, Note
 
 if TYPE_CHECKING:
     from nsa_doctor.subject import Subject
+
+Profile = Literal["smoke", "quick", "full"]
+PROFILES: tuple[Profile, ...] = ("smoke", "quick", "full")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +29,19 @@ class Manual:
 class Check:
     """One check. `run` yields facts; `planted` makes the subject sick; `needs` names the seams it cannot do without.
 
-    A check whose subject may hang or kill the process sets `isolate`; it is then run in a child process.
+    A check whose subject may hang or kill the process sets `isolate`; it is then run in a child process. `profile` is
+    the shortest profile it is part of. When a check in `blocked_by` failed, this one could only repeat it and is
+    skipped; a finding in the same module as one of a check in `explained_by` has the same cause and is told there.
     """
 
     doc: str | None
-    run: "Callable[[Subject], Iterator[Finding]]"
+    run: "Callable[[Subject], Iterator[Finding | Note]]"
     planted: "Callable[[Subject], Subject]"
     needs: tuple[str, ...] = ()
     isolate: bool = False
+    profile: Profile = "quick"
+    blocked_by: tuple[str, ...] = ()
+    explained_by: tuple[str, ...] = ()
 
     @property
     def manual(self) -> Manual:

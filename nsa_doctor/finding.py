@@ -41,8 +41,23 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Note:
+    """Something a reader should know that is not wrong by itself."""
+
+    message: str
+    where: Place = field(default_factory=Place)
+
+    def __str__(self) -> str:
+        place = str(self.where) if self.where != Place() else ""
+        return f"{self.message} ({place})" if place else self.message
+
+
+@dataclass(frozen=True, kw_only=True)
 class Result:
-    """How one check ended; `reason` says why it was skipped, crashed or ran out of time."""
+    """How one check ended; `reason` says why it was skipped, crashed or ran out of time.
+
+    `notes` are what it saw that is not wrong by itself.
+    """
 
     code: str
     name: str
@@ -50,12 +65,14 @@ class Result:
     findings: tuple[Finding, ...] = ()
     reason: str = ""
     seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what `dataclasses.asdict` and JSON made of a Result."""
         findings = (Finding(**{**finding, "where": Place(**finding["where"])}) for finding in data["findings"])
-        return cls(**{**data, "verdict": Verdict(data["verdict"]), "findings": tuple(findings)})
+        verdict, notes = Verdict(data["verdict"]), tuple(data["notes"])
+        return cls(**{**data, "verdict": verdict, "findings": tuple(findings), "notes": notes})
 
 
 @dataclass(frozen=True, kw_only=True)

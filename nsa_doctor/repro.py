@@ -1,9 +1,13 @@
-"""The command line that repeats a measurement."""
+"""The command line that repeats a measurement or a check."""
 
 import shlex
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nsa_doctor.measurement import Point
+
+if TYPE_CHECKING:
+    from nsa_doctor.subject import Subject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,3 +26,11 @@ class CommandLine:
         words += ["--values", point.values] if point.values != "normal" else []
         words += ["--device", self.device] if self.device != "cpu" else []
         return shlex.join([*words, "--seed", str(self.seed)])
+
+
+def again(subject: "Subject", code: str) -> str:
+    """The line to paste that runs one check on this subject again."""
+    words = ["nsa-doctor", "run", "--select", code, *subject.options]
+    words += ["--device", subject.device] if subject.device != "cpu" else []
+    words += ["--profile", subject.profile] if subject.profile != "quick" else []
+    return shlex.join([*words, "--seed", str(subject.seed)])

@@ -4,9 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
+from nsa_doctor.check import Profile
 from nsa_doctor.lengths import ChangesAtLengths
+from nsa_doctor.measurement import MODES, Mode
 
 InputKind = Literal["embeddings", "tokens"]
 
@@ -23,19 +26,29 @@ class SubjectUnusableError(ValueError):
 class Subject:
     """The seams through which checks reach an implementation; `replace(subject, seam=sick)` plants a bug.
 
-    Checks examine it up to `max_length`, with weights and inputs of `seed`. `packages` are top-level packages whose
-    lines count as the subject's own even when they are installed; `options` are the words that name this subject on the
-    command line. A seam is called exactly as listed here; one that is None is not offered, and checks that need it are
-    skipped.
+    Checks examine it up to `max_length` on `device`, as thoroughly as `profile` says, with weights and inputs of
+    `seed`, in `modes` alone. `packages` are top-level packages whose lines count as the subject's own even when they
+    are installed; `options` are the words that name this subject on the command line. A seam is called exactly as
+    listed here; one that is None is not offered, and checks that need it are skipped.
 
     build(seed): a fresh module in `dtype` on the CPU, reproducible from the seed (also seeded globally before).
     forward(module, x): [B, S, ...], or what holds it, for x [B, S, width] (embeddings) or ids x [B, S] (tokens).
     branches(module, x): the same call's inner tensors by name, each [B, S, ...]; only for looking at.
-    attend(q, k, v, slots): the attention operator alone, q [B, T, H, Dk], k [B, S, G, Dk], v [B, S, G, Dv].
-    select(importance, first_query): slots [B, T, G, n] chosen from block importance.
-    gate(module, query_mean): branch weights [B, T, G, 3].
+    attend(q, k, v, slots): selected attention alone, q [B, T, H, Dk] being the last T of the S tokens of
+        k [B, S, G, Dk] and v [B, S, G, Dv]; slots [B, T, G, n] are blocks of `geometry`, -1 for none; [B, T, H, Dv].
+    select(importance, first_query): choice for importance [B, T, G, J] of queries first_query, first_query + 1 …:
+        slots [B, T, G, n], or token ranges [B, T, G, n, 2] of (start, end); one per head where dimension 2 is H.
+    choose(module, x): (choice as above, importance) as made in forward.
+    gate(module, x): branch weights [B, S, G, branches] as used in forward, differentiable.
     prefill(module, x): (output, cache) of a prompt; step(module, x, cache): (output, cache) of the next tokens.
+    fill_unwritten(cache, value): overwrite memory of a cache that holds no token; cache_bytes(cache): memory it holds.
+    cache_reads(module, x): per step t and branch, the keys read in decoding the S tokens of x one by one:
+        {branch: [B, G, S]}.
+    packed(module, x, cu_seqlens): x [1, S, ...] holding sequences that start at cu_seqlens [N + 1] int32.
     loss(module, ids): the scalar a training step differentiates.
+    train_step(module, optimizer, x): one step of the training loop, the optimizer's own step included; its loss.
+    variants(seed): modules by the name of the option they differ in from build(seed), same weights, other results owed.
+    routes(flags): what serves each branch under environment flags {name: value}: {name of a route: bool}.
     oracle(module, x): the output by an independent, slow and trusted way.
     """
 
@@ -49,15 +62,26 @@ class Subject:
     geometry: ChangesAtLengths | None = None
     max_length: int = 2048
     seed: int = 0
+    device: str = "cpu"
+    profile: Profile = "quick"
+    modes: tuple[Mode, ...] = MODES
     packages: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     branches: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
     attend: Callable[..., Tensor] | None = None
     select: Callable[..., Tensor] | None = None
+    choose: Callable[[nn.Module, Tensor], tuple[Tensor, Tensor]] | None = None
     gate: Callable[[nn.Module, Tensor], Tensor] | None = None
     prefill: Callable[[nn.Module, Tensor], tuple[Tensor, Any]] | None = None
     step: Callable[[nn.Module, Tensor, Any], tuple[Tensor, Any]] | None = None
+    fill_unwritten: Callable[[Any, float], None] | None = None
+    cache_bytes: Callable[[Any], int] | None = None
+    cache_reads: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
+    packed: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
     loss: Callable[[nn.Module, Tensor], Tensor] | None = None
+    train_step: Callable[[nn.Module, torch.optim.Optimizer, Tensor], Tensor] | None = None
+    variants: Callable[[int], Mapping[str, nn.Module]] | None = None
+    routes: Callable[[Mapping[str, str]], Mapping[str, bool]] | None = None
     oracle: Callable[[nn.Module, Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:

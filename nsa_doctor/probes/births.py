@@ -17,10 +17,11 @@ from nsa_doctor.measurement import GRADIENTS, OTHERS, OUTPUT, Birth, Diagnosis, 
 from nsa_doctor.probes.finite import holds_nonfinite, isfinite
 from nsa_doctor.probes.lineage import Kind, Record, of_kind
 from nsa_doctor.probes.operations import UNWRITTEN
-from nsa_doctor.probes.perform import Conditions, SubjectFailedError, perform
+from nsa_doctor.probes.perform import Conditions, perform
 from nsa_doctor.probes.places import Places
 from nsa_doctor.probes.state import preserved_state
 from nsa_doctor.probes.tracer import Cause, Tracer
+from nsa_doctor.runner import SubjectFailedError
 from nsa_doctor.subject import Subject
 
 _MOST_CAUSES = 3

@@ -8,10 +8,11 @@ import torch
 from nsa_doctor.frames import FrameFilter
 from nsa_doctor.measurement import GRADIENTS, OTHERS, OUTPUT, Measurement, Place, Point, Trouble, TroubleKind
 from nsa_doctor.probes.finite import census, joint_census
-from nsa_doctor.probes.perform import Conditions, SubjectFailedError, look_at_branches, perform
+from nsa_doctor.probes.perform import Conditions, look_at_branches, perform
 from nsa_doctor.probes.places import Places, definition_place
 from nsa_doctor.probes.state import preserved_state
 from nsa_doctor.probes.tracer import Tracer
+from nsa_doctor.runner import SubjectFailedError
 from nsa_doctor.subject import Subject, WrongOutputError
 
 _LONGEST_TRACEBACK = 8000

@@ -14,7 +14,7 @@ from nsa_doctor.probes.answer import split_answer
 from nsa_doctor.probes.inputs import make_cotangent, make_input
 from nsa_doctor.probes.memory import start_peak
 from nsa_doctor.probes.state import seed_everything
-from nsa_doctor.runner import Caught, attempt
+from nsa_doctor.runner import Caught, SubjectFailedError, attempt
 from nsa_doctor.subject import Subject, WrongOutputError
 
 _Answer = TypeVar("_Answer")
@@ -43,17 +43,6 @@ class Performance:
     gradients: dict[str, Tensor]
     seconds: float
     peak_bytes: int | None
-
-
-class SubjectFailedError(Exception):
-    """The subject raised in a phase; `module` and `output` are what it had come to, if anything."""
-
-    def __init__(self, phase: str, caught: Caught, module: nn.Module | None, output: Tensor | None = None) -> None:
-        super().__init__(caught.sentence)
-        self.phase = phase
-        self.caught = caught
-        self.module = module
-        self.output = output
 
 
 class Watcher(Protocol):
@@ -95,7 +84,7 @@ def perform(subject: Subject, point: Point, conditions: Conditions, watcher: Wat
     with watcher.phase("build"):
         cast = None if point.dtype == subject.dtype else dtype  # parameters may differ from each other in theirs
         build = lambda: subject.build(conditions.seed).to(device=device, dtype=cast)  # noqa: E731
-        module = _ask("build", build, None).train(point.mode == "train")
+        module = ask("build", build, None).train(point.mode == "train")
     x = make_input(subject, point, conditions.seed, device)
     x.requires_grad_(wants_gradients and x.is_floating_point())
     watcher.know(module, x)
@@ -105,14 +94,14 @@ def perform(subject: Subject, point: Point, conditions: Conditions, watcher: Wat
     with torch.set_grad_enabled(point.mode != "no_grad"):
         given = x.clone()  # a subject may write into what flows through it; a leaf would refuse
         with watcher.phase("forward"):
-            output, others = _ask("forward", lambda: _checked(subject, subject.forward(module, given), x), module)
+            output, others = ask("forward", lambda: checked_answer(subject, subject.forward(module, given), x), module)
     gradients: dict[str, Tensor] = {}
     if wants_gradients and output.requires_grad:
         # A scalar, as in training; torch imports a whole algebra system to be given a gradient instead.
         loss = (output * make_cotangent(output, conditions.seed)).sum()
         watcher.follow(loss)
         with watcher.phase("backward"):
-            _ask("backward", loss.backward, module, output)
+            ask("backward", loss.backward, module, output)
         gradients = _gradients(module, x)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -137,17 +126,17 @@ def look_at_branches(
     seed_everything(conditions.seed)
     module, x = performance.module, performance.x.detach().clone()
     with torch.set_grad_enabled(point.mode != "no_grad"):
-        return dict(_ask("forward", lambda: branches(module, x), module))
+        return dict(ask("forward", lambda: branches(module, x), module))
 
 
-def _ask(phase: str, call: Callable[[], _Answer], module: nn.Module | None, output: Tensor | None = None) -> _Answer:
+def ask(phase: str, call: Callable[[], _Answer], module: nn.Module | None, output: Tensor | None = None) -> _Answer:
     answer = attempt(call)
     if isinstance(answer, Caught):
         raise SubjectFailedError(phase, answer, module, output)
     return answer
 
 
-def _checked(subject: Subject, answer: object, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def checked_answer(subject: Subject, answer: object, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The output, when there is the tensor a subject owes for `x`, and the tensors beside it."""
 
     def fits(output: Tensor) -> bool:

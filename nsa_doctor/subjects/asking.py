@@ -11,7 +11,8 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from nsa_doctor.frames import FrameFilter
 from nsa_doctor.measurement import Point
-from nsa_doctor.probes.perform import Conditions, SubjectFailedError, perform
+from nsa_doctor.probes.perform import Conditions, perform
+from nsa_doctor.runner import SubjectFailedError
 from nsa_doctor.subject import InputKind, Subject, SubjectUnusableError, WrongOutputError
 
 _MOST_LENGTHS_ASKED = 2

@@ -10,9 +10,8 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from nsa_doctor.measurement import DTYPES, Point
 from nsa_doctor.probes.inputs import make_input
-from nsa_doctor.probes.perform import SubjectFailedError
 from nsa_doctor.probes.state import preserved_state, seed_everything
-from nsa_doctor.runner import Caught, attempt
+from nsa_doctor.runner import Caught, SubjectFailedError, attempt
 from nsa_doctor.subject import InputKind, Subject, SubjectUnusableError
 from nsa_doctor.subjects.asking import ask, caller, is_lazy, parameter_names
 

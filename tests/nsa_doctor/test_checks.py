@@ -9,9 +9,9 @@ import pytest
 
 from nsa_doctor import registry
 from nsa_doctor.check import Check, parse_manual
+from nsa_doctor.checking import run_check
 from nsa_doctor.finding import Finding, Verdict
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
-from nsa_doctor.runner import run_check
 from nsa_doctor.subject import Subject
 
 from .conftest import HERE

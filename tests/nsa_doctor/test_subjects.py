@@ -8,7 +8,7 @@ from torch import nn
 from nsa_doctor.measurement import Point
 from nsa_doctor.probes.answer import split_answer
 from nsa_doctor.probes.local import LocalLaboratory
-from nsa_doctor.probes.perform import SubjectFailedError
+from nsa_doctor.runner import SubjectFailedError
 from nsa_doctor.subject import Subject, SubjectUnusableError
 from nsa_doctor.subjects import SubjectRequest, load_subject
 from nsa_doctor.subjects.module import adapt

@@ -1,0 +1,69 @@
+"""Runs one check on one subject, and says how it ended."""
+
+import time
+import warnings
+from dataclasses import replace
+
+from nsa_doctor.check import Check
+from nsa_doctor.finding import Finding, Note, Result, Verdict
+from nsa_doctor.frames import FrameFilter
+from nsa_doctor.measurement import Place
+from nsa_doctor.probes.measure import trouble_of
+from nsa_doctor.probes.state import preserved_state
+from nsa_doctor.runner import Caught, NotComparableError, SubjectFailedError, attempt
+from nsa_doctor.subject import Subject
+
+_MOST_FINDINGS = 3
+
+
+def run_check(check: Check, subject: Subject) -> Result:
+    """Findings make FAIL, a missing seam or nothing to compare with SKIP, the doctor's own exception CRASH."""
+    manual = check.manual
+    missing = [seam for seam in check.needs if not subject.offers(seam)]
+    if missing:
+        return _skipped(check, f"{subject.name} offers no {' and no '.join(missing)}")
+    start = time.perf_counter()
+    with preserved_state(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        answer = attempt(lambda: tuple(check.run(subject)))
+    seconds = time.perf_counter() - start
+    if isinstance(answer, Caught):
+        return replace(_raised(answer, check, subject), seconds=seconds)
+    found = [replace(item, code=item.code or manual.code) for item in answer if isinstance(item, Finding)]
+    return Result(
+        code=manual.code,
+        name=manual.name,
+        verdict=Verdict.FAIL if found else Verdict.PASS,
+        findings=tuple(found[:_MOST_FINDINGS]),
+        seconds=seconds,
+        notes=tuple(str(item) for item in answer if isinstance(item, Note)),
+    )
+
+
+def _raised(caught: Caught, check: Check, subject: Subject) -> Result:
+    """FAIL when the subject's own code raised, CRASH when the doctor's did, SKIP with nothing to compare."""
+    error, manual = caught.error, check.manual
+    if isinstance(error, NotComparableError):
+        return _skipped(check, str(error))
+    if isinstance(error, SubjectFailedError):
+        trouble = trouble_of(error, subject.packages)
+        if trouble.kind == "out_of_memory":
+            return _skipped(check, f"out of memory: {trouble.message}")
+        message = f"the subject raises {trouble.message}" if trouble.kind == "raised" else trouble.message
+        return _failed(check, f"{message} in {trouble.phase}", trouble.place)
+    line = FrameFilter(subject.packages).of_traceback(error.__traceback__)
+    if line is None or line.file == check.run.__code__.co_filename:
+        return Result(code=manual.code, name=manual.name, verdict=Verdict.CRASH, reason=caught.sentence)
+    place = Place(file=line.file, line=line.line, function=line.function)
+    return _failed(check, f"the subject raises {caught.sentence}", place)
+
+
+def _failed(check: Check, message: str, place: Place) -> Result:
+    manual = check.manual
+    finding = Finding(code=manual.code, message=message, where=place, evidence={"kind": "raised"})
+    return Result(code=manual.code, name=manual.name, verdict=Verdict.FAIL, findings=(finding,))
+
+
+def _skipped(check: Check, reason: str) -> Result:
+    manual = check.manual
+    return Result(code=manual.code, name=manual.name, verdict=Verdict.SKIP, reason=reason)
