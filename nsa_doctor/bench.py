@@ -1,25 +1,29 @@
-"""Where the child examines one subject: load it once, then measure and diagnose it as asked."""
+"""Where the child examines one subject: load it once, then measure, diagnose and check it as asked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from nsa_doctor import registry
+from nsa_doctor.check import Profile
 from nsa_doctor.checking import run_check
 from nsa_doctor.finding import Result
-from nsa_doctor.lengths import boundary_lengths
+from nsa_doctor.lengths import boundary_lengths, spread_lengths
 from nsa_doctor.measurement import Diagnosis, Measurement, Point, to_json
 from nsa_doctor.probes.births import diagnose
+from nsa_doctor.probes.heartbeat import watched
 from nsa_doctor.probes.measure import measure, trouble_of
 from nsa_doctor.probes.perform import Conditions
 from nsa_doctor.probes.places import module_code
 from nsa_doctor.probes.state import preserved_state, seed_everything
 from nsa_doctor.runner import Caught, SubjectFailedError, attempt
-from nsa_doctor.subject import Subject, SubjectUnusableError
+from nsa_doctor.subject import SEAMS, Subject, SubjectUnusableError
 from nsa_doctor.subjects import SubjectRequest, load_subject
 
 _MOST_CODE_RANGES = 2000
+_MOST_SPREAD = 64
 
 
 class Bench:
@@ -35,6 +39,8 @@ class Bench:
         conditions = Conditions(**request["conditions"])
         if conditions.device == "cuda" and not torch.cuda.is_available():
             return {"usage": "device cuda is not there: torch sees no CUDA device; use --device cpu"}
+        if request["threads"]:
+            torch.set_num_threads(request["threads"])
         wanted = SubjectRequest(**{**request["subject"], "lengths": tuple(request["subject"]["lengths"])})
         with preserved_state():
             try:
@@ -44,9 +50,10 @@ class Bench:
             except SubjectFailedError as failure:
                 package = (wanted.spec or "").partition(".")[0]
                 return {"trouble": to_json(trouble_of(failure, (package,)))}
-        self._subject, self._conditions = subject, conditions
+        self._subject = _under(subject, conditions, request["profile"], request["dtype"])
+        self._conditions = conditions
         _warm_up(conditions.device)
-        return {"loaded": _facts(subject, conditions, request["boundaries_up_to"])}
+        return {"loaded": _facts(self._subject, conditions, request["boundaries_up_to"])}
 
     def measure(self, point: Point) -> Measurement:
         """Measure the loaded subject."""
@@ -58,11 +65,25 @@ class Bench:
         assert self._subject is not None
         return diagnose(self._subject, point, self._conditions)
 
-    def check(self, code: str, planted: bool) -> Result:
-        """Run one check on the loaded subject, or on the sick one that the check itself plants."""
+    def check(self, code: str, planted: bool, avoid: Sequence[int]) -> Result:
+        """Run one check on the loaded subject, or on the sick one that the check itself plants.
+
+        Every call into the subject is an event; lengths to `avoid` are known to hang or to end the process.
+        """
         assert self._subject is not None
         check = registry.load(code)
-        return run_check(check, check.planted(self._subject) if planted else self._subject)
+        subject = check.planted(self._subject) if planted else self._subject
+        beat = lambda length: self._send({"event": "calling", "length": length})  # noqa: E731
+        return run_check(check, watched(subject, beat, frozenset(avoid)))
+
+
+def _under(subject: Subject, conditions: Conditions, profile: Profile, dtype: str | None) -> Subject:
+    """The subject as this request wants it examined."""
+    examined = replace(subject, seed=conditions.seed, device=conditions.device, profile=profile)
+    if dtype is None or dtype == subject.dtype:
+        return examined
+    build = subject.build
+    return replace(examined, dtype=dtype, build=lambda seed: build(seed).to(getattr(torch, dtype)))
 
 
 def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | None) -> dict[str, Any]:
@@ -77,7 +98,12 @@ def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | Non
         "width": subject.width,
         "dtype": subject.dtype,
         "options": subject.options,
+        "modes": subject.modes,
+        "max_length": subject.max_length,
+        "notes": subject.notes,
+        "seams": [name for name in SEAMS if subject.offers(name)],
         "boundaries": [] if limit is None else boundary_lengths(subject.geometry, limit),
+        "spread": spread_lengths(subject.geometry, subject.max_length, _MOST_SPREAD),
         "code": [] if isinstance(module, Caught) else module_code(module)[:_MOST_CODE_RANGES],
         "environment": _environment(conditions),
     }

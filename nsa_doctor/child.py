@@ -69,7 +69,7 @@ def _answering(bench: "Bench", request: dict[str, Any]) -> Callable[[], dict[str
         case "diagnose":
             return lambda: {"diagnosed": to_json(bench.diagnose(Point(**request["point"])))}
         case "check":
-            return lambda: {"checked": asdict(bench.check(request["code"], request["planted"]))}
+            return lambda: {"checked": asdict(bench.check(request["code"], request["planted"], request["avoid"]))}
         case other:
             raise ValueError(f"request must be load, measure, diagnose or check, got {other!r}")
 

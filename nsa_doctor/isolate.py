@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import signal
@@ -25,6 +26,14 @@ class ChildHungError(Exception):
     def __init__(self, seconds: float, event: dict[str, Any], dump: str) -> None:
         super().__init__(f"no answer within {seconds:g} s")
         self.seconds, self.event, self.dump = seconds, event, dump
+
+
+class ChildSlowError(Exception):
+    """The child was at work, as its events showed, but the whole answer took longer than it may."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"not finished within {seconds:g} s")
+        self.seconds = seconds
 
 
 class ChildDiedError(Exception):
@@ -81,10 +90,10 @@ class ChildProcess:
         self._event: dict[str, Any] = {}
         self._is_closed = False
 
-    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The answer to one request; every event the child reports on the way starts the time anew.
+    def ask(self, request: dict[str, Any], seconds: float, at_most: float = math.inf) -> dict[str, Any]:
+        """The answer to one request; every event the child reports on the way starts the time anew, up to `at_most`.
 
-        Raises ChildHungError or ChildDiedError, after which the child is gone.
+        Raises ChildHungError, ChildDiedError or ChildSlowError, after which the child is gone.
         """
         try:
             os.write(self._requests, json.dumps(request).encode() + b"\n")
@@ -92,6 +101,7 @@ class ChildProcess:
             raise self._died() from None
         allowed = float(request.get("startup_seconds", seconds))
         deadline = time.monotonic() + allowed
+        end = time.monotonic() + at_most
         while True:
             for line in self._lines(deadline):
                 message = _message(line)
@@ -104,6 +114,9 @@ class ChildProcess:
                 deadline = time.monotonic() + allowed
             if time.monotonic() >= deadline:
                 raise self._hung(allowed)
+            if time.monotonic() >= end:
+                self.close()
+                raise ChildSlowError(at_most)
 
     def close(self) -> None:
         """End the child and everything it started."""

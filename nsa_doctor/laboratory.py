@@ -1,13 +1,16 @@
 """A laboratory in a child process: hangs and deaths come back as troubles, and work goes on in a fresh child."""
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from nsa_doctor import registry
+from nsa_doctor.check import Profile
 from nsa_doctor.finding import Finding, Result, Verdict
 from nsa_doctor.frames import FrameFilter, Line
-from nsa_doctor.isolate import STARTUP_SECONDS, ChildDiedError, ChildHungError, ChildProcess
+from nsa_doctor.isolate import STARTUP_SECONDS, ChildDiedError, ChildHungError, ChildProcess, ChildSlowError
 from nsa_doctor.measurement import Diagnosis, Measurement, Place, Point, Trouble, to_json, trouble_from_json
 
 _MOST_FAILURES = 3
@@ -28,14 +31,21 @@ class DoctorBrokeError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """Whom to examine and under which conditions; `timeout` is what one measurement may take, in seconds."""
+    """Whom to examine and under which conditions.
+
+    `timeout` is what one measurement, or one call in a check, may take, in seconds; `dtype` None is the subject's own;
+    `threads` 0 leaves their number to torch.
+    """
 
     spec: str | None = None
     config: str | None = None
     input: str | None = None
     width: int | None = None
     device: str = "cpu"
+    dtype: str | None = None
     seed: int = 0
+    profile: Profile = "quick"
+    threads: int = 0
     forward_only: bool = False
     lengths: tuple[int, ...] = (128,)
     boundaries_up_to: int | None = None
@@ -52,6 +62,7 @@ class IsolatedLaboratory:
     _failures: int = 0
     _avoided: set[tuple[int, str, str]] = field(default_factory=set)
     _not_asked: set[int] = field(default_factory=set)
+    _fatal_lengths: set[int] = field(default_factory=set)
 
     def load(self) -> list[Measurement]:
         """Start a child and load the subject; what went wrong on the way, which leaves nothing to measure if no facts.
@@ -92,14 +103,29 @@ class IsolatedLaboratory:
             return Diagnosis(point=point, target="", reason=f"traced, {answer.message}")
         return Diagnosis.from_json(answer["diagnosed"])
 
-    def check(self, code: str, seconds: float, planted: bool = False) -> Result:
-        """Run one check; a hang is TIMEOUT and a death FAIL, each with the line the subject was at."""
-        answer = self._ask({"do": "check", "code": code, "planted": planted}, seconds)
+    def check(self, code: str, seconds: float, planted: bool = False, at_most: float = math.inf) -> Result:
+        """Run one check; a call that takes longer than `seconds` is TIMEOUT and a death FAIL, each with its line.
+
+        A check that is not finished after `at_most` seconds is SKIP, and so is every one after too many failures.
+        """
+        name = registry.manual(code).name
+        if self._failures >= _MOST_FAILURES:
+            reason = f"given up after {_MOST_FAILURES} hangs or deaths"
+            return Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason)
+        request = {"do": "check", "code": code, "planted": planted, "avoid": sorted(self._fatal_lengths)}
+        start = time.perf_counter()
+        try:
+            answer = self._ask(request, seconds, at_most)
+        except ChildSlowError as slow:
+            self._child = None
+            return Result(code=code, name=name, verdict=Verdict.SKIP, reason=str(slow), seconds=slow.seconds)
         if not isinstance(answer, Trouble):
             return Result.from_json(answer["checked"])
         verdict = Verdict.TIMEOUT if answer.kind == "timeout" else Verdict.FAIL
-        finding = Finding(code=code, message=answer.message, where=answer.place, evidence={"kind": answer.kind})
-        return Result(code=code, name=registry.manual(code).name, verdict=verdict, findings=(finding,))
+        message = f"the call does not return: {answer.message}" if answer.kind == "timeout" else answer.message
+        finding = Finding(code=code, message=message, where=answer.place, evidence={"kind": answer.kind})
+        spent = time.perf_counter() - start
+        return Result(code=code, name=name, verdict=verdict, findings=(finding,), seconds=spent)
 
     def close(self) -> None:
         """End the child."""
@@ -107,14 +133,14 @@ class IsolatedLaboratory:
             self._child.close()
             self._child = None
 
-    def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | Trouble:
+    def _ask(self, request: dict[str, Any], seconds: float, at_most: float = math.inf) -> dict[str, Any] | Trouble:
         if self._child is None:
             trouble, _ = self._load()
             if trouble is not None:
                 return trouble
         assert self._child is not None
         try:
-            return _checked(self._child.ask(request, seconds))
+            return _checked(self._child.ask(request, seconds, at_most))
         except (ChildHungError, ChildDiedError) as failure:
             return self._failed(failure)
 
@@ -134,6 +160,9 @@ class IsolatedLaboratory:
                 "forward_only": assignment.forward_only,
             },
             "boundaries_up_to": assignment.boundaries_up_to,
+            "profile": assignment.profile,
+            "dtype": assignment.dtype,
+            "threads": assignment.threads,
         }
         self._child = ChildProcess()
         try:
@@ -151,6 +180,8 @@ class IsolatedLaboratory:
     def _failed(self, failure: ChildHungError | ChildDiedError) -> Trouble:
         self._child = None
         self._failures += 1
+        if isinstance(length := failure.event.get("length"), int) and failure.event["event"] == "calling":
+            self._fatal_lengths.add(length)
         package = (self.assignment.spec or "").partition(".")[0]
         place = self._place(FrameFilter((package,) if package else ()).of_dump(failure.dump))
         if isinstance(failure, ChildHungError):

@@ -12,6 +12,10 @@ from nsa_doctor.lengths import ChangesAtLengths
 from nsa_doctor.measurement import MODES, Mode
 
 InputKind = Literal["embeddings", "tokens"]
+SEAMS = (
+    *("build", "forward", "branches", "attend", "select", "choose", "gate", "prefill", "step", "fill_unwritten"),
+    *("cache_bytes", "cache_reads", "packed", "loss", "train_step", "variants", "routes", "oracle"),
+)
 
 
 class WrongOutputError(ValueError):
@@ -28,7 +32,8 @@ class Subject:
 
     Checks examine it up to `max_length` on `device`, as thoroughly as `profile` says, with weights and inputs of
     `seed`, in `modes` alone. `packages` are top-level packages whose lines count as the subject's own even when they
-    are installed; `options` are the words that name this subject on the command line. A seam is called exactly as
+    are installed; `options` are the words that name this subject on the command line, `notes` what was found out about
+    it. A seam is called exactly as
     listed here; one that is None is not offered, and checks that need it are skipped.
 
     build(seed): a fresh module in `dtype` on the CPU, reproducible from the seed (also seeded globally before).
@@ -67,6 +72,7 @@ class Subject:
     modes: tuple[Mode, ...] = MODES
     packages: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     branches: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
     attend: Callable[..., Tensor] | None = None
     select: Callable[..., Tensor] | None = None
