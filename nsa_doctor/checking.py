@@ -21,7 +21,8 @@ def run_check(check: Check, subject: Subject) -> Result:
     manual = check.manual
     missing = [seam for seam in check.needs if not subject.offers(seam)]
     if missing:
-        return _skipped(check, f"{subject.name} offers no {' and no '.join(missing)}")
+        reason = f"{subject.name} offers no {' and no '.join(missing)}"
+        return replace(_skipped(check, reason), is_required=False)
     start = time.perf_counter()
     with preserved_state(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -25,20 +25,20 @@ app = typer.Typer(
     help="Examines sparse-attention code: says what is wrong, where, and what to do about it.",
     epilog="Exit codes: 0 all is well, 1 something is wrong, 2 usage, 3 not everything could be measured, "
     "4 nsa-doctor itself broke, 130 interrupted, "
-    "143 or 129 ended by SIGTERM or SIGHUP; an interrupted sweep reports what it measured.",
+    "143 or 129 ended by SIGTERM or SIGHUP; what was interrupted reports what it measured.",
 )
 
 
 def main() -> NoReturn:
     """Run the command line of this process and exit."""
     signals.interrupt_on_signals()
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(serve(sys.argv[1:]))
 
 
-def run(arguments: list[str]) -> int:
+def serve(arguments: list[str]) -> int:
     """Run one command line; every error becomes one sentence on standard error and an exit code."""
     if not arguments:
-        return _complain("a command is needed: sweep, list or explain; --help says more", USAGE)
+        return _complain("a command is needed: run, sweep, list or explain; --help says more", USAGE)
     answer = attempt(lambda: app(args=arguments, prog_name="nsa-doctor", standalone_mode=False))
     if answer == _ENDED_EARLY:
         return signals.exit_code()
@@ -90,19 +90,16 @@ def sweep(
     traceback: Annotated[bool, typer.Option("--traceback", help="Show tracebacks.")] = False,
 ) -> int:
     """Find lengths, dtypes and modes at which outputs or gradients are not finite, and where that begins."""
+    assignment = options.examined(
+        device=device, config=config, subject=subject, input_kind=input, width=width, seed=seed, timeout=timeout
+    )
     request = options.sweep_request(
+        assignment=assignment,
         seq=seq,
         dtype=dtype,
-        device=device,
-        config=config,
-        subject=subject,
-        input_kind=input,
-        width=width,
         values=values,
-        seed=seed,
         forward_only=forward_only,
         boundaries=boundaries,
-        timeout=timeout,
     )
     form = options.report_format(format, output)
     if output is not None:
@@ -112,6 +109,52 @@ def sweep(
 
     with progress.progress(quiet) as listener:
         report = sweeping.sweep(request, listener)
+    signals.ignore_signals()
+    _deliver(report, form, output, traceback, quiet)
+    return _ENDED_EARLY if report.interrupted else EXIT_CODES[report.decision]
+
+
+@app.command()
+def run(
+    select: Annotated[str | None, typer.Option(help="Only these codes or families: FWD,NAN101.")] = None,
+    ignore: Annotated[str | None, typer.Option(help="Not these codes or families.")] = None,
+    profile: Annotated[str, typer.Option(help="smoke (10 s), quick (a minute) or full (ten minutes).")] = "quick",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[str | None, typer.Option(help="Examine it in this dtype in place of its own.")] = None,
+    config: Annotated[str | None, typer.Option(help="Configuration file or built-in name for nsa.")] = None,
+    subject: Annotated[str | None, typer.Option(help="package.module:factory in place of nsa.")] = None,
+    input: Annotated[str | None, typer.Option(help="embeddings or tokens; found out when not given.")] = None,
+    width: Annotated[int | None, typer.Option(help="Width of embeddings, or size of the vocabulary.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
+    jobs: Annotated[int | None, typer.Option(help="Processes to work in; as many as cores, at most 4.")] = None,
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first check that fails.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds one call of the subject may take.")] = 20.0,
+    format: Annotated[str | None, typer.Option(help="terminal or json.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the report to this file too.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show tracebacks.")] = False,
+) -> int:
+    """Run every check that applies, or those selected, as in `nsa-doctor run --subject my_pkg.attn:make`."""
+    assignment = options.examined(
+        device=device,
+        config=config,
+        subject=subject,
+        input_kind=input,
+        width=width,
+        seed=seed,
+        timeout=timeout,
+        dtype=dtype,
+        profile=profile,
+    )
+    request = options.run_request(assignment=assignment, select=select, ignore=ignore, jobs=jobs, fail_fast=fail_fast)
+    form = options.report_format(format, output)
+    if output is not None:
+        _check_writable(output)
+    from nsa_doctor import progress
+    from nsa_doctor import run as running
+
+    with progress.of_steps(quiet) as listener:
+        report = running.run(request, listener)
     signals.ignore_signals()
     _deliver(report, form, output, traceback, quiet)
     return _ENDED_EARLY if report.interrupted else EXIT_CODES[report.decision]

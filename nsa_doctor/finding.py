@@ -30,7 +30,10 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong: where, what was measured, what was fine beside it, and a line that reproduces it."""
+    """One thing that is wrong: where, what was measured, what was fine beside it, and a line that reproduces it.
+
+    `also` names other checks that saw the same cause.
+    """
 
     message: str
     where: Place = field(default_factory=Place)
@@ -38,6 +41,7 @@ class Finding:
     control: str = ""
     repro: str = ""
     code: str = ""
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,8 @@ class Note:
 class Result:
     """How one check ended; `reason` says why it was skipped, crashed or ran out of time.
 
-    `notes` are what it saw that is not wrong by itself.
+    `notes` are what it saw that is not wrong by itself. A SKIP that is not `is_required` does not apply to the subject,
+    which offers nothing of the kind, and does not stand in the way of a GO.
     """
 
     code: str
@@ -66,11 +71,15 @@ class Result:
     reason: str = ""
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    is_required: bool = True
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what `dataclasses.asdict` and JSON made of a Result."""
-        findings = (Finding(**{**finding, "where": Place(**finding["where"])}) for finding in data["findings"])
+        findings = (
+            Finding(**{**finding, "where": Place(**finding["where"]), "also": tuple(finding["also"])})
+            for finding in data["findings"]
+        )
         verdict, notes = Verdict(data["verdict"]), tuple(data["notes"])
         return cls(**{**data, "verdict": verdict, "findings": tuple(findings), "notes": notes})
 
@@ -101,7 +110,9 @@ class Report:
     @property
     def decision(self) -> Decision:
         """NO-GO on any FAIL or TIMEOUT; else UNKNOWN when anything is missing or nothing was examined; else GO."""
-        verdicts = {result.verdict for result in self.results}
+        verdicts = {
+            result.verdict for result in self.results if result.is_required or result.verdict is not Verdict.SKIP
+        }
         if verdicts & {Verdict.FAIL, Verdict.TIMEOUT}:
             return Decision.NO_GO
         if self.interrupted or not verdicts or verdicts - {Verdict.PASS}:

@@ -123,7 +123,7 @@ class ChildProcess:
         if self._is_closed:
             return
         self._is_closed = True
-        self._kill()
+        self.kill()
         for descriptor in (self._requests, self._answers):
             os.close(descriptor)
         assert self._process.stderr is not None
@@ -166,14 +166,14 @@ class ChildProcess:
         try:
             status = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:  # it closed its pipe and lives on
-            self._kill()
+            self.kill()
             status = self._process.returncode
         failure = ChildDiedError(status, self._event, self._dumped(), self._last_words.decode(errors="replace").strip())
         self.close()
         return failure
 
     def _garbled(self) -> ChildGarbledError:
-        self._kill()
+        self.kill()
         failure = ChildGarbledError(self._process.returncode, self._event, self._dumped(), "")
         self.close()
         return failure
@@ -182,7 +182,8 @@ class ChildProcess:
         self._dump.seek(0)
         return self._dump.read().decode(errors="replace")
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End the process and everything it started; who is waiting for its answer hears that it died."""
         with contextlib.suppress(ProcessLookupError):  # the group is gone with its last process
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

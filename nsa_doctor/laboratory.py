@@ -21,6 +21,10 @@ class UsageError(ValueError):
     """The request cannot be served; one sentence says what would be right."""
 
 
+class InterruptedLaboratoryError(Exception):
+    """The laboratory was closed while it was at work."""
+
+
 class DoctorBrokeError(Exception):
     """The doctor's own code failed in the child."""
 
@@ -60,6 +64,7 @@ class IsolatedLaboratory:
     facts: dict[str, Any] = field(default_factory=dict)
     _child: ChildProcess | None = None
     _failures: int = 0
+    _is_interrupted: bool = False
     _avoided: set[tuple[int, str, str]] = field(default_factory=set)
     _not_asked: set[int] = field(default_factory=set)
     _fatal_lengths: set[int] = field(default_factory=set)
@@ -127,6 +132,12 @@ class IsolatedLaboratory:
         spent = time.perf_counter() - start
         return Result(code=code, name=name, verdict=verdict, findings=(finding,), seconds=spent)
 
+    def interrupt(self) -> None:
+        """End the child from another thread than the one that is asking it; no answer comes any more."""
+        self._is_interrupted = True
+        if (child := self._child) is not None:
+            child.kill()
+
     def close(self) -> None:
         """End the child."""
         if self._child is not None:
@@ -179,6 +190,8 @@ class IsolatedLaboratory:
 
     def _failed(self, failure: ChildHungError | ChildDiedError) -> Trouble:
         self._child = None
+        if self._is_interrupted:
+            raise InterruptedLaboratoryError
         self._failures += 1
         if isinstance(length := failure.event.get("length"), int) and failure.event["event"] == "calling":
             self._fatal_lengths.add(length)

@@ -1,6 +1,6 @@
 """Which lengths to examine: those a geometry changes at, or those that are known to be unlucky."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 LARGEST_LENGTH = 1 << 24
@@ -44,11 +44,14 @@ def spread_lengths(geometry: ChangesAtLengths | None, max_length: int, count: in
     lengths = [length for length in boundary_lengths(geometry, max_length) if length <= max_length]
     kept = {1, max_length, *_powers_of_two(max_length)} & set(lengths)
     others = [length for length in lengths if length not in kept]
-    room = max(0, count - len(kept))
-    if room and others:
-        step = max(1.0, len(others) / room)
-        kept |= {others[int(index * step)] for index in range(min(room, len(others)))}
-    return sorted(kept)
+    return sorted(kept | set(evenly(others, max(0, count - len(kept)))))
+
+
+def evenly(among: Sequence[int], count: int) -> list[int]:
+    """At most `count` of them, evenly spaced in their order, the last one among them."""
+    if count >= len(among):
+        return list(among)
+    return [among[len(among) - 1 - (index * len(among)) // count] for index in reversed(range(count))]
 
 
 def nearest(length: int, among: Iterable[int]) -> list[int]:

@@ -2,16 +2,25 @@
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
+from nsa_doctor import registry
+from nsa_doctor.check import PROFILES, Profile
+from nsa_doctor.laboratory import Assignment
 from nsa_doctor.lengths import parse_lengths
 from nsa_doctor.measurement import DTYPES, VALUES
+from nsa_doctor.run import RunRequest
 from nsa_doctor.sweep import SweepRequest
 
 _LARGEST_SEED = 2**32 - 1
 _LARGEST_WIDTH = 2**24
+_MOST_JOBS = 256
+_USUAL_JOBS = 4
 _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -19,26 +28,19 @@ class OptionError(ValueError):
     """An option has a value it cannot have; one sentence names the option, the value and what is allowed."""
 
 
-def sweep_request(
+def examined(
     *,
-    seq: str,
-    dtype: str | None,
     device: str,
     config: str | None,
     subject: str | None,
     input_kind: str | None,
     width: int | None,
-    values: str,
     seed: int,
-    forward_only: bool,
-    boundaries: bool,
     timeout: float,
-) -> SweepRequest:
-    """Check what `sweep` was given; raises OptionError."""
-    try:
-        lengths = tuple(parse_lengths(seq))
-    except ValueError as error:
-        raise OptionError(f"--seq: {error}") from error
+    dtype: str | None = None,
+    profile: str = "quick",
+) -> Assignment:
+    """Check the options that say whom to examine and how, which most commands have; raises OptionError."""
     if subject is not None:
         if not _SPEC.fullmatch(subject):
             raise OptionError(f"--subject must be package.module:factory, got {subject!r}")
@@ -54,20 +56,71 @@ def sweep_request(
         raise OptionError(f"--seed must be from 0 to {_LARGEST_SEED}, got {seed}")
     if not (math.isfinite(timeout) and timeout > 0):
         raise OptionError(f"--timeout must be a number of seconds above 0, got {timeout:g}")
-    return SweepRequest(
-        lengths=lengths,
-        dtypes=() if dtype is None else _several("--dtype", dtype, DTYPES),
-        values=_several("--values", values, VALUES),
-        device=_one("--device", device, ("cpu", "cuda")),
-        config=config,
+    return Assignment(
         spec=subject,
+        config=config,
         input=None if input_kind is None else _one("--input", input_kind, ("embeddings", "tokens")),
         width=width,
+        device=_one("--device", device, ("cpu", "cuda")),
+        dtype=None if dtype is None else _one("--dtype", dtype, DTYPES),
         seed=seed,
-        forward_only=forward_only,
-        boundaries=boundaries,
+        profile=cast(Profile, _one("--profile", profile, PROFILES)),
         timeout=timeout,
     )
+
+
+def sweep_request(
+    *,
+    assignment: Assignment,
+    seq: str,
+    dtype: str | None,
+    values: str,
+    forward_only: bool,
+    boundaries: bool,
+) -> SweepRequest:
+    """Check what `sweep` was given; raises OptionError."""
+    lengths = lengths_option(seq)
+    return SweepRequest(
+        assignment=replace(
+            assignment,
+            lengths=lengths,
+            forward_only=forward_only,
+            boundaries_up_to=max(lengths) if boundaries else None,
+        ),
+        dtypes=() if dtype is None else _several("--dtype", dtype, DTYPES),
+        values=_several("--values", values, VALUES),
+    )
+
+
+def run_request(
+    *, assignment: Assignment, select: str | None, ignore: str | None, jobs: int | None, fail_fast: bool
+) -> RunRequest:
+    """Check what `run` was given; raises OptionError."""
+    most = os.cpu_count() or 1
+    if jobs is not None and not 1 <= jobs <= _MOST_JOBS:
+        raise OptionError(f"--jobs must be from 1 to {_MOST_JOBS}, got {jobs}")
+    selected, ignored = _prefixes("--select", select), _prefixes("--ignore", ignore)
+    try:
+        checks = registry.select(selected, ignored, assignment.profile)
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    count = min(jobs or min(most, _USUAL_JOBS), len(checks))
+    threads = max(1, most // count) if count > 1 and assignment.device == "cpu" else 0
+    return RunRequest(
+        assignment=replace(assignment, threads=threads),
+        checks=tuple(checks),
+        selected=selected,
+        jobs=count,
+        fail_fast=fail_fast,
+    )
+
+
+def lengths_option(seq: str) -> tuple[int, ...]:
+    """Read `--seq`; raises OptionError."""
+    try:
+        return tuple(parse_lengths(seq))
+    except ValueError as error:
+        raise OptionError(f"--seq: {error}") from error
 
 
 def report_format(form: str | None, output: Path | None) -> str:
@@ -75,6 +128,14 @@ def report_format(form: str | None, output: Path | None) -> str:
     if form is None:
         return "json" if output is not None and output.suffix == ".json" else "terminal"
     return _one("--format", form, ("terminal", "json"))
+
+
+def _prefixes(option: str, text: str | None) -> tuple[str, ...]:
+    """Codes or their beginnings, as `FWD,NAN101`."""
+    words = tuple(dict.fromkeys(word.strip().upper() for word in (text or "").split(",") if word.strip()))
+    if text is not None and not words:
+        raise OptionError(f"{option} must name codes or families, such as FWD,NAN101, got {text!r}")
+    return words
 
 
 def _several(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:

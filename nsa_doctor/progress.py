@@ -1,12 +1,16 @@
 """What is going on, on standard error: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from nsa_doctor.measurement import MODES, Diagnosis, Measurement
 from nsa_doctor.output import is_terminal, say
 from nsa_doctor.sweep import Listener
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 @contextmanager
@@ -22,12 +26,27 @@ def progress(quiet: bool) -> Iterator[Listener]:
 
 
 @contextmanager
-def _bar() -> Iterator[Listener]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def of_steps(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A listener for work in steps, told what was done, how many steps are done and of how many."""
+    if quiet:
+        yield lambda told, done, total: None
+    elif is_terminal(sys.stderr):
+        with _steps_bar() as listener:
+            yield listener
+    else:
+        yield lambda told, done, total: say(f"{done}/{total} {told}\n", sys.stderr)
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+
+@contextmanager
+def _steps_bar() -> Iterator[Callable[[str, int, int], None]]:
+    with _progress() as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda told, done, total: bar.update(task, total=total, completed=done, description=told)
+
+
+@contextmanager
+def _bar() -> Iterator[Listener]:
+    with _progress() as bar:
         task = bar.add_task("starting", total=None)
 
         def listen(stage: str, total: int, answer: Measurement | Diagnosis) -> None:
@@ -40,6 +59,14 @@ def _bar() -> Iterator[Listener]:
             )
 
         yield listen
+
+
+def _progress() -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def _plain(stage: str, total: int, answer: Measurement | Diagnosis) -> None:

@@ -1,24 +1,52 @@
-"""Finds the checks: their manuals without importing them, a check itself when it is asked for."""
+"""Finds the checks: what they declare without importing them, a check itself when it is asked for."""
 
 import ast
 import difflib
 import importlib
+import importlib.util
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 
-from nsa_doctor.check import Check, Manual, parse_manual
+from nsa_doctor.check import PROFILES, Check, Manual, Profile, parse_manual
 
-_FOLDER = Path(__file__).parent / "checks"
+ENTRY_POINTS = "nsa_doctor.checks"
+_PACKAGE = "nsa_doctor.checks"
+_NAME_OF_A_CHECK = re.compile(r"[a-z]{3}\d{3}_[a-z0-9_]+")
+_DECLARED = ("profile", "needs", "blocked_by", "explained_by", "isolate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What a check's file declares, read from its source: its manual and the keywords of its `Check`."""
+
+    manual: Manual
+    path: Path
+    module: str
+    profile: Profile = "quick"
+    needs: tuple[str, ...] = ()
+    blocked_by: tuple[str, ...] = ()
+    explained_by: tuple[str, ...] = ()
+    isolate: bool = False
+
+
+def entries() -> dict[str, Entry]:
+    """Every check by code, ascending; raises ValueError when a code is used twice."""
+    found: dict[str, Entry] = {}
+    for module, path in _files():
+        entry = _read(module, path)
+        code = entry.manual.code
+        if code in found:
+            raise ValueError(f"{path.name}: the code {code} is used twice")
+        found[code] = entry
+    return dict(sorted(found.items()))
 
 
 def manuals() -> dict[str, Manual]:
     """Every check's manual by code, ascending, read from the source alone."""
-    found: dict[str, Manual] = {}
-    for path in check_files():
-        manual = parse_manual(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))))
-        if manual.code in found:
-            raise ValueError(f"{path.name}: the code {manual.code} is used twice")
-        found[manual.code] = manual
-    return dict(sorted(found.items()))
+    return {code: entry.manual for code, entry in entries().items()}
 
 
 def manual(code: str) -> Manual:
@@ -31,15 +59,58 @@ def manual(code: str) -> Manual:
     return known[code.upper()]
 
 
+def select(select: Sequence[str], ignore: Sequence[str], profile: Profile) -> list[Entry]:
+    """Checks whose code starts with one of `select` (all, if empty) and none of `ignore`, as the profile has them.
+
+    A code named in full is part of every profile. Raises ValueError for a prefix no code starts with, and when nothing
+    is left.
+    """
+    known = entries()
+    for prefix in (*select, *ignore):
+        if not any(code.startswith(prefix) for code in known):
+            families = ", ".join(dict.fromkeys(code[:3] for code in known))
+            raise ValueError(f"no check's code starts with {prefix!r}; families are {families}")
+    deepest = PROFILES.index(profile)
+    chosen = [
+        entry
+        for code, entry in known.items()
+        if (not select or any(code.startswith(prefix) for prefix in select))
+        and not any(code.startswith(prefix) for prefix in ignore)
+        and (code in select or PROFILES.index(entry.profile) <= deepest)
+    ]
+    if not chosen:
+        raise ValueError(f"no check is left in the profile {profile}: nothing would be examined")
+    return chosen
+
+
 def load(code: str) -> Check:
     """Import one check."""
-    path = next(path for path in check_files() if path.stem.startswith(f"{code.lower()}_"))
-    module = importlib.import_module(f"nsa_doctor.checks.{path.parent.name}.{path.stem}")
-    check = module.CHECK
+    entry = next(_read(module, path) for module, path in _files() if path.stem.startswith(f"{code.lower()}_"))
+    check = importlib.import_module(entry.module).CHECK
     assert isinstance(check, Check)
     return check
 
 
 def check_files() -> list[Path]:
     """The source file of every check."""
-    return sorted(path for path in _FOLDER.glob("*/*.py") if path.stem != "__init__")
+    return [path for _, path in _files()]
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    """(module, file) of every check: ours, and those of packages that offer some by an entry point."""
+    packages = [_PACKAGE, *sorted({point.module for point in entry_points(group=ENTRY_POINTS)})]
+    for package in packages:
+        spec = importlib.util.find_spec(package)
+        for place in (spec.submodule_search_locations or ()) if spec else ():
+            folder = Path(place)
+            for path in sorted(folder.rglob("*.py")):
+                if _NAME_OF_A_CHECK.fullmatch(path.stem):
+                    yield ".".join((package, *path.relative_to(folder).with_suffix("").parts)), path
+
+
+def _read(module: str, path: Path) -> Entry:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    manual = parse_manual(ast.get_docstring(tree))
+    call = next(node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Check")
+    declared = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg in _DECLARED}
+    return Entry(manual=manual, path=path, module=module, **declared)

@@ -9,8 +9,9 @@ from rich.text import Text
 
 from nsa_doctor.finding import Decision, Finding, Report, Verdict
 from nsa_doctor.measurement import Measurement
+from nsa_doctor.render.overview import not_checked, overview
 from nsa_doctor.render.table import sweep_tables
-from nsa_doctor.wording import escaped, joined
+from nsa_doctor.wording import escaped
 
 _LABEL_WIDTH = 9
 
@@ -22,13 +23,12 @@ def render(report: Report, *, colour: bool = False, width: int = 80, traceback: 
     )
     for line in _header(report):
         console.print(line)
-    for heading, table in sweep_tables(report):
+    if report.command == "sweep":
+        _print_tables(console, report)
+    else:
         console.print()
-        if table is None:
-            console.print(heading)
-        else:
-            console.print(heading, style="bold")
-            console.print(table)
+        for line in overview(report):
+            console.print(line)
     for finding in report.findings:
         console.print()
         _print_finding(console, finding)
@@ -41,6 +41,16 @@ def render(report: Report, *, colour: bool = False, width: int = 80, traceback: 
     output = console.file
     assert isinstance(output, io.StringIO)
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
+
+
+def _print_tables(console: Console, report: Report) -> None:
+    for heading, table in sweep_tables(report):
+        console.print()
+        if table is None:
+            console.print(heading)
+        else:
+            console.print(heading, style="bold")
+            console.print(table)
 
 
 def escaped_lines(text: str) -> str:
@@ -77,6 +87,7 @@ def _print_finding(console: Console, finding: Finding) -> None:
         ("detail", str(evidence.get("detail") or "")),
         ("branches", str(evidence.get("branches") or "").replace(",", ", ")),
         ("control", finding.control),
+        ("also", ", ".join(finding.also)),
         ("again", finding.repro),
     ]
     for label, text in rows:
@@ -96,15 +107,18 @@ def _from_here(text: str) -> str:
 def _closing(report: Report) -> Iterator[str]:
     for note in report.notes:
         yield escaped(f"note: {note}")
-    skipped = [result for result in report.results if result.verdict is Verdict.SKIP]
-    if skipped:
-        yield escaped(f"not checked: {joined([result.code for result in skipped])}: {skipped[0].reason}")
+    for line in not_checked(report):
+        yield escaped(line)
     if report.interrupted:
-        yield f"interrupted: {'what was measured stands above' if report.measurements else 'nothing was measured yet'}"
+        has_any = report.measurements or report.results
+        yield f"interrupted: {'what was measured stands above' if has_any else 'nothing was measured yet'}"
     counted = f"{len(report.findings)} finding{'' if len(report.findings) == 1 else 's'}"
     match report.decision:
         case Decision.GO:
             sentence = "everything that was measured is finite"
+            if report.command != "sweep":
+                passed = sum(result.verdict is Verdict.PASS for result in report.results)
+                sentence = f"{passed} check{'' if passed == 1 else 's'} passed"
         case Decision.NO_GO:
             sentence = f"{counted}; `nsa-doctor explain CODE` says what each means and what to do"
         case Decision.UNKNOWN:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nsa_doctor import output, registry
-from nsa_doctor.cli import run
+from nsa_doctor.cli import serve
 
 from .conftest import HERE, environment
 
@@ -52,7 +52,7 @@ REFUSED = [  # words, what the sentence must hold
 def test_a_wrong_command_line_is_one_sentence_and_exit_2(
     words: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(words) == 2
+    assert serve(words) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("nsa-doctor: ")
@@ -84,7 +84,7 @@ def test_a_fault_of_the_doctors_own_is_exit_4(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(registry, "manuals", lambda: {}["gone"])
-    assert run(["list"]) == 4
+    assert serve(["list"]) == 4
     assert capsys.readouterr().err == "nsa-doctor: the doctor itself broke: KeyError: 'gone'; --traceback shows where\n"
 
 
@@ -93,17 +93,17 @@ def test_an_interruption_before_the_work_is_exit_130(monkeypatch: pytest.MonkeyP
         raise KeyboardInterrupt
 
     monkeypatch.setattr(registry, "manuals", interrupted)
-    assert run(["list"]) == 130
+    assert serve(["list"]) == 130
 
 
 def test_list_names_every_check(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["list"]) == 0
+    assert serve(["list"]) == 0
     listed = capsys.readouterr().out
     assert all(f"{code}  {manual.name}" in listed for code, manual in registry.manuals().items())
 
 
 def test_explain_gives_the_manual(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["explain", "nan101"]) == 0
+    assert serve(["explain", "nan101"]) == 0
     explained = capsys.readouterr().out
     assert explained.startswith("NAN101 output-not-finite\n\nDetects: ")
     assert "\nMatters: " in explained
@@ -113,7 +113,7 @@ def test_explain_gives_the_manual(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("words", [["--help"], ["sweep", "--help"], ["list"], ["explain", "NAN101"]])
 def test_what_needs_no_torch_imports_none(words: list[str]) -> None:
     program = (
-        "import sys; from nsa_doctor.cli import run; code = run(sys.argv[1:]); "
+        "import sys; from nsa_doctor.cli import serve; code = serve(sys.argv[1:]); "
         "heavy = {'torch', 'numpy', 'nsa'} & set(sys.modules); assert not heavy, heavy; sys.exit(code)"
     )
     subprocess.run([sys.executable, "-c", program, *words], check=True, capture_output=True, env=environment())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nsa_doctor.finding import Decision, Report, Verdict
-from nsa_doctor.laboratory import UsageError
+from nsa_doctor.laboratory import Assignment, UsageError
 from nsa_doctor.measurement import Point
 from nsa_doctor.render import json as as_json
 from nsa_doctor.render import terminal as as_text
@@ -32,7 +32,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def swept(spec: str | None = None, lengths: tuple[int, ...] = (15, 17, 20), **options) -> Report:
     config = None if spec else str(HERE / "small.yaml")
-    return sweep(SweepRequest(spec=spec and f"sick.{spec}", config=config, lengths=lengths, **options))
+    dtypes, values = options.pop("dtypes", ()), options.pop("values", ("normal",))
+    assignment = Assignment(spec=spec and f"sick.{spec}", config=config, lengths=lengths, **options)
+    return sweep(SweepRequest(assignment=assignment, dtypes=dtypes, values=values))
 
 
 @pytest.mark.usefixtures("here")
@@ -54,7 +56,7 @@ def test_the_built_in_subject_is_finite_and_every_fact_reaches_both_formats() ->
 
 @pytest.mark.usefixtures("here")
 def test_boundaries_come_from_the_geometry() -> None:
-    report = swept(lengths=(20,), boundaries=True, forward_only=True)
+    report = swept(lengths=(20,), boundaries_up_to=20, forward_only=True)
     measured = {measurement.point.length for measurement in report.measurements}
     assert {1, 2, 3, 7, 8, 9, 15, 16, 17, 19, 20, 21} <= measured
     assert report.decision is Decision.GO

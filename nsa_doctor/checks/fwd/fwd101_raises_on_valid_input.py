@@ -28,4 +28,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=whole_blocks_only)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted)
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", explained_by=("GRD401",))

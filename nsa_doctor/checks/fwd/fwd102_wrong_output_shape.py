@@ -29,4 +29,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=drops_the_partial_block)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted)
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")

@@ -32,4 +32,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=never_advances)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, isolate=True)
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", isolate=True)

@@ -33,4 +33,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=empty_row)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted)
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")

@@ -31,4 +31,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=masked_root)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted)
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")

@@ -30,4 +30,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=drops_everything)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted)
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")

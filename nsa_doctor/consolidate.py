@@ -1,0 +1,56 @@
+"""Tells each cause once: findings in order of importance, each with the other checks that saw the same."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from nsa_doctor.finding import Finding, Result
+from nsa_doctor.registry import Entry
+
+# What has to be mended first comes first: what ends the run, what poisons every value, then ever finer differences.
+_ORDER = (
+    *("ENV", "HNG101", "GRD401", "GRD402", "FWD101", "FWD102", "NAN", "FWD206", "FWD208", "FWD207"),
+    *("FWD203", "FWD204", "FWD205", "FWD201", "FWD202", "SEL", "FWD", "GRD", "GAT", "DEC", "HNG", "PRF"),
+)
+
+
+def consolidated(results: Iterable[Result], entries: Mapping[str, Entry]) -> tuple[Result, ...]:
+    """The results in order of importance; what an earlier finding explains is named there and dropped here."""
+    ordered = sorted(results, key=lambda result: (rank(result.code), result.code))
+    kept: list[Finding] = []
+    for result in ordered:
+        for finding in result.findings:
+            explained_by = entries[result.code].explained_by if result.code in entries else ()
+            index = next((i for i, other in enumerate(kept) if _explains(other, finding, explained_by)), None)
+            if index is None:
+                kept.append(finding)
+            elif finding.code not in (kept[index].code, *kept[index].also):
+                kept[index] = replace(kept[index], also=(*kept[index].also, finding.code))
+    return tuple(_with_own(result, kept) for result in ordered)
+
+
+def rank(code: str) -> int:
+    """How early a check's findings are told; the longest matching entry counts."""
+    fitting = [prefix for prefix in _ORDER if code.startswith(prefix)]
+    return _ORDER.index(max(fitting, key=len)) if fitting else len(_ORDER)
+
+
+def _with_own(result: Result, kept: Sequence[Finding]) -> Result:
+    """The result with those of its findings that are told, in the words of whoever tells them."""
+    own = tuple(finding for finding in kept if finding.code == result.code)
+    if own or not result.findings:
+        return replace(result, findings=own)
+    by = next((finding.code for finding in kept if result.code in finding.also), "")
+    return replace(result, findings=(), reason=f"the same cause as {by}")
+
+
+def _explains(other: Finding, finding: Finding, explained_by: Sequence[str]) -> bool:
+    here, there = finding.where, other.where
+    if here.file and (here.file, here.line) == (there.file, there.line) and finding.code != other.code:
+        return True
+    if not any(other.code.startswith(code) for code in explained_by):
+        return False
+    return _is_inside(here.module, there.module) or _is_inside(there.module, here.module)
+
+
+def _is_inside(inner: str, outer: str) -> bool:
+    return not outer or inner == outer or inner.startswith(f"{outer}.")

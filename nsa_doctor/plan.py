@@ -1,0 +1,36 @@
+"""Which points a run sweeps: a few, more, or every length at which the geometry changes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nsa_doctor.check import Profile
+from nsa_doctor.examine import points
+from nsa_doctor.lengths import evenly
+from nsa_doctor.measurement import VALUES, Point
+
+_NUM_LENGTHS: Mapping[Profile, int] = {"smoke": 5, "quick": 14, "full": 1 << 16}
+_NUM_FOR_VALUES: Mapping[Profile, int] = {"smoke": 0, "quick": 2, "full": 6}
+_UNLUCKY = (1, 512, 128, 2, 2048, 1024, 64, 257)  # one token, whole blocks of every usual size, a prime
+_LOW_PRECISION = ("bfloat16", "float16")
+
+
+def sweep_points(profile: Profile, facts: Mapping[str, Any]) -> list[Point]:
+    """Ordinary input in every mode, then unusual values and low precision at a few of the lengths, in training."""
+    lengths: Sequence[int] = facts["boundaries"] or facts["spread"]
+    modes, own = facts["modes"], facts["dtype"]
+    chosen = _chosen(lengths, _NUM_LENGTHS[profile])
+    found = points(chosen, (own,), modes)
+    count = _NUM_FOR_VALUES[profile]
+    if count:
+        few = evenly([length for length in chosen if length > 2], count)
+        strange = tuple(value for value in VALUES if value != "normal")
+        found += points(few, (own,), modes[:1], strange)
+        found += points(few, tuple(dtype for dtype in _LOW_PRECISION if dtype != own), modes[:1])
+    return found
+
+
+def _chosen(lengths: Sequence[int], count: int) -> list[int]:
+    """At most `count` of them: the largest, those at which most code breaks, and others evenly between."""
+    first = [length for length in (lengths[-1], *_UNLUCKY) if length in lengths][:count]
+    others = [length for length in lengths if length not in first]
+    return sorted({*first, *evenly(others, count - len(set(first)))})
