@@ -1,0 +1,1 @@
+"""Losses and training loops that learn the wrong thing or nothing, and steps that leave something behind."""

@@ -1,0 +1,1 @@
+"""Odd but healthy models, one a file: none may raise an alarm."""
