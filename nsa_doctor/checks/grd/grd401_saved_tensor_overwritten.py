@@ -1,0 +1,54 @@
+"""GRD401 saved-tensor-overwritten
+
+Detects: code that writes in place into a tensor autograd has saved for backward; both lines are named.
+Matters: backward raises, far from the line at fault, on the first training step that takes this way.
+Fix: build a new tensor (`out = out + branch`) in place of `out += branch`, or write before the tensor is used.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.overwritten import MOST_FINDINGS, examined, located
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.saved import SavedWatch
+from nsa_doctor.probes.training import NoWatch, Trial
+from nsa_doctor.runner import Caught, SubjectFailedError, attempt
+from nsa_doctor.subject import Subject
+
+_SENTENCE = "modified by an inplace operation"
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    for trial in examined(subject):
+        watch = SavedWatch()
+        trial.run(watch)
+        refused = [saved for saved in watch.saved if saved.is_refused]
+        if not refused or not _raises(trial):
+            continue
+        for overwrite in located(subject, trial, refused)[:MOST_FINDINGS]:
+            yield overwrite.finding(subject, "GRD401", trial, "backward raises")
+        return
+
+
+def _raises(trial: Trial) -> bool:
+    """Whether backward refuses, without anybody watching."""
+    answer = attempt(lambda: trial.run(NoWatch()))
+    if not isinstance(answer, Caught):
+        return False
+    error = answer.error.caught.error if isinstance(answer.error, SubjectFailedError) else answer.error
+    return _SENTENCE in str(error)
+
+
+def planted(subject: Subject) -> Subject:
+    def doubled_in_place(module: nn.Module, x: Tensor) -> Tensor:
+        weights = torch.sigmoid(subject.forward(module, x))
+        return weights.mul_(2)
+
+    return replace(subject, forward=doubled_in_place)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")
