@@ -14,7 +14,7 @@ from nsa_doctor.measurement import MODES, Mode
 InputKind = Literal["embeddings", "tokens"]
 SEAMS = (
     *("build", "forward", "branches", "attend", "select", "choose", "gate", "prefill", "step", "fill_unwritten"),
-    *("cache_bytes", "cache_reads", "packed", "loss", "train_step", "variants", "routes", "oracle"),
+    *("cache_bytes", "cache_reads", "packed", "loss", "train_step", "variants", "routes", "oracle", "anatomy", "twins"),
 )
 
 
@@ -42,10 +42,16 @@ class Subject:
     attend(q, k, v, slots): selected attention alone, q [B, T, H, Dk] being the last T of the S tokens of
         k [B, S, G, Dk] and v [B, S, G, Dv]; slots [B, T, G, n] are blocks of `geometry`, -1 for none; [B, T, H, Dv].
     select(importance, first_query): choice for importance [B, T, G, J] of queries first_query, first_query + 1 …:
-        slots [B, T, G, n], or token ranges [B, T, G, n, 2] of (start, end); one per head where dimension 2 is H.
-    choose(module, x): (choice as above, importance) as made in forward.
+        slots [B, T, G, n], or token ranges [B, T, G, n, 2] of (start, end), those nobody needs (0, 0) or (-1, -1);
+        one per head where dimension 2 is H. J covers the last query's block at least.
+    choose(module, x): (choice as above, importance [B, S, G, J]) as made in forward, of all S queries. Only where
+        `is_choice_canonical` do slots ascend, -1 last, and ties go to the lower index.
+    anatomy(module, x): one call's inner tensors, still connected to each other and to x by autograd: what the branches
+        attend with, q [B, S, H, Dk], k_cmp [B, C, G, Dk], v_cmp, k_sel [B, S, G, Dk], v_sel, k_win, v_win, gates
+        [B, S, G, 3]; what they give, compressed, selected and sliding [B, S, H, Dv]; their mix `gated`; slots.
     gate(module, x): branch weights [B, S, G, branches] as used in forward, differentiable.
-    prefill(module, x): (output, cache) of a prompt; step(module, x, cache): (output, cache) of the next tokens.
+    prefill(module, x): (output, cache) of a prompt; step(module, x, cache): (output, cache) of the next tokens, one or
+        more; no gradients, and the cache given may be written to.
     fill_unwritten(cache, value): overwrite memory of a cache that holds no token; cache_bytes(cache): memory it holds.
     cache_reads(module, x): per step t and branch, the keys read in decoding the S tokens of x one by one:
         {branch: [B, G, S]}.
@@ -54,7 +60,8 @@ class Subject:
     train_step(module, optimizer, x): one step of the training loop, the optimizer's own step included; its loss.
     variants(seed): modules by the name of the option they differ in from build(seed), same weights, other results owed.
     routes(flags): what serves each branch under environment flags {name: value}: {name of a route: bool}.
-    oracle(module, x): the output by an independent, slow and trusted way.
+    oracle(module, x): the output by an independent, slow and trusted way, in the module's dtype, differentiable.
+    twins(seed): modules by the name of another implementation, same weights as build(seed), same results owed.
     """
 
     name: str
@@ -73,6 +80,7 @@ class Subject:
     packages: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    is_choice_canonical: bool = False
     branches: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
     attend: Callable[..., Tensor] | None = None
     select: Callable[..., Tensor] | None = None
@@ -89,6 +97,8 @@ class Subject:
     variants: Callable[[int], Mapping[str, nn.Module]] | None = None
     routes: Callable[[Mapping[str, str]], Mapping[str, bool]] | None = None
     oracle: Callable[[nn.Module, Tensor], Tensor] | None = None
+    anatomy: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
+    twins: Callable[[int], Mapping[str, nn.Module]] | None = None
 
     def __post_init__(self) -> None:
         if self.input not in ("embeddings", "tokens"):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from nsa.config import NSAConfig, load_config
 from nsa.nn import NSAttention
 from nsa_doctor.subject import Subject
+from nsa_doctor.subjects import nsa_anatomy, nsa_decode, nsa_equations, nsa_relatives
 
 DEFAULT_CONFIG = "m7c_125m_fast_log"
 
@@ -28,12 +29,26 @@ def layer_subject(config: NSAConfig, name: str = "nsa") -> Subject:
         build=lambda seed: _build(config, seed),
         forward=_forward,
         branches=_branches,
+        attend=lambda q, k, v, slots: nsa_anatomy.attend(q, k, v, slots, geometry),
+        select=lambda importance, first_query: nsa_anatomy.select(importance, first_query, geometry),
+        choose=nsa_anatomy.choose,
         gate=_gate,
+        prefill=nsa_decode.prefill,
+        step=nsa_decode.step,
+        fill_unwritten=nsa_decode.fill_unwritten,
+        cache_bytes=nsa_decode.cache_bytes,
+        cache_reads=nsa_decode.cache_reads,
+        packed=_packed,
+        variants=lambda seed: nsa_relatives.variants(config, seed),
+        oracle=nsa_equations.oracle,
+        anatomy=nsa_anatomy.anatomy,
+        twins=lambda seed: nsa_relatives.twins(config, seed),
         input="embeddings",
         width=config.dim,
         geometry=geometry,
         max_length=max(geometry.w, geometry.n_sel * geometry.l_sel) + geometry.l_sel,
         packages=("nsa",),
+        is_choice_canonical=True,
     )
 
 
@@ -53,7 +68,11 @@ def _branches(module: nn.Module, x: Tensor) -> Mapping[str, Tensor]:
     return {name: getattr(inner, name) for name in ("compressed", "selected", "sliding", "gated")}
 
 
-def _gate(module: nn.Module, query_mean: Tensor) -> Tensor:
+def _gate(module: nn.Module, x: Tensor) -> Tensor:
     assert isinstance(module, NSAttention)
-    weights: Tensor = module.gate(query_mean)
-    return weights
+    return module.branches(x).gates
+
+
+def _packed(module: nn.Module, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    output: Tensor = module(x, cu_seqlens=cu_seqlens)
+    return output

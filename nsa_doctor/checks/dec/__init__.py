@@ -1,0 +1,1 @@
+"""DEC: decoding with caches."""

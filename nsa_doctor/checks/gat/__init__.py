@@ -1,0 +1,1 @@
+"""GAT: gates, which weigh one part of a model against another."""

@@ -1,0 +1,1 @@
+"""SEL: which blocks a query chooses."""

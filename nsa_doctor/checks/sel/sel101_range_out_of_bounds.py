@@ -1,0 +1,46 @@
+"""SEL101 range-out-of-bounds
+
+Detects: a choice that names a block or a token that is not there: below zero, or beyond the end of the sequence.
+Matters: it reads other memory than it should, or another sequence, or stops the GPU with an illegal access.
+Fix: cut the last block at the end of the sequence, and mark an empty slot by -1 alone.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.choosing import faults
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.choice import Row
+from nsa_doctor.subject import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    yield from faults(subject, "SEL101", _fault)
+
+
+def _fault(row: Row) -> str | None:
+    length = row.choice.num_tokens
+    if row.choice.is_ranges:
+        bad = [(start, end) for start, end in row.wanted if start < 0 or end > length]
+        return f"hold a range outside [0, {length}]" if bad else None
+    num_blocks = row.choice.rules.num_blocks(length)
+    return f"name a block outside [0, {num_blocks})" if any(not 0 <= slot < num_blocks for slot in row.wanted) else None
+
+
+def planted(subject: Subject) -> Subject:
+    select = subject.select
+    assert select is not None
+
+    def sick(importance: Tensor, first_query: int) -> Tensor:
+        slots = select(importance, first_query)
+        last = slots.amax(-1, keepdim=True)
+        return torch.where(slots == last, last + 1, slots)
+
+    return replace(subject, select=sick)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")

@@ -1,0 +1,42 @@
+"""SEL107 future-block
+
+Detects: a choice that holds a block which starts after the query.
+Matters: the future is within reach: loss falls too fast and generation is worse than evaluation.
+Fix: a block is a candidate when its first token is no later than the query; hide all others before taking the best.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.choosing import faults
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.choice import Row
+from nsa_doctor.subject import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    yield from faults(subject, "SEL107", _fault)
+
+
+def _fault(row: Row) -> str | None:
+    late = [start for start, _ in row.spans if row.t < start < row.choice.num_tokens]
+    return f"hold a block that starts at token {late[0]}, after the query" if late else None
+
+
+def planted(subject: Subject) -> Subject:
+    select = subject.select
+    assert select is not None
+
+    def sick(importance: Tensor, first_query: int) -> Tensor:
+        slots = select(importance, first_query)
+        last = (first_query + importance.shape[1] - 1) // subject.geometry.l_sel  # type: ignore[union-attr]
+        return torch.where(slots == slots.amax(-1, keepdim=True), last, slots)
+
+    return replace(subject, select=sick)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")

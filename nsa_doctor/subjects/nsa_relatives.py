@@ -1,0 +1,68 @@
+"""NSAttention layers with one layer's weights: other implementations, and other options."""
+
+from collections.abc import Mapping
+from typing import get_args
+
+import torch
+from torch import nn
+
+from nsa.backends import Impl, route
+from nsa.config import ConfigError, NSAConfig
+from nsa.nn import NSAttention
+
+
+def twins(config: NSAConfig, seed: int) -> Mapping[str, nn.Module]:
+    """The layer under every implementation that can serve on a CPU: the same results are owed."""
+    own = _layer(config, seed)
+    return {impl: _sharing(own, config, impl) for impl in get_args(Impl) if impl != "auto" and _serves(impl, config)}
+
+
+def variants(config: NSAConfig, seed: int) -> Mapping[str, nn.Module]:
+    """The layer with one option changed that needs no other weights: other results are owed."""
+    own = _layer(config, seed)
+    changes: dict[str, dict[str, object]] = {
+        "w": {"w": max(1, config.w // 4)},
+        "n_sel": {"n_sel": 3 if config.n_sel > 3 else 2 * config.n_sel},
+        "l_sel": {"l_sel": 2 * config.l_sel},
+        "d": {"d": config.d // 2},
+        "l": {"l": config.l // 2},
+        "gate": {"gate": "softmax" if config.gate == "sigmoid" else "sigmoid", "gate_temperature": 1.0},
+        "gate_temperature": {"gate_temperature": 4 * config.gate_temperature},
+        "rope_theta": {"rope_theta": 100 * config.rope_theta},
+    }
+    if config.phi != "avg":
+        del changes["l"]  # the length of a block is a size of the weights
+    if config.gate == "sigmoid":
+        del changes["gate_temperature"]
+    return {name: changed for name, change in changes.items() if (changed := _changed(own, config, change)) is not None}
+
+
+def _changed(own: NSAttention, config: NSAConfig, change: Mapping[str, object]) -> NSAttention | None:
+    """None for a geometry that cannot be."""
+    try:
+        return _sharing(own, NSAConfig.model_validate({**_values(config), **change}), "auto")
+    except ConfigError:
+        return None
+
+
+def _values(config: NSAConfig) -> dict[str, object]:
+    return {name: getattr(config, name) for name in NSAConfig.model_fields}
+
+
+def _sharing(own: NSAttention, config: NSAConfig, impl: Impl) -> NSAttention:
+    layer = NSAttention(config, impl)
+    layer.load_state_dict(own.state_dict())
+    return layer
+
+
+def _layer(config: NSAConfig, seed: int) -> NSAttention:
+    torch.manual_seed(seed)
+    return NSAttention(config)
+
+
+def _serves(impl: Impl, config: NSAConfig) -> bool:
+    try:
+        route(torch.device("cpu"), torch.float32, max(config.d_k, config.d_v), impl)
+    except ValueError:
+        return False
+    return True
