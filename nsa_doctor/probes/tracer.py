@@ -43,7 +43,7 @@ class Tracer(TorchDispatchMode):
         self._poison_unwritten = poison_unwritten
         self._phase = ""
         self._count = 0
-        self._nodes = _NodePlaces()
+        self._nodes = NodePlaces()
         self._running: int | None = None
 
     @classmethod
@@ -186,7 +186,7 @@ class Tracer(TorchDispatchMode):
         return Record(self._count, operation, self._phase, place, has_own_line=is_own)
 
 
-class _NodePlaces:
+class NodePlaces:
     """Where in the forward pass each node of the autograd graph was made, by its sequence number."""
 
     def __init__(self) -> None:

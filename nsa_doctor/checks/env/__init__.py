@@ -1,0 +1,1 @@
+"""ENV: routing, and software that works together."""

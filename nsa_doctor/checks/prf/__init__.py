@@ -1,0 +1,1 @@
+"""PRF: time and memory, and how they grow."""

@@ -1,0 +1,87 @@
+"""PRF101 loop-per-token
+
+Detects: a Python loop over tokens: operations started one by one, at least three for every four further tokens, whose
+steps do not need each other's results.
+Matters: every operation costs some microseconds to start, so that a device does nothing but wait for Python.
+Fix: do the whole tile at once with a batched operation; a recurrence, whose steps need each other, is not reported.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.per_token import amounts, growing, sequential
+from nsa_doctor.probes.work import LineWork, Work, heaviest
+from nsa_doctor.repro import again
+from nsa_doctor.subject import Subject
+
+# A loop that skips some tokens still starts most of its operations; one by tiles of two or more tokens stays below.
+_LEAST_PER_TOKEN = 0.75
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    for mode in ("train", "no_grad") if subject.profile == "full" else ("train",):
+        if mode not in subject.modes:
+            continue
+        works, lines = growing(subject, mode, _rounds, _LEAST_PER_TOKEN, _needless)
+        for module in sorted({line.place.module for line in lines}):
+            own = [line for line in lines if line.place.module == module]
+            worst = heaviest(own)
+            counts = [sum(amounts([work], line.place, _operations)[0] for line in own) for work in works]
+            per_token = (counts[-1] - counts[0]) / (works[-1].length - works[0].length)
+            yield Finding(
+                message=f"a loop over tokens starts {per_token:.3g} operations per token: {counts[-1]:,} at "
+                f"S={works[-1].length}, {counts[0]:,} at S={works[0].length}; the costliest line runs {_names(worst)} "
+                f"({mode})",
+                where=worst.place,
+                evidence={
+                    "operations_per_token": per_token,
+                    "length": works[-1].length,
+                    "operations": counts[-1],
+                    "operations_of_all_lines": works[-1].num_operations,
+                    "num_lines": len(own),
+                    "mode": mode,
+                },
+                repro=again(subject, "PRF101"),
+            )
+        if lines:
+            return
+
+
+def planted(subject: Subject) -> Subject:
+    def token_by_token(module: nn.Module, x: Tensor) -> Tensor:
+        output = subject.forward(module, x)
+        return torch.stack([token * 1 for token in output.unbind(1)], dim=1)
+
+    return replace(subject, forward=token_by_token)
+
+
+def _needless(works: Sequence[Work], lines: Sequence[LineWork]) -> list[LineWork]:
+    needed = sequential(works[-2], works[-1]) if lines else set()
+    return [line for line in lines if line.place not in needed]
+
+
+def _rounds(line: LineWork) -> int:
+    return max(line.sites.values(), default=0)
+
+
+def _operations(line: LineWork) -> int:
+    return line.operations.total()
+
+
+def _names(line: LineWork) -> str:
+    return ", ".join(name for name, _ in line.operations.most_common(3))
+
+
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    profile="smoke",
+    blocked_by=("FWD101", "FWD102", "HNG101"),
+    explained_by=("HNG201",),
+)
