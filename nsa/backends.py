@@ -14,6 +14,7 @@ A named implementation that cannot serve is refused, never replaced. `NSA_USE_FA
 
 import importlib.util
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -50,16 +51,23 @@ class Routes:
         return {"fa2_all_eff": window and compressed, "fa2_win_eff": window, "fa2_cmp_eff": compressed}
 
 
-def route(device: torch.device, dtype: torch.dtype, head_size: int, impl: Impl = "auto") -> Routes:
+def route(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    impl: Impl = "auto",
+    flags: Mapping[str, str] | None = None,
+) -> Routes:
     """Decide what serves each branch for tensors of this kind; head_size is the larger of Dk and Dv.
 
+    flags: decide as if these were set, and no others, in place of the environment's.
     Raises ValueError when `impl` is unknown, is a name that cannot serve, or contradicts a flag.
     """
     if impl not in get_args(Impl):
         raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
     if impl in ("reference", "vectorized"):
         return Routes(*(Route(branch, impl, impl, "asked for by name") for branch in BRANCHES))
-    no_flash = why_not_flash(device, dtype, head_size)
+    no_flash = why_not_flash(device, dtype, head_size, flags)
     if impl == "flash":
         if no_flash is not None:
             raise ValueError(f"impl='flash' cannot serve: {no_flash}; use impl='auto' to let it choose")
@@ -82,9 +90,11 @@ def route(device: torch.device, dtype: torch.dtype, head_size: int, impl: Impl =
     )
 
 
-def why_not_flash(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Why flash-attn cannot serve tensors of this kind, or None when it can."""
-    if _flag("NSA_USE_FA2") is False:
+def why_not_flash(
+    device: torch.device, dtype: torch.dtype, head_size: int, flags: Mapping[str, str] | None = None
+) -> str | None:
+    """Why flash-attn cannot serve tensors of this kind, or None when it can; flags as for `route`."""
+    if _flag("NSA_USE_FA2", flags) is False:
         return "NSA_USE_FA2=0 forbids flash-attn"
     if device.type != "cuda":
         return f"flash-attn needs a CUDA device, got {device.type}"
@@ -109,8 +119,8 @@ def requested_flags() -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in ("NSA_USE_FA2", "NSA_PREFILL_BATCHED")}
 
 
-def _flag(name: str) -> bool | None:
-    value = os.environ.get(name, "")
+def _flag(name: str, flags: Mapping[str, str] | None = None) -> bool | None:
+    value = (os.environ if flags is None else flags).get(name, "")
     if value not in ("", "0", "1"):
         raise ValueError(f"{name} must be 0 or 1, got {value!r}")
     return None if value == "" else value == "1"

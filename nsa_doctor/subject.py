@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.check import Profile
+from nsa_doctor.environment import Environment
 from nsa_doctor.lengths import ChangesAtLengths
 from nsa_doctor.measurement import MODES, Mode
 
@@ -35,6 +36,9 @@ class Subject:
     are installed; `options` are the words that name this subject on the command line, `notes` what was found out about
     it. A seam is called exactly as
     listed here; one that is None is not offered, and checks that need it are skipped.
+    `memory_exponent` and `time_exponent` say how the method's peak memory and time grow with the length; None is a
+    dense method, whose square is right. `max_slowdown` is how many times as long as plain dense attention of the same
+    width a training step may take; None sets no floor. `environment` replaces the facts of this machine.
 
     build(seed): a fresh module in `dtype` on the CPU, reproducible from the seed (also seeded globally before).
     forward(module, x): [B, S, ...], or what holds it, for x [B, S, width] (embeddings) or ids x [B, S] (tokens).
@@ -81,6 +85,10 @@ class Subject:
     options: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     is_choice_canonical: bool = False
+    memory_exponent: float | None = None
+    time_exponent: float | None = None
+    max_slowdown: float | None = None
+    environment: Environment | None = None
     branches: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
     attend: Callable[..., Tensor] | None = None
     select: Callable[..., Tensor] | None = None

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from nsa.backends import route
 from nsa.config import NSAConfig, load_config
 from nsa.nn import NSAttention
 from nsa_doctor.subject import Subject
@@ -49,6 +50,9 @@ def layer_subject(config: NSAConfig, name: str = "nsa") -> Subject:
         max_length=max(geometry.w, geometry.n_sel * geometry.l_sel) + geometry.l_sel,
         packages=("nsa",),
         is_choice_canonical=True,
+        memory_exponent=1.5,
+        max_slowdown=60.0,
+        routes=lambda flags: _routes(config, flags),
     )
 
 
@@ -76,3 +80,9 @@ def _gate(module: nn.Module, x: Tensor) -> Tensor:
 def _packed(module: nn.Module, x: Tensor, cu_seqlens: Tensor) -> Tensor:
     output: Tensor = module(x, cu_seqlens=cu_seqlens)
     return output
+
+
+def _routes(config: NSAConfig, flags: Mapping[str, str]) -> Mapping[str, bool]:
+    """What flash-attn serves on the best device of this machine, in the dtype it serves."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return route(device, torch.bfloat16, max(config.d_k, config.d_v), flags=flags).fa2_effective()

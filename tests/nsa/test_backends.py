@@ -78,6 +78,15 @@ def test_flag_decides_for_every_branch(monkeypatch: pytest.MonkeyPatch, flag: st
     assert route(CUDA, torch.bfloat16, 64).fa2_effective() == expected
 
 
+@pytest.mark.usefixtures("flash_machine")
+@pytest.mark.parametrize(("flags", "flash"), [({"NSA_USE_FA2": "0"}, False), ({"NSA_USE_FA2": "1"}, True), ({}, True)])
+def test_flags_given_stand_in_for_the_environments(
+    monkeypatch: pytest.MonkeyPatch, flags: dict[str, str], flash: bool
+) -> None:
+    monkeypatch.setenv("NSA_USE_FA2", "1" if flags.get("NSA_USE_FA2") == "0" else "0")
+    assert route(CUDA, torch.bfloat16, 64, flags=flags).fa2_effective()["fa2_all_eff"] is flash
+
+
 @pytest.mark.parametrize("flag", ["0", "1"])
 def test_flag_turns_nothing_on_where_flash_cannot_serve(monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
     monkeypatch.setenv("NSA_USE_FA2", flag)
