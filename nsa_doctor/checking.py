@@ -3,6 +3,8 @@
 import time
 import warnings
 from dataclasses import replace
+from pathlib import Path
+from traceback import walk_tb
 
 from nsa_doctor.check import Check
 from nsa_doctor.finding import Finding, Note, Result, Verdict
@@ -11,7 +13,7 @@ from nsa_doctor.measurement import Place
 from nsa_doctor.probes.measure import trouble_of
 from nsa_doctor.probes.state import preserved_state
 from nsa_doctor.runner import Caught, NotComparableError, SubjectFailedError, attempt
-from nsa_doctor.subject import Subject
+from nsa_doctor.subject import Subject, WrongOutputError
 
 _MOST_FINDINGS = 3
 
@@ -46,7 +48,7 @@ def _raised(caught: Caught, check: Check, subject: Subject) -> Result:
     error, manual = caught.error, check.manual
     if isinstance(error, NotComparableError):
         return _skipped(check, str(error))
-    if isinstance(error, SubjectFailedError):
+    if isinstance(error, SubjectFailedError) and not _is_own(error.caught.error):
         trouble = trouble_of(error, subject.packages)
         if trouble.kind == "out_of_memory":
             return _skipped(check, f"out of memory: {trouble.message}")
@@ -57,6 +59,17 @@ def _raised(caught: Caught, check: Check, subject: Subject) -> Result:
         return Result(code=manual.code, name=manual.name, verdict=Verdict.CRASH, reason=caught.sentence)
     place = Place(file=line.file, line=line.line, function=line.function)
     return _failed(check, f"the subject raises {caught.sentence}", place)
+
+
+def _is_own(error: BaseException) -> bool:
+    """Whether the doctor's code raised, that of planted bugs apart, though it was called from the subject's."""
+    if isinstance(error, WrongOutputError):
+        return False
+    file = ""
+    for frame, _ in walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+    here = Path(__file__).parent
+    return file.startswith(f"{here}/") and not file.startswith(f"{here / 'checks'}/")
 
 
 def _failed(check: Check, message: str, place: Place) -> Result:

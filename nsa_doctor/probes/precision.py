@@ -61,6 +61,10 @@ class _CastWatcher(TorchDispatchMode):
         self.narrowest, self.place = own, Place()
         self._places = places
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it would import all of it
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

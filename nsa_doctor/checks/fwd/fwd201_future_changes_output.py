@@ -1,0 +1,83 @@
+"""FWD201 future-changes-output
+
+Detects: a token whose output changes when later tokens do, by other ordinary values or by large ones.
+Matters: training reads the answer from the future; the loss is too good, and decoding cannot repeat it.
+Fix: look at the line named: a mask off by one, built for another length or added on the wrong axis, a statistic taken
+over all tokens, or a choice of blocks made with keys a query may not see.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.compared import confirmed, cuts_of, long_length, odd_lengths, one, told
+from nsa_doctor.finding import Finding
+from nsa_doctor.measurement import Mode
+from nsa_doctor.probes.compare import Departure, baseline
+from nsa_doctor.probes.divergence import first_divergence
+from nsa_doctor.probes.specimen import Specimen, comparable_specimen
+from nsa_doctor.subject import Subject
+
+_NUM_CUTS = {"smoke": 3, "quick": 5, "full": 9}
+_LARGE = 30.0
+
+
+@dataclass(frozen=True)
+class _Plan:
+    length: int
+    num_cuts: int
+    mode: Mode = "eval"
+    scale: float = 1.0
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    lengths = odd_lengths(subject)
+    plans = [_Plan(length, _NUM_CUTS[subject.profile]) for length in lengths]
+    plans += [_Plan(lengths[0], 3, scale=_LARGE), _Plan(lengths[0], 3, "train")]
+    plans += [_Plan(length, 3) for length in long_length(subject)]
+    yield from one(_examine(subject, plan) for plan in plans if plan.length > 1 and plan.mode in subject.modes)
+
+
+def _examine(subject: Subject, plan: _Plan) -> Finding | None:
+    found = confirmed(subject, lambda subject: _leak(subject, plan))
+    if found is None:
+        return None
+    specimen = comparable_specimen(subject, mode=plan.mode)
+    x, cut = specimen.input(plan.length), found.first_token + 1
+    other = _with_other_future(specimen, x, cut, plan.scale)
+    divergence = first_divergence(specimen, lambda: specimen(x), lambda: specimen(other), {plan.length: cut})
+    what = f"{'large values in ' if plan.scale != 1 else ''}later tokens change the output before them"
+    where = f"at S={plan.length} ({plan.mode})"
+    return told(subject, "FWD201", f"{what} {where}", divergence, found, length=plan.length, mode=plan.mode)
+
+
+def _leak(subject: Subject, plan: _Plan) -> Departure | None:
+    """The first cut behind which other values change what comes before it."""
+    specimen = comparable_specimen(subject, mode=plan.mode)
+    base = baseline(specimen, specimen.input(plan.length))
+    for cut in cuts_of(plan.length, plan.num_cuts):
+        with torch.no_grad():
+            changed = specimen(_with_other_future(specimen, base.x, cut, plan.scale))
+        found = base.departure(changed[:, :cut], tokens=slice(cut))
+        if found is not None:
+            return replace(found, first_token=cut - 1)
+    return None
+
+
+def _with_other_future(specimen: Specimen, x: Tensor, cut: int, scale: float) -> Tensor:
+    other = specimen.input(x.shape[1], seed=specimen.subject.seed + 1)[:, cut:]
+    return torch.cat((x[:, :cut], other * scale if x.is_floating_point() else other), dim=1)
+
+
+def planted(subject: Subject) -> Subject:
+    def looks_ahead(module: nn.Module, x: Tensor) -> Tensor:
+        output: Tensor = subject.forward(module, x)
+        return output + output.roll(-1, 1)
+
+    return replace(subject, forward=looks_ahead)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", blocked_by=("FWD206",))

@@ -1,0 +1,66 @@
+"""FWD203 batch-rows-mix
+
+Detects: a row of a batch whose output changes when the other rows do.
+Matters: sequences read each other: training leaks between documents, and results depend on who shares the batch.
+Fix: look at the line named: a reshape that should be a transpose, a sum, sort or softmax over the batch, one choice of
+blocks for all rows.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.compared import confirmed, odd_lengths, one, told
+from nsa_doctor.finding import Finding
+from nsa_doctor.measurement import Mode
+from nsa_doctor.probes.compare import Departure, baseline
+from nsa_doctor.probes.divergence import first_divergence
+from nsa_doctor.probes.specimen import Specimen, comparable_specimen
+from nsa_doctor.subject import Subject
+
+_NUM_ROWS = 5
+_MODES: tuple[Mode, ...] = ("eval", "train")
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    modes = [mode for mode in _MODES if mode in subject.modes]
+    yield from one(_examine(subject, length, mode) for mode in modes for length in odd_lengths(subject)[:2])
+
+
+def _examine(subject: Subject, length: int, mode: Mode) -> Finding | None:
+    found = confirmed(subject, lambda subject: _mixed(subject, length, mode))
+    if found is None:
+        return None
+    specimen = comparable_specimen(subject, mode=mode)
+    x = specimen.input(length, _NUM_ROWS)
+    other = _with_other_rows(specimen, x)
+    divergence = first_divergence(specimen, lambda: specimen(x), lambda: specimen(other), {_NUM_ROWS: 1})
+    message = f"other rows of the batch change a row's output at B={_NUM_ROWS}, S={length} ({mode})"
+    return told(subject, "FWD203", message, divergence, found, length=length, mode=mode)
+
+
+def _mixed(subject: Subject, length: int, mode: Mode) -> Departure | None:
+    specimen = comparable_specimen(subject, mode=mode)
+    base = baseline(specimen, specimen.input(length, _NUM_ROWS))
+    with torch.no_grad():
+        changed = specimen(_with_other_rows(specimen, base.x))
+    return base.departure(changed[:1], rows=slice(1))
+
+
+def _with_other_rows(specimen: Specimen, x: Tensor) -> Tensor:
+    other = specimen.input(x.shape[1], _NUM_ROWS, seed=specimen.subject.seed + 1)
+    return torch.cat((x[:1], other[1:]))
+
+
+def planted(subject: Subject) -> Subject:
+    def centred_over_the_batch(module: nn.Module, x: Tensor) -> Tensor:
+        output: Tensor = subject.forward(module, x)
+        return output - 0.5 * output.mean(0, keepdim=True)
+
+    return replace(subject, forward=centred_over_the_batch)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", blocked_by=("FWD206",))

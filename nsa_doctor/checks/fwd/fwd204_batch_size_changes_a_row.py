@@ -1,0 +1,65 @@
+"""FWD204 batch-size-changes-a-row
+
+Detects: a row that gets another output alone than in a batch, though it does not matter what the other rows hold.
+Matters: evaluation with one batch size and training with another are different models.
+Fix: a size taken from the batch (a mask, a stride, a scale), or a broadcast that fits by accident when B is 1.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.compared import confirmed, odd_lengths, one, told
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.compare import Departure, baseline
+from nsa_doctor.probes.divergence import first_divergence
+from nsa_doctor.probes.specimen import comparable_specimen
+from nsa_doctor.subject import Subject
+
+_BATCHES = (2, 5)
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    length = odd_lengths(subject)[0]
+    yield from one(_examine(subject, length, batch) for batch in _BATCHES)
+
+
+def _examine(subject: Subject, length: int, batch: int) -> Finding | None:
+    found = confirmed(subject, lambda subject: _changed(subject, length, batch))
+    if found is None:
+        return None
+    specimen = comparable_specimen(subject)
+    x = specimen.input(length, batch)
+    divergence = first_divergence(specimen, lambda: specimen(x), lambda: specimen(x[:1]), {batch: 1})
+    message = f"the first row of {batch} gets another output than alone at S={length}"
+    return told(subject, "FWD204", message, divergence, found, length=length, batch=batch)
+
+
+def _changed(subject: Subject, length: int, batch: int) -> Departure | None:
+    specimen = comparable_specimen(subject)
+    base = baseline(specimen, specimen.input(length, batch))
+    with torch.no_grad():
+        alone = [specimen(base.x[row : row + 1]) for row in (0, batch - 1)]
+    first = base.departure(alone[0], rows=slice(1))
+    return first or base.departure(alone[1], rows=slice(batch - 1, batch))
+
+
+def planted(subject: Subject) -> Subject:
+    def scaled_by_the_batch(module: nn.Module, x: Tensor) -> Tensor:
+        output: Tensor = subject.forward(module, x)
+        return output / x.shape[0]
+
+    return replace(subject, forward=scaled_by_the_batch)
+
+
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    profile="smoke",
+    blocked_by=("FWD206",),
+    explained_by=("FWD203", "FWD201"),
+)

@@ -1,0 +1,73 @@
+"""FWD205 memory-layout-changes-output
+
+Detects: input of equal values in another layout of memory (transposed, strided, expanded) that gives another output.
+Matters: a slice, a transpose or an expanded batch upstream silently changes the result.
+Fix: take strides from the tensor, not from its shape; `reshape` in place of `as_strided` or `view` on raw storage.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.compared import confirmed, odd_lengths, one, told
+from nsa_doctor.finding import Finding, Note
+from nsa_doctor.probes.compare import Departure, baseline
+from nsa_doctor.probes.divergence import first_divergence
+from nsa_doctor.probes.specimen import comparable_specimen
+from nsa_doctor.runner import SubjectFailedError
+from nsa_doctor.subject import Subject
+
+_NUM_ROWS = 3
+
+
+def run(subject: Subject) -> Iterator[Finding | Note]:
+    length = odd_lengths(subject)[0]
+    try:
+        yield from one(_examine(subject, length, layout) for layout in ("transposed", "strided", "expanded"))
+    except SubjectFailedError as failure:  # loud, so nobody is misled
+        yield Note(message=f"input that is not contiguous is refused: {failure}")
+
+
+def _examine(subject: Subject, length: int, layout: str) -> Finding | None:
+    found = confirmed(subject, lambda subject: _changed(subject, length, layout))
+    if found is None:
+        return None
+    specimen = comparable_specimen(subject)
+    x = specimen.input(length).expand(_NUM_ROWS, *specimen.input(length).shape[1:]).contiguous()
+    divergence = first_divergence(
+        specimen, lambda: specimen.call(x.clone()), lambda: specimen.call(_laid_out(x, layout)), {}
+    )
+    message = f"{layout} input gives another output than contiguous input at S={length}"
+    return told(subject, "FWD205", message, divergence, found, length=length, layout=layout)
+
+
+def _changed(subject: Subject, length: int, layout: str) -> Departure | None:
+    specimen = comparable_specimen(subject)
+    row = specimen.input(length)
+    base = baseline(specimen, row.expand(_NUM_ROWS, *row.shape[1:]).contiguous())
+    with torch.no_grad():
+        return base.departure(specimen.call(_laid_out(base.x, layout)))
+
+
+def _laid_out(x: Tensor, layout: str) -> Tensor:
+    """The values of x, equal in all rows, in memory of another layout."""
+    match layout:
+        case "transposed":
+            return x.transpose(0, 1).contiguous().transpose(0, 1)
+        case "strided":
+            return torch.stack((x, torch.zeros_like(x)), dim=-1)[..., 0]
+        case _:
+            return x[:1].clone().expand_as(x)
+
+
+def planted(subject: Subject) -> Subject:
+    def reads_raw_memory(module: nn.Module, x: Tensor) -> Tensor:
+        return subject.forward(module, x.as_strided(x.shape, x.clone(memory_format=torch.contiguous_format).stride()))
+
+    return replace(subject, forward=reads_raw_memory)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD206",), explained_by=("FWD208",))

@@ -1,0 +1,78 @@
+"""FWD206 two-runs-differ
+
+Detects: the same input gives another output in `eval()`: from run to run, after other calls, or by the random seed.
+Matters: nothing measured can be repeated; a result depends on what ran before it, and no comparison means anything.
+Fix: look at the line named: dropout or noise that `eval()` does not switch off, state kept from the last call, memory
+that was never written.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.compared import odd_lengths, told
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.compare import Departure, departure
+from nsa_doctor.probes.divergence import first_divergence
+from nsa_doctor.probes.precision import effective_precision
+from nsa_doctor.probes.specimen import Specimen, comparable_specimen, require_finite
+from nsa_doctor.subject import Subject
+
+_WAYS = ("run to run", "after calls with other input", "with another random seed")
+_ROUNDINGS = 64.0  # sums in another order, as atomics on a GPU make them
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    for way in _WAYS:
+        for length in odd_lengths(subject)[:2]:
+            found = _changed(subject, length, way)
+            if found is not None and _changed(replace(subject, seed=subject.seed + 1), length, way) is not None:
+                yield _finding(subject, length, way, found)
+                return
+
+
+def _changed(subject: Subject, length: int, way: str) -> Departure | None:
+    specimen = comparable_specimen(subject)
+    x = specimen.input(length)
+    eps = effective_precision(specimen, min(length, 32)).eps
+    with torch.no_grad():
+        first = require_finite(specimen(x), length)
+        scale = first.double().abs().flatten(2).amax(-1)
+        return departure(_again(specimen, x, way), first, _ROUNDINGS * eps * scale)
+
+
+def _again(specimen: Specimen, x: Tensor, way: str) -> Tensor:
+    """The same input once more, under circumstances that must not matter."""
+    if way == "after calls with other input":
+        for length in (x.shape[1], max(1, x.shape[1] // 2)):
+            specimen(specimen.input(length, seed=specimen.subject.seed + 1))
+    if way == "with another random seed":
+        return replace(specimen, subject=replace(specimen.subject, seed=specimen.subject.seed + 1))(x)
+    return specimen(x)
+
+
+def _finding(subject: Subject, length: int, way: str, found: Departure) -> Finding:
+    specimen = comparable_specimen(subject)
+    x = specimen.input(length)
+    if way == "after calls with other input":
+        fresh = comparable_specimen(subject)
+        with torch.no_grad():
+            _again(specimen, x, way)
+        divergence = first_divergence(specimen, lambda: fresh(x), lambda: specimen(x), {})
+    else:
+        divergence = first_divergence(specimen, lambda: specimen(x), lambda: _again(specimen, x, way), {})
+    message = f"the same input gives another output {way} in eval() at S={length}"
+    return told(subject, "FWD206", message, divergence, found, length=length, way=way)
+
+
+def planted(subject: Subject) -> Subject:
+    def always_drops(module: nn.Module, x: Tensor) -> Tensor:
+        return nn.functional.dropout(subject.forward(module, x), 0.1, training=True)
+
+    return replace(subject, forward=always_drops)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")

@@ -1,0 +1,57 @@
+"""FWD208 call-changes-its-arguments
+
+Detects: a forward pass that writes into the tensor it was given.
+Matters: the caller's data is not what it was: a residual adds the wrong thing, a second use reads another value.
+Fix: build a new tensor at the line named (`x = x + y` in place of `x += y`); `.to(dtype)` of the same dtype is no copy.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.compared import odd_lengths
+from nsa_doctor.finding import Finding
+from nsa_doctor.measurement import Mode
+from nsa_doctor.probes.specimen import specimen
+from nsa_doctor.probes.writes import first_write
+from nsa_doctor.repro import again
+from nsa_doctor.subject import Subject
+
+_MODES: tuple[Mode, ...] = ("eval", "train")
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    length = odd_lengths(subject)[0]
+    for mode in _MODES:
+        if mode not in subject.modes:
+            continue
+        examined = specimen(subject, mode=mode, is_randomised=False)
+        given = examined.input(length)
+        kept = given.clone()
+        with torch.no_grad():
+            examined.call(given)
+        changed = ~((given == kept) | (given != given) & (kept != kept))
+        if not bool(changed.any()):
+            continue
+        write = first_write(examined, kept.clone())
+        by = f" by {write.operation}" if write.operation else ""
+        yield Finding(
+            message=f"{int(changed.sum())} of {changed.numel()} values of the input are overwritten{by} at S={length}",
+            where=write.place,
+            evidence={"length": length, "mode": mode, "operation": write.operation},
+            repro=again(subject, "FWD208"),
+        )
+        return
+
+
+def planted(subject: Subject) -> Subject:
+    def clamps_what_it_was_given(module: nn.Module, x: Tensor) -> Tensor:
+        return subject.forward(module, x.clamp_(x.min() * 0.5, x.max() // 2 if x.dtype == torch.int64 else x.max() / 2))
+
+    return replace(subject, forward=clamps_what_it_was_given)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")

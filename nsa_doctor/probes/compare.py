@@ -1,0 +1,77 @@
+"""Compares two outputs that should be equal, token by token, above what rounding alone does."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.probes.precision import effective_precision, noise_floor
+from nsa_doctor.probes.specimen import Specimen, require_finite
+
+
+@dataclass(frozen=True)
+class Departure:
+    """How many tokens differ, the first of them, and the one that differs most beyond its floor."""
+
+    num_tokens: int
+    num_compared: int
+    first_row: int
+    first_token: int
+    error: float
+    floor: float
+
+    @property
+    def told(self) -> str:
+        """`12 of 60 tokens differ, first token 3, by up to 0.2 where rounding makes 1e-13`."""
+        verb = "differs" if self.num_tokens == 1 else "differ"
+        size = "not a number" if self.error != self.error else f"up to {self.error:.2g}"
+        return (
+            f"{self.num_tokens} of {self.num_compared} tokens {verb}, first token {self.first_token}, by {size} "
+            f"where rounding makes {self.floor:.1g}"
+        )
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A finite output [B, S, ...] for an input, and how far rounding moves each of its tokens [B, S]."""
+
+    x: Tensor
+    output: Tensor
+    floor: Tensor
+
+    def departure(self, output: Tensor, rows: slice = slice(None), tokens: slice = slice(None)) -> Departure | None:
+        """How `output` departs from these rows and tokens of the baseline; None when it does not."""
+        return departure(output, self.output[rows, tokens], self.floor[rows, tokens])
+
+
+def baseline(specimen: Specimen, x: Tensor) -> Baseline:
+    """Run the subject on x; NotComparableError when its output is not finite to begin with."""
+    eps = effective_precision(specimen, min(_LENGTH_FOR_PRECISION, x.shape[1])).eps
+    with torch.no_grad():
+        output = require_finite(specimen(x), x.shape[1])
+        return Baseline(x, output, noise_floor(specimen, x, eps))
+
+
+def departure(result: Tensor, expected: Tensor, floor: Tensor) -> Departure | None:
+    """Where the result [B, S, ...] is farther from what was expected than the floor [B, S]; NaN is."""
+    if result.shape != expected.shape:
+        raise ValueError(f"result must have the shape {list(expected.shape)}, got {list(result.shape)}")
+    error = (result.double() - expected.double()).abs().flatten(2).amax(-1)
+    bad = ~(error <= floor)
+    if not bool(bad.any()):
+        return None
+    row, token = (int(index) for index in bad.nonzero()[0])
+    excess = torch.where(bad, (error / floor.clamp_min(_TINY)).nan_to_num(nan=torch.inf), -1.0)
+    worst = int(excess.argmax())
+    return Departure(
+        num_tokens=int(bad.sum()),
+        num_compared=bad.numel(),
+        first_row=row,
+        first_token=token,
+        error=float(error.flatten()[worst]),
+        floor=float(floor.flatten()[worst]),
+    )
+
+
+_TINY = 1e-300
+_LENGTH_FOR_PRECISION = 32
