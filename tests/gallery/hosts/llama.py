@@ -168,12 +168,11 @@ def subject(make, name: str, cache=KVCache, **seams: Any) -> Subject:
     def step(model, ids, caches):
         return model(ids, caches), caches
 
-    offered = {"prefill": prefill, "step": step, "packages": ("tests",), "max_length": 512, **seams}
+    offered = {"width": Args.vocab_size, "prefill": prefill, "step": step, "packages": ("tests",), "max_length": 512}
     return Subject(
         name=name,
         build=build,
         forward=lambda model, ids: model(ids),
         input="tokens",
-        width=Args.vocab_size,
-        **offered,
+        **{**offered, **seams},
     )
