@@ -1,0 +1,100 @@
+"""GRD101 gradient-differs-from-derivative
+
+Detects: a gradient that is not the derivative: a hand-written backward that is wrong, a detach, `.data`, no_grad or
+.item() on the way, a parameter wrapped anew, a write that autograd does not see.
+Matters: training goes on with a direction that is not downhill; the loss still falls, only later and less far.
+Fix: look at the call named: all gradients behind it are right, the one it hands on is not.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.gradient import benches, shortest
+from nsa_doctor.finding import Finding, Note
+from nsa_doctor.probes.derivative import Agreement, Slope
+from nsa_doctor.probes.fault import find_fault
+from nsa_doctor.probes.places import definition_place
+from nsa_doctor.probes.slopes import Bench
+from nsa_doctor.repro import again
+from nsa_doctor.runner import NotComparableError
+from nsa_doctor.subject import Subject
+
+_SEEDS = (0, 1, 2)
+
+
+def run(subject: Subject) -> Iterator[Finding | Note]:
+    could_tell = False
+    for mode, length, make in benches(subject):
+        agreement = make(length).agreement(_SEEDS)
+        could_tell = could_tell or agreement is not Agreement.UNKNOWN
+        if agreement is Agreement.DIFFERS:
+            least, right = shortest(make, length, lambda bench: bench.agreement(_SEEDS) is Agreement.DIFFERS)
+            yield _told(subject, mode, least, right, make(least))
+            return
+    if not could_tell:
+        raise NotComparableError("central differences change with their step at every length, so nothing can be said")
+
+
+def _told(subject: Subject, mode: str, length: int, right: int | None, bench: Bench) -> Finding | Note:
+    fault = find_fault(bench)
+    slope = _whole(bench) if fault is None else fault.slope
+    place = definition_place(bench.specimen.module) if fault is None else fault.place
+    sought = f"; it goes wrong in {fault.what}" if fault else ""
+    message = (
+        f"the gradient is {slope.autograd:.3g} along a random direction and central differences give "
+        f"{slope.numeric:.3g} (to {slope.uncertainty:.1g}) at S={length} in {mode} mode{sought}"
+    )
+    if fault and fault.reason:
+        return Note(message=f"{message}; {fault.reason}", where=place)
+    return Finding(
+        message=message,
+        where=place,
+        evidence={
+            "length": length,
+            "mode": mode,
+            "gradient": slope.autograd,
+            "central difference": slope.numeric,
+            "dtype": bench.specimen.dtype,
+        },
+        control=f"they agree at S={right}" if right else "",
+        repro=again(subject, "GRD101"),
+    )
+
+
+def _whole(bench: Bench) -> Slope:
+    differential = bench.differentiate(_SEEDS[0])
+    return bench.slope(differential, range(len(differential.slopes)))
+
+
+class _Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x.sigmoid()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * ctx.saved_tensors[0].sigmoid()
+
+
+def planted(subject: Subject) -> Subject:
+    def forgets_a_term(module: nn.Module, x: Tensor) -> Tensor:
+        output: Tensor = _Halved.apply(subject.forward(module, x))
+        return output
+
+    return replace(subject, forward=forgets_a_term)
+
+
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    profile="smoke",
+    blocked_by=("FWD206", "NAN101"),
+    explained_by=("GRD401", "GRD402"),
+)

@@ -1,0 +1,96 @@
+"""GRD102 backward-twice-differs
+
+Detects: gradients that change when the same forward and backward run again, or when backward runs twice through one
+graph.
+Matters: accumulated gradients are not the sum of what they should be, and no run can be repeated.
+Fix: a backward must neither write into what it saved or was handed, nor remember how often it ran, nor draw new noise.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.gradient import benches
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.fault import blame
+from nsa_doctor.probes.places import definition_place
+from nsa_doctor.probes.slopes import Bench, Differential
+from nsa_doctor.repro import again
+from nsa_doctor.runner import NotComparableError, SubjectFailedError
+from nsa_doctor.subject import Subject
+
+_ULPS = 64  # what adding up the same terms in another order costs, in units of the last place of their norm
+_BOTH = {"again": "the same forward and backward run again", "twice": "a second backward through the same graph"}
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    for mode, length, make in benches(subject, only_one_length=True):
+        bench = make(length)
+        for way, words in _BOTH.items():
+            first, second = _twice(bench, way, is_followed=False)
+            if _last_differing(bench, first, second) is not None:
+                yield _told(subject, mode, length, bench, way, words)
+                return
+
+
+def _twice(bench: Bench, way: str, is_followed: bool) -> tuple[Differential, list[float]]:
+    """Slopes of two passes; the same ones when the subject refuses a second pass through one graph, as it may."""
+    if way == "again":
+        first = bench.differentiate(0, is_followed)
+        return first, bench.differentiate(0, is_followed).slopes
+    try:
+        both = bench.differentiate(0, is_followed, is_repeated=True)
+    except SubjectFailedError:
+        once = bench.differentiate(0, is_followed)
+        return once, once.slopes
+    return both, both.again
+
+
+def _last_differing(bench: Bench, first: Differential, second: list[float]) -> int | None:
+    allowed = _ULPS * torch.finfo(bench.dtype).eps
+    numbers = range(min(len(first.slopes), len(second)) - 1, -1, -1)
+    return next((i for i in numbers if not abs(first.slopes[i] - second[i]) <= allowed * first.sizes[i]), None)
+
+
+def _told(subject: Subject, mode: str, length: int, bench: Bench, way: str, words: str) -> Finding:
+    place, what = definition_place(bench.specimen.module), "the subject"
+    try:
+        first, second = _twice(bench, way, is_followed=True)
+        number = _last_differing(bench, first, second)
+    except (SubjectFailedError, NotComparableError):  # following it is what fails
+        number = None
+    if number is not None:
+        place, what, _ = blame(bench, first, number)
+        what += f": {first.slopes[number]:.6g}, then {second[number]:.6g} along one direction"
+    return Finding(
+        message=f"gradients differ between one pass and {words} at S={length} in {mode} mode, first in {what}",
+        where=place,
+        evidence={"length": length, "mode": mode, "way": way, "dtype": bench.specimen.dtype},
+        repro=again(subject, "GRD102"),
+    )
+
+
+class _WritesIntoWhatItSaved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.slope = x.detach().cos()
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return ctx.slope.mul_(gradients[0])
+
+
+def planted(subject: Subject) -> Subject:
+    def spoils_its_memory(module: nn.Module, x: Tensor) -> Tensor:
+        output: Tensor = _WritesIntoWhatItSaved.apply(subject.forward(module, x))
+        return output
+
+    return replace(subject, forward=spoils_its_memory)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD206", "NAN101"), explained_by=("GRD401", "GRD402"))

@@ -1,0 +1,80 @@
+"""GRD103 gradient-reaches-the-future
+
+Detects: a gradient that flows from the first tokens' output into later tokens, on which that output does not depend.
+Matters: training leans on what decoding will not have; the loss looks better than the model is.
+Fix: mask in the backward what the forward masks; at the call named it is not.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.gradient import benches
+from nsa_doctor.finding import Finding, Note
+from nsa_doctor.probes.fault import find_fault
+from nsa_doctor.probes.future import Reach, reach_into_the_future
+from nsa_doctor.probes.places import definition_place
+from nsa_doctor.probes.slopes import Bench
+from nsa_doctor.repro import again
+from nsa_doctor.subject import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding | Note]:
+    for mode, length, make in benches(subject, only_one_length=True):
+        if length < 2:
+            continue
+        bench = make(length)
+        reach = reach_into_the_future(bench.specimen, bench.x, length // 2)
+        if reach is not None and reach.is_beyond_rounding:
+            yield _told(subject, mode, length, bench, reach)
+            return
+
+
+def _told(subject: Subject, mode: str, length: int, bench: Bench, reach: Reach) -> Finding | Note:
+    fault = find_fault(Bench(bench.specimen, bench.x, only_first=length // 2))
+    place = definition_place(bench.specimen.module) if fault is None else fault.place
+    sought = "" if fault is None else f", through {fault.what}"
+    message = (
+        f"the gradient of the first {length // 2} of {length} tokens reaches token {reach.token}: {reach.future:.3g} "
+        f"beside {reach.past:.3g} for tokens that count, in {mode} mode{sought}"
+    )
+    if fault is not None and fault.reason:
+        return Note(message=f"{message}; {fault.reason}", where=place)
+    return Finding(
+        message=message,
+        where=place,
+        evidence={"length": length, "mode": mode, "future": reach.future, "past": reach.past, "token": reach.token},
+        control=f"the output of those tokens is the same whatever tokens {length // 2} to {length - 1} are",
+        repro=again(subject, "GRD103"),
+    )
+
+
+class _SpreadsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 2 * gradients[0] + gradients[0].mean(1, keepdim=True)
+
+
+def planted(subject: Subject) -> Subject:
+    def mixes_gradients(module: nn.Module, x: Tensor) -> Tensor:
+        output: Tensor = _SpreadsBackward.apply(subject.forward(module, x))
+        return output
+
+    return replace(subject, forward=mixes_gradients)
+
+
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    blocked_by=("FWD206", "NAN101", "NAN102"),
+    explained_by=("FWD201", "FWD202", "GRD101"),
+)

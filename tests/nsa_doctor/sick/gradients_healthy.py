@@ -1,0 +1,201 @@
+"""Odd gradients that are right, or other than the derivative on purpose: a note at most."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, gelu, one_hot, scaled_dot_product_attention, softmax
+from torch.utils.checkpoint import checkpoint
+
+from .host import DIM, Host, hosting
+
+
+class _RightSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, scores: Tensor) -> Tensor:
+        weights = softmax(scores, -1)
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        (weights,) = ctx.saved_tensors
+        return weights * (gradient - (gradient * weights).sum(-1, keepdim=True))
+
+
+class _Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class _Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+class _AuxiliaryLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, loss: Tensor) -> Tensor:
+        ctx.like = loss
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        return gradient, torch.ones_like(ctx.like)
+
+
+def _custom_softmax(x: Tensor) -> Tensor:
+    return _RightSoftmax.apply(x @ x.mT) @ x
+
+
+def _straight_through(x: Tensor) -> Tensor:
+    return x + (x.round() - x).detach()
+
+
+def _hard_choice(x: Tensor) -> Tensor:
+    soft = softmax(x, -1)
+    hard = one_hot(soft.argmax(-1), x.shape[-1]).to(x)
+    return hard - soft.detach() + soft
+
+
+def _shrunk(x: Tensor) -> Tensor:
+    return x * 0.1 + x.detach() * 0.9
+
+
+def _stable_softmax(x: Tensor) -> Tensor:
+    scores = x @ x.mT
+    weights = (scores - scores.amax(-1, keepdim=True).detach()).exp()
+    return weights / weights.sum(-1, keepdim=True) @ x
+
+
+def _top_two(x: Tensor) -> Tensor:
+    kept = x.topk(2, -1)
+    return torch.zeros_like(x).scatter(-1, kept.indices, softmax(kept.values, -1)) * x
+
+
+def _hooked(x: Tensor) -> Tensor:
+    if x.requires_grad:
+        x.register_hook(lambda gradient: gradient * 0.5)
+    return x.tanh()
+
+
+def _auxiliary(x: Tensor) -> Tensor:
+    gates = softmax(x, -1)
+    return _AuxiliaryLoss.apply(x * gates, gates.mean((0, 1)).square().sum())
+
+
+def _float32_norm(x: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * wide.square().mean(-1, keepdim=True).add(1e-6).rsqrt()).to(x.dtype)
+
+
+def _fused(x: Tensor) -> Tensor:
+    q = x.unflatten(-1, (2, -1)).transpose(1, 2)
+    return scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2).flatten(2)
+
+
+def _recomputed(x: Tensor) -> Tensor:
+    return checkpoint(lambda y: gelu(y).cumsum(1), x, use_reentrant=False)
+
+
+def _recomputed_reentrant(x: Tensor) -> Tensor:
+    return checkpoint(lambda y: gelu(y).cumsum(1), x, use_reentrant=True)
+
+
+def _written_row_by_row(x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    state = torch.zeros_like(x[:, 0])
+    for i in range(x.shape[1]):
+        state = torch.tanh(0.9 * state + x[:, i])
+        out[:, i] = state
+    return out
+
+
+class _Relu(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(DIM, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, DIM), nn.Hardtanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(self.layers(x), 0.2, self.training)
+
+
+class _FrozenBranch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(DIM, DIM).requires_grad_(False)
+        self.live = nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            extra = self.frozen(x)
+        return self.live(x) + extra
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, DIM, padding_idx=0)
+        self.middle = nn.GRU(DIM, DIM, batch_first=True)
+        self.head = nn.Linear(DIM, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.middle(self.embedding(input_ids))[0])
+
+
+class _Ternary(nn.Linear):
+    """Weights rounded to -1, 0 and 1 times their mean size, with a straight-through gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = self.weight.abs().mean()
+        rounded = (self.weight / size).round().clamp(-1, 1) * size
+        weight = self.weight + (rounded - self.weight).detach()
+        return nn.functional.linear(x, weight, self.bias)
+
+
+def _torch_layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(DIM, 2, 32, batch_first=True)
+
+
+def _normed() -> nn.Module:
+    return Host(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(DIM, DIM)), nn.LayerNorm(DIM)))
+
+
+custom_softmax = hosting(_custom_softmax)
+straight_through = hosting(_straight_through)
+rounded = hosting(_Rounded.apply)
+hard_choice = hosting(_hard_choice)
+reversed_gradient = hosting(_Reversed.apply)
+shrunk = hosting(_shrunk)
+stable_softmax = hosting(_stable_softmax)
+top_two = hosting(_top_two)
+hooked = hosting(_hooked)
+auxiliary = hosting(_auxiliary)
+float32_norm = hosting(_float32_norm)
+fused = hosting(_fused)
+recomputed = hosting(_recomputed)
+recomputed_reentrant = hosting(_recomputed_reentrant)
+row_by_row = hosting(_written_row_by_row)
+tied = _Tied
+torch_layer = _torch_layer
+normed = _normed
+
+
+def relu() -> nn.Module:
+    return Host(_Relu())
+
+
+frozen_branch = _FrozenBranch
+
+
+def ternary() -> nn.Module:
+    return Host(_Ternary(DIM, DIM))
