@@ -76,6 +76,14 @@ class Bench:
         beat = lambda length: self._send({"event": "calling", "length": length})  # noqa: E731
         return run_check(check, watched(subject, beat, frozenset(avoid)))
 
+    def fuzz(self, case: str | None) -> dict[str, Any]:
+        """Try one case on the loaded subject; without one, say what it offers to be tried."""
+        from nsa_doctor.fuzz.cases import read_case  # fuzzing alone needs these
+        from nsa_doctor.fuzz.properties.examine import examine, offers
+
+        assert self._subject is not None
+        return offers(self._subject) if case is None else examine(read_case(case), self._subject).to_json()
+
 
 def _under(subject: Subject, conditions: Conditions, profile: Profile, dtype: str | None) -> Subject:
     """The subject as this request wants it examined."""

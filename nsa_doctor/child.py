@@ -70,8 +70,10 @@ def _answering(bench: "Bench", request: dict[str, Any]) -> Callable[[], dict[str
             return lambda: {"diagnosed": to_json(bench.diagnose(Point(**request["point"])))}
         case "check":
             return lambda: {"checked": asdict(bench.check(request["code"], request["planted"], request["avoid"]))}
+        case "fuzz":
+            return lambda: {"fuzzed": bench.fuzz(request["case"])}
         case other:
-            raise ValueError(f"request must be load, measure, diagnose or check, got {other!r}")
+            raise ValueError(f"request must be load, measure, diagnose, check or fuzz, got {other!r}")
 
 
 def _wait_without_spinning() -> None:

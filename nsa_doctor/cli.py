@@ -160,6 +160,56 @@ def run(
     return _ENDED_EARLY if report.interrupted else EXIT_CODES[report.decision]
 
 
+@app.command()
+def fuzz(
+    target: Annotated[str | None, typer.Argument(help="ranges, masks, select, attend, forward or all.")] = None,
+    examples: Annotated[int | None, typer.Option(help="Inputs to try per target; 300 if not given.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same inputs; 0 if not given.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Go on with other seeds until this time is over.")] = None,
+    subject: Annotated[str | None, typer.Option(help="package.module:factory in place of nsa.")] = None,
+    config: Annotated[str | None, typer.Option(help="Configuration file or built-in name for nsa.")] = None,
+    input: Annotated[str | None, typer.Option(help="embeddings or tokens; found out when not given.")] = None,
+    width: Annotated[int | None, typer.Option(help="Width of embeddings, or size of the vocabulary.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Examine it in this dtype in place of its own.")] = None,
+    replay: Annotated[Path | None, typer.Option(help="Try the input in this file again, and nothing else.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Where to save an input that fails.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds one input may take.")] = 20.0,
+    format: Annotated[str | None, typer.Option(help="terminal or json.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the report to this file too.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show tracebacks.")] = False,
+) -> int:
+    """Search for the least input that breaks a property, as in `nsa-doctor fuzz select`; save it, try it again."""
+    from nsa_doctor import progress
+    from nsa_doctor.fuzz import request as requesting
+    from nsa_doctor.fuzz import run as fuzzing
+
+    request = requesting.fuzz_request(
+        target=target,
+        examples=examples,
+        seed=seed,
+        minutes=minutes,
+        subject=subject,
+        config=config,
+        input_kind=input,
+        width=width,
+        device=device,
+        dtype=dtype,
+        replay=replay,
+        save=save,
+        timeout=timeout,
+    )
+    form = options.report_format(format, output)
+    if output is not None:
+        _check_writable(output)
+    with progress.of_steps(quiet) as listener:
+        report = fuzzing.fuzz(request, listener)
+    signals.ignore_signals()
+    _deliver(report, form, output, traceback, quiet)
+    return _ENDED_EARLY if report.interrupted else EXIT_CODES[report.decision]
+
+
 @app.command("list")
 def list_checks() -> None:
     """Every check with what it detects."""

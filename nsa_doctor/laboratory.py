@@ -132,6 +132,11 @@ class IsolatedLaboratory:
         spent = time.perf_counter() - start
         return Result(code=code, name=name, verdict=verdict, findings=(finding,), seconds=spent)
 
+    def fuzz(self, case: str | None) -> dict[str, Any] | Trouble:
+        """What came of one case of `nsa-doctor fuzz`; without one, what the subject offers to be tried."""
+        answer = self._ask({"do": "fuzz", "case": case}, self.assignment.timeout)
+        return answer if isinstance(answer, Trouble) else answer["fuzzed"]
+
     def interrupt(self) -> None:
         """End the child from another thread than the one that is asking it; no answer comes any more."""
         self._is_interrupted = True

@@ -51,7 +51,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.train": ("nsa.train.*", "nsa.data", "nsa.data.*", "nsa", *MODEL),
     "nsa.train.*": ("nsa.train.*", "nsa.data", "nsa.data.*", "nsa", *MODEL),
 }
-TORCH_IN_THE_DOCTOR = tuple(f"nsa_doctor.{name}" for name in ("subject", "subjects*", "probes*", "checks*", "bench"))
+TORCH_IN_THE_DOCTOR = tuple(
+    f"nsa_doctor.{name}" for name in ("subject", "subjects*", "probes*", "checks*", "bench", "fuzz.properties*")
+)
 # Distribution: the name it is imported by, where the two differ.
 IMPORT_NAMES = {"pyyaml": "yaml"}
 IMPORTERS = ("import_module", "importlib.import_module", "__import__")

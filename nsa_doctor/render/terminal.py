@@ -11,6 +11,7 @@ from nsa_doctor.finding import Decision, Finding, Report, Verdict
 from nsa_doctor.measurement import Measurement
 from nsa_doctor.render.overview import not_checked, overview
 from nsa_doctor.render.table import sweep_tables
+from nsa_doctor.render.tried import fuzz_not_tried, fuzz_targets
 from nsa_doctor.wording import escaped
 
 _LABEL_WIDTH = 9
@@ -27,7 +28,7 @@ def render(report: Report, *, colour: bool = False, width: int = 80, traceback: 
         _print_tables(console, report)
     else:
         console.print()
-        for line in overview(report):
+        for line in fuzz_targets(report) if report.command == "fuzz" else overview(report):
             console.print(line)
     for finding in report.findings:
         console.print()
@@ -90,6 +91,9 @@ def _print_finding(console: Console, finding: Finding) -> None:
         ("also", ", ".join(finding.also)),
         ("again", finding.repro),
     ]
+    rows[2:2] = [
+        ("" if index else "input", line) for index, line in enumerate(str(evidence.get("input", "")).split("\n"))
+    ]
     for label, text in rows:
         if text:
             console.print(Text(f"  {label:<{_LABEL_WIDTH}}{escaped(_from_here(text))}"), soft_wrap=True)
@@ -107,7 +111,7 @@ def _from_here(text: str) -> str:
 def _closing(report: Report) -> Iterator[str]:
     for note in report.notes:
         yield escaped(f"note: {note}")
-    for line in not_checked(report):
+    for line in fuzz_not_tried(report) if report.command == "fuzz" else not_checked(report):
         yield escaped(line)
     if report.interrupted:
         has_any = report.measurements or report.results
@@ -118,7 +122,8 @@ def _closing(report: Report) -> Iterator[str]:
             sentence = "everything that was measured is finite"
             if report.command != "sweep":
                 passed = sum(result.verdict is Verdict.PASS for result in report.results)
-                sentence = f"{passed} check{'' if passed == 1 else 's'} passed"
+                unit = "target" if report.command == "fuzz" else "check"
+                sentence = f"{passed} {unit}{'' if passed == 1 else 's'} passed"
         case Decision.NO_GO:
             sentence = f"{counted}; `nsa-doctor explain CODE` says what each means and what to do"
         case Decision.UNKNOWN:

@@ -1,0 +1,1 @@
+"""What must hold for each kind of case; the child process comes here, with torch."""

@@ -1,0 +1,65 @@
+"""Tries one case on the loaded subject, and says what the subject offers to be tried."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from nsa_doctor.fuzz.cases import Attention, Case, Choice, Grid, MaskRows, Pass, RangeRows, Reads, SlotRows
+from nsa_doctor.fuzz.outcome import Failure, Outcome
+from nsa_doctor.lengths import boundary_lengths
+from nsa_doctor.probes.measure import trouble_of
+from nsa_doctor.probes.state import preserved_state, seed_everything
+from nsa_doctor.runner import NotComparableError, SubjectFailedError
+from nsa_doctor.subject import Subject
+
+_LONGEST = 160  # what is wrong at a length is wrong at a short one, if the length is there for a short geometry
+
+
+def examine(case: Case, subject: Subject) -> Outcome:
+    """Everything that does not hold for this case; an exception of the subject is one of these."""
+    failures: list[Failure] = []
+    with preserved_state(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        seed_everything(subject.seed)
+        try:
+            failures.extend(_failures(case, subject))
+        except NotComparableError as error:
+            return Outcome(failures=tuple(failures), discarded=str(error))
+        except SubjectFailedError as error:
+            trouble = trouble_of(error, subject.packages)
+            if trouble.kind == "out_of_memory":
+                return Outcome(failures=tuple(failures), discarded=trouble.message)
+            kind = type(error.caught.error).__name__
+            name = "wrong shape" if trouble.kind == "wrong_shape" else f"raises {kind}"
+            message = trouble.message if trouble.kind == "wrong_shape" else f"{trouble.phase} raises {trouble.message}"
+            failures.append(Failure(property=name, message=message, where=trouble.place))
+    return Outcome(failures=tuple(failures))
+
+
+def offers(subject: Subject) -> dict[str, Any]:
+    """What strategies need to know: seams, sizes, lengths at which something changes."""
+    sizes = {name: getattr(subject.geometry, name, None) for name in ("l", "d", "l_sel", "n_sel", "w")}
+    longest = min(_LONGEST, subject.max_length)
+    return {
+        "is_nsa": "nsa" in subject.packages,
+        "seams": [name for name in ("select", "attend", "forward") if subject.offers(name)],
+        "sizes": {name: size for name, size in sizes.items() if isinstance(size, int)},
+        "lengths": [length for length in boundary_lengths(subject.geometry, longest) if length <= longest],
+        "is_float": subject.input == "embeddings",
+    }
+
+
+def _failures(case: Case, subject: Subject) -> Iterator[Failure]:
+    from nsa_doctor.fuzz.properties import attention, choice, passes, ranges, reads
+
+    match case:
+        case Grid() | SlotRows() | RangeRows() | MaskRows():
+            yield from ranges.examine(case)
+        case Reads():
+            yield from reads.examine(case)
+        case Choice():
+            yield from choice.examine(case, subject)
+        case Attention():
+            yield from attention.examine(case, subject)
+        case Pass():
+            yield from passes.examine(case, subject)

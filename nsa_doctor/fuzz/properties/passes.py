@@ -1,0 +1,180 @@
+"""Whole passes of a subject: finite, of the right shape, causal, the same alone and in company, arguments untouched."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.fuzz.cases import Layer, Pass
+from nsa_doctor.fuzz.outcome import Failure
+from nsa_doctor.fuzz.properties.tensors import Watch, laid_out
+from nsa_doctor.measurement import Place, Point
+from nsa_doctor.probes.finite import holds_nonfinite, isfinite
+from nsa_doctor.probes.inputs import make_cotangent, make_input
+from nsa_doctor.probes.perform import ask
+from nsa_doctor.probes.places import definition_place
+from nsa_doctor.probes.precision import effective_precision, noise_floor
+from nsa_doctor.probes.specimen import Specimen, comparable_specimen, specimen
+from nsa_doctor.runner import NotComparableError
+from nsa_doctor.subject import Subject
+
+ORDINARY = (1e-3, 10.0)  # magnitudes at which rounding stays rounding: outputs may be compared
+_LARGEST_JUDGED = 1e2  # beyond it a foreign subject may overflow in its own right
+_ANOTHER = 5003
+_ROUNDINGS = 64  # of the largest output: less than this between two calls needs no closer look
+_NEARLY_EXACT = 1e-10
+_NUM_CONFIRMATIONS, _NUM_NEEDED = 4, 3
+
+
+def examine(case: Pass, subject: Subject) -> Iterator[Failure]:
+    """What does not hold for this case."""
+    subject = replace(_layer_subject(case.layer), device=subject.device) if case.layer else subject
+    subject = replace(subject, seed=case.seed)
+    sp = comparable_specimen(subject) if case.dtype == "wide" else specimen(subject)
+    trial = _Trial(case, sp, definition_place(sp.module))
+    given = laid_out(trial.input(case.seed), case.layout)
+    x = given.clone(memory_format=torch.contiguous_format)
+    watch = Watch().over(x=given)
+    with torch.no_grad():
+        y = sp.call(given)
+    if watch.changed():
+        yield trial.failure("argument written", "the call writes into its input")
+    if not bool(isfinite(y).all()):
+        if case.layer is None and case.magnitude > _LARGEST_JUDGED:
+            raise NotComparableError(f"the output is not finite at magnitude {case.magnitude:g}")
+        rows = (~isfinite(y)).flatten(2).any(-1)
+        message = f"{int(rows.sum())} of {rows.numel()} rows of the output are not finite"
+        yield trial.failure("not finite" if case.values == "normal" else "not finite on some values", message)
+        return
+    yield from trial.repeated(x, y)
+    if case.has_backward and case.magnitude <= _LARGEST_JUDGED:
+        yield from trial.backward(x)
+    if case.values == "normal" and ORDINARY[0] <= case.magnitude <= ORDINARY[1] and case.dtype == "wide":
+        yield from trial.relations(case.layout == "expanded")
+
+
+@dataclass(frozen=True)
+class _Trial:
+    case: Pass
+    sp: Specimen
+    place: Place
+
+    def failure(self, property: str, what: str) -> Failure:
+        case = self.case
+        message = f"{what} at S={case.length}, {case.rows} row{'s' if case.rows > 1 else ''}, {self.sp.dtype}"
+        return Failure(property=property, message=message, where=self.place, evidence={"length": case.length})
+
+    def input(self, seed: int) -> Tensor:
+        """[B, S, ...] of the case's values and magnitude, other in each row."""
+        case, device = self.case, torch.device(self.sp.subject.device)
+        point = Point(length=case.length, dtype=self.sp.dtype, values=case.values)
+        x = torch.cat([make_input(self.sp.subject, point, seed + 7919 * row, device) for row in range(case.rows)])
+        return x * case.magnitude if x.is_floating_point() and case.magnitude != 1 else x
+
+    def repeated(self, x: Tensor, y: Tensor) -> Iterator[Failure]:
+        """Another call, from contiguous memory, gives the same."""
+        with torch.no_grad():
+            once, twice = self.sp(x), self.sp(x)
+        if told := self._differ(x, once, twice):
+            yield self.failure("two calls differ", f"two calls differ {told}")
+        elif self.case.layout != "contiguous" and (told := self._differ(x, y, once)):
+            yield self.failure("depends on strides", f"{self.case.layout} input differs {told} from contiguous")
+
+    def backward(self, x: Tensor) -> Iterator[Failure]:
+        """The gradient is finite where the output is."""
+        given = x.clone().requires_grad_(x.is_floating_point())
+        y = self.sp(given)
+        parameters = [p for p in self.sp.module.parameters() if p.requires_grad]
+        leaves = [*([given] if given.requires_grad else []), *parameters]
+        if not y.requires_grad or not leaves:
+            return
+        loss = (y * make_cotangent(y, self.case.seed)).sum()
+        grads = ask("backward", lambda: torch.autograd.grad(loss, leaves, allow_unused=True), self.sp.module, y)
+        bad = [grad for grad in grads if grad is not None and holds_nonfinite(grad)]
+        if bad:
+            yield self.failure("gradient not finite", f"{len(bad)} of {len(grads)} gradients are not finite")
+
+    def relations(self, is_expanded: bool) -> Iterator[Failure]:
+        """What follows, and who else is in the batch, changes nothing."""
+        cut = self.case.cut % self.case.length
+        relations: list[tuple[str, str, Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]]]] = []
+        if cut:
+            relations.append(("future changes output", f"other tokens from {cut} on change", self._other_future))
+            relations.append(("prefix differs", f"the first {cut} tokens alone differ", self._prefix))
+        if self.case.rows > 1 and not is_expanded:
+            relations.append(("row alone differs", "the last row alone differs", self._alone))
+        for property, words, relation in relations:
+            if told := self._holds_against(relation, self.case.seed):
+                yield self.failure(property, f"{words} {told}")
+
+    def _holds_against(self, relation: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]], seed: int) -> str:
+        """How far a relation is off; in low precision most of several inputs must say so, since choices flip."""
+        with torch.no_grad():
+            told = self._broken(relation, seed)
+            if not told or self._eps() <= _NEARLY_EXACT:
+                return told
+            again = [bool(self._broken(relation, seed + other)) for other in range(1, _NUM_CONFIRMATIONS + 1)]
+        return told if sum(again) >= _NUM_NEEDED else ""
+
+    def _broken(self, relation: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]], seed: int) -> str:
+        x, full, part = relation(self.input(seed), seed)
+        return self._differ(x, part, full)
+
+    def _other_future(self, x: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        cut = self.case.cut % self.case.length
+        other = torch.cat((x[:, :cut], self.input(seed + _ANOTHER)[:, cut:]), dim=1)
+        return x, self.sp(x)[:, :cut], self.sp(other)[:, :cut]
+
+    def _prefix(self, x: Tensor, _seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        cut = self.case.cut % self.case.length
+        return x, self.sp(x)[:, :cut], self.sp(x[:, :cut])
+
+    def _alone(self, x: Tensor, _seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        return x[-1:], self.sp(x)[-1:], self.sp(x[-1:])
+
+    def _eps(self) -> float:
+        return effective_precision(self.sp, min(self.case.length, 17)).eps
+
+    def _differ(self, x: Tensor, part: Tensor, full: Tensor) -> str:
+        """Where the first token lies that is off by more than rounding of every number on the way explains, or ""."""
+        if torch.equal(part, full):
+            return ""
+        difference = (part.double() - full.double()).abs().flatten(2).amax(-1)  # [B, S]
+        scale = float(full.double().abs().max())
+        near = _ROUNDINGS * torch.finfo(part.dtype).eps * scale
+        if bool((difference <= near).all()):
+            return ""
+        floor = noise_floor(self.sp, x, self._eps())[:, : difference.shape[1]]
+        off = ~(difference <= floor.clamp(min=near))
+        if not bool(off.any()):
+            return ""
+        row, token = (int(index) for index in off.nonzero()[0])
+        return f"by {float(difference[row, token]):.2g} (outputs up to {scale:.2g}), first at token {token}"
+
+
+def _layer_subject(layer: Layer) -> Subject:
+    from nsa.config import NSAConfig  # a foreign subject need not wait for nsa
+    from nsa_doctor.subjects.nsa import layer_subject
+
+    heads = layer.groups * layer.heads
+    sizes = layer.sizes
+    config = NSAConfig(
+        dim=_DIM,
+        n_heads=heads,
+        n_kv_groups=layer.groups,
+        d_k=layer.d_k,
+        d_v=layer.d_v,
+        phi=layer.phi,
+        gate=layer.gate,
+        shared_kv=layer.shared_kv,
+        l=sizes.l,
+        d=sizes.d,
+        l_sel=sizes.l_sel,
+        n_sel=sizes.n_sel,
+        w=sizes.w,
+    )
+    return layer_subject(config)
+
+
+_DIM = 12

@@ -1,0 +1,135 @@
+"""What the command line asks for, each value refused in one sentence when it cannot be."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsa_doctor import options
+from nsa_doctor.fuzz.cases import TARGETS, Target
+from nsa_doctor.fuzz.replay import SavedCase, load
+from nsa_doctor.laboratory import Assignment, UsageError
+from nsa_doctor.output import CannotWriteError, check_writable
+
+EXAMPLES = 300
+TIMEOUT = 20.0
+_MOST_EXAMPLES = 10**7
+_MOST_MINUTES = 60 * 24 * 7
+ALL = "all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuzzRequest:
+    """Whom to try, on what, and for how long; `replay` is one saved case to try in place of all that."""
+
+    assignment: Assignment
+    targets: tuple[Target, ...]
+    examples: int = EXAMPLES
+    minutes: float | None = None
+    save: Path | None = None
+    replay: SavedCase | None = None
+    replayed: Path | None = None
+
+    def path(self, target: Target) -> Path:
+        """Where a failing input of that target is saved."""
+        if self.save is None:
+            return Path(f"nsa-doctor-fuzz-{target}.json")
+        if len(self.targets) == 1:
+            return self.save
+        return self.save.with_name(f"{self.save.stem}-{target}{self.save.suffix}")
+
+
+def fuzz_request(
+    *,
+    target: str | None,
+    examples: int | None,
+    seed: int | None,
+    minutes: float | None,
+    subject: str | None,
+    config: str | None,
+    input_kind: str | None,
+    width: int | None,
+    device: str | None,
+    dtype: str | None,
+    replay: Path | None,
+    save: Path | None,
+    timeout: float,
+) -> FuzzRequest:
+    """Check what `fuzz` was given; raises OptionError or UsageError."""
+    about_search = {"--examples": examples, "--minutes": minutes, "--seed": seed, "--save": save}
+    about_subject = {"--config": config, "--input": input_kind, "--width": width, "--device": device, "--dtype": dtype}
+    if replay is not None:
+        return _replay(replay, target, subject, timeout, {**about_search, **about_subject})
+    assignment = options.examined(
+        device=device or "cpu",
+        config=config,
+        subject=subject,
+        input_kind=input_kind,
+        width=width,
+        seed=seed or 0,
+        timeout=timeout,
+        dtype=dtype,
+    )
+    if examples is not None and not 1 <= examples <= _MOST_EXAMPLES:
+        raise options.OptionError(f"--examples must be from 1 to {_MOST_EXAMPLES}, got {examples}")
+    if minutes is not None and not 0 < minutes <= _MOST_MINUTES:  # NaN, too
+        raise options.OptionError(f"--minutes must be a number above 0 and at most {_MOST_MINUTES}, got {minutes:g}")
+    request = FuzzRequest(
+        assignment=assignment,
+        targets=_targets(target),
+        examples=examples or EXAMPLES,
+        minutes=minutes,
+        save=save,
+    )
+    if save is not None:
+        try:
+            check_writable(request.path(request.targets[0]))
+        except CannotWriteError as error:
+            raise UsageError(str(error)) from error
+    return request
+
+
+def _targets(target: str | None) -> tuple[Target, ...]:
+    if target is None:
+        raise options.OptionError(f"a target is needed: {', '.join(TARGETS)} or {ALL}")
+    if target == ALL:
+        return TARGETS
+    if target not in TARGETS:
+        raise options.OptionError(f"a target cannot be {target!r}: allowed are {', '.join(TARGETS)} and {ALL}")
+    return (target,)
+
+
+def _replay(
+    path: Path, target: str | None, subject: str | None, timeout: float, others: Mapping[str, object]
+) -> FuzzRequest:
+    if given := [name for name, value in others.items() if value is not None]:
+        raise options.OptionError(f"{given[0]} has no effect with --replay, whose file says it; leave it out")
+    if not (math.isfinite(timeout) and timeout > 0):
+        raise options.OptionError(f"--timeout must be a number of seconds above 0, got {timeout:g}")
+    saved = load(path)
+    if target not in (None, saved.target):
+        raise options.OptionError(f"{path}: is an input of target {saved.target}, not of {target!r}")
+    if saved.spec != subject:
+        found_on = f"--subject {saved.spec}" if saved.spec else "the built-in subject, without --subject"
+        raise UsageError(f"{path}: was found on {found_on}; say so to try it again")
+    options.examined(
+        device=saved.device,
+        config=saved.config,
+        subject=subject,
+        input_kind=saved.input,
+        width=saved.width,
+        seed=saved.seed,
+        timeout=timeout,
+        dtype=saved.dtype,
+    )
+    assignment = Assignment(
+        spec=saved.spec,
+        config=saved.config,
+        input=saved.input,
+        width=saved.width,
+        device=saved.device,
+        dtype=saved.dtype,
+        seed=saved.seed,
+        timeout=timeout,
+    )
+    return FuzzRequest(assignment=assignment, targets=(saved.target,), replay=saved, replayed=path)

@@ -1,0 +1,342 @@
+"""`nsa-doctor fuzz`: searches target by target in a child process, saves what fails, tries a saved input again."""
+
+import json
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from nsa_doctor import registry
+from nsa_doctor.conclude import environment, subject_facts
+from nsa_doctor.examine import Examination
+from nsa_doctor.finding import Finding, Report, Result, Verdict
+from nsa_doctor.findings import findings
+from nsa_doctor.fuzz.cases import Target, read_case, told
+from nsa_doctor.fuzz.codes import code_of
+from nsa_doctor.fuzz.outcome import Failure, Outcome
+from nsa_doctor.fuzz.replay import SavedCase, save
+from nsa_doctor.fuzz.request import FuzzRequest
+from nsa_doctor.fuzz.search import DIES, HANGS, Search
+from nsa_doctor.laboratory import IsolatedLaboratory
+from nsa_doctor.measurement import Measurement, Trouble
+from nsa_doctor.output import CannotWriteError, is_terminal
+from nsa_doctor.repro import CommandLine
+
+Listener = Callable[[str, int, int], None]
+_SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_TICKS = 5.0, 0.1
+_NEXT_SEED = 1_000_003
+_LONGEST_MESSAGE = 1000
+
+
+@dataclass
+class _State:
+    """What was found out so far, kept when the run is interrupted."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    results: list[Result] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    search: Search | None = None
+
+
+def fuzz(request: FuzzRequest, listen: Listener = lambda told, done, total: None) -> Report:
+    """Search or replay, conclude; a KeyboardInterrupt ends it early and keeps what was found.
+
+    Raises UsageError when the subject cannot be examined at all and DoctorBrokeError when the doctor's code fails.
+    """
+    start = time.perf_counter()
+    state, interrupted = _State(), False
+    with _placed(request) as assignment:
+        laboratory = IsolatedLaboratory(assignment)
+        try:
+            state.results += _loaded(laboratory.load(), request)
+            state.facts = laboratory.facts
+            if state.facts and request.replay is not None:
+                state.results.append(_replayed(request, laboratory))
+            elif state.facts:
+                _search(request, laboratory, state, listen)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            laboratory.close()
+    return Report(
+        command="fuzz",
+        subject=subject_facts(request.assignment.spec, state.facts),
+        options=_options(request),
+        environment=environment(state.facts),
+        results=tuple(state.results),
+        notes=tuple(state.notes),
+        seconds=time.perf_counter() - start,
+        interrupted=interrupted,
+    )
+
+
+def _search(request: FuzzRequest, laboratory: IsolatedLaboratory, state: _State, listen: Listener) -> None:
+    """Round after round over the targets; one that has failed is not searched again."""
+    from nsa_doctor.fuzz import strategies  # Hypothesis, which takes its time
+
+    offers = _asked(laboratory, None)
+    assert not isinstance(offers, Trouble)
+    is_builtin = request.assignment.spec is None and request.assignment.config is None
+    searches: dict[Target, Search] = {}
+    for target in request.targets:
+        reason = _gap(target, offers)
+        if reason:
+            state.results.append(_result(target, Verdict.SKIP, reason=reason))
+        else:
+            searches[target] = Search()
+    until = time.monotonic() + 60 * request.minutes if request.minutes is not None else float("inf")
+    tell = _told_at_times(listen, len(searches))
+    try:
+        for number in count(request.assignment.seed, _NEXT_SEED):
+            open_ones = [target for target, search in searches.items() if search.failure is None]
+            if not open_ones or (number != request.assignment.seed and time.monotonic() >= until):
+                break
+            for target in open_ones:
+                searches[target].run(
+                    strategies.of(target, offers, is_builtin),
+                    lambda case: _outcome(laboratory, case),
+                    examples=request.examples,
+                    number=number,
+                    until=until,
+                    listen=lambda search, target=target: tell(target, search, searches),
+                )
+                _conclude_failure(request, target, searches[target], state)
+            if request.minutes is None:
+                break
+    finally:
+        concluded = {result.name for result in state.results}
+        for target, search in searches.items():
+            if target not in concluded:
+                _conclude_failure(request, target, search, state)
+            if target not in concluded and search.failure is None:
+                state.results.append(_unfailed(target, search))
+        state.results.sort(key=lambda result: [*request.targets, result.name].index(result.name))
+
+
+def _conclude_failure(request: FuzzRequest, target: Target, search: Search, state: _State) -> None:
+    """Save what failed at once, so that nothing that comes later can lose it."""
+    if search.failure is None or search.case is None:
+        return
+    path = request.path(target)
+    saved = _saved(request, target, search.failure, search.case)
+    try:
+        save(path, saved)
+        repro = _replay_command(path, saved)
+    except CannotWriteError as error:
+        state.notes.append(f"the input of {target} is not saved: {error}")
+        repro = _search_command(request, target)
+    finding = _finding(target, search.failure, search.case, repro)
+    finding = replace(
+        finding,
+        evidence={**finding.evidence, "examples": search.num_examples, "shrinks": search.num_shrinks},
+        control=f"{search.num_examples - 1} other inputs before it" if search.num_examples > 1 else "",
+    )
+    if not search.is_repeatable:
+        finding = replace(finding, message=f"{finding.message}; tried once more, it held")
+    state.results.append(_result(target, _verdict(search.failure), (finding,), search=search))
+
+
+def _replayed(request: FuzzRequest, laboratory: IsolatedLaboratory) -> Result:
+    saved, path = request.replay, request.replayed
+    assert saved is not None
+    assert path is not None
+    start = time.perf_counter()
+    outcome = _outcome(laboratory, saved.case)
+    seconds = time.perf_counter() - start
+    same = [failure for failure in outcome.failures if failure.property == saved.property]
+    if not outcome.failures:
+        verdict = Verdict.SKIP if outcome.discarded else Verdict.PASS
+        notes = ("the saved input holds",) if not outcome.discarded else ()
+        return replace(_result(saved.target, verdict, reason=outcome.discarded), seconds=seconds, notes=notes)
+    failure = (*same, *outcome.failures)[0]
+    if not same:
+        failure = replace(failure, message=f"{failure.message}; it was saved for: {saved.message}")
+    finding = _finding(saved.target, failure, saved.case, _replay_command(path, saved))
+    return replace(_result(saved.target, _verdict(failure), (finding,)), seconds=seconds)
+
+
+def _loaded(troubles: list[Measurement], request: FuzzRequest) -> list[Result]:
+    """What went wrong while the subject was loaded, as the checks it belongs to."""
+    spec = request.assignment.spec
+    command = CommandLine(options=("--subject", spec) if spec else (), seed=request.assignment.seed)
+    found = findings(Examination(measurements=troubles), command)
+    return [
+        Result(code=finding.code, name=registry.manual(finding.code).name, verdict=Verdict.FAIL, findings=(finding,))
+        for finding in found
+    ]
+
+
+def _outcome(laboratory: IsolatedLaboratory, case: Mapping[str, Any]) -> Outcome:
+    """What came of a case; a hang or a death is a failure of it."""
+    answer = _asked(laboratory, case)
+    if not isinstance(answer, Trouble):
+        return Outcome.from_json(answer)
+    if answer.kind == "timeout":
+        failure = Failure(property=HANGS, message=f"does not return: {answer.message}", where=answer.place)
+    elif answer.kind == "died":
+        failure = Failure(property=DIES, message=answer.message, where=answer.place)
+    else:
+        failure = Failure(property="raises", message=f"{answer.phase} raises {answer.message}", where=answer.place)
+    return Outcome(failures=(failure,))
+
+
+def _asked(laboratory: IsolatedLaboratory, case: Mapping[str, Any] | None) -> dict[str, Any] | Trouble:
+    return laboratory.fuzz(None if case is None else json.dumps(case))
+
+
+def _gap(target: Target, offers: Mapping[str, Any]) -> str:
+    """Why a target cannot be tried on this subject; nothing when it can."""
+    if offers["is_nsa"]:
+        return ""
+    match target:
+        case "ranges" | "masks":
+            return f"the subject offers no {target} of its own; nsa's are tried with the built-in subject"
+        case "forward":
+            return ""
+    if target not in offers["seams"]:
+        return f"the subject offers no {target}"
+    sizes = ("l_sel", "n_sel") if target == "select" else ("l", "d", "l_sel", "n_sel", "w")
+    missing = [name for name in sizes if name not in offers["sizes"]]
+    return f"the subject's geometry tells no {' and no '.join(missing)}" if missing else ""
+
+
+def _verdict(failure: Failure) -> Verdict:
+    return Verdict.TIMEOUT if failure.property == HANGS else Verdict.FAIL
+
+
+def _unfailed(target: Target, search: Search) -> Result:
+    """PASS where something was tried, SKIP where nothing was or nothing could be told."""
+    if not search.num_examples:
+        return _result(target, Verdict.SKIP, reason="nothing was tried")
+    if search.num_discarded == search.num_examples:
+        return _result(target, Verdict.SKIP, reason=f"no input could be judged: {search.discarded}", search=search)
+    return _result(target, Verdict.PASS, search=search)
+
+
+def _result(
+    target: Target,
+    verdict: Verdict,
+    found: tuple[Finding, ...] = (),
+    reason: str = "",
+    search: Search | None = None,
+) -> Result:
+    notes: tuple[str, ...] = ()
+    seconds = search.seconds if search is not None else 0.0
+    if search is not None:
+        rate = f", {search.num_examples / seconds:.0f}/s" if seconds >= 1 and not search.num_shrinks else ""
+        notes = (f"{search.num_examples} inputs tried{rate}",)
+        notes += (f"{search.num_shrinks} smaller ones",) if search.num_shrinks else ()
+        notes += (f"{search.num_discarded} not judged: {search.discarded}",) if search.num_discarded else ()
+    return Result(
+        code=f"fuzz {target}",
+        name=target,
+        verdict=verdict,
+        findings=found,
+        reason=reason,
+        seconds=seconds,
+        notes=notes,
+    )
+
+
+def _finding(target: Target, failure: Failure, case: Mapping[str, Any], repro: str) -> Finding:
+    shown = told(read_case(json.dumps(case)))
+    return Finding(
+        code=code_of(target, failure.property, registry.manuals()),
+        message=failure.message[:_LONGEST_MESSAGE],
+        where=failure.where,
+        evidence={
+            "target": target,
+            "property": failure.property,
+            "input": "\n".join(shown),
+            **failure.evidence,
+        },
+        repro=repro,
+    )
+
+
+def _saved(request: FuzzRequest, target: Target, failure: Failure, case: dict[str, Any]) -> SavedCase:
+    assignment = request.assignment
+    source = Path(assignment.config) if assignment.config else None
+    text = source.read_text(encoding="utf-8") if source is not None and source.is_file() else None
+    return SavedCase(
+        target=target,
+        property=failure.property,
+        message=failure.message[:_LONGEST_MESSAGE],
+        spec=assignment.spec,
+        config=assignment.config,
+        config_text=text,
+        input=assignment.input,  # type: ignore[arg-type]
+        width=assignment.width,
+        device=assignment.device,  # type: ignore[arg-type]
+        dtype=assignment.dtype,  # type: ignore[arg-type]
+        seed=assignment.seed,
+        case=case,
+    )
+
+
+@contextmanager
+def _placed(request: FuzzRequest) -> Iterator[Any]:
+    """The assignment, with the configuration a file carries written where it can be read."""
+    saved = request.replay
+    if saved is None or saved.config_text is None:
+        yield request.assignment
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        path.write_text(saved.config_text, encoding="utf-8")
+        yield replace(request.assignment, config=str(path))
+
+
+def _replay_command(path: Path, saved: SavedCase) -> str:
+    return shlex.join(["nsa-doctor", "fuzz", "--replay", str(path), *(["--subject", saved.spec] if saved.spec else [])])
+
+
+def _search_command(request: FuzzRequest, target: Target) -> str:
+    assignment = request.assignment
+    words = ["nsa-doctor", "fuzz", target, "--examples", str(request.examples), "--seed", str(assignment.seed)]
+    for option, value in (
+        ("--subject", assignment.spec),
+        ("--config", assignment.config),
+        ("--input", assignment.input),
+        ("--width", assignment.width),
+        ("--dtype", assignment.dtype),
+    ):
+        words += [option, str(value)] if value is not None else []
+    return shlex.join([*words, *(["--device", assignment.device] if assignment.device != "cpu" else [])])
+
+
+def _options(request: FuzzRequest) -> dict[str, Any]:
+    return {
+        "targets": list(request.targets),
+        "examples": request.examples,
+        "minutes": request.minutes,
+        "seed": request.assignment.seed,
+        "device": request.assignment.device,
+        "dtype": request.assignment.dtype,
+        "timeout_seconds": request.assignment.timeout,
+        "replay": str(request.replayed) if request.replayed else None,
+    }
+
+
+def _told_at_times(listen: Listener, num_targets: int) -> Callable[[Target, Search, Mapping[Target, Search]], None]:
+    """Tells a person often and a log seldom."""
+    pause = _SECONDS_BETWEEN_TICKS if is_terminal(sys.stderr) else _SECONDS_BETWEEN_LINES
+    start = last = time.monotonic()
+
+    def tell(target: Target, search: Search, searches: Mapping[Target, Search]) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < pause:
+            return
+        last = now
+        tried = sum(each.num_examples + each.num_shrinks for each in searches.values())
+        doing = f"shrinking, {search.num_shrinks} tried" if search.num_shrinks else f"{search.num_examples} inputs"
+        listen(f"{target}: {doing}, {tried / (now - start):.0f}/s", list(searches).index(target), num_targets)
+
+    return tell
