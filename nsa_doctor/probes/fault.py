@@ -151,20 +151,27 @@ def _straight_through(
     """The step function in the culprit's module past which autograd leads what no longer moves the output."""
     found = differentials[0]
     here = storage_of(found.recording.tensors[number])
+    if event.function is not None:  # rounds in its own forward
+        inside = [each for each in found.recording.events if each.inside is event.function and each.name in _STEPS]
+        return inside[0].name if inside and all(map(_is_autograds_alone, slopes)) else ""
     tried = 0
-    for index in range(number, -1, -1):
+    for index in range(number, -1, -1) if event.loses_gradient else ():
         reach = {storage_of(found.recording.tensors[index])}
         after = list(_downstream(found, index, reach))
         hard = [each for each in after if each.place.module == event.place.module and each.name in _STEPS]
         if not hard or not found.slopes[index] or (here not in reach and index != number):
             continue
-        seen = slopes if index == number else [bench.slope(each, [index], True) for each in differentials]
-        if all(abs(slope.numeric) <= abs(slope.autograd) / 4 for slope in seen):
+        if all(_is_autograds_alone(bench.slope(each, [index], is_followed=True)) for each in differentials):
             return hard[0].name
         tried += 1
         if tried == _MOST_ANCESTORS:
             break
     return ""
+
+
+def _is_autograds_alone(slope: Slope) -> bool:
+    """Whether autograd sees a slope where the value hardly moves."""
+    return abs(slope.numeric) <= abs(slope.autograd) / 4
 
 
 def _downstream(found: Differential, number: int, reach: set[int]) -> Iterator[Event]:
