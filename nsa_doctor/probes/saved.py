@@ -14,6 +14,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from nsa_doctor.measurement import Place
 
+Around = Callable[[str, Callable[[], Any], tuple[Any, ...]], Any]
+
 
 @dataclass(eq=False)
 class Saved:
@@ -182,11 +184,15 @@ def _uncompiled() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def functions_seen(see: Callable[[FunctionCtx], None]) -> Iterator[None]:
-    """Show the ctx of every custom Function once it has run forward: each one's `super().apply` comes through here."""
+def functions_seen(see: Callable[[FunctionCtx], None], around: Around | None = None) -> Iterator[None]:
+    """Show the ctx of every custom Function once it has run forward: each one's `super().apply` comes through here.
+
+    `around`, given the Function's name, a call that applies it and its arguments, is to make that call.
+    """
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        output = super(_SingleLevelFunction, cls).apply(*args, **kwargs)
+        run = lambda: super(_SingleLevelFunction, cls).apply(*args, **kwargs)  # noqa: E731
+        output = run() if around is None else around(cls.__name__, run, args)
         outputs = output if isinstance(output, (tuple, list)) else [output]
         seen = {id(t.grad_fn): t.grad_fn for t in outputs if isinstance(t, Tensor) and t.grad_fn is not None}
         for ctx in seen.values():

@@ -39,6 +39,7 @@ class Pass:
     """What a forward and backward pass left; `gradients` by name of parameter, and of the input."""
 
     module: nn.Module
+    x: Tensor
     output: Tensor
     loss: Tensor
     gradients: dict[str, Tensor]
@@ -73,7 +74,7 @@ def forward_backward(sp: Specimen, x: Tensor, watch: Watch | None = None) -> Pas
             ask("backward", loss.backward, module, output)
     gradients = {"the input": x.grad} if x.grad is not None else {}
     gradients |= {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-    return Pass(module=module, output=output, loss=loss.detach(), gradients=gradients)
+    return Pass(module=module, x=x, output=output, loss=loss.detach(), gradients=gradients)
 
 
 def weighed(output: Tensor, others: Mapping[str, Tensor], seed: int) -> Tensor:

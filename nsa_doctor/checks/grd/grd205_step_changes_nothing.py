@@ -1,0 +1,81 @@
+"""GRD205 step-changes-nothing
+
+Detects: steps of a training loop that leave all parameters, or some that have a gradient, exactly as they were.
+Matters: the run costs what training costs and trains nothing, or a part of the model not at all.
+Fix: step after backward and clear gradients after that or before; give the optimizer the parameters the model uses.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.unlearned import lengths_for, listed, placed, trainable
+from nsa_doctor.finding import Finding
+from nsa_doctor.measurement import Place
+from nsa_doctor.probes.specimen import specimen
+from nsa_doctor.probes.stepping import Step, step
+from nsa_doctor.probes.training import new_optimizer
+from nsa_doctor.repro import again
+from nsa_doctor.subject import Subject
+
+_NUM_STEPS = 3  # a warm-up may well begin at a rate of zero
+_RATE = 0.1
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    sp = specimen(subject, mode="train")
+    length = lengths_for(subject)[0]
+    names = [name for name, _ in trainable(sp.module)]
+    if not names:
+        return
+    optimizer = new_optimizer(sp.module, _RATE)
+    steps = [step(sp, optimizer, sp.input(length, seed=subject.seed + index)) for index in range(_NUM_STEPS)]
+    moved = set().union(*(taken.moved() for taken in steps))
+    still = [name for name in names if name not in moved and any(_should_move(name, taken) for taken in steps)]
+    if moved and not still:
+        return
+    calls = sum(taken.num_calls for taken in steps)
+    place = next((taken.place for taken in steps if taken.place.file), Place())
+    if moved:
+        message = f"{listed(still)} of {len(names)} do not move in {_NUM_STEPS} steps at S={length}, with gradients"
+    else:
+        message = f"no parameter moves in {_NUM_STEPS} training steps at S={length}: {_why(steps)}"
+    yield Finding(
+        message=message,
+        where=placed(place, still or [""], sp.module),
+        evidence={"length": length, "parameters": ",".join(still), "num_calls": calls},
+        control=f"{len(moved)} other parameters move" if moved else "",
+        repro=again(subject, "GRD205"),
+    )
+
+
+def _should_move(name: str, taken: Step) -> bool:
+    """Whether plain descent by this gradient would change some value, rounding considered."""
+    gradient, value = taken.gradients.get(name), taken.before[name]
+    return gradient is not None and not torch.equal(value - _RATE * gradient, value)
+
+
+def _why(steps: list[Step]) -> str:
+    """What was seen of the optimizer."""
+    if not any(taken.num_calls for taken in steps):
+        return "the optimizer given is never asked to step"
+    if not any(taken.squared_gradient for taken in steps):
+        return "when the optimizer steps, there are no gradients or only zeros"
+    return "the optimizer steps with gradients that are not zero"
+
+
+def planted(subject: Subject) -> Subject:
+    def cleared_too_soon(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+        loss = subject.forward(module, x).square().mean()
+        loss.backward()
+        optimizer.zero_grad()
+        optimizer.step()
+        return loss
+
+    return replace(subject, train_step=cleared_too_soon)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("train_step",), profile="smoke")

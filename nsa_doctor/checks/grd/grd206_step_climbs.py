@@ -1,0 +1,76 @@
+"""GRD206 step-climbs
+
+Detects: a training step after which the loss on the very same batch is higher, in proportion to the learning rate.
+Matters: descent by a small enough step lowers the loss; one that climbs follows a sign that is flipped.
+Fix: look for a minus in the loss, in the update or in a gradient hook that does not belong there.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.unlearned import lengths_for
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.specimen import Specimen, comparable_specimen
+from nsa_doctor.probes.stepping import Step, first_step, twin
+from nsa_doctor.repro import again
+from nsa_doctor.runner import NotComparableError
+from nsa_doctor.subject import Subject
+
+_SHARE = 1e-3  # of the loss, that a step of descent should take off
+_LEAST = 0.05  # of what is due at the whole rate: far above rounding, which is some units of the last place
+_SMALLEST_RATIO, _LARGEST_RATIO = math.sqrt(2), 2 * math.sqrt(2)  # half the rate, half the climb
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    sp = comparable_specimen(subject, mode="train")
+    length = lengths_for(subject)[0]
+    x = sp.input(length)
+    first = _step(sp, x, 0.0)
+    if not first.squared_gradient or not first.loss:
+        return
+    if not math.isfinite(first.loss) or not math.isfinite(first.squared_gradient):
+        raise NotComparableError(f"loss or gradient are not finite at S={length}")
+    due = _SHARE * abs(first.loss)
+    rate = due / first.squared_gradient
+    whole, half = (_climb(sp, x, each) for each in (rate, rate / 2))
+    if half > _LEAST * due and _SMALLEST_RATIO <= whole / half <= _LARGEST_RATIO:
+        yield Finding(
+            message=f"after one step at rate {rate:.2g} the loss on the same batch rises from {first.loss:.6g} to "
+            f"{first.loss + whole:.6g} at S={length}, and by half as much at half the rate",
+            where=first.place,
+            evidence={"length": length, "rate": rate, "loss": first.loss, "climb": whole},
+            repro=again(subject, "GRD206"),
+        )
+
+
+def _climb(sp: Specimen, x: Tensor, rate: float) -> float:
+    """What a step at this rate adds to the loss of its own batch."""
+    stepped = twin(sp)
+    if stepped is None:
+        raise NotComparableError("the module cannot be copied, so no step can be taken twice")
+    before = first_step(stepped, x, rate)
+    return first_step(stepped, x, 0.0).loss - before.loss
+
+
+def _step(sp: Specimen, x: Tensor, rate: float) -> Step:
+    copied = twin(sp)
+    return first_step(sp if copied is None else copied, x, rate)
+
+
+def planted(subject: Subject) -> Subject:
+    def uphill(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = subject.forward(module, x).square().mean()
+        (-loss).backward()
+        optimizer.step()
+        return loss
+
+    return replace(subject, train_step=uphill)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("train_step",), profile="smoke", blocked_by=("GRD204",))
