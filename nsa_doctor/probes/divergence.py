@@ -112,8 +112,10 @@ class _Parts:
         differs = _differing(own, other)
         if not bool(differs.any()):
             return False
-        is_free = bool(self.kept) and not any(size in self.kept for size in expected.shape)
-        return not (self.kept and (self._learn(differs) or is_free))
+        if not self.kept or any(size in self.kept for size in expected.shape):
+            return True
+        self._learn(differs)
+        return False
 
     def _narrowed(self, result: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
         """Both, cut to what has to agree; the first run's sizes are those that are known."""
@@ -124,17 +126,14 @@ class _Parts:
             result, expected = result.narrow(dim, 0, min(count, size)), expected.narrow(dim, 0, count)
         return result, expected
 
-    def _learn(self, differs: Tensor) -> bool:
-        """Whether what differs begins beyond index 0 of a dimension not known yet; if so, it is known from now on."""
+    def _learn(self, differs: Tensor) -> None:
+        """In a tensor with no dimension known yet, one that differs from an index above 0 on is known from now on."""
         for dim, size in enumerate(differs.shape):
-            if size < 2 or size in self.kept or size in self.kept.values():
-                continue
             along = differs.movedim(dim, 0).reshape(size, -1).any(1)
             start = int(along.nonzero()[0])
-            if start > 0:
+            if start > 0 and size not in self.kept.values():
                 self.kept[size] = start
-                return True
-        return False
+                return
 
 
 def _differing(result: Tensor, expected: Tensor) -> Tensor:
