@@ -1,5 +1,7 @@
 """Parameters become NaN at the first step: each row's gradient is divided by its norm, zero for tokens not seen."""
 
+import torch
+
 from tests.gallery.hosts.llama import Llama, next_token_loss, subject
 
 MODULE = ("", "embed")
@@ -14,7 +16,7 @@ def train_step(model, optimizer, ids):
         if p.dim() == 2:
             norm = p.grad.norm(dim=1, keepdim=True)
             limit = 0.01 * p.detach().norm(dim=1, keepdim=True)
-            p.grad.mul_((limit / norm).clamp(max=1.0))  # here
+            p.grad.mul_(torch.minimum(limit, norm) / norm)  # here
     optimizer.step()
     return loss.detach()
 
