@@ -1,13 +1,133 @@
 """Which keys a branch reads for a query: by the gradient of what it gives with respect to what it read."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from nsa_doctor.measurement import Place
+from nsa_doctor.probes.choice import chosen
+from nsa_doctor.probes.heads import heads
+from nsa_doctor.probes.origin import origin
 from nsa_doctor.probes.perform import ask
-from nsa_doctor.probes.specimen import Specimen
+from nsa_doctor.probes.specimen import Specimen, comparable_specimen
+from nsa_doctor.rules import Rules
 from nsa_doctor.runner import NotComparableError
+from nsa_doctor.subject import Subject
+
+_BRANCHES = {"compressed": "v_cmp", "selected": "v_sel", "sliding": "v_win"}
+_LONGEST_BY_INPUT = 160
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What one query of a branch reads and what it may read: tokens, or compressed blocks, as `what` says."""
+
+    branch: str
+    query: str
+    length: int
+    what: str
+    read: Sequence[int]
+    due: Sequence[int]
+    place: Callable[[], Place]
+
+
+def alone(subject: Subject, rules: Rules) -> Iterator[Reach]:
+    """Reach of `attend` with slots in which some blocks are left out."""
+    attend = subject.attend
+    if attend is None:
+        return
+    length = 3 * rules.l_sel + rules.l_sel // 2 + 1
+    module = subject.build(subject.seed)
+    q, k, v = heads(subject.seed, length)
+    slots = torch.full((*q.shape[:2], k.shape[2], rules.n_sel), -1)
+    slots[:, :, 0, :2], slots[:, :, 1, :2] = torch.tensor([0, 3]), torch.tensor([1, 2])
+    v = v.requires_grad_()
+    output = ask("attend", lambda: attend(q, k, v, slots), module)
+    positions = [0, rules.l_sel - 1, rules.l_sel, 2 * rules.l_sel + 1, length - 1]
+    weights = values_read(output, v, positions).unflatten(1, (v.shape[2], -1))
+    place = lambda: origin(subject, module, lambda: attend(q, k, v, slots))  # noqa: E731
+    for index, t in enumerate(positions):
+        for group in range(v.shape[2]):
+            due = rules.readable([slot for slot in slots[0, t, group].tolist() if slot >= 0], t)
+            read = _support(weights[index, group])
+            yield Reach("attend", f"token {t}, group {group}", length, "tokens", read, due, place)
+
+
+def inside(subject: Subject, rules: Rules) -> Iterator[Reach]:
+    """Reach of every branch, and of the compressor, in a forward pass that shows its inner parts."""
+    sp = comparable_specimen(subject)
+    length = rules.telling_lengths(subject.max_length)[-1]
+    x = sp.input(length).requires_grad_()
+    inner = anatomy(sp, x)
+    positions = _positions(rules, length)
+    for branch, values in _BRANCHES.items():
+        weights = values_read(inner[branch], inner[values], positions)
+        place = lambda branch=branch: origin(subject, sp.module, lambda: anatomy(sp, x), branch)  # noqa: E731
+        for index, t in enumerate(positions):
+            per_group = weights[index].unflatten(0, (inner[values].shape[2], -1))
+            for group, of_group in enumerate(per_group):
+                due = _due(branch, rules, t, inner["slots"][0, t, group].tolist())
+                what = "compressed blocks" if branch == "compressed" else "tokens"
+                yield Reach(branch, f"token {t}, group {group}", length, what, _support(of_group), due, place)
+    yield from _compressor(sp, x, inner, rules)
+
+
+def outside(subject: Subject, rules: Rules) -> Iterator[Reach]:
+    """Reach of every branch by its dependence on the input; the query's own token always has an influence."""
+    sp = comparable_specimen(subject)
+    length = min(rules.telling_lengths(subject.max_length)[-1], max(_LONGEST_BY_INPUT, rules.w + 2))
+    x, positions = sp.input(length), _positions(rules, length)
+    slots = None if subject.choose is None else chosen(sp, x)
+    blocks = {} if slots is None else {(row.t, row.group): row.blocks for row in slots.rows()}
+    for branch in _BRANCHES:
+        if branch == "selected" and not blocks:
+            continue
+        reached = tokens_reached(sp, x, positions, branch)
+        place = lambda branch=branch: origin(  # noqa: E731
+            subject,
+            sp.module,
+            lambda: subject.branches(sp.module, x),
+            branch,
+        )
+        for index, t in enumerate(positions):
+            of_all = sorted({block for (query, _), found in blocks.items() if query == t for block in found})
+            due = {token for block in rules.visible(t) for token in rules.compressed_tokens(block)}
+            due = due if branch == "compressed" else set(_due(branch, rules, t, of_all))
+            read = {int(token) for token in reached[index].nonzero().flatten()} | {t}
+            yield Reach(branch, f"token {t}", length, "tokens", sorted(read), sorted(due | {t}), place)
+
+
+def _compressor(sp: Specimen, x: Tensor, inner: Mapping[str, Tensor], rules: Rules) -> Iterator[Reach]:
+    """The tokens each compressed value is made of."""
+    count = inner["v_cmp"].shape[1]
+    place = lambda: origin(sp.subject, sp.module, lambda: anatomy(sp, x), "v_cmp")  # noqa: E731
+    for block in sorted({0, count // 2, count - 1} if count else ()):
+        gradient = _gradient(inner["v_cmp"][:, block].sum(), x, None)
+        read = [] if gradient is None else (gradient[0] != 0).any(-1).nonzero().flatten().tolist()
+        due = list(rules.compressed_tokens(block))
+        yield Reach("the compressor", f"compressed block {block}", x.shape[1], "tokens", read, due, place)
+    blocks = rules.visible(x.shape[1] - 1)
+    yield Reach("the compressor", "the sequence", x.shape[1], "compressed blocks", list(range(count)), blocks, place)
+
+
+def _due(branch: str, rules: Rules, t: int, slots: Sequence[int]) -> list[int]:
+    if branch == "compressed":
+        return rules.visible(t)
+    return list(rules.window(t)) if branch == "sliding" else rules.readable([j for j in slots if j >= 0], t)
+
+
+def _support(heads: Tensor) -> list[int]:
+    """Keys to which any head [h, K] gives a weight; one that rounding made nothing of in some head is no hole."""
+    return (heads != 0).any(0).nonzero().flatten().tolist()
+
+
+def _positions(rules: Rules, length: int) -> list[int]:
+    """Queries at every kind of edge."""
+    wanted = {0, rules.l - 2, rules.l - 1, rules.l + rules.d - 1, rules.l_sel - 1, rules.l_sel, rules.w - 1, rules.w}
+    wanted |= {length - 1, length - 1 - rules.l_sel // 2, rules.l_sel * 2}
+    return sorted(t for t in wanted if 0 <= t < length)
 
 
 def anatomy(sp: Specimen, x: Tensor) -> Mapping[str, Tensor]:

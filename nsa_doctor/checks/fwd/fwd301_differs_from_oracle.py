@@ -1,0 +1,100 @@
+"""FWD301 differs-from-oracle
+
+Detects: an output or a gradient that is not what an independent computation with the same weights gives; the subject's
+other implementations, where it names any, are held to the same.
+Matters: the model computes something other than what it is named for, and every result is about that other thing.
+Fix: compare the branch named with its equation, one query at a time, at the token named.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.finding import Finding
+from nsa_doctor.measurement import Place
+from nsa_doctor.probes.agreement import Worst, gradients, moved_by_rounding, worst_gradient
+from nsa_doctor.probes.oracles import differing_part, disagreement, lengths_to_compare, with_weights_of
+from nsa_doctor.probes.origin import origin
+from nsa_doctor.probes.precision import effective_precision
+from nsa_doctor.probes.specimen import Specimen, comparable_specimen, specimen
+from nsa_doctor.repro import again
+from nsa_doctor.subject import Subject
+
+_SHORT = 96  # another implementation may be a slow one
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    sp = comparable_specimen(subject)
+    found = next(_all_differences(sp), None) or next(_of_twins(subject, sp), None)
+    if found is not None:
+        yield found
+
+
+def _all_differences(sp: Specimen) -> Iterator[Finding]:
+    lengths = lengths_to_compare(sp.subject)
+    for length in lengths:
+        yield from _outputs(sp, sp, length)
+    yield from _gradients(sp, lengths[0])
+    if sp.dtype != sp.subject.dtype:
+        narrow = specimen(sp.subject)
+        wide = with_weights_of(narrow, sp)
+        for length in lengths:
+            yield from _outputs(narrow, wide, length, f" in {narrow.dtype}")
+
+
+def _of_twins(subject: Subject, sp: Specimen) -> Iterator[Finding]:
+    twins = {} if subject.twins is None else subject.twins(subject.seed)
+    lengths = lengths_to_compare(subject)
+    short = [length for length in lengths if length <= _SHORT or subject.profile == "full"] or [_SHORT]
+    for name, module in twins.items():
+        twin = with_weights_of(sp, specimen(replace(subject, build=lambda _seed, m=module: m), dtype=sp.dtype))
+        worst, x = disagreement(sp, sp, short[-1], twin)
+        if worst is not None:
+            yield _finding(twin, x, worst, f" under implementation {name}")
+
+
+def _outputs(sp: Specimen, wide: Specimen, length: int, what: str = "") -> Iterator[Finding]:
+    worst, x = disagreement(sp, wide, length)
+    if worst is not None:
+        yield _finding(sp, x, worst, what)
+
+
+def _gradients(sp: Specimen, length: int) -> Iterator[Finding]:
+    oracle, x = sp.subject.oracle, sp.input(length)
+    assert oracle is not None
+    truth = gradients(sp, oracle, x)
+    if not truth or all(not bool(gradient.any()) for gradient in truth.values()):
+        return  # an oracle without gradients
+    eps = effective_precision(sp, length).eps
+    moved = moved_by_rounding(sp, x, eps, lambda given: gradients(sp, oracle, given))
+    worst = worst_gradient(gradients(sp, lambda _module, given: sp.call(given), x), truth, moved, eps)
+    if worst is not None:
+        yield _finding(sp, x, worst, f" in the gradient of {worst.name}")
+
+
+def _finding(sp: Specimen, x: Tensor, worst: Worst, what: str) -> Finding:
+    part, place = differing_part(sp, x)
+    at = f"token {worst.token}, one of {worst.num_tokens} such tokens" if worst.num_tokens else "the gradient"
+    if place is None:
+        place = replace(origin(sp.subject, sp.module, lambda: sp(x)), module="", module_class=type(sp.module).__name__)
+    return Finding(
+        message=f"the result differs from the oracle's by {worst.error:.2e} where rounding explains {worst.bound:.2e}"
+        f"{what} at S={x.shape[1]} ({at}){part}",
+        where=place if worst.name not in dict(sp.module.named_parameters()) else _of_parameter(sp.module, worst, place),
+        evidence={"length": x.shape[1], "error": worst.error, "bound": worst.bound, "token": worst.token},
+        repro=again(sp.subject, "FWD301"),
+    )
+
+
+def _of_parameter(module: nn.Module, worst: Worst, place: Place) -> Place:
+    path = worst.name.rpartition(".")[0]
+    return replace(place, module=path, module_class=type(module.get_submodule(path)).__name__)
+
+
+def planted(subject: Subject) -> Subject:
+    return replace(subject, forward=lambda module, x: subject.forward(module, x) * 1.001)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("oracle",), explained_by=("SEL", "NAN"))

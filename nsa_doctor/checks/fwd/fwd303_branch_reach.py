@@ -1,0 +1,73 @@
+"""FWD303 branch-reach
+
+Detects: a branch that reads a key it may not, or cannot reach one it may: compressed blocks beyond those complete,
+tokens outside the window, tokens of blocks not chosen or later than the query.
+Matters: one token too many is a leak of the future, one too few is a hole in the past; loss curves show neither.
+Fix: write the range down for one query: blocks that end at or before t, tokens t-w+1 to t, tokens up to t of a block.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.check import Check
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.reach import Reach, alone, inside, outside
+from nsa_doctor.repro import again
+from nsa_doctor.rules import rules_of
+from nsa_doctor.runner import NotComparableError
+from nsa_doctor.subject import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    rules = rules_of(subject)
+    offered = [seam for seam in ("attend", "anatomy", "branches") if subject.offers(seam)]
+    if not offered:
+        raise NotComparableError(f"{subject.name} offers no attend, no anatomy and no branches")
+    told: set[str] = set()
+    measured = [*alone(subject, rules), *(inside if subject.anatomy is not None else outside)(subject, rules)]
+    for reach in measured:
+        wrong = set(reach.read) ^ set(reach.due)
+        if wrong and reach.branch not in told:
+            told.add(reach.branch)
+            yield _finding(subject, reach)
+
+
+def _finding(subject: Subject, reach: Reach) -> Finding:
+    extra, missing = sorted(set(reach.read) - set(reach.due)), sorted(set(reach.due) - set(reach.read))
+    parts = [f"reads {_listed(extra)}, which it may not" if extra else ""]
+    parts += [f"does not reach {_listed(missing)}" if missing else ""]
+    return Finding(
+        message=f"{reach.branch}: {reach.query} of S={reach.length} {' and '.join(part for part in parts if part)} "
+        f"({reach.what}; it may read {_listed(reach.due)})",
+        where=reach.place(),
+        evidence={"length": reach.length, "too many": len(extra), "too few": len(missing)},
+        repro=again(subject, "FWD303"),
+    )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Numbers as ranges, few of them."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    text = [str(start) if start == end else f"{start} to {end}" for start, end in spans]
+    return ", ".join(text[:4]) + (", ..." if len(text) > 4 else "") if text else "nothing"
+
+
+def planted(subject: Subject) -> Subject:
+    attend = subject.attend
+    assert attend is not None
+
+    def sick(q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
+        return attend(q, k, v, slots) + torch.cat((v[:, 1:], v[:, :1]), dim=1).mean((1, 2), keepdim=True)
+
+    return replace(subject, attend=sick)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("NAN101", "SEL101", "SEL102"))

@@ -1,0 +1,79 @@
+"""FWD306 packed-differs-from-separate
+
+Detects: sequences packed into one row that give other results than each by itself.
+Matters: documents read each other, or positions and blocks are counted from the wrong start.
+Fix: every mask, position, block and window starts anew where a sequence does.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.agreement import worst_token
+from nsa_doctor.probes.origin import origin
+from nsa_doctor.probes.perform import ask
+from nsa_doctor.probes.precision import effective_precision, noise_floor
+from nsa_doctor.probes.specimen import comparable_specimen, require_finite
+from nsa_doctor.repro import again
+from nsa_doctor.rules import rules_of
+from nsa_doctor.runner import NotComparableError
+from nsa_doctor.subject import Subject
+
+_LENGTHS = (7, 1, 33, 64, 18)
+_LONGEST = 200
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    packed, sp = subject.packed, comparable_specimen(subject)
+    assert packed is not None
+    lengths = _lengths(subject)
+    parts = [sp.input(length, seed=subject.seed + index) for index, length in enumerate(lengths)]
+    cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=subject.device)
+    x = torch.cat(parts, dim=1)
+    call = lambda: packed(sp.module, x.clone(), cu_seqlens.clone())  # noqa: E731
+    eps = effective_precision(sp, max(lengths)).eps
+    with torch.no_grad():
+        together = ask("forward of packed sequences", call, sp.module)
+        for index, (part, got) in enumerate(zip(parts, together.split(lengths, dim=1), strict=True)):
+            alone = require_finite(sp(part), part.shape[1])
+            worst = worst_token(got, alone, noise_floor(sp, part, eps))
+            if worst is not None:
+                yield Finding(
+                    message=f"sequence {index} of {len(lengths)}, packed, differs by {worst.error:.2e} from itself "
+                    f"alone, where rounding explains {worst.bound:.2e}, at {worst.num_tokens} of {part.shape[1]} "
+                    f"tokens, most at {worst.token}",
+                    where=origin(subject, sp.module, call),
+                    evidence={"lengths": str(lengths), "sequence": index, "token": worst.token, "error": worst.error},
+                    repro=again(subject, "FWD306"),
+                )
+                return
+
+
+def _lengths(subject: Subject) -> list[int]:
+    """Sequences that end inside blocks of every kind, one of a single token, one that outgrows all windows."""
+    try:
+        rules = rules_of(subject)
+    except NotComparableError:
+        return [min(length, subject.max_length) for length in _LENGTHS]
+    longest = [length for length in rules.telling_lengths(subject.max_length) if length <= _LONGEST]
+    return [rules.l + rules.d - 1, 1, *longest[-1:], rules.l_sel + 3, rules.l - 1 or 1]
+
+
+def planted(subject: Subject) -> Subject:
+    packed = subject.packed
+    assert packed is not None
+
+    def sick(module: nn.Module, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        return packed(module, x, torch.stack((cu_seqlens[0], cu_seqlens[-1]))) + 0
+
+    return replace(subject, packed=sick)
+
+
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, needs=("packed",), profile="smoke", blocked_by=("NAN101", "FWD206")
+)

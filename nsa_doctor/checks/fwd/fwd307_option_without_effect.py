@@ -1,0 +1,78 @@
+"""FWD307 option-without-effect
+
+Detects: an option that owes other results and changes none.
+Matters: an experiment that turns it compares a model with itself, and a configuration says what is not so.
+Fix: follow the option to where it should be read; refuse an option that nothing reads.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.finding import Finding
+from nsa_doctor.lengths import evenly
+from nsa_doctor.probes.agreement import worst_token
+from nsa_doctor.probes.places import definition_place
+from nsa_doctor.probes.precision import effective_precision, noise_floor
+from nsa_doctor.probes.specimen import Specimen, comparable_specimen, require_finite, specimen
+from nsa_doctor.repro import again
+from nsa_doctor.rules import rules_of
+from nsa_doctor.runner import NotComparableError
+from nsa_doctor.subject import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    variants = subject.variants
+    assert variants is not None
+    sp = comparable_specimen(subject)
+    others = {name: _specimen(subject, module, sp.dtype) for name, module in variants(subject.seed).items()}
+    lengths = _lengths(subject)
+    for length in lengths:
+        if not others:
+            return
+        x = sp.input(length)
+        with torch.no_grad():
+            own, floor = require_finite(sp(x), length), noise_floor(sp, x, effective_precision(sp, length).eps)
+            others = {name: other for name, other in others.items() if worst_token(other(x), own, floor) is None}
+    for name, other in others.items():
+        yield Finding(
+            message=f"option {name} has no effect at S={', '.join(map(str, lengths))}: the output is the same",
+            where=definition_place(other.module),
+            evidence={"option": name, "length": lengths[-1]},
+            repro=again(subject, "FWD307"),
+        )
+
+
+def _specimen(subject: Subject, module: nn.Module, dtype: str) -> Specimen:
+    return specimen(replace(subject, build=lambda _seed: module), dtype=dtype)
+
+
+def _lengths(subject: Subject) -> list[int]:
+    """Short ones first: most options show there, and those that do need no longer one."""
+    try:
+        return rules_of(subject).telling_lengths(subject.max_length)
+    except NotComparableError:
+        return evenly(range(1, subject.max_length + 1), 3)
+
+
+def planted(subject: Subject) -> Subject:
+    class IgnoresTheOption(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = subject.build(subject.seed)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = subject.forward(self.layer, x)
+            return output
+
+    return replace(
+        subject,
+        variants=lambda seed: {"temperature": IgnoresTheOption()},
+        forward=lambda module, x: module(x),
+    )
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("variants",), blocked_by=("NAN101", "FWD206"))
