@@ -20,7 +20,8 @@ from nsa_doctor.probes.places import module_code
 from nsa_doctor.probes.state import preserved_state, seed_everything
 from nsa_doctor.runner import Caught, SubjectFailedError, attempt
 from nsa_doctor.subject import SEAMS, Subject, SubjectUnusableError
-from nsa_doctor.subjects import SubjectRequest, load_subject
+from nsa_doctor.subjects import load_subject
+from nsa_doctor.subjects.request import SubjectRequest
 
 _MOST_CODE_RANGES = 2000
 _MOST_SPREAD = 64
@@ -41,7 +42,11 @@ class Bench:
             return {"usage": "device cuda is not there: torch sees no CUDA device; use --device cpu"}
         if request["threads"]:
             torch.set_num_threads(request["threads"])
-        wanted = SubjectRequest(**{**request["subject"], "lengths": tuple(request["subject"]["lengths"])})
+        wanted = SubjectRequest(
+            **{**request["subject"], "lengths": tuple(request["subject"]["lengths"])},
+            explore=request["explore"],
+            avoid=tuple(request["avoid"]),
+        )
         with preserved_state():
             try:
                 subject = load_subject(wanted, lambda length: self._send({"event": "asking", "length": length}))

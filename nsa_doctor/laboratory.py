@@ -38,7 +38,7 @@ class Assignment:
     """Whom to examine and under which conditions.
 
     `timeout` is what one measurement, or one call in a check, may take, in seconds; `dtype` None is the subject's own;
-    `threads` 0 leaves their number to torch.
+    `threads` 0 leaves their number to torch; `explore` finds out how long a sequence a foreign subject serves.
     """
 
     spec: str | None = None
@@ -50,6 +50,7 @@ class Assignment:
     seed: int = 0
     profile: Profile = "quick"
     threads: int = 0
+    explore: bool = False
     forward_only: bool = False
     lengths: tuple[int, ...] = (128,)
     boundaries_up_to: int | None = None
@@ -170,6 +171,8 @@ class IsolatedLaboratory:
             "do": "load",
             "startup_seconds": STARTUP_SECONDS,
             "subject": {**subject, "seed": assignment.seed, "lengths": lengths},
+            "explore": assignment.explore,
+            "avoid": sorted(self._not_asked),
             "conditions": {
                 "seed": assignment.seed,
                 "device": assignment.device,

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +22,8 @@ _LARGEST_SEED = 2**32 - 1
 _LARGEST_WIDTH = 2**24
 _MOST_JOBS = 256
 _USUAL_JOBS = 4
+_LENGTHS_TO_ASK_AT = (64, 16)
+_ENTRY_POINTS = "nsa_doctor.subjects"
 _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -42,8 +45,7 @@ def examined(
 ) -> Assignment:
     """Check the options that say whom to examine and how, which most commands have; raises OptionError."""
     if subject is not None:
-        if not _SPEC.fullmatch(subject):
-            raise OptionError(f"--subject must be package.module:factory, got {subject!r}")
+        subject = _spec(subject)
         if config is not None:
             raise OptionError("--config is for the built-in subject and has no effect with --subject; leave one out")
     elif input_kind is not None:
@@ -67,6 +69,17 @@ def examined(
         profile=cast(Profile, _one("--profile", profile, PROFILES)),
         timeout=timeout,
     )
+
+
+def _spec(subject: str) -> str:
+    """`package.module:factory` as it is; the name of an entry point as what it stands for."""
+    if _SPEC.fullmatch(subject):
+        return subject
+    known = {point.name: point.value for point in entry_points(group=_ENTRY_POINTS)}
+    if subject in known:
+        return known[subject]
+    names = f" or one of {', '.join(sorted(known))}" if known else ""
+    raise OptionError(f"--subject must be package.module:factory{names}, got {subject!r}")
 
 
 def sweep_request(
@@ -107,7 +120,7 @@ def run_request(
     count = min(jobs or min(most, _USUAL_JOBS), len(checks))
     threads = max(1, most // count) if count > 1 and assignment.device == "cpu" else 0
     return RunRequest(
-        assignment=replace(assignment, threads=threads),
+        assignment=replace(assignment, threads=threads, explore=True, lengths=_LENGTHS_TO_ASK_AT),
         checks=tuple(checks),
         selected=selected,
         jobs=count,

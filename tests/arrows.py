@@ -52,7 +52,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.train.*": ("nsa.train.*", "nsa.data", "nsa.data.*", "nsa", *MODEL),
 }
 TORCH_IN_THE_DOCTOR = tuple(
-    f"nsa_doctor.{name}" for name in ("subject", "subjects*", "probes*", "checks*", "bench", "fuzz.properties*")
+    f"nsa_doctor.{name}"
+    for name in ("adapter", "subject", "subjects*", "probes*", "checks*", "bench", "fuzz.properties*")
 )
 # Distribution: the name it is imported by, where the two differ.
 IMPORT_NAMES = {"pyyaml": "yaml"}

@@ -1,6 +1,7 @@
 """Compares two outputs that should be equal, token by token, above what rounding alone does."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -31,25 +32,33 @@ class Departure:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Baseline:
-    """A finite output [B, S, ...] for an input, and how far rounding moves each of its tokens [B, S]."""
+    """A finite output [B, S, ...] for an input x, which other outputs are held against."""
 
+    specimen: Specimen
     x: Tensor
     output: Tensor
-    floor: Tensor
 
     def departure(self, output: Tensor, rows: slice = slice(None), tokens: slice = slice(None)) -> Departure | None:
         """How `output` departs from these rows and tokens of the baseline; None when it does not."""
-        return departure(output, self.output[rows, tokens], self.floor[rows, tokens])
+        expected = self.output[rows, tokens]
+        scale = expected.double().abs().flatten(2).amax(-1)
+        if departure(output, expected, torch.finfo(expected.dtype).eps * scale) is None:
+            return None
+        return departure(output, expected, self.floor[rows, tokens])
+
+    @cached_property
+    def floor(self) -> Tensor:
+        """How far rounding moves each token [B, S]; costs several passes, so only what differs at all asks for it."""
+        eps = effective_precision(self.specimen, min(_LENGTH_FOR_PRECISION, self.x.shape[1])).eps
+        return noise_floor(self.specimen, self.x, eps)
 
 
 def baseline(specimen: Specimen, x: Tensor) -> Baseline:
     """Run the subject on x; NotComparableError when its output is not finite to begin with."""
-    eps = effective_precision(specimen, min(_LENGTH_FOR_PRECISION, x.shape[1])).eps
     with torch.no_grad():
-        output = require_finite(specimen(x), x.shape[1])
-        return Baseline(x, output, noise_floor(specimen, x, eps))
+        return Baseline(specimen, x, require_finite(specimen(x), x.shape[1]))
 
 
 def departure(result: Tensor, expected: Tensor, floor: Tensor) -> Departure | None:

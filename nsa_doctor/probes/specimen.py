@@ -51,7 +51,11 @@ class Specimen:
 def specimen(
     subject: Subject, *, dtype: str | None = None, mode: Mode = "eval", is_randomised: bool = True
 ) -> Specimen:
-    """Build the subject afresh, in its own dtype unless told, its parameters moved away from special values."""
+    """Build the subject afresh, in its own dtype unless told, its parameters moved away from special values.
+
+    A mode the subject does not run in gives way to one that it does.
+    """
+    mode = mode if mode in subject.modes else subject.modes[0]
     seed_everything(subject.seed)
     cast = None if dtype in (None, subject.dtype) else getattr(torch, str(dtype))
     build = lambda: subject.build(subject.seed).to(device=subject.device, dtype=cast)  # noqa: E731

@@ -4,30 +4,15 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from nsa_doctor.runner import Caught, attempt
-from nsa_doctor.subject import InputKind, Subject, SubjectUnusableError
+from nsa_doctor.subject import Subject, SubjectUnusableError
 from nsa_doctor.subjects.module import adapt
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubjectRequest:
-    """What to examine: the built-in subject at a configuration, or `spec` (package.module:factory).
-
-    `lengths` are those a foreign module may be tried at to find out what it takes.
-    """
-
-    spec: str | None = None
-    config: str | None = None
-    input: InputKind | None = None
-    width: int | None = None
-    seed: int = 0
-    lengths: tuple[int, ...] = (128,)
+from nsa_doctor.subjects.request import SubjectRequest
 
 
 def load_subject(request: SubjectRequest, asking: Callable[[int], None] = lambda length: None) -> Subject:
@@ -37,7 +22,7 @@ def load_subject(request: SubjectRequest, asking: Callable[[int], None] = lambda
     """
     if request.spec is not None:
         factory = import_factory(request.spec)
-        return adapt(request.spec, factory, request.input, request.seed, request.lengths, asking, request.width)
+        return adapt(request, factory, asking)
     from nsa.config import ConfigError
     from nsa_doctor.subjects.nsa import builtin_subject  # a foreign subject need not wait for nsa
 

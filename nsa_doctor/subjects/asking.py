@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from nsa_doctor.frames import FrameFilter
-from nsa_doctor.measurement import Point
+from nsa_doctor.measurement import Mode, Point
 from nsa_doctor.probes.perform import Conditions, perform
 from nsa_doctor.runner import SubjectFailedError
 from nsa_doctor.subject import InputKind, Subject, SubjectUnusableError, WrongOutputError
@@ -60,7 +60,7 @@ def ask(
     for length in dict.fromkeys([*lengths[:_MOST_LENGTHS_ASKED], lengths[-1]] if lengths else []):
         asking(length)
         for guess in guesses:
-            failure = _failure(guess, module, Point(length=length, dtype=guess.dtype, mode="no_grad"))
+            failure = _failure(guess, module, Point(length=length, dtype=guess.dtype, mode=_mode(guess)))
             if failure is None:
                 return guess
             failures.append((guess, failure))
@@ -81,6 +81,11 @@ def ask(
     )
 
 
+def _mode(guess: Subject) -> Mode:
+    """The mode to try it in: the lightest it runs in."""
+    return "no_grad" if "no_grad" in guess.modes else guess.modes[-1]
+
+
 def _failure(guess: Subject, module: nn.Module, point: Point) -> SubjectFailedError | None:
     asked = guess if is_lazy(module) else replace(guess, build=lambda _seed: module)
     try:
@@ -99,7 +104,7 @@ def _largest_vocabulary(
         return None
 
     def works(vocabulary: int) -> bool:
-        point = Point(length=length, dtype=guess.dtype, mode="no_grad", values="constant")
+        point = Point(length=length, dtype=guess.dtype, mode=_mode(guess), values="constant")
         return _failure(replace(guess, width=vocabulary), module, point) is None
 
     least, least_bad = 1, guess.width

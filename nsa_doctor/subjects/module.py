@@ -8,71 +8,96 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
+from nsa_doctor.adapter import Adapter
 from nsa_doctor.measurement import DTYPES, Point
 from nsa_doctor.probes.inputs import make_input
 from nsa_doctor.probes.state import preserved_state, seed_everything
 from nsa_doctor.runner import Caught, SubjectFailedError, attempt
 from nsa_doctor.subject import InputKind, Subject, SubjectUnusableError
 from nsa_doctor.subjects.asking import ask, caller, is_lazy, parameter_names
+from nsa_doctor.subjects.limits import within_limits
+from nsa_doctor.subjects.request import SubjectRequest
 
 _DEFAULT_WIDTH = 64
 _LENGTH_FOR_LAZY = 16
 
 
 def adapt(
-    name: str,
-    factory: Callable[[], Any],
-    input: InputKind | None,
-    seed: int,
-    lengths: tuple[int, ...],
-    asking: Callable[[int], None] = lambda length: None,
-    width: int | None = None,
+    request: SubjectRequest, factory: Callable[[], Any], asking: Callable[[int], None] = lambda length: None
 ) -> Subject:
     """The subject a factory makes: a Subject as it is, a module [B, S, dim] -> [B, S, dim] or ids [B, S] -> logits.
 
     `asking` is told each length before the module is tried at it. Raises SubjectUnusableError for anything else, and
     SubjectFailedError when the factory raises.
     """
+    assert request.spec is not None
     with preserved_state():
-        seed_everything(seed)
-        made = attempt(factory)
-        if isinstance(made, Caught):
-            raise SubjectFailedError("build", made, None)
+        seed_everything(request.seed)
+        made = _made(factory)
         if isinstance(made, Subject):
-            return made
-        if not isinstance(made, nn.Module):
+            return made if made.options else replace(made, options=("--subject", request.spec))
+        adapter = made if isinstance(made, Adapter) else Adapter(make=factory)
+        module = _made(adapter.make) if made is adapter else made
+        if not isinstance(module, nn.Module):
+            kind = type(module).__name__
             raise SubjectUnusableError(
-                f"subject {name} must return an nn.Module or a Subject, got {type(made).__name__}"
+                f"subject {request.spec} must return an nn.Module, an Adapter or a Subject, got {kind}"
             )
-        subject = Subject(
-            name=name,
-            description=f"{type(made).__module__}.{type(made).__qualname__}",
-            build=lambda _seed: factory(),
-            forward=lambda module, x: module(x),
-            input=input or "embeddings",
-            width=width or _DEFAULT_WIDTH,
-            dtype=_native_dtype(made),
-            packages=_packages(made),
-        )
-        guesses = _guesses(subject, made, factory, [input] if input else ["embeddings", "tokens"], width)
-        is_told = input is not None and width is not None
-        guess = ask(guesses, made, sorted(lengths), asking, is_told)
-        options: tuple[str, ...] = ("--subject", name, "--input", guess.input)
-        if width is not None or guess.width not in _widths(made, guess.input):
-            options += ("--width", str(guess.width))
-        return replace(guess, options=options)
+        guess = _asked(request, adapter, module, asking)
+        if adapter.max_length is not None or not request.explore:
+            return guess
+        return within_limits(guess, module, asking, request.avoid)
+
+
+def _asked(request: SubjectRequest, adapter: Adapter, module: nn.Module, asking: Callable[[int], None]) -> Subject:
+    """The subject once it is known what the module takes."""
+    assert request.spec is not None
+    kind, width = request.input or adapter.input, request.width or adapter.width
+    seams: dict[str, Any] = dict(adapter.seams)
+    subject = Subject(
+        name=request.spec,
+        description=f"{type(module).__module__}.{type(module).__qualname__}",
+        build=lambda _seed: adapter.make(),
+        forward=adapter.call or (lambda module, x: module(x)),
+        input=kind or "embeddings",
+        width=width or _DEFAULT_WIDTH,
+        dtype=_native_dtype(module),
+        modes=adapter.modes,
+        geometry=adapter.geometry,
+        packages=_packages(module),
+        **seams,
+    )
+    if adapter.max_length is not None:
+        subject = replace(subject, max_length=adapter.max_length)
+    guesses = _guesses(subject, module, adapter, [kind] if kind else ["embeddings", "tokens"], width)
+    is_told = kind is not None and width is not None
+    guess = ask(guesses, module, sorted(request.lengths), asking, is_told)
+    options: tuple[str, ...] = ("--subject", request.spec)
+    options += ("--input", guess.input) if adapter.input is None else ()
+    if request.width is not None or (adapter.width is None and guess.width not in _widths(module, guess.input)):
+        options += ("--width", str(guess.width))
+    return replace(guess, options=options)
+
+
+def _made(make: Callable[[], Any]) -> Any:
+    made = attempt(make)
+    if isinstance(made, Caught):
+        raise SubjectFailedError("build", made, None)
+    return made
 
 
 def _guesses(
-    subject: Subject, made: nn.Module, factory: Callable[[], Any], kinds: list[InputKind], width: int | None
+    subject: Subject, made: nn.Module, adapter: Adapter, kinds: list[InputKind], width: int | None
 ) -> list[Subject]:
     """What the module may take, the likeliest first: every kind and width, by position and by name."""
     guesses = []
     for kind in kinds:
         for each in [width] if width is not None else _widths(made, kind):
-            for name in parameter_names(made, kind):
-                guess = replace(subject, input=kind, width=each, forward=caller(name))
-                guesses.append(replace(guess, build=_building(guess, factory)) if is_lazy(made) else guess)
+            names = parameter_names(made, kind) if adapter.call is None else [None]
+            for name in names:
+                forward = adapter.call or caller(name)
+                guess = replace(subject, input=kind, width=each, forward=forward)
+                guesses.append(replace(guess, build=_building(guess, adapter.make)) if is_lazy(made) else guess)
     starts_with_ids = isinstance(next((leaf for leaf in _leaves(made)), None), nn.Embedding)
     return sorted(guesses, key=lambda guess: guess.input != "tokens") if starts_with_ids else guesses
 

@@ -10,8 +10,9 @@ import pytest
 
 from nsa_doctor.probes.local import LocalLaboratory
 from nsa_doctor.subject import Subject
-from nsa_doctor.subjects import SubjectRequest, load_subject
+from nsa_doctor.subjects import load_subject
 from nsa_doctor.subjects.nsa import builtin_subject
+from nsa_doctor.subjects.request import SubjectRequest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

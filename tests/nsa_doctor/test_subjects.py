@@ -1,17 +1,21 @@
 """From a name to a subject: what a module takes is found out, and what cannot be examined is refused in a sentence."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+import torch
 from torch import nn
 
+from nsa_doctor.adapter import Adapter
 from nsa_doctor.measurement import Point
 from nsa_doctor.probes.answer import split_answer
 from nsa_doctor.probes.local import LocalLaboratory
 from nsa_doctor.runner import SubjectFailedError
 from nsa_doctor.subject import Subject, SubjectUnusableError
-from nsa_doctor.subjects import SubjectRequest, load_subject
+from nsa_doctor.subjects import load_subject
 from nsa_doctor.subjects.module import adapt
+from nsa_doctor.subjects.request import SubjectRequest
 
 
 @pytest.mark.parametrize(
@@ -50,7 +54,9 @@ def test_what_no_guess_fits_is_refused_and_not_charged_to_the_subject(sick: Call
 
 
 def test_a_guess_that_the_user_answers_for_is_taken() -> None:
-    subject = adapt("x:y", lambda: nn.Bilinear(3, 3, 3), "embeddings", 0, (16,), width=3)
+    subject = adapt(
+        SubjectRequest(spec="x:y", input="embeddings", width=3, lengths=(16,)), lambda: nn.Bilinear(3, 3, 3)
+    )
     assert (subject.input, subject.width, subject.options[-2:]) == ("embeddings", 3, ("--width", "3"))
 
 
@@ -65,7 +71,7 @@ def test_a_module_that_fails_at_one_length_is_asked_at_another(sick: Callable[..
         ("unruly:not_callable", "must be a callable that returns a new nn.Module, got int"),
         ("unruly:instance", "must be a callable that returns a new nn.Module, got Linear"),
         ("unruly:needs_arguments", "must be callable without arguments"),
-        ("unruly:none", "must return an nn.Module or a Subject, got NoneType"),
+        ("unruly:none", "must return an nn.Module, an Adapter or a Subject, got NoneType"),
         ("unruly:gone", "cannot be imported: sick.unruly has no gone"),
         ("unimportable:make", "cannot be imported: ModuleNotFoundError: No module named 'a_package_that"),
         ("nowhere:make", "cannot be imported: ModuleNotFoundError: No module named 'sick.nowhere'"),
@@ -88,11 +94,12 @@ def test_an_unknown_configuration_is_refused() -> None:
 
 
 def test_a_factory_may_return_a_subject(small: Subject) -> None:
-    assert adapt("x:y", lambda: small, None, 0, (16,)) is small
+    adapted = adapt(SubjectRequest(spec="x:y", lengths=(16,)), lambda: replace(small, options=()))
+    assert adapted == replace(small, options=("--subject", "x:y"))
 
 
 def test_an_input_kind_that_was_given_is_not_guessed() -> None:
-    subject = adapt("x:y", lambda: nn.Embedding(5, 8), "tokens", 0, (16,))
+    subject = adapt(SubjectRequest(spec="x:y", input="tokens", lengths=(16,)), lambda: nn.Embedding(5, 8))
     assert (subject.input, subject.width) == ("tokens", 5)
     assert subject.options == ("--subject", "x:y", "--input", "tokens")
 
@@ -108,3 +115,57 @@ def test_an_impossible_subject_is_refused(small: Subject, field: str, value: obj
         Subject(
             **{**{name: getattr(small, name) for name in ("name", "build", "forward", "input", "width")}, field: value}
         )
+
+
+class _Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(48, 8)
+
+    def forward(self, x):
+        return x + self.table.weight[torch.arange(x.shape[1])]
+
+
+def test_a_table_of_positions_tells_the_longest_length() -> None:
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,), explore=True), _Positions)
+    assert subject.max_length == 48
+    assert "the longest the subject serves" in subject.notes[0]
+
+
+class _WholeBlocks(nn.Module):
+    def forward(self, x):
+        return x.unflatten(1, (-1, 16)).flatten(1, 2) if x.shape[1] < 200 else x[:, :, None].squeeze(3)
+
+
+def test_a_length_that_fails_for_no_declared_reason_is_still_examined() -> None:
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,), input="embeddings", width=8, explore=True), _WholeBlocks)
+    assert subject.max_length == 256
+
+
+class _Unusual(nn.Module):
+    """Runs in training mode alone, wants a keyword, and returns its output in a list of tuples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+
+    def forward(self, *, sequence, flag):
+        assert self.training
+        assert flag
+        return [("name", self.linear(sequence))]
+
+
+def test_an_adapter_says_how_a_module_is_called() -> None:
+    adapter = Adapter(make=_Unusual, call=lambda m, x: m(sequence=x, flag=True)[0][1], modes=("train",), max_length=64)
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,), explore=True), lambda: adapter)
+    assert (subject.width, subject.modes, subject.max_length) == (12, ("train",), 64)
+    point = Point(length=16, mode="train")
+    assert LocalLaboratory(subject).measure(point).is_finite
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"), [({"seams": {"prefil": print}}, "prefil"), ({"modes": ("training",)}, "modes must be some of")]
+)
+def test_an_adapter_that_cannot_be_is_refused(wrong, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Adapter(make=_Unusual, **wrong)
