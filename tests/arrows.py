@@ -54,6 +54,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 TORCH_IN_THE_DOCTOR = tuple(
     f"nsa_doctor.{name}"
     for name in ("adapter", "subject", "subjects*", "probes*", "checks*", "bench", "fuzz.properties*")
+    for name in ("adapter", "subject", "subjects*", "probes*", "checks*", "bench", "fuzz.properties*")
 )
 # Distribution: the name it is imported by, where the two differ.
 IMPORT_NAMES = {"pyyaml": "yaml"}
