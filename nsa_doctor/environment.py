@@ -121,8 +121,8 @@ def _triton(environment: Environment) -> Iterator[Misfit]:
         return
     if not environment.triton:
         yield Misfit(
-            f"triton is not installed, and torch {environment.torch} asks for {environment.triton_wanted}: torch.compile "
-            f"and flex_attention fail on the GPU; install triton=={environment.triton_wanted}",
+            f"triton is not installed, and torch {environment.torch} asks for {environment.triton_wanted}: "
+            f"torch.compile and flex_attention fail on the GPU; install triton=={environment.triton_wanted}",
             ("triton", "torch"),
         )
     elif environment.triton.partition("+")[0] != environment.triton_wanted.partition("+")[0]:

@@ -1,16 +1,16 @@
 """What grows with the number of tokens, and which of it must go step by step because each step needs the last."""
 
-import math
 from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nsa_doctor.measurement import Mode, Place
+from nsa_doctor.probes.growth import is_affordable, ladder
 from nsa_doctor.probes.work import LineWork, Work, count_work
 from nsa_doctor.subject import Subject
 
 _LONGEST = 512
-_MOST_OPERATIONS = 30_000  # a pass of more would take longer than it tells
+_MOST_OPERATIONS = 5_000  # a pass of more would take longer than it tells
 
 Choice = Callable[[Sequence[Work], Sequence[LineWork]], list[LineWork]]
 
@@ -24,11 +24,11 @@ class Lengths:
 
 
 def lengths_for_counting(subject: Subject) -> Lengths:
-    """Two or three short ones, each twice the one before, and two long ones."""
+    """Two or three short ones, each twice the one before, and two long ones; no multiples of the usual block sizes."""
     longest = min(subject.max_length, _LONGEST)
     shares = (32, 16) if subject.profile == "smoke" else (32, 16, 8)
-    short = tuple(dict.fromkeys(max(1, longest // share) for share in shares))
-    return Lengths(short, tuple(length for length in (longest // 2, longest) if length > short[-1]))
+    short = tuple(dict.fromkeys(longest // share + 1 for share in shares))
+    return Lengths(short, tuple(length for length in (longest // 2 + 1, longest - 1) if length > short[-1]))
 
 
 def growing(
@@ -44,12 +44,9 @@ def growing(
     drops lines that may grow.
     """
     lengths = lengths_for_counting(subject)
-    works: list[Work] = []
-    for length in lengths.short:
-        if len(works) < 2 or _is_affordable(works, length):
-            works.append(count_work(subject, length, mode))
+    works = ladder(lengths.short, lambda length: count_work(subject, length, mode), _costs)
     found = keep(works, _growing(works, amount, least))
-    affordable = [length for length in lengths.long if found and _is_affordable(works, length)]
+    affordable = [length for length in lengths.long if found and is_affordable(works[-2], works[-1], length, _costs)]
     if not affordable:
         return works, found
     works += [count_work(subject, length, mode) for length in affordable]
@@ -59,6 +56,14 @@ def growing(
 def amounts(works: Sequence[Work], place: Place, amount: Callable[[LineWork], int]) -> list[int]:
     """The amount of one line in each pass."""
     return [sum(amount(line) for line in work.lines if line.place == place) for work in works]
+
+
+def by_code(lines: Sequence[LineWork]) -> list[list[LineWork]]:
+    """The lines of one source file that serve one class of module belong together, in however many modules."""
+    groups: dict[tuple[str, str], list[LineWork]] = {}
+    for line in lines:
+        groups.setdefault((line.place.file, line.place.module_class), []).append(line)
+    return list(groups.values())
 
 
 def sequential(shorter: Work, longer: Work) -> set[Place]:
@@ -84,11 +89,9 @@ def sequential(shorter: Work, longer: Work) -> set[Place]:
     return {longer.lines[number].place for number in chained}
 
 
-def _is_affordable(works: Sequence[Work], length: int) -> bool:
-    """By the operations it would take if they went on growing as they do: a clock would decide otherwise each time."""
-    shorter, longer = works[-2:]
-    exponent = math.log(longer.num_operations / max(1, shorter.num_operations), longer.length / shorter.length)
-    return longer.num_operations * (length / longer.length) ** max(0.0, exponent) <= _MOST_OPERATIONS
+def _costs(work: Work) -> list[tuple[float, float]]:
+    """By operations: a clock would decide otherwise each time."""
+    return [(work.num_operations, _MOST_OPERATIONS)]
 
 
 def _growing(works: Sequence[Work], amount: Callable[[LineWork], int], least: float) -> list[LineWork]:

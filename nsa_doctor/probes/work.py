@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import FrameType
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from nsa_doctor.frames import FrameFilter
 from nsa_doctor.measurement import Mode, Place, Point
 from nsa_doctor.probes.dataflow import Dataflow
-from nsa_doctor.probes.finite import is_countable
+from nsa_doctor.probes.operands import tensors_in
 from nsa_doctor.probes.operations import operation_name, written_arguments
 from nsa_doctor.probes.perform import Conditions, perform
 from nsa_doctor.probes.places import Places
@@ -39,6 +39,7 @@ _NO_WORK = frozenset({"detach", "alias", "lift_fresh", "empty", "empty_like", "e
 class LineWork:
     """What one line of the subject's source did: operations and waits by name, and when, as running numbers.
 
+    `cost` is values computed plus floating-point operations of matrix products.
     `sites` counts by operation and by the way there through the source: a loop passes the same way in every round.
     """
 
@@ -47,6 +48,7 @@ class LineWork:
     waits: Counter[str] = field(default_factory=Counter)
     moments: list[int] = field(default_factory=list)
     sites: Counter[tuple[str, int]] = field(default_factory=Counter)
+    cost: int = 0
 
     @property
     def num_waits(self) -> int:
@@ -62,7 +64,7 @@ class Work:
     lines: tuple[LineWork, ...]
     flow: Dataflow
     num_operations: int
-    num_elements: int
+    cost: int
     seconds: float
 
     @property
@@ -85,7 +87,7 @@ def count_work(subject: Subject, length: int, mode: Mode = "train") -> Work:
         lines=tuple(watcher.lines),
         flow=watcher.flow,
         num_operations=watcher.num_operations,
-        num_elements=watcher.num_elements,
+        cost=watcher.cost,
         seconds=performance.seconds,
     )
 
@@ -99,11 +101,12 @@ class _Counter(TorchDispatchMode):
         super().__init__()
         self.lines: list[LineWork] = []
         self.flow = Dataflow()
-        self.num_operations = self.num_elements = 0
+        self.num_operations = self.cost = 0
         self._places = Places(FrameFilter(subject.packages))
         self._reads = _HostReads(self)
         self._numbers: dict[tuple[str, str, int], int] = {}
         self._nodes = NodePlaces()
+        self._last_line = -1
         self._phase = ""
 
     @classmethod
@@ -139,36 +142,37 @@ class _Counter(TorchDispatchMode):
     ) -> Any:
         """Run one operation and account for it."""
         kwargs = kwargs or {}
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if is_countable(leaf)]
-        written = [leaf for leaf in tree_leaves(written_arguments(func, args, kwargs)) if is_countable(leaf)]
+        inputs = tensors_in(args, kwargs)
+        written = tensors_in(written_arguments(func, args, kwargs))
         result = func(*args, **kwargs)
         if self._phase == "forward":
             self._nodes.note(self._places)
         name = operation_name(func).rstrip("_")
         held = {tensor.untyped_storage()._cdata for tensor in inputs}
-        outputs = [leaf for leaf in tree_leaves(result) if is_countable(leaf)]
-        fresh = [output for output in outputs if output.untyped_storage()._cdata not in held]
+        fresh = [output for output in tensors_in(result) if output.untyped_storage()._cdata not in held]
         waits = _waits(name, func, args)
         works = (bool(fresh or written) or waits) and name not in _NO_WORK
         if works or fresh:
-            self._account(name, inputs, fresh, written, works, waits)
+            cost = sum(tensor.numel() for tensor in (*fresh, *written)) + _products(func, args, kwargs, result)
+            self._account(name, works, waits, cost)
+            self.flow.add(self._last_line, name, inputs, fresh, written)
         return result
 
-    def _account(
-        self, name: str, inputs: list[Tensor], fresh: list[Tensor], written: list[Tensor], works: bool, waits: bool
-    ) -> None:
+    def _account(self, name: str, works: bool, waits: bool, cost: int) -> None:
         number = self._line()
-        if works:
-            self.num_operations += 1
-            self.num_elements += sum(tensor.numel() for tensor in (*fresh, *written))
-        if number is not None and works:
+        self._last_line = -1 if number is None else number
+        if not works:
+            return
+        self.num_operations += 1
+        self.cost += cost
+        if number is not None:
             line = self.lines[number]
             line.operations[name] += 1
             line.moments.append(len(self.flow.nodes))
             line.sites[name, _way_here()] += 1
+            line.cost += cost
             if waits:
                 line.waits[_NAMES.get(name, name)] += 1
-        self.flow.add(-1 if number is None else number, name, inputs, fresh, written)
 
     def _line(self) -> int | None:
         """The line now running; None in backward where no line of the subject's runs."""
@@ -222,13 +226,19 @@ def _waits(name: str, func: Any, args: tuple[Any, ...]) -> bool:
     return name in _ALWAYS_WAIT
 
 
+def _products(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Floating-point operations of a matrix product, a convolution or attention, as torch counts them."""
+    formula = flop_registry.get(getattr(func, "_overloadpacket", None))
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+
+
 def _is_cpu(devices: tuple[Any, ...]) -> bool:
     return any(str(device) == "cpu" for device in devices if isinstance(device, (str, torch.device)))
 
 
 def _way_here() -> int:
     """Tells one way through the source from another: every instruction on the stack, each once, however deep."""
-    frame: FrameType | None = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(3)
     way = set()
     while frame is not None:
         way.add((id(frame.f_code), frame.f_lasti))
@@ -236,6 +246,11 @@ def _way_here() -> int:
     return hash(frozenset(way))
 
 
-def heaviest(lines: list[LineWork]) -> LineWork:
+def usual_mode(subject: Subject) -> Mode:
+    """Training, where the subject may be trained."""
+    return "train" if "train" in subject.modes else subject.modes[0]
+
+
+def heaviest(lines: Sequence[LineWork]) -> LineWork:
     """The line that costs most: a wait takes about as long as ten operations take to start."""
     return max(lines, key=lambda line: line.operations.total() + 10 * line.num_waits)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.check import Check
 from nsa_doctor.finding import Finding
-from nsa_doctor.probes.per_token import amounts, growing
+from nsa_doctor.probes.per_token import amounts, by_code, growing
 from nsa_doctor.probes.work import LineWork
 from nsa_doctor.repro import again
 from nsa_doctor.subject import Subject
@@ -28,9 +28,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         if mode not in subject.modes:
             continue
         works, lines = growing(subject, mode, lambda line: line.num_waits, _LEAST_PER_TOKEN)
-        modules = {line.place.module for line in lines}
-        for module in sorted(modules):
-            own = [line for line in lines if line.place.module == module]
+        for own in by_code(lines):
             worst = max(own, key=lambda line: line.num_waits)
             counts = amounts(works, worst.place, lambda line: line.num_waits)
             per_token = (counts[-1] - counts[0]) / (works[-1].length - works[0].length)
@@ -45,6 +43,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                     "waits_of_all_lines": works[-1].num_waits,
                     "operations": ",".join(worst.waits),
                     "num_lines": len(own),
+                    "num_modules": len({line.place.module for line in own}),
                     "mode": mode,
                 },
                 repro=again(subject, "HNG201"),

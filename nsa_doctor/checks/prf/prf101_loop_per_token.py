@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.check import Check
 from nsa_doctor.finding import Finding
-from nsa_doctor.probes.per_token import amounts, growing, sequential
+from nsa_doctor.probes.per_token import amounts, by_code, growing, sequential
 from nsa_doctor.probes.work import LineWork, Work, heaviest
 from nsa_doctor.repro import again
 from nsa_doctor.subject import Subject
@@ -28,8 +28,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         if mode not in subject.modes:
             continue
         works, lines = growing(subject, mode, _rounds, _LEAST_PER_TOKEN, _needless)
-        for module in sorted({line.place.module for line in lines}):
-            own = [line for line in lines if line.place.module == module]
+        for own in by_code(lines):
             worst = heaviest(own)
             counts = [sum(amounts([work], line.place, _operations)[0] for line in own) for work in works]
             per_token = (counts[-1] - counts[0]) / (works[-1].length - works[0].length)
@@ -44,6 +43,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                     "operations": counts[-1],
                     "operations_of_all_lines": works[-1].num_operations,
                     "num_lines": len(own),
+                    "num_modules": len({line.place.module for line in own}),
                     "mode": mode,
                 },
                 repro=again(subject, "PRF101"),

@@ -1,0 +1,88 @@
+"""PRF202 time-exponent-above-method
+
+Detects: work that grows faster with the length than the method allows: than the square, or than the exponent that the
+subject declares (`time_exponent`). Values computed and operations of matrix products are counted, so that no clock and
+no other load has a say.
+Matters: at the lengths it is tested with it passes; at those it is trained with a step takes minutes.
+Fix: look at the line named: a product over three positions, or the whole prefix computed again for each token.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.growth import doubling, ladder, least_exponent
+from nsa_doctor.probes.per_token import amounts
+from nsa_doctor.probes.work import LineWork, Work, count_work, usual_mode
+from nsa_doctor.repro import again
+from nsa_doctor.runner import NotComparableError
+from nsa_doctor.subject import Subject
+
+_DENSE = 2.0
+_MARGIN = 0.25  # half way between exponents that methods have, such as 1.5 and 2
+_LEAST_SHARE = 0.25  # of all work; a term that is still small may be a tile not yet full
+_MOST_WORK = 4e9
+_MOST_OPERATIONS = 5_000
+_NUM_LENGTHS = 7
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    allowed, mode = subject.time_exponent or _DENSE, usual_mode(subject)
+    longest = min(subject.max_length, 512 if subject.profile != "full" else 2048)
+    works = ladder(doubling(longest, _NUM_LENGTHS), lambda length: count_work(subject, length, mode), _costs)
+    if len(works) < 3:
+        raise NotComparableError(f"work was counted at {len(works)} lengths only, and three are needed")
+    lengths, last = [work.length for work in works], works[-1]
+    exponents = [least_exponent(lengths, amounts(works, line.place, _cost)) for line in last.lines]
+    growing = [
+        (line, exponent) for line, exponent in zip(last.lines, exponents, strict=True) if exponent > allowed + _MARGIN
+    ]
+    forward = sum(line.cost for line in last.lines)
+    share = sum(line.cost for line, _ in growing) / max(1, forward)
+    if share < _LEAST_SHARE:
+        return
+    worst, exponent = max(growing, key=lambda pair: pair[0].cost)
+    yield Finding(
+        message=f"work done here grows with the power {exponent:.2f} of the length, and the method allows {allowed:g}: "
+        f"{worst.cost:.2g} values and operations at S={last.length}, {share:.0%} of the whole with the like ({mode})",
+        where=worst.place,
+        evidence={
+            "exponent": exponent,
+            "allowed": allowed,
+            "share_of_work": share,
+            "length": last.length,
+            "work": worst.cost,
+            "whole_exponent": least_exponent(lengths, [work.cost for work in works]),
+            "mode": mode,
+        },
+        repro=again(subject, "PRF202"),
+    )
+
+
+def planted(subject: Subject) -> Subject:
+    def walks_all_paths(module: nn.Module, x: Tensor) -> Tensor:
+        output = subject.forward(module, x)
+        pairs = output.flatten(2)[0, :, :1] * output.flatten(2)[0, :, :1].mT
+        return output + 0 * (pairs @ pairs @ pairs @ pairs @ pairs @ pairs).mean()
+
+    return replace(subject, forward=walks_all_paths)
+
+
+def _cost(line: LineWork) -> int:
+    return line.cost
+
+
+def _costs(work: Work) -> list[tuple[float, float]]:
+    return [(work.cost, _MOST_WORK), (work.num_operations, _MOST_OPERATIONS)]
+
+
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    blocked_by=("FWD101", "FWD102", "HNG101"),
+    explained_by=("HNG201", "PRF101", "PRF201"),
+)

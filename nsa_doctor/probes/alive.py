@@ -1,0 +1,131 @@
+"""Which memory is held, by the line that allocated it: counted storage by storage, the same on every device."""
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nsa_doctor.frames import FrameFilter
+from nsa_doctor.measurement import Mode, Place, Point
+from nsa_doctor.probes.operands import tensors_in
+from nsa_doctor.probes.perform import Conditions, perform
+from nsa_doctor.probes.places import Places
+from nsa_doctor.probes.tracer import NodePlaces
+from nsa_doctor.subject import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The most bytes held at once beyond parameters and input, and by which lines they were allocated."""
+
+    length: int
+    bytes: int
+    by_place: dict[Place, int]
+    num_operations: int
+
+
+def peak_memory(subject: Subject, length: int, mode: Mode = "train") -> Peak:
+    """Run the subject once, forward and in training backward, and count storages."""
+    watcher = Holdings(subject.packages)
+    point = Point(length=length, dtype=subject.dtype, mode=mode)
+    perform(subject, point, Conditions(seed=subject.seed, device=subject.device), watcher)
+    return Peak(
+        length=length,
+        bytes=watcher.peak_bytes,
+        by_place=dict(watcher.peak_by_place),
+        num_operations=watcher.num_operations,
+    )
+
+
+class Holdings(TorchDispatchMode):
+    """Follows every storage made while it watches, for as long as anything holds it, a graph in C++ too.
+
+    A dispatch mode is a base class by torch's design. `forget` drops a storage when it dies, in whatever phase.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, packages: tuple[str, ...]) -> None:
+        super().__init__()
+        self.num_operations = self.held_bytes = self.peak_bytes = 0
+        self.by_place: Counter[Place] = Counter()
+        self.peak_by_place: Counter[Place] = Counter()
+        self._places = Places(FrameFilter(packages))
+        self._nodes = NodePlaces()
+        self._phase = ""
+        self._held: dict[int, Any] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it would import all of it
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Watch forward and backward; what was compiled runs uncompiled."""
+        self._phase = name
+        if name == "build":
+            yield
+            return
+        uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+        with uncompiled, self, self._places.watching():
+            yield
+
+    def know(self, module: nn.Module, x: Tensor) -> None:
+        """Learn the modules' names."""
+        self._places.know(module)
+
+    def follow(self, output: Tensor) -> None:
+        """Nothing to follow."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operation and account for the memory it took."""
+        kwargs = kwargs or {}
+        given = {tensor.untyped_storage()._cdata for tensor in tensors_in(args, kwargs)}
+        result = func(*args, **kwargs)
+        self.num_operations += 1
+        if self._phase == "forward":
+            self._nodes.note(self._places)
+        for tensor in tensors_in(result):
+            if tensor.untyped_storage()._cdata not in given:
+                self._hold(tensor)
+        return result
+
+    def _hold(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._held or not size:
+            return
+        place = self._place()
+        self._held[key] = weakref.ref(storage, self._forgetting(key, size, place))
+        self.held_bytes += size
+        self.by_place[place] += size
+        if self.held_bytes > self.peak_bytes:
+            self.peak_bytes, self.peak_by_place = self.held_bytes, self.by_place.copy()
+
+    def _forgetting(self, key: int, size: int, place: Place) -> Callable[[Any], None]:
+        def forget(_: Any) -> None:
+            self._held.pop(key, None)
+            self.held_bytes -= size
+            self.by_place[place] -= size
+
+        return forget
+
+    def _place(self) -> Place:
+        """The line now running; in backward the one that made the node, unless a backward in Python is running."""
+        place, is_own = self._places.here()
+        if self._phase != "backward" or (is_own and place.module_class):
+            return place
+        node = torch._C._current_autograd_node()
+        made = None if node is None else self._nodes.of(node._sequence_nr())
+        if made is None:
+            return self._places.owner(place)
+        return replace(place, module=made[0].module, module_class=made[0].module_class) if is_own else made[0]
