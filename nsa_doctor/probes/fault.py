@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import CodeType
 
 import torch
 from torch import Tensor
@@ -73,7 +74,10 @@ def blame(bench: Bench, found: Differential, number: int) -> tuple[Place, str, E
     if event is None:
         return _owner(bench, found.recording.tensors[number]), "what becomes of it", None
     place, what = event.place, event.name
-    if event.writes_hidden:
+    if (hook := _hook(found, number, event)) is not None:
+        what = f"{event.name}: a hook changes the gradient"
+        place = replace(place, file=hook.co_filename, line=hook.co_firstlineno, function=hook.co_name)
+    elif event.writes_hidden:
         what = f"{event.name}, which writes where autograd does not see it"
     elif event.loses_gradient:
         what = f"{event.name}, whose result carries no gradient"
@@ -107,8 +111,9 @@ def _last_wrong(bench: Bench, differentials: Sequence[Differential]) -> int | No
 def _culprit(found: Differential, number: int) -> Event | None:
     """Of the calls that read the tensor: one that writes behind autograd's back, then one that loses the gradient."""
     readers = found.recording.readers(number)
+    if hidden := found.recording.hidden_writes(number, readers):
+        return hidden[0]
     ways = (
-        lambda event: event.writes_hidden,
         lambda event: event.loses_gradient,
         lambda event: event.function is not None and not event.function.__module__.startswith("torch."),
         lambda event: bool(event.writes),
@@ -122,27 +127,27 @@ def _reason(
     """What speaks for a gradient that is meant to be other than the derivative; nothing when nothing does."""
     found = differentials[0]
     tensor = found.recording.tensors[number]
-    if _has_hook(found, number, event):
-        return "a hook on the tensor changes its gradient"
     if event.name == "embedding":
         return "an option of torch's embedding changes its gradient"
     if _keeps_value(found, tensor, number, event):
         return "the value passes unchanged, so that this is there to change the gradient"
     if hard := _straight_through(bench, differentials, number, event, slopes):
         return f"the value goes through {hard}, whose derivative is zero: a straight-through estimate"
+    if _is_torchs(bench, event.place):
+        return "torch's own reparametrisation leaves that out"
     if event.loses_gradient and number == 0 and not tensor.is_leaf and _is_frozen(bench, event.place):
         return "every parameter there is frozen, and only the input misses a gradient"
     return ""
 
 
-def _has_hook(found: Differential, number: int, event: Event) -> bool:
-    """Whether the subject hooked the tensor, or what the culprit made of it, beside the hook of this very probe."""
+def _hook(found: Differential, number: int, event: Event) -> CodeType | None:
+    """The code of a hook of the subject on the tensor, or on what the culprit made of it."""
     made = {id(output) for output in event.outputs}
-    return any(
-        found.num_hooks[index] > (0 if tensor.is_leaf else 1)
-        for index, tensor in enumerate(found.recording.tensors)
-        if index == number or id(tensor) in made
-    )
+    for index, tensor in enumerate(found.recording.tensors):
+        if index == number or id(tensor) in made:
+            for hook in found.hooks[index]:
+                return getattr(inspect.unwrap(hook), "__code__", None)
+    return None
 
 
 def _straight_through(
@@ -206,6 +211,12 @@ def _equal(one: Tensor, other: Tensor) -> bool:
         return False
     close = 4 * torch.finfo(one.dtype).eps
     return bool(torch.allclose(one.detach(), other.detach(), rtol=close, atol=0))
+
+
+def _is_torchs(bench: Bench, place: Place) -> bool:
+    """Whether a module of torch.nn.utils runs there: spectral norm leaves its power iteration out of the graph."""
+    kind = type(bench.specimen.module.get_submodule(place.module))
+    return kind.__module__.startswith("torch.nn.utils")
 
 
 def _is_frozen(bench: Bench, place: Place) -> bool:

@@ -51,11 +51,23 @@ class Recording:
         """The calls that read the memory of that tensor, or that autograd knows as its users."""
         tensor = self.tensors[number]
         key, node = storage_of(tensor), _node_of(tensor)
+        after = [event for event in self.events if event.at > number]
+        calls = [event for event in after if event.function is not None]
+        inside = [event for event in after if event.inside is not None and key in event.reads]
+        around = [
+            next((call for call in calls if call.function is it.inside and call.at >= it.at), None) for it in inside
+        ]
         return [
             event
-            for event in self.events
-            if event.at > number and (key in event.reads or (node is not None and node in event.nodes))
+            for event in after
+            if key in event.reads or node in event.nodes or any(event is call for call in around)
         ]
+
+    def hidden_writes(self, number: int, readers: Sequence[Event]) -> list[Event]:
+        """Writes that autograd does not see, into memory of the graph that those readers read or wrote."""
+        used = {storage_of(self.tensors[number])}.union(*(event.reads | event.writes for event in readers))
+        used &= {storage_of(tensor) for tensor in self.tensors}
+        return [event for event in self.events if event.at > number and event.writes_hidden and event.writes & used]
 
 
 class Flow(TorchFunctionMode):

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.probes.finite import isfinite
 from nsa_doctor.probes.inputs import make_cotangent
 from nsa_doctor.probes.perform import ask
 from nsa_doctor.probes.specimen import Specimen, require_finite
+from nsa_doctor.runner import NotComparableError
 
 _ROUNDING = 1e3  # units in the last place that rounding may leave where a gradient cancels
 
@@ -58,6 +60,8 @@ def reach_into_the_future(specimen: Specimen, x: Tensor, num_first: int) -> Reac
         parameter.grad = None
     size = sum(_per_token(each) for each in embedded)
     assert isinstance(size, Tensor)
+    if not bool(isfinite(size).all()):
+        raise NotComparableError(f"gradients are not finite at S={x.shape[1]}")
     later = size[num_first:]
     return Reach(float(later.max()), float(size[:num_first].max()), num_first + int(later.argmax()), eps)
 

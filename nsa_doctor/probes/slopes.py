@@ -1,9 +1,11 @@
 """One specimen on one input, differentiated both ways: by autograd, and by moving tensors of its graph."""
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,7 @@ from nsa_doctor.probes.specimen import Specimen, require_finite
 from nsa_doctor.runner import NotComparableError
 
 _FROM_ZERO = 0.02
+_ORDINARY = 1e3  # times what the smaller values are like; normally distributed ones stay below 100
 
 
 @dataclass
@@ -35,7 +38,7 @@ class Differential:
     sizes: list[float] = field(default_factory=list)
     again: list[float] = field(default_factory=list)
     recording: Recording = field(default_factory=Recording)
-    num_hooks: list[int] = field(default_factory=list)
+    hooks: list[list[Callable[..., Any]]] = field(default_factory=list)
 
 
 class Bench:
@@ -80,7 +83,10 @@ class Bench:
         if not torch.equal(self._detached(output), self.base):
             raise NotComparableError(f"two runs differ at S={self.x.shape[1]}, so no derivative can be measured")
         found.recording = flow.recording
-        found.num_hooks = [len(tensor._backward_hooks or ()) for tensor in flow.recording.tensors]
+        own = {id(hook) for hook in collected.hooks}
+        for tensor in flow.recording.tensors:
+            hooks = list((tensor._backward_hooks or {}).values())
+            found.hooks.append([hook for hook in hooks if id(hook) not in own])
         passes = [
             self._backward(output, found, collected, keeps) for keeps in ([True, False] if is_repeated else [False])
         ]
@@ -122,7 +128,10 @@ class Bench:
             if tensor.is_leaf and tensor.grad is not None:
                 collected.collect(number, found.directions[number], tensor.grad)
                 tensor.grad = None
-        return collected.read(len(found.directions))
+        slopes, sizes = collected.read(len(found.directions))
+        if not math.isfinite(sum(sizes)):
+            raise NotComparableError(f"gradients are not finite at S={self.x.shape[1]}")
+        return slopes, sizes
 
     def _shifted(self, differential: Differential, moved: set[int], step: float, is_followed: bool) -> Tensor:
         def visit(number: int, tensor: Tensor) -> None:
@@ -164,11 +173,13 @@ class Bench:
     def _direction(self, tensor: Tensor, number: int, seed: int) -> Tensor:
         """Random, as large as the tensor's values are; rows an embedding keeps out of training stay where they are."""
         generator = torch.Generator().manual_seed(1000003 * seed + number)
-        is_finite = isfinite(tensor.detach())  # scores may hide behind -inf, which no step moves
-        values = tensor.detach()[is_finite].double()
-        size = float(values.square().mean().sqrt()) if values.numel() else 0.0
+        values = tensor.detach().double()
+        is_ordinary = values.abs() <= _ORDINARY * _least(
+            values
+        )  # scores hide behind -inf or -1e30: no step moves those
+        size = float(torch.where(is_ordinary, values, 0.0).square().sum().div(is_ordinary.sum().clamp(min=1)).sqrt())
         direction = torch.randn(tensor.shape, generator=generator, device="cpu").to(tensor.device)
-        direction = direction * is_finite * (size or _FROM_ZERO)
+        direction = direction * is_ordinary * (size or _FROM_ZERO)
         for module in self.specimen.module.modules():
             padding = getattr(module, "padding_idx", None)
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.weight is tensor and padding is not None:
@@ -176,15 +187,25 @@ class Bench:
         return direction.to(tensor.dtype)
 
 
+def _least(values: Tensor) -> float:
+    """What the smaller ones of the values that are not zero are like: their twentieth part lies below."""
+    sizes = values.abs().flatten()
+    sizes = sizes[(sizes > 0) & isfinite(sizes)]
+    return float(sizes.kthvalue(1 + sizes.numel() // 20).values) if sizes.numel() else 1.0
+
+
 class _Collected:
     """Gradients projected onto directions, as hooks hand them in; what comes twice in one pass adds up."""
 
     def __init__(self) -> None:
+        self.hooks: list[Callable[[Tensor], None]] = []
         self._slopes: dict[int, float] = {}
         self._sizes: dict[int, float] = {}
 
     def collecting(self, number: int, direction: Tensor) -> Callable[[Tensor], None]:
-        return lambda gradient: self.collect(number, direction, gradient)
+        hook = lambda gradient: self.collect(number, direction, gradient)  # noqa: E731
+        self.hooks.append(hook)
+        return hook
 
     def collect(self, number: int, direction: Tensor, gradient: Tensor) -> None:
         dense = gradient.detach().to_dense() if gradient.layout != torch.strided else gradient.detach()

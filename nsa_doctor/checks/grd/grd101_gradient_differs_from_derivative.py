@@ -95,6 +95,6 @@ CHECK = Check(
     run=run,
     planted=planted,
     profile="smoke",
-    blocked_by=("FWD206", "NAN101"),
+    blocked_by=("FWD101", "FWD206", "NAN101"),
     explained_by=("GRD401", "GRD402"),
 )

@@ -93,4 +93,6 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=spoils_its_memory)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD206", "NAN101"), explained_by=("GRD401", "GRD402"))
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD206", "NAN101"), explained_by=("GRD401", "GRD402")
+)

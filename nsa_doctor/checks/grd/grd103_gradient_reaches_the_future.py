@@ -75,6 +75,6 @@ CHECK = Check(
     doc=__doc__,
     run=run,
     planted=planted,
-    blocked_by=("FWD206", "NAN101", "NAN102"),
+    blocked_by=("FWD101", "FWD206", "NAN101", "NAN102"),
     explained_by=("FWD201", "FWD202", "GRD101"),
 )
