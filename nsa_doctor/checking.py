@@ -12,7 +12,7 @@ from nsa_doctor.frames import FrameFilter
 from nsa_doctor.measurement import Place
 from nsa_doctor.probes.measure import trouble_of
 from nsa_doctor.probes.state import preserved_state
-from nsa_doctor.runner import Caught, NotComparableError, SubjectFailedError, attempt
+from nsa_doctor.runner import Caught, NotApplicableError, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.subject import Subject, WrongOutputError
 
 _MOST_FINDINGS = 3
@@ -48,6 +48,8 @@ def _raised(caught: Caught, check: Check, subject: Subject) -> Result:
     error, manual = caught.error, check.manual
     if isinstance(error, NotComparableError):
         return _skipped(check, str(error))
+    if isinstance(error, NotApplicableError):
+        return replace(_skipped(check, str(error)), is_required=False)
     if isinstance(error, SubjectFailedError) and not _is_own(error.caught.error):
         trouble = trouble_of(error, subject.packages)
         if trouble.kind == "out_of_memory":

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError
 
 if TYPE_CHECKING:
     from nsa_doctor.subject import Subject
@@ -89,5 +89,5 @@ def rules_of(subject: "Subject") -> Rules:
     names = ("l", "d", "l_sel", "n_sel", "w")
     values = {name: getattr(subject.geometry, name, None) for name in names}
     if not all(isinstance(value, int) and value > 0 for value in values.values()):
-        raise NotComparableError(f"{subject.name} declares no geometry of native sparse attention ({', '.join(names)})")
+        raise NotApplicableError(f"it declares no geometry of native sparse attention ({', '.join(names)})")
     return Rules(**values)  # type: ignore[arg-type]

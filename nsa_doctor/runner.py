@@ -44,6 +44,10 @@ class NotComparableError(Exception):
     """There is nothing to compare with: one sentence says why (the output is not finite to begin with, say)."""
 
 
+class NotApplicableError(Exception):
+    """The subject has nothing of the kind that a check is about; one sentence says what is missing."""
+
+
 def attempt(call: Callable[[], _Answer]) -> _Answer | Caught:
     """The call's answer, or what it raised."""
     try:

@@ -11,7 +11,7 @@ from nsa_doctor.probes.origin import origin
 from nsa_doctor.probes.perform import ask
 from nsa_doctor.probes.specimen import Specimen, specimen
 from nsa_doctor.rules import Rules, rules_of
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError, NotComparableError
 from nsa_doctor.subject import Subject
 
 Span = tuple[int, int]
@@ -111,7 +111,7 @@ def choices(subject: Subject) -> list[Choice]:
         found += [chosen(sp, sp.input(length, 2 if subject.profile == "full" else 1)) for length in lengths]
     made = [choice for choice in found if choice is not None]
     if not made:
-        raise NotComparableError(f"{subject.name} offers no select and no choose")
+        raise NotApplicableError("it offers no select and no choose")
     return made
 
 

@@ -11,13 +11,13 @@ from nsa_doctor.probes.choice import chosen
 from nsa_doctor.probes.heads import heads
 from nsa_doctor.probes.origin import origin
 from nsa_doctor.probes.perform import ask
-from nsa_doctor.probes.specimen import Specimen, comparable_specimen
+from nsa_doctor.probes.specimen import Specimen, comparable_specimen, specimen
 from nsa_doctor.rules import Rules
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
 _BRANCHES = {"compressed": "v_cmp", "selected": "v_sel", "sliding": "v_win"}
-_LONGEST_BY_INPUT = 160
+_LONGEST, _LONGEST_BY_INPUT = 600, 160
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ def alone(subject: Subject, rules: Rules) -> Iterator[Reach]:
 
 def inside(subject: Subject, rules: Rules) -> Iterator[Reach]:
     """Reach of every branch, and of the compressor, in a forward pass that shows its inner parts."""
-    sp = comparable_specimen(subject)
-    length = rules.telling_lengths(subject.max_length)[-1]
+    sp = specimen(subject)
+    limit = subject.max_length if subject.profile == "full" else min(subject.max_length, _LONGEST)
+    length = rules.telling_lengths(limit)[-1]
     x = sp.input(length).requires_grad_()
     inner = anatomy(sp, x)
     positions = _positions(rules, length)
@@ -134,7 +135,7 @@ def anatomy(sp: Specimen, x: Tensor) -> Mapping[str, Tensor]:
     """The inner tensors of one call, connected by autograd to each other and to the leaf x."""
     take = sp.subject.anatomy
     if take is None:
-        raise NotComparableError(f"{sp.subject.name} offers no anatomy")
+        raise NotApplicableError("it offers no anatomy")
     with torch.enable_grad():
         return ask("forward", lambda: take(sp.module, x), sp.module)
 
@@ -168,11 +169,11 @@ def tokens_reached(sp: Specimen, x: Tensor, positions: Sequence[int], branch: st
     """Whether each token of x [1, S, width] has an influence on a branch at these positions: [P, S]."""
     take: Callable[..., Mapping[str, Tensor]] | None = sp.subject.branches
     if take is None or sp.subject.input != "embeddings":
-        raise NotComparableError(f"{sp.subject.name} offers no branches of embeddings")
+        raise NotApplicableError("it offers no branches of embeddings")
     rows = x.detach().repeat(len(positions), 1, 1).requires_grad_()
     branches = ask("forward", lambda: take(sp.module, rows), sp.module)
     if branch not in branches:
-        raise NotComparableError(f"{sp.subject.name} has no branch called {branch}")
+        raise NotApplicableError(f"it has no branch called {branch}")
     output = branches[branch]
     generator = torch.Generator().manual_seed(sp.subject.seed)
     at = output[torch.arange(len(positions)), torch.tensor(positions)]

@@ -14,7 +14,7 @@ from nsa_doctor.probes.perform import ask, checked_answer
 from nsa_doctor.probes.saved import Watch
 from nsa_doctor.probes.specimen import Specimen, specimen
 from nsa_doctor.probes.state import preserved_state, seed_everything
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
 LEARNING_RATE = 1e-3
@@ -41,6 +41,7 @@ class Pass:
     module: nn.Module
     x: Tensor
     output: Tensor
+    others: Mapping[str, Tensor]
     loss: Tensor
     gradients: dict[str, Tensor]
 
@@ -65,16 +66,18 @@ def forward_backward(sp: Specimen, x: Tensor, watch: Watch | None = None) -> Pas
     x = x.detach().requires_grad_(x.is_floating_point())
     watch.know(module)
     seed_everything(subject.seed)
-    with torch.enable_grad(), watch.watching():
+    with torch.enable_grad():
         given = x.clone()  # a subject may write into what flows through it; a leaf would refuse
-        output, others = ask("forward", lambda: checked_answer(subject, subject.forward(module, given), x), module)
+        with watch.watching():
+            output, others = ask("forward", lambda: checked_answer(subject, subject.forward(module, given), x), module)
         loss = weighed(output, others, subject.seed)
         if loss.requires_grad:
             watch.follow(loss)
-            ask("backward", loss.backward, module, output)
+            with watch.watching():
+                ask("backward", loss.backward, module, output)
     gradients = {"the input": x.grad} if x.grad is not None else {}
     gradients |= {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
-    return Pass(module=module, x=x, output=output, loss=loss.detach(), gradients=gradients)
+    return Pass(module=module, x=x, output=output, others=others, loss=loss.detach(), gradients=gradients)
 
 
 def weighed(output: Tensor, others: Mapping[str, Tensor], seed: int) -> Tensor:
@@ -122,7 +125,7 @@ def new_optimizer(module: nn.Module, rate: float = LEARNING_RATE) -> torch.optim
     """Plain gradient descent over all parameters; NotComparableError when there are none."""
     parameters = list(module.parameters())
     if not parameters:
-        raise NotComparableError("there are no parameters to train")
+        raise NotApplicableError("there are no parameters to train")
     return torch.optim.SGD(parameters, lr=rate)
 
 

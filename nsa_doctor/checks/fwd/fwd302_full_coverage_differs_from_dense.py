@@ -23,7 +23,7 @@ from nsa_doctor.probes.reach import anatomy
 from nsa_doctor.probes.specimen import Specimen, comparable_specimen, require_finite
 from nsa_doctor.repro import again
 from nsa_doctor.rules import Rules, rules_of
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
 _LONGEST = 192
@@ -33,7 +33,7 @@ _FLOAT64 = 1e-12  # what the method's text promises; a hundred times less than a
 def run(subject: Subject) -> Iterator[Finding]:
     rules = rules_of(subject)
     if subject.attend is None and subject.anatomy is None:
-        raise NotComparableError(f"{subject.name} offers no attend and no anatomy")
+        raise NotApplicableError("it offers no attend and no anatomy")
     if subject.attend is not None:
         yield from _alone(subject, min(rules.n_sel * rules.l_sel, _LONGEST) - 1, rules)
     if subject.anatomy is not None:

@@ -17,7 +17,7 @@ from nsa_doctor.finding import Finding
 from nsa_doctor.probes.reach import Reach, alone, inside, outside
 from nsa_doctor.repro import again
 from nsa_doctor.rules import rules_of
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
 
@@ -25,7 +25,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     rules = rules_of(subject)
     offered = [seam for seam in ("attend", "anatomy", "branches") if subject.offers(seam)]
     if not offered:
-        raise NotComparableError(f"{subject.name} offers no attend, no anatomy and no branches")
+        raise NotApplicableError("it offers no attend, no anatomy and no branches")
     told: set[str] = set()
     measured = [*alone(subject, rules), *(inside if subject.anatomy is not None else outside)(subject, rules)]
     for reach in measured:

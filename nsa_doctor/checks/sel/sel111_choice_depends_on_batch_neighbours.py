@@ -17,7 +17,7 @@ from nsa_doctor.probes.choice import Choice, Row, chosen, made_up, selected
 from nsa_doctor.probes.specimen import comparable_specimen
 from nsa_doctor.repro import again
 from nsa_doctor.rules import rules_of
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
 _ROUNDING = 64  # units in the last place by which sums of some hundred probabilities may differ
@@ -26,7 +26,7 @@ _ROUNDING = 64  # units in the last place by which sums of some hundred probabil
 def run(subject: Subject) -> Iterator[Finding]:
     pairs = [*_by_select(subject), *_by_choose(subject)]
     if not pairs:
-        raise NotComparableError(f"{subject.name} offers no select and no choose")
+        raise NotApplicableError("it offers no select and no choose")
     for together, alone in pairs:
         last = together.entries.shape[0] - 1
         own = [row for row in together.rows() if row.row == last]
