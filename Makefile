@@ -6,7 +6,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: doctor test check bench golden
+.PHONY: doctor test check bench golden recall
 
 doctor: $(READY)
 	$(BIN)/nsa-doctor sweep --seq 128,512,1024,2048
@@ -25,6 +25,10 @@ bench: $(READY)
 
 golden: $(READY)
 	$(BIN)/python -m pytest --golden
+
+# For example: make recall ARGS="--family numerics --output score.json"
+recall: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gallery.recall $(ARGS)
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }

@@ -4,7 +4,7 @@ import torch
 
 from tests.gallery.hosts.llama import Attention, Llama, subject
 
-MODULE = ("layers.0.attn", "layers.1.attn", "")
+MODULE = ("layers.0.attn", "")
 CODES = {"DEC101"}
 W = 24
 

@@ -2,7 +2,7 @@
 
 from tests.gallery.hosts.llama import Attention, Llama, subject
 
-MODULE = ("layers.0.attn", "layers.1.attn", "")
+MODULE = ("layers.0.attn", "layers.1.attn")
 CODES = {"DEC101"}
 
 

@@ -2,7 +2,7 @@
 
 from tests.gallery.hosts.recurrence import GatedRecurrence, RecurrentStack, subject
 
-MODULE = ("blocks.0.mixer", "blocks.1.mixer", "")
+MODULE = ("blocks.0.mixer", "blocks.1.mixer")
 CODES = {"DEC101", "DEC102"}
 
 

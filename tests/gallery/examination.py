@@ -1,0 +1,109 @@
+"""One case examined by `nsa-doctor run` in a process of its own: what it found, and how long it took."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.gallery.cases import Case
+
+ROOT = Path(__file__).parents[2]
+FOUND = 1  # exit code
+SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """One finding as the report has it; a check that ran out of time counts as one."""
+
+    code: str
+    message: str
+    module: str = ""
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """A case and what the doctor said of it; `exit_code` is None when it took longer than it may."""
+
+    case: Case
+    exit_code: int | None
+    seconds: float
+    findings: tuple[Found, ...] = ()
+    trouble: tuple[str, ...] = field(default=())
+
+    @property
+    def is_found(self) -> bool:
+        return self.exit_code == FOUND and bool(self.findings)
+
+    @property
+    def names_module(self) -> bool:
+        """Whether the first finding names a module that is at fault."""
+        return self.is_found and self.findings[0].module in self.case.modules
+
+    @property
+    def names_line(self) -> bool:
+        """Whether the first finding names a marked line."""
+        first = self.findings[0] if self.is_found else Found(code="", message="")
+        return bool(first.file) and Path(first.file).name == self.case.file.name and first.line in self.case.lines
+
+
+def examine(case: Case, profile: str = "quick", seconds: float = SECONDS) -> Examination:
+    """Run the doctor on the case; a run that takes longer than `seconds` is ended with all its children."""
+    command = [sys.executable, "-m", "nsa_doctor", "run", "--subject", case.spec, "--profile", profile]
+    begin = time.monotonic()
+    with subprocess.Popen(
+        [*command, "--format", "json", "--quiet"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, complaint = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            took = time.monotonic() - begin
+            return Examination(case=case, exit_code=None, seconds=took, trouble=(f"no answer in {took:.0f} s",))
+    return read_report(case, process.returncode, time.monotonic() - begin, out, complaint)
+
+
+def read_report(case: Case, exit_code: int, seconds: float, out: str, complaint: str) -> Examination:
+    """What a finished run said; one whose report cannot be read says so among its troubles."""
+    try:
+        results = json.loads(out)["results"]
+    except (ValueError, KeyError):
+        last = (complaint.strip() or out.strip() or "nothing printed").splitlines()[-1]
+        return Examination(case=case, exit_code=exit_code, seconds=seconds, trouble=(last,))
+    broken = tuple(
+        f"{result['code']} {result['verdict']}: {result.get('reason', '')}"
+        for result in results
+        if result["verdict"] in ("CRASH", "TIMEOUT")
+    )
+    findings = tuple(found for result in results for found in _findings(result))
+    return Examination(case=case, exit_code=exit_code, seconds=seconds, findings=findings, trouble=broken)
+
+
+def _findings(result: Mapping[str, Any]) -> Iterator[Found]:
+    for finding in result["findings"]:
+        where = finding["where"]
+        yield Found(
+            code=finding.get("code") or result["code"],
+            message=finding["message"],
+            module=where["module"],
+            file=where["file"],
+            line=where["line"],
+        )
+    if result["verdict"] == "TIMEOUT" and not result["findings"]:
+        yield Found(code=result["code"], message=f"TIMEOUT {result.get('reason', '')}")

@@ -1,0 +1,177 @@
+"""What examinations amount to: recall with intervals, false alarms, right modules and lines, as numbers and text."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.gallery.cases import FAMILIES, HEALTHY
+from tests.gallery.examination import FOUND, Examination
+
+NORMAL_95 = 1.959964
+OWES_A_LINE = ("NAN", "HNG101", "HNG201", "GRD4")  # codes whose findings have to name the line
+
+
+@dataclass(frozen=True)
+class Share:
+    """So many of so many, with the Wilson 95 % interval of the rate behind it."""
+
+    hits: int
+    total: int
+
+    @property
+    def rate(self) -> float:
+        return self.hits / self.total if self.total else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        if not self.total:
+            return 0.0, 1.0
+        n, p, z2 = self.total, self.rate, NORMAL_95**2
+        middle = (p + z2 / (2 * n)) / (1 + z2 / n)
+        half = NORMAL_95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+        return max(0.0, middle - half), min(1.0, middle + half)
+
+    def __str__(self) -> str:
+        if not self.total:
+            return "none"
+        low, high = (100 * end for end in self.interval)
+        return f"{self.hits:3d} of {self.total:3d}  {100 * self.rate:5.1f} %  [{low:.1f}, {high:.1f}]"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"hits": self.hits, "of": self.total, "wilson_95": [round(end, 4) for end in self.interval]}
+
+
+def share(examinations: Iterable[Examination], is_hit: Callable[[Examination], bool]) -> Share:
+    hits = [is_hit(each) for each in examinations]
+    return Share(sum(hits), len(hits))
+
+
+@dataclass(frozen=True)
+class Score:
+    """The gallery's result; every list is of examinations."""
+
+    examinations: tuple[Examination, ...]
+
+    @property
+    def bugs(self) -> list[Examination]:
+        return [each for each in self.examinations if each.case.family != HEALTHY]
+
+    @property
+    def healthy(self) -> list[Examination]:
+        return [each for each in self.examinations if each.case.family == HEALTHY]
+
+    @property
+    def found(self) -> list[Examination]:
+        return [each for each in self.bugs if each.is_found]
+
+    @property
+    def alarms(self) -> list[Examination]:
+        return [each for each in self.healthy if each.exit_code == FOUND or each.findings]
+
+    def recall(self, family: str | None = None) -> Share:
+        return share((each for each in self.bugs if family in (None, each.case.family)), lambda each: each.is_found)
+
+    @property
+    def right_module(self) -> Share:
+        return share(self.found, lambda each: each.names_module)
+
+    @property
+    def owing_a_line(self) -> list[Examination]:
+        """Found bugs with a marked line whose first finding is of a kind that names one."""
+        return [each for each in self.found if each.case.lines and each.findings[0].code.startswith(OWES_A_LINE)]
+
+    @property
+    def right_line(self) -> Share:
+        return share(self.owing_a_line, lambda each: each.names_line)
+
+    @property
+    def right_line_of_all(self) -> Share:
+        return share((each for each in self.found if each.case.lines), lambda each: each.names_line)
+
+    @property
+    def findings_per_bug(self) -> list[int]:
+        return [len(each.findings) for each in self.found]
+
+    def as_json(self) -> dict[str, Any]:
+        counts = self.findings_per_bug
+        return {
+            "recall": {family: self.recall(family).as_json() for family in FAMILIES if self.recall(family).total},
+            "recall_total": self.recall().as_json(),
+            "false_alarms": Share(len(self.alarms), len(self.healthy)).as_json(),
+            "right_module": self.right_module.as_json(),
+            "right_line": self.right_line.as_json(),
+            "right_line_of_all": self.right_line_of_all.as_json(),
+            "findings_per_bug": {"max": max(counts, default=0), "mean": sum(counts) / len(counts) if counts else 0.0},
+            "seconds": {each.case.spec: round(each.seconds, 1) for each in self.examinations},
+            "healthy_verdicts": _counted(each.exit_code for each in self.healthy),
+            "missed": [_record(each) for each in self.bugs if not each.is_found],
+            "alarms": [_record(each) for each in self.alarms],
+            "wrong_module": [_record(each) for each in self.found if not each.names_module],
+            "examinations": [_record(each) for each in self.examinations],
+        }
+
+
+def _counted(exit_codes: Iterable[int | None]) -> dict[str, int]:
+    """How many runs ended with each exit code."""
+    return dict(Counter("no answer" if code is None else str(code) for code in exit_codes))
+
+
+def _record(each: Examination) -> dict[str, Any]:
+    return {
+        "case": each.case.spec,
+        "exit_code": each.exit_code,
+        "modules_at_fault": list(each.case.modules),
+        "findings": [vars(found) for found in each.findings],
+        "trouble": list(each.trouble),
+    }
+
+
+def render(score: Score) -> Iterator[str]:
+    """The score as lines of text: the table, then every miss, alarm and wrong place."""
+    width = max(map(len, FAMILIES))
+    for family in FAMILIES:
+        yield f"recall  {family:<{width}}  {score.recall(family)}"
+    yield f"recall  {'all':<{width}}  {score.recall()}"
+    yield f"false alarms in healthy runs    {Share(len(score.alarms), len(score.healthy))}"
+    yield f"first finding, right module     {score.right_module}"
+    yield f"right line where one is owed    {score.right_line}"
+    yield f"right line of all               {score.right_line_of_all}"
+    counts = score.findings_per_bug
+    if counts:
+        yield f"findings per bug                {sum(counts) / len(counts):.2f} in the mean, {max(counts)} at most"
+    yield from _times(score.examinations)
+    yield from _listed("missed", [each for each in score.bugs if not each.is_found])
+    yield from _listed("false alarms", score.alarms)
+    yield from _listed(
+        "no verdict on a healthy subject", [each for each in score.healthy if each.exit_code not in (0, 1)]
+    )
+    yield from _listed("wrong module", [each for each in score.found if not each.names_module])
+    yield from _listed(
+        "wrong line", [each for each in score.found if each.case.lines and not each.names_line], short=True
+    )
+    yield from _listed("more than three findings", [each for each in score.found if len(each.findings) > 3])
+
+
+def _times(examinations: Sequence[Examination]) -> Iterator[str]:
+    seconds = sorted(each.seconds for each in examinations)
+    if seconds:
+        slowest = max(examinations, key=lambda each: each.seconds).case.name
+        mean = sum(seconds) / len(seconds)
+        yield f"seconds per subject             {mean:.1f} in the mean, {seconds[-1]:.1f} at most ({slowest})"
+
+
+def _listed(title: str, examinations: Sequence[Examination], short: bool = False) -> Iterator[str]:
+    if not examinations:
+        return
+    yield f"\n{title}: {len(examinations)}"
+    for each in examinations:
+        code = "no answer" if each.exit_code is None else f"exit {each.exit_code}"
+        at_fault = f", at fault {' or '.join(map(repr, each.case.modules))}" if each.case.modules else ""
+        marked = f", marked lines {', '.join(map(str, each.case.lines))}" if short else ""
+        yield f"  {each.case.family}/{each.case.name} ({code}{marked or at_fault})"
+        for found in each.findings[: 1 if short else None]:
+            where = f"{found.file}:{found.line}" if found.file else "no line"
+            yield f"      {found.code} at {found.module!r}, {where}: {found.message}"
+        yield from (f"      {trouble}" for trouble in each.trouble)
