@@ -1,0 +1,62 @@
+"""DEC101 decode-differs-from-prefill
+
+Detects: tokens that come out otherwise when they are decoded one by one through the cache than in one pass over all.
+Matters: training and evaluation use the one and generation the other: the model that is served is not the one trained.
+Fix: compare positions, rotary offsets and what is cached before and after normalisation at the first token named.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.decoded import departures
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.decoding import decoding_specimen, lengths_to_decode
+from nsa_doctor.probes.specimen import Specimen
+from nsa_doctor.probes.training import forward_backward
+from nsa_doctor.subject import Subject
+
+_STEPS, _RATE = 2, 0.01
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    sp = decoding_specimen(subject)
+    length, _ = lengths_to_decode(subject)
+    found = list(departures(sp, "DEC101", length, [1] * length, "decoding token by token"))
+    if not found and subject.profile != "smoke":
+        _train(sp, length)
+        after = f"decoding token by token after {_STEPS} optimizer steps"
+        found = list(departures(sp, "DEC101", length, [1] * length, after))
+    yield from found
+
+
+def _train(sp: Specimen, length: int) -> None:
+    parameters = [parameter for parameter in sp.module.parameters() if parameter.requires_grad]
+    if not parameters:
+        return
+    optimizer = torch.optim.SGD(parameters, lr=_RATE)
+    for index in range(_STEPS):
+        optimizer.zero_grad()
+        forward_backward(sp, sp.input(length, seed=sp.subject.seed + index))
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+
+
+def planted(subject: Subject) -> Subject:
+    step = subject.step
+    assert step is not None
+
+    def sick(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        output, cache = step(module, x, cache)
+        return output * 1.01, cache
+
+    return replace(subject, step=sick)
+
+
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, needs=("prefill", "step"), profile="smoke", blocked_by=("FWD206", "NAN101")
+)

@@ -1,0 +1,64 @@
+"""DEC102 chunk-size-matters
+
+Detects: tokens that come out otherwise when they are decoded several at a time than in one pass over all.
+Matters: speculative decoding, chunked prompts and batched serving give other text than the same model one by one.
+Fix: within a chunk each token sees those before it: masks, windows, block edges and positions count from the past.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.decoded import departures
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.decoding import decoding_specimen, lengths_to_decode
+from nsa_doctor.rules import rules_of
+from nsa_doctor.runner import NotComparableError
+from nsa_doctor.subject import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    sp = decoding_specimen(subject)
+    short, long = lengths_to_decode(subject)
+    for size in _sizes(subject):
+        found = list(departures(sp, "DEC102", short, _parts(short, size), f"decoding {size} tokens at a time"))
+        if found:
+            yield from found
+            return
+    generator = random.Random(subject.seed)  # noqa: S311 (no secret hangs on it)
+    sizes: list[int] = []
+    while sum(sizes) < long:
+        sizes.append(min(generator.randint(1, max(2, long // 6)), long - sum(sizes)))
+    yield from departures(sp, "DEC102", long, sizes, f"decoding in parts of {', '.join(map(str, sizes))} tokens")
+
+
+def _sizes(subject: Subject) -> list[int]:
+    try:
+        rules = rules_of(subject)
+    except NotComparableError:
+        return [3, 16]
+    return list(dict.fromkeys([3, rules.d, rules.l_sel, rules.l_sel + 1]))
+
+
+def _parts(length: int, size: int) -> list[int]:
+    return [min(size, length - start) for start in range(0, length, size)]
+
+
+def planted(subject: Subject) -> Subject:
+    step = subject.step
+    assert step is not None
+
+    def sick(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        output, cache = step(module, x, cache)
+        return output if x.shape[1] == 1 else output.flip(1), cache
+
+    return replace(subject, step=sick)
+
+
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, needs=("prefill", "step"), blocked_by=("DEC101", "FWD206", "NAN101")
+)

@@ -1,0 +1,100 @@
+"""DEC105 cache-grows
+
+Detects: a cache that takes more than twice the memory of what it has to keep, or grows faster than its tokens do.
+Matters: the window and the tokens not yet compressed are bounded; a cache that keeps all of them ends in out of memory.
+Fix: drop what has left the window, free what was outgrown, and double memory in place of adding to it at each step.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from nsa_doctor.check import Check
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.decoding import decode, decoding_specimen
+from nsa_doctor.probes.places import definition_place
+from nsa_doctor.probes.reach import anatomy
+from nsa_doctor.probes.specimen import Specimen
+from nsa_doctor.repro import again
+from nsa_doctor.rules import rules_of
+from nsa_doctor.runner import NotComparableError
+from nsa_doctor.subject import Subject
+
+_TOKENS, _MOST_TOKENS, _PARTS = 512, 4096, 64
+_DOUBLING = 2  # memory that doubles when it is full is at most half empty
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    sp = decoding_specimen(subject)
+    num_tokens = _num_tokens(subject)
+    size = max(1, num_tokens // _PARTS)
+    sizes = [1] + [size] * (num_tokens // size)
+    held: list[int] = []
+    cache_bytes = subject.cache_bytes
+    assert cache_bytes is not None
+    decode(sp, sp.input(sum(sizes)), sizes, lambda cache: held.append(int(cache_bytes(cache))))
+    tokens = [1 + size * index for index in range(len(held))]
+    for count, number, due in zip(tokens, held, _due(sp, tokens, held), strict=True):
+        if not number <= due:
+            yield Finding(
+                message=f"the cache holds {number} bytes after {count} tokens, and {due} would do with memory to spare "
+                f"({held[0]} bytes after the first token)",
+                where=_place(sp),
+                evidence={"tokens": count, "bytes": number, "due": due},
+                repro=again(subject, "DEC105"),
+            )
+            return
+
+
+def _num_tokens(subject: Subject) -> int:
+    """Enough to outgrow every window several times."""
+    try:
+        return min(6 * rules_of(subject).w + 256, _MOST_TOKENS)
+    except NotComparableError:
+        return min(_TOKENS, subject.max_length - 1)
+
+
+def _due(sp: Specimen, tokens: list[int], held: list[int]) -> list[int]:
+    """The most a cache may hold: twice what has to be kept, or, where that is not known, four times in proportion."""
+    try:
+        rules = rules_of(sp.subject)
+        with torch.no_grad():
+            inner = anatomy(sp, sp.input(2 * rules.l))
+    except NotComparableError:
+        middle = max(1, len(tokens) // 4)
+        return [max(held[: middle + 1]) * 2 * _DOUBLING * max(1, -(-count // tokens[middle])) for count in tokens]
+
+    def per_token(name: str) -> int:
+        return sum(inner[f"{kind}_{name}"][0, 0].numel() * inner["q"].element_size() for kind in "kv")
+
+    kept = [
+        count * per_token("sel")
+        + (rules.num_compressed(count) + min(rules.l, count)) * per_token("cmp")
+        + min(rules.w, count) * per_token("win")
+        for count in tokens
+    ]
+    return [max(held[0], _DOUBLING * number) for number in kept]
+
+
+def _place(sp: Specimen) -> Any:
+    place = definition_place(sp.module)
+    cache_bytes = sp.subject.cache_bytes
+    code = getattr(cache_bytes, "__code__", None)
+    return place if code is None else replace(place, file=code.co_filename, line=code.co_firstlineno)
+
+
+def planted(subject: Subject) -> Subject:
+    cache_bytes = subject.cache_bytes
+    assert cache_bytes is not None
+    calls: list[int] = []
+
+    def sick(cache: Any) -> int:
+        calls.append(1)
+        return cache_bytes(cache) * (1 + len(calls) // 8)
+
+    return replace(subject, cache_bytes=sick)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("prefill", "step", "cache_bytes"))

@@ -1,0 +1,66 @@
+"""DEC106 batched-prefill-differs
+
+Detects: a prompt taken in at once that gives another output, or leaves another past, than the same tokens one by one.
+Matters: prompts are always taken in at once, so everything generated starts from a past that is not the text's.
+Fix: mask a batched prompt as a whole pass is masked, and put its last tokens into the cache as steps would.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.decoded import departures
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.decoding import decoding_specimen, lengths_to_decode
+from nsa_doctor.rules import rules_of
+from nsa_doctor.runner import NotComparableError
+from nsa_doctor.subject import Subject
+
+_MOST_STEPS = 40
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    sp = decoding_specimen(subject)
+    short, long = lengths_to_decode(subject)
+    for length in (short, long):
+        found = list(departures(sp, "DEC106", length, [length], "a prompt taken in at once"))
+        if found:
+            yield from found
+            return
+    for prompt in _prompts(subject, long):
+        steps = min(_MOST_STEPS, long - prompt)
+        length = prompt + steps
+        what = f"decoding after a prompt of {prompt} tokens"
+        found = list(departures(sp, "DEC106", length, [prompt, *[1] * steps], what))
+        if found:
+            yield from found
+            return
+
+
+def _prompts(subject: Subject, length: int) -> list[int]:
+    """Prompts that end inside, at and just after blocks of every kind."""
+    try:
+        rules = rules_of(subject)
+    except NotComparableError:
+        return [length // 3, length - 5]
+    ends = (rules.l - 1, rules.l, rules.l_sel, rules.l_sel + 1, length - _MOST_STEPS, length - rules.d)
+    return sorted({end for end in ends if 1 <= end < length})
+
+
+def planted(subject: Subject) -> Subject:
+    prefill = subject.prefill
+    assert prefill is not None
+
+    def sick(module: nn.Module, x: Tensor) -> tuple[Tensor, Any]:
+        output, cache = prefill(module, x)
+        return output if x.shape[1] == 1 else output.roll(1, dims=1), cache
+
+    return replace(subject, prefill=sick)
+
+
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, needs=("prefill", "step"), blocked_by=("DEC101", "FWD206", "NAN101")
+)
