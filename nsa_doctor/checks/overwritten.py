@@ -89,9 +89,9 @@ def located(subject: Subject, trial: Trial, found: Sequence[Saved]) -> list[Over
     if any(write.is_outside for write in watch.writes.values()):
         watch = WriterWatch(frames, wanted, by_line=True)
         trial.run(watch)
-    groups: dict[Place | Write, list[Saved]] = {}
+    groups: dict[str | Write, list[Saved]] = {}
     for index, write in sorted(watch.writes.items()):
-        groups.setdefault(write.place if write.place.file else write, []).append(watch.saved[index])
+        groups.setdefault(write.place.line_text or write, []).append(watch.saved[index])
     return [Overwrite(watch.writes[group[0].index], tuple(group)) for group in groups.values()]
 
 

@@ -1,22 +1,38 @@
-"""What the checks of parameters share: the passes they make, and how parameters with one cause are told together."""
+"""What the checks of parameters share: which parameters do not learn, why, and on which line."""
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from nsa_doctor.check import Profile
 from nsa_doctor.frames import FrameFilter
 from nsa_doctor.measurement import Place
 from nsa_doctor.probes.cuts import PathWatch
+from nsa_doctor.probes.holders import attribute_tensors, holders, roots_of
+from nsa_doctor.probes.mattering import Mattering
 from nsa_doctor.probes.specimen import Specimen
-from nsa_doctor.probes.training import Pass, forward_backward
+from nsa_doctor.probes.stuck import freed_together, is_zero
+from nsa_doctor.probes.training import LEARNING_RATE, Pass, forward_backward
+from nsa_doctor.runner import NotComparableError, SubjectFailedError
 from nsa_doctor.subject import Subject
 
-_Cause = TypeVar("_Cause", bound=Hashable)
 MOST_FINDINGS = 3
+NUM_STEPS = 3
+_OWED = "a small step there changes the output in proportion"
 MOST_TRIED = 24  # parameters stepped one by one
 _LENGTHS: dict[Profile, tuple[int, ...]] = {"smoke": (67,), "quick": (67, 131), "full": (3, 67, 131, 260, 521)}
+_LONGER = (131, 260)  # what is computed for a later part of a longer input shows in these
+
+
+@dataclass(frozen=True)
+class Unlearned:
+    """Parameters that do not learn, for one reason on one line."""
+
+    names: tuple[str, ...]
+    place: Place
+    reason: str
 
 
 def lengths_for(subject: Subject) -> list[int]:
@@ -32,7 +48,82 @@ def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def watched_pass(sp: Specimen, x: Tensor, followed: Sequence[Tensor]) -> tuple[Pass, PathWatch]:
     """A forward and backward pass, with the way these tensors take."""
     watch = PathWatch(FrameFilter(sp.subject.packages), followed)
-    return forward_backward(sp, x, watch), watch
+    return comparable_pass(sp, x, watch), watch
+
+
+def comparable_pass(sp: Specimen, x: Tensor, watch: PathWatch | None = None) -> Pass:
+    """A forward and backward pass; NotComparableError where the subject raises, which other checks tell of."""
+    try:
+        return forward_backward(sp, x, watch)
+    except SubjectFailedError as failure:
+        raise NotComparableError(f"the subject raises in {failure.phase} at S={x.shape[1]}: {failure}") from failure
+
+
+def without_gradient(sp: Specimen, x: Tensor) -> list[tuple[str, nn.Parameter]]:
+    """Trainable parameters without a gradient before and after a step of the others; none that a kept loss reaches."""
+    comparable_pass(sp, x)
+    missing = {name for name, p in trainable(sp.module) if p.grad is None}
+    if missing:
+        _descend(sp.module)
+        comparable_pass(sp, x)
+    losses = (holder.tensor for holder in holders(sp.module) if holder.tensor.numel() == 1 and holder.tensor.grad_fn)
+    elsewhere = {id(root) for loss in losses for root in roots_of(loss)}
+    found = [(name, p) for name, p in trainable(sp.module) if name in missing and p.grad is None]
+    return [(name, p) for name, p in found if id(p) not in elsewhere]
+
+
+def cut_off(sp: Specimen, x: Tensor) -> list[Unlearned]:
+    """Parameters without a gradient that is owed to them, or that nothing comes of."""
+    missing = without_gradient(sp, x)
+    if not missing:
+        return []
+    mattering = Mattering(sp, x)
+    found = [_cut_off(sp, x, name, parameter, mattering) for name, parameter in missing[:MOST_TRIED]]
+    return _by_line([item for item in found if item is not None], sp.module)
+
+
+def erased(sp: Specimen, x: Tensor) -> list[Unlearned]:
+    """Parameters whose gradient is nothing but zeros, although the output depends on them smoothly."""
+    _, watch = watched_pass(sp, x, [])
+    zero = _zero(sp)
+    if not zero:
+        return []
+    mattering, found = Mattering(sp, x), []
+    for name, parameter in zero[:MOST_TRIED]:
+        if watch.is_softmax_of_one(parameter):
+            reason = "a softmax over an axis of one element is one, whatever goes in"
+            found.append(Unlearned((name,), watch.birth_of_zeros(parameter), reason))
+        elif mattering.of(parameter):
+            place = watch.birth_of_zeros(parameter)
+            place = place if place.file else watch.place_of(parameter)
+            found.append(Unlearned((name,), place, _OWED))
+    return _by_line(found, sp.module)
+
+
+def flat(sp: Specimen, length: int) -> list[Unlearned]:
+    """Parameters of a module as it starts whose gradient is zero step after step, though others would not be."""
+    names = {name for name, _ in trainable(sp.module)}
+    for step in range(NUM_STEPS):
+        comparable_pass(sp, sp.input(length, seed=sp.subject.seed + step))
+        names &= {name for name, _ in _zero(sp)}
+        if not names:
+            return []
+        _descend(sp.module)
+    x = sp.input(length)
+    zero = [(name, p) for name, p in trainable(sp.module) if name in names]
+    stuck = freed_together(sp, x, zero)
+    _, watch = watched_pass(sp, x, [])
+    if stuck:
+        reason = f"zero like the values, still after {NUM_STEPS} steps; moved off zero together they get another"
+        found = [Unlearned((name,), watch.place_of(dict(zero)[name]), reason) for name in stuck]
+        return _by_line(found, sp.module)
+    mattering, found = Mattering(sp, x), []
+    for name, parameter in zero[:MOST_TRIED]:
+        if mattering.of_large(parameter) and not mattering.of(parameter):
+            place = watch.birth_of_zeros(parameter)
+            reason = f"zero in {NUM_STEPS} steps on other batches, while other values there change the output"
+            found.append(Unlearned((name,), place if place.file else watch.place_of(parameter), reason))
+    return _by_line(found, sp.module) or _by_line(list(_behind_zero(sp, x, zero)), sp.module)
 
 
 def placed(place: Place, names: Sequence[str], module: nn.Module) -> Place:
@@ -43,19 +134,88 @@ def placed(place: Place, names: Sequence[str], module: nn.Module) -> Place:
     path = owners[0]
     while not all(f"{owner}.".startswith(f"{path}.") for owner in owners) and path:
         path = path.rpartition(".")[0]
-    holder = type(module.get_submodule(path)).__name__
-    return Place(module=path, module_class=holder, file=place.file, line=place.line, function=place.function)
-
-
-def grouped(causes: Mapping[str, _Cause]) -> list[tuple[_Cause, list[str]]]:
-    """Names by cause, the cause of most first."""
-    groups: dict[_Cause, list[str]] = {}
-    for name, cause in causes.items():
-        groups.setdefault(cause, []).append(name)
-    return sorted(groups.items(), key=lambda group: -len(group[1]))
+    return replace(place, module=path, module_class=type(module.get_submodule(path)).__name__)
 
 
 def listed(names: Sequence[str]) -> str:
     """2 parameters (q.weight, k.weight)."""
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     return f"{len(names)} parameter{'' if len(names) == 1 else 's'} ({shown})"
+
+
+def _cut_off(sp: Specimen, x: Tensor, name: str, parameter: nn.Parameter, mattering: Mattering) -> Unlearned | None:
+    """Why this parameter has no gradient, when that is a fault."""
+    done, watch = watched_pass(sp, x, [parameter])
+    outputs = [done.output, *done.others.values()]
+    cuts = watch.cuts_before(outputs)
+    if mattering.of(parameter):
+        cut = next(iter(cuts or watch.cuts), None)
+        place = watch.place_of(parameter) if cut is None else cut.place
+        return Unlearned((name,), place, _OWED + (f"; {cut.operation} cuts the way back" if cut else ""))
+    if decision := next((cut for cut in cuts if cut.is_decision), None):
+        if mattering.of_large(parameter):
+            reason = f"the way to the output leads through a comparison, which {decision.operation} makes a number"
+            return Unlearned((name,), decision.place, reason)
+        return None
+    is_used = bool(watch.place_of(parameter).file)
+    is_left_out = is_used and not watch.reaches([*outputs, *_kept(sp.module)]) and not mattering.of_large(parameter)
+    if is_left_out and all(_is_left_out(sp, parameter, length) for length in _LONGER):
+        return Unlearned((name,), watch.place_of(parameter), "nothing computed from it reaches the output")
+    return None
+
+
+def _is_left_out(sp: Specimen, parameter: nn.Parameter, length: int) -> bool:
+    done, watch = watched_pass(sp, sp.input(min(length, sp.subject.max_length)), [parameter])
+    return parameter.grad is None and not watch.reaches([done.output, *done.others.values(), *_kept(sp.module)])
+
+
+def _kept(module: nn.Module) -> Iterator[Tensor]:
+    """What modules keep for a later call."""
+    yield from (holder.tensor for holder in attribute_tensors(module))
+    yield from module.buffers()
+
+
+def _behind_zero(sp: Specimen, x: Tensor, zero: Sequence[tuple[str, nn.Parameter]]) -> Iterator[Unlearned]:
+    """Parameters whose gradient a plain tensor of zeros, which nothing will ever move, multiplies away."""
+    for holder in attribute_tensors(sp.module):
+        tensor = holder.tensor
+        if tensor.requires_grad or not tensor.is_floating_point() or not tensor.numel() or bool((tensor != 0).any()):
+            continue
+        with torch.no_grad():
+            tensor.add_(1)
+        _, watch = watched_pass(sp, x, [])
+        freed = [name for name, p in zero if p.grad is not None and bool((p.grad != 0).any())]
+        with torch.no_grad():
+            tensor.zero_()
+        if freed:
+            place = replace(
+                watch.place_of(dict(zero)[freed[-1]]), module=holder.module, module_class=holder.module_class
+            )
+            reason = f"{holder.attribute}, a tensor of zeros that is neither parameter nor buffer, multiplies it away"
+            yield Unlearned(tuple(freed), place, reason)
+
+
+def _zero(sp: Specimen) -> list[tuple[str, nn.Parameter]]:
+    """Trainable parameters whose gradient holds zeros alone."""
+    return [(name, p) for name, p in trainable(sp.module) if p.grad is not None and is_zero(p.grad)]
+
+
+def _descend(module: nn.Module) -> None:
+    """A small step down the gradient, each value by a share of itself."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.grad is not None and bool(torch.isfinite(parameter.grad).all()):
+                parameter.add_(parameter.grad.sign() * parameter.abs(), alpha=-LEARNING_RATE)
+
+
+def _by_line(found: Sequence[Unlearned], module: nn.Module) -> list[Unlearned]:
+    """One entry per line of source and reason, that with the most parameters first."""
+    groups: dict[tuple[str, int, str], list[Unlearned]] = {}
+    for item in found:
+        groups.setdefault((item.place.file, item.place.line, "" if item.place.file else item.reason), []).append(item)
+    merged = []
+    for items in groups.values():
+        names = tuple(dict.fromkeys(name for item in items for name in item.names))
+        place = items[0].place
+        merged.append(Unlearned(names, placed(place, names, module), items[0].reason))
+    return sorted(merged, key=lambda item: -len(item.names))

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
@@ -13,18 +14,23 @@ from nsa_doctor.frames import FrameFilter
 from nsa_doctor.measurement import Place
 from nsa_doctor.probes.deliveries import Deliveries
 from nsa_doctor.probes.places import Places
-from nsa_doctor.probes.saved import functions_seen
+from nsa_doctor.probes.saved import functions_seen, uncompiled
 
 _NEW_VALUES = ("zeros", "ones", "empty", "rand", "randn", "randint", "full", "new_", "arange", "bernoulli")
+_CASTS = ("to", "type", "type_as", "float", "double", "half", "bfloat16", "mul", "__mul__", "__rmul__")
 _TO_PYTHON = ("item", "tolist", "numpy", "__float__", "__array__")
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A call that takes in something with a gradient to come and gives out values without one."""
+    """A call that takes in something with a gradient to come and gives out values without one.
+
+    `is_decision` says that the values are a comparison's outcome made a number.
+    """
 
     operation: str
     place: Place
+    is_decision: bool = False
 
 
 class PathWatch:
@@ -33,7 +39,7 @@ class PathWatch:
     def __init__(self, frames: FrameFilter, followed: Iterable[Tensor] = ()) -> None:
         self.cuts: list[Cut] = []
         self.uses: dict[int, Place] = {}
-        self.leaves: dict[int, Tensor] = {}
+        self._made: dict[int, Tensor] = {}
         self.nodes: dict[Any, Place] = {}
         self.deliveries: Deliveries | None = None
         self._places = Places(frames)
@@ -52,7 +58,7 @@ class PathWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch every call, and the custom Functions applied."""
-        with self._places.watching(), functions_seen(self._see_function, self._apply), self._mode:
+        with uncompiled(), self._places.watching(), functions_seen(self._see_function, self._apply), self._mode:
             yield
 
     def cuts_before(self, outputs: Iterable[Tensor]) -> list[Cut]:
@@ -60,14 +66,23 @@ class PathWatch:
         found = frozenset().union(*(self._followed[id(t)][1] for t in outputs if id(t) in self._followed))
         return [self.cuts[index] for index in sorted(found)]
 
+    def reaches(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether anything computed from what is followed flows into one of these, through indices and masks too."""
+        return any(id(tensor) in self._followed for tensor in tensors)
+
     def place_of(self, tensor: Tensor) -> Place:
-        """Where a parameter was used first."""
+        """Where a tensor that was there before the pass, or a leaf, was used first."""
         return self.uses.get(id(tensor), Place())
 
     def birth_of_zeros(self, leaf: Tensor) -> Place:
         """Where the operation stands that was given a gradient and handed on zeros towards this leaf."""
         node = None if self.deliveries is None else self.deliveries.birth_of_zeros(leaf)
         return self.nodes.get(node, Place())
+
+    def is_softmax_of_one(self, leaf: Tensor) -> bool:
+        """Whether what hands this leaf its zeros is a softmax over one element."""
+        deliveries = self.deliveries
+        return deliveries is not None and deliveries.is_softmax_of_one(deliveries.birth_of_zeros(leaf))
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run one function and account for what flows through it."""
@@ -80,9 +95,10 @@ class PathWatch:
     def _note(self, name: str, arguments: Any, result: Any) -> None:
         given = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
         for leaf in given:
-            if leaf.requires_grad and leaf.is_leaf and id(leaf) not in self.uses:
-                self.uses[id(leaf)], self.leaves[id(leaf)] = self._places.here()[0], leaf
+            if leaf.requires_grad and id(leaf) not in self.uses and id(leaf) not in self._made:
+                self.uses[id(leaf)], self._made[id(leaf)] = self._places.here()[0], leaf
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self._made |= {id(output): output for output in made}  # kept, or an address could be given to another
         for output in made:
             if output.grad_fn is not None and output.grad_fn not in self.nodes:
                 self.nodes[output.grad_fn] = self._places.here()[0]
@@ -93,15 +109,14 @@ class PathWatch:
         if not reached or name.startswith(_NEW_VALUES):
             return
         cuts: frozenset[int] = frozenset().union(*(found for _, found in reached))
+        floating = [tensor for tensor in made if tensor.is_floating_point() or tensor.is_complex()]
         is_live = any(tensor.requires_grad for tensor, _ in reached)
-        floating = [t for t in made if t.is_floating_point() or t.is_complex()]
-        is_cut = is_live and (
-            name in _TO_PYTHON or (bool(floating) and not any(output.requires_grad for output in floating))
-        )
-        if is_cut:
+        is_decision = name in _CASTS and bool(floating) and all(tensor.dtype == torch.bool for tensor, _ in reached)
+        is_dead = name in _TO_PYTHON or (bool(floating) and not any(output.requires_grad for output in floating))
+        if is_decision or (is_live and is_dead):
             cuts |= {len(self.cuts)}
-            self.cuts.append(Cut(name, self._places.here()[0]))
-        for output in floating:
+            self.cuts.append(Cut(name, self._places.here()[0], is_decision))
+        for output in made:
             self._followed[id(output)] = (output, cuts)
         if not made and given and (name == "__setitem__" or name.endswith("_")):
             self._followed[id(given[0])] = (given[0], cuts)

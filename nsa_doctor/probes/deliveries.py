@@ -14,6 +14,7 @@ class Deliveries:
         self._handed: dict[tuple[Any, int], bool] = {}
         self._users: dict[Any, list[tuple[Any, int]]] = {}
         self._leaves: dict[int, Any] = {}
+        self._constant: set[Any] = set()
         waiting, seen = [loss.grad_fn], set()
         while waiting:
             node = waiting.pop(0)
@@ -23,6 +24,8 @@ class Deliveries:
             if hasattr(node, "variable"):
                 self.leaves.append(node.variable)
                 self._leaves[id(node.variable)] = node
+            if _is_softmax_of_one(node):
+                self._constant.add(node)
             node.register_prehook(self._receiving(node))
             node.register_hook(self._handing(node))
             for index, (following, _) in enumerate(node.next_functions):
@@ -46,6 +49,10 @@ class Deliveries:
                 waiting.append(user)
         return None
 
+    def is_softmax_of_one(self, node: Any) -> bool:
+        """Whether this is a softmax over an axis of one element, which is one whatever goes in."""
+        return node in self._constant
+
     def _receiving(self, node: Any) -> Any:
         def look(gradients: Any) -> None:
             self._received[node] = any(_holds_value(gradient) for gradient in gradients)
@@ -62,3 +69,11 @@ class Deliveries:
 
 def _holds_value(gradient: Tensor | None) -> bool:
     return gradient is not None and bool((gradient != 0).any())
+
+
+def _is_softmax_of_one(node: Any) -> bool:
+    if not node.name().startswith("SoftmaxBackward"):
+        return False
+    shape = node._saved_result.shape
+    dim = node._saved_dim
+    return len(shape) > 0 and int(shape[dim if dim < len(shape) else -1]) == 1 and node._saved_result.numel() > 1

@@ -35,6 +35,14 @@ def holders(root: nn.Module) -> Iterator[Holder]:
                     yield Holder(tensor, path, type(module).__name__, name, way)
 
 
+def attribute_tensors(root: nn.Module) -> Iterator[Holder]:
+    """Every tensor that is a plain attribute of a module: neither parameter nor buffer."""
+    for path, module in root.named_modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor):
+                yield Holder(value, path, type(module).__name__, name, name)
+
+
 def roots_of(tensor: Tensor) -> list[Tensor]:
     """The tensor itself when it is a leaf; else the leaves it was computed from."""
     if tensor.grad_fn is None:
@@ -68,7 +76,8 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
         return [(f"[{index}]", part) for index, part in enumerate(list(value)[:_MOST_ITEMS])]
     if isinstance(value, nn.Module):
         held = {**value._parameters, **value._buffers, **value._modules, **vars(value)}
-        return [(f".{name}", part) for name, part in held.items() if name not in _hooks(value)]
+        apart = {"_parameters", "_buffers", "_modules", *_hooks(value)}
+        return [(f".{name}", part) for name, part in held.items() if name not in apart]
     cells = getattr(value, "__closure__", None)
     if cells is not None:
         names = value.__code__.co_freevars

@@ -24,6 +24,7 @@ class Mattering:
         self._sp, self._x = sp, x
         # A third power balances rounding (eps/h) against curvature (h) in one-sided differences and leaves both small.
         self._step = precision.eps ** (1 / 3)
+        self._eps = precision.eps
         self._base = require_finite(self._output(), length)
         self._floor = noise_floor(sp, x, precision.eps)
         self._floor = torch.maximum(self._floor, _per_token(self._output() - self._base))
@@ -32,12 +33,20 @@ class Mattering:
         """Whether a small step of this parameter changes the output in proportion, beyond the noise."""
         generator = torch.Generator().manual_seed(self._sp.subject.seed)
         direction = torch.randn(parameter.shape, generator=generator, device="cpu").to(parameter) * _scale(parameter)
-        whole, half = self._change(parameter, direction), self._change(parameter, direction / 2)
+        whole, half = (self._change(parameter, direction * step) for step in (self._step, self._step / 2))
         is_seen = (half > self._floor[(...,) + (None,) * (half.ndim - 2)]) & torch.isfinite(whole)
         if not bool(is_seen.any()):
             return False
         ratio = float((whole[is_seen] / half[is_seen]).median())
         return _LEAST_RATIO <= ratio <= _LARGEST_RATIO
+
+    def of_large(self, parameter: nn.Parameter) -> bool:
+        """Whether replacing this parameter by other values of its size changes the output in half of its digits."""
+        generator = torch.Generator().manual_seed(self._sp.subject.seed + 1)
+        direction = torch.randn(parameter.shape, generator=generator, device="cpu").to(parameter) * _scale(parameter)
+        due = math.sqrt(self._eps) * float(self._base.abs().max()) + float(self._floor.max())
+        changes = [self._change(parameter, direction * sign) for sign in (1, -1)]
+        return any(bool((change > due).any()) for change in changes)
 
     def among(self, parameters: Iterable[tuple[str, nn.Parameter]], most: int) -> Iterator[tuple[str, nn.Parameter]]:
         """Those that matter; at most so many are tried."""
@@ -49,7 +58,7 @@ class Mattering:
         kept = parameter.detach().clone()
         try:
             with torch.no_grad():
-                parameter.add_(direction, alpha=self._step)
+                parameter.add_(direction)
             return (self._output() - self._base).abs()
         finally:
             with torch.no_grad():

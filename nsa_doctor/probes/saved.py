@@ -83,7 +83,7 @@ class SavedWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch what is saved by operations, and what custom Functions hold in their ctx."""
-        with _uncompiled(), functions_seen(self._see_function), saved_tensors_hooks(self._pack, self._unpack):
+        with uncompiled(), functions_seen(self._see_function), saved_tensors_hooks(self._pack, self._unpack):
             yield
 
     def note(self, tensor: Tensor, keeper: str = "") -> Saved:
@@ -179,7 +179,8 @@ def operation_of(node: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower() if name else node
 
 
-def _uncompiled() -> AbstractContextManager[Any]:
+def uncompiled() -> AbstractContextManager[Any]:
+    """A region in which what was compiled runs uncompiled, so that each operation can be seen."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 

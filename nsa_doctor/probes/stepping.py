@@ -20,12 +20,14 @@ from nsa_doctor.runner import Caught, attempt
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One call of the loop: the loss it returned, what each parameter's gradient was when the optimizer stepped (none
-    when it did not), each parameter before and after the call, and the line that called the optimizer."""
+    when it did not), each parameter before and after the call, and the line that called the optimizer.
+    """
 
     loss: float
     gradients: Mapping[str, Tensor]
     before: Mapping[str, Tensor]
     after: Mapping[str, Tensor]
+    replaced: frozenset[str]
     place: Place
     num_calls: int
 
@@ -36,7 +38,8 @@ class Step:
 
     def moved(self) -> set[str]:
         """Names of the parameters that changed."""
-        return {name for name, value in self.before.items() if not torch.equal(value, self.after[name])}
+        kept = {name: value for name, value in self.before.items() if name in self.after}
+        return {name for name, value in kept.items() if not torch.equal(value, self.after[name])} - self.replaced
 
 
 def step(sp: Specimen, optimizer: torch.optim.Optimizer, x: Tensor) -> Step:
@@ -58,12 +61,14 @@ def step(sp: Specimen, optimizer: torch.optim.Optimizer, x: Tensor) -> Step:
     finally:
         hook.remove()
     place = calls[0] if calls else Place()
+    has_class = bool(place.module_class)
     return Step(
         loss=loss,
         gradients=gradients,
         before=before,
         after=_values(sp.module),
-        place=place if place.module_class else replace(place, module_class=type(sp.module).__name__),
+        replaced=frozenset(name for name, p in sp.module.named_parameters() if p is not dict(named).get(name, p)),
+        place=place if has_class else replace(place, module_class=type(sp.module).__name__),
         num_calls=len(calls),
     )
 

@@ -16,7 +16,7 @@ from nsa_doctor.frames import FrameFilter
 from nsa_doctor.measurement import Place
 from nsa_doctor.probes.operations import operation_name, written_arguments
 from nsa_doctor.probes.places import Places
-from nsa_doctor.probes.saved import Saved, SavedWatch, functions_seen, is_plain, num_differing, version_of
+from nsa_doctor.probes.saved import Saved, SavedWatch, functions_seen, is_plain, num_differing, uncompiled, version_of
 
 OUTSIDE = "code outside torch's operations"
 
@@ -177,7 +177,7 @@ class GradientWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch every operation, and where custom Functions were applied."""
-        with self._places.watching(), functions_seen(self._see_function), self._mode:
+        with uncompiled(), self._places.watching(), functions_seen(self._see_function), self._mode:
             yield
 
     def follow(self, loss: Tensor) -> None:

@@ -29,45 +29,51 @@ def run(subject: Subject) -> Iterator[Finding]:
         if not unlisted:
             continue
         held = {id(root): holder for holder in holders(sp.module) for root in roots_of(holder.tensor)}
+        names = {id(parameter): name for name, parameter in sp.module.named_parameters()}
         again_unlisted = {id(tensor) for tensor in _unlisted(sp, length)[0]}
         groups: dict[tuple[str, str], list[Tensor]] = {}
         for tensor in unlisted:
             holder = held.get(id(tensor))
             # What hangs on no module and is made for this call alone may be a means of computing, not a weight.
             if holder or id(tensor) in again_unlisted or isinstance(tensor, nn.Parameter):
-                groups.setdefault((holder.module, holder.attribute) if holder else ("", ""), []).append(tensor)
+                key = (holder.module_class, holder.attribute) if holder else ("", "")
+                groups.setdefault(key, []).append(tensor)
         for tensors in list(groups.values())[:MOST_FINDINGS]:
-            place = placed(watch.place_of(tensors[0]), [""], sp.module)
-            yield _finding(subject, length, tensors, held, place, id(tensors[0]) in again_unlisted)
+            owner = names.get(id(tensors[0]), ".").rpartition(".")[0]
+            seen = held[id(tensors[0])].tensor if id(tensors[0]) in held else tensors[0]
+            place = placed(watch.place_of(seen), [f"{owner}."], sp.module)
+            told = f"as {names[id(tensors[0])]}, " if id(tensors[0]) in names else ""
+            where = f"kept outside the module and used in {place.module_text}"
+            where = where if id(tensors[0]) in again_unlisted else f"{told}made anew in every forward pass"
+            yield _finding(subject, length, tensors, held, place, where)
         if groups:
             return
 
 
 def _unlisted(sp: Specimen, length: int) -> tuple[list[Tensor], PathWatch]:
-    """Leaves that the loss would send a gradient to, apart from the input and the parameters."""
+    """Leaves that the loss would send a gradient to, apart from the input and the parameters there were before."""
+    listed = list(sp.module.parameters())
     done, watch = watched_pass(sp, sp.input(length), [])
-    listed = {id(parameter) for parameter in sp.module.parameters()} | {id(done.x)}
+    known = {id(done.x), *(id(parameter) for parameter in listed)}
     leaves = [] if watch.deliveries is None else watch.deliveries.leaves
-    return [leaf for leaf in leaves if id(leaf) not in listed], watch
+    return [leaf for leaf in leaves if id(leaf) not in known], watch
 
 
 def _finding(
-    subject: Subject, length: int, tensors: list[Tensor], held: dict[int, Holder], used: Place, is_kept: bool
+    subject: Subject, length: int, tensors: list[Tensor], held: dict[int, Holder], used: Place, where: str
 ) -> Finding:
-    holder = held.get(id(tensors[0]))
-    ways = [held[id(tensor)].way for tensor in tensors if id(tensor) in held]
+    found = sorted((held[id(tensor)] for tensor in tensors if id(tensor) in held), key=lambda item: item.module)
+    ways = [f"{item.module}.{item.way}".removeprefix(".") for item in found]
     count = f"{len(tensors)} trainable tensor{'' if len(tensors) == 1 else 's'}"
-    where = f"kept outside the module, used in {used.module_text}" if is_kept else "made anew in every forward pass"
-    if holder:
-        shown = ", ".join(sorted(ways)[:3]) + (", …" if len(ways) > 3 else "")
-        owner = f"{holder.module} ({holder.module_class})" if holder.module else holder.module_class
-        where = f"held by the attribute {holder.attribute} of {owner} ({shown})"
-        used = replace(used, module=holder.module, module_class=holder.module_class)
+    if found:
+        shown = ", ".join(ways[:3]) + (", …" if len(ways) > 3 else "")
+        where = f"held by the attribute {found[0].attribute} of {found[0].module_class} ({shown})"
+        used = replace(used, module=found[0].module, module_class=found[0].module_class)
     return Finding(
         message=f"{count}, {where}, {'is' if len(tensors) == 1 else 'are'} not among the module's parameters; the "
         f"output at S={length} is computed from {'it' if len(tensors) == 1 else 'them'}",
         where=used,
-        evidence={"length": length, "num_tensors": len(tensors), "attributes": ",".join(sorted(ways))},
+        evidence={"length": length, "num_tensors": len(tensors), "attributes": ",".join(ways)},
         repro=again(subject, "GRD203"),
     )
 

@@ -38,6 +38,8 @@ def run(subject: Subject) -> Iterator[Finding]:
     alone, once_more = first_step(fresh, x, LEARNING_RATE), first_step(repeated, x, LEARNING_RATE)
     if not (second.num_calls and alone.num_calls and once_more.num_calls):
         return
+    if not all(math.isfinite(taken.squared_gradient) for taken in (first, second, alone)):
+        raise NotComparableError(f"gradients are not finite at S={length}, so nothing can be compared with them")
     stale = [name for name in alone.gradients if _differs(name, second, alone, once_more)]
     if stale:
         share = _share(stale, first.gradients, second, alone)

@@ -35,11 +35,15 @@ def run(subject: Subject) -> Iterator[Finding]:
     steps = [step(sp, optimizer, sp.input(length, seed=subject.seed + index)) for index in range(_NUM_STEPS)]
     moved = set().union(*(taken.moved() for taken in steps))
     still = [name for name in names if name not in moved and any(_should_move(name, taken) for taken in steps)]
-    if moved and not still:
+    replaced = sorted(set().union(*(taken.replaced for taken in steps)))
+    if moved and not still and not replaced:
         return
     calls = sum(taken.num_calls for taken in steps)
     place = next((taken.place for taken in steps if taken.place.file), Place())
-    if moved:
+    if replaced:
+        message = f"{listed(replaced)} of {len(names)} put in place of those the optimizer holds, at S={length}"
+        place, still = Place(), replaced
+    elif moved:
         message = f"{listed(still)} of {len(names)} do not move in {_NUM_STEPS} steps at S={length}, with gradients"
     else:
         message = f"no parameter moves in {_NUM_STEPS} training steps at S={length}: {_why(steps)}"

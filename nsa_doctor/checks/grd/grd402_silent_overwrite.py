@@ -20,13 +20,17 @@ from nsa_doctor.probes.saved import Saved, SavedWatch
 from nsa_doctor.probes.training import NoWatch, Trial
 from nsa_doctor.probes.writers import GradientWatch
 from nsa_doctor.repro import again
+from nsa_doctor.runner import NotComparableError, SubjectFailedError
 from nsa_doctor.subject import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     for trial in examined(subject):
         watch = SavedWatch()
-        plain = trial.run(watch)
+        try:
+            plain = trial.run(watch)
+        except SubjectFailedError as failure:
+            raise NotComparableError(f"the subject raises in {failure.phase} at {trial.told}: {failure}") from failure
         silent = [saved for saved in watch.saved if saved.is_silent]
         found = list(_saved(subject, trial, plain, silent))
         if not found and not any(saved.is_refused for saved in watch.saved):  # unwatched, backward would raise

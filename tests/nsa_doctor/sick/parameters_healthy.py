@@ -1,0 +1,158 @@
+"""Parameters that learn, or rightly do not."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu, softmax
+
+from .host import DIM, Host
+
+
+class _Experts(nn.Module):
+    """Top-1 of four; the last is never chosen. `is_dense` runs all and masks."""
+
+    def __init__(self, is_dense: bool) -> None:
+        super().__init__()
+        self.router, self.is_dense = nn.Linear(DIM, 4), is_dense
+        self.experts = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(4))
+        nn.init.constant_(self.router.bias[3:], -1e4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = softmax(self.router(x), -1)
+        chosen = weights.argmax(-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            mask = chosen == index
+            if self.is_dense or bool(mask.any()):
+                out = out + torch.where(mask, weights[..., index : index + 1], 0.0) * expert(x)
+        return out
+
+
+class _ZeroProjection(nn.Module):
+    """Learns after one step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+        nn.init.zeros_(self.down.weight)
+        nn.init.zeros_(self.down.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(relu(self.up(x)))
+
+
+class _Indexer(nn.Module):
+    """Keys are chosen by scores of their own, which a loss beside the output trains."""
+
+    def __init__(self, is_kept: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.index = (nn.Linear(DIM, DIM) for _ in range(4))
+        self.is_kept, self.loss = is_kept, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.q(x) @ self.k(x).mT
+        index_scores = self.index(x.detach()) @ x.detach().mT
+        if self.is_kept:
+            self.loss = (index_scores - scores.detach()).square().mean()
+        top = index_scores.topk(min(16, x.shape[1]), -1).indices
+        hidden = torch.ones_like(scores, dtype=torch.bool).scatter(-1, top, False)
+        return softmax(scores.masked_fill(hidden, float("-inf")), -1) @ self.v(x)
+
+
+class _KeyBias(nn.Module):
+    """Softmax does not see a bias that all keys share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return softmax(self.q(x) @ self.k(x).mT, -1) @ self.v(x)
+
+
+class _Sparse(nn.Module):
+    """A small ReLU layer with half its units dead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+        nn.init.constant_(self.up.bias[: DIM // 2], -100.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(relu(self.up(x)))
+
+
+class _SpareParts(nn.Module):
+    """A frozen layer, a tied one, and one that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.spare = (nn.Linear(DIM, DIM) for _ in range(3))
+        self.second.weight = self.first.weight
+        self.frozen = nn.Linear(DIM, DIM).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.frozen(self.first(x)))
+
+
+class _Embeddings(nn.Module):
+    """Most rows are never seen; the table is read as the head too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(997, DIM)
+        self.positions = nn.Embedding(4096, DIM)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.embedding(ids) + self.positions(torch.arange(ids.shape[1]))
+        return h.cumsum(1) @ self.embedding.weight.T
+
+
+class _Quantised(nn.Module):
+    """Rounds its weights and lets the gradient through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(DIM, DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rounded = (self.weight * 4).round() / 4
+        return x @ (self.weight + (rounded - self.weight).detach())
+
+
+class _Constants(nn.Module):
+    """Plain tensors that are not meant to learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slopes, self.state = torch.linspace(0.1, 1.0, DIM), torch.zeros(DIM)
+        self.linear = nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.slopes + self.state
+
+
+class _ForLater(nn.Module):
+    """Keeps a memory for the next call, which this one does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.remember = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+        self.memory = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.memory = self.remember(x[:, -1]).detach()
+        return self.mix(x)
+
+
+experts = lambda: Host(_Experts(is_dense=False))  # noqa: E731
+dense_experts = lambda: Host(_Experts(is_dense=True))  # noqa: E731
+zero_projection = lambda: Host(_ZeroProjection())  # noqa: E731
+indexer = lambda: Host(_Indexer(is_kept=False))  # noqa: E731
+indexer_with_loss = lambda: Host(_Indexer(is_kept=True))  # noqa: E731
+key_bias = lambda: Host(_KeyBias())  # noqa: E731
+sparse = lambda: Host(_Sparse())  # noqa: E731
+spare_parts = lambda: Host(_SpareParts())  # noqa: E731
+embeddings = _Embeddings
+quantised = lambda: Host(_Quantised())  # noqa: E731
+constants = lambda: Host(_Constants())  # noqa: E731
+for_later = lambda: Host(_ForLater())  # noqa: E731
