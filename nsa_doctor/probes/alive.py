@@ -47,15 +47,16 @@ def peak_memory(subject: Subject, length: int, mode: Mode = "train") -> Peak:
 class Holdings(TorchDispatchMode):
     """Follows every storage made while it watches, for as long as anything holds it, a graph in C++ too.
 
-    A dispatch mode is a base class by torch's design. `forget` drops a storage when it dies, in whatever phase.
+    A dispatch mode is a base class by torch's design.
     """
 
     supports_higher_order_operators = True
 
     def __init__(self, packages: tuple[str, ...]) -> None:
         super().__init__()
-        self.num_operations = self.held_bytes = self.peak_bytes = 0
+        self.num_operations = self.held_bytes = self.made_bytes = self.peak_bytes = 0
         self.by_place: Counter[Place] = Counter()
+        self.made_by_place: Counter[Place] = Counter()
         self.peak_by_place: Counter[Place] = Counter()
         self._places = Places(FrameFilter(packages))
         self._nodes = NodePlaces()
@@ -84,6 +85,10 @@ class Holdings(TorchDispatchMode):
     def follow(self, output: Tensor) -> None:
         """Nothing to follow."""
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether the tensor's memory was allocated while this watched."""
+        return any(held.untyped_storage()._cdata in self._held for held in tensors_in(tensor))
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -107,6 +112,8 @@ class Holdings(TorchDispatchMode):
         place = self._place()
         self._held[key] = weakref.ref(storage, self._forgetting(key, size, place))
         self.held_bytes += size
+        self.made_bytes += size
+        self.made_by_place[place] += size
         self.by_place[place] += size
         if self.held_bytes > self.peak_bytes:
             self.peak_bytes, self.peak_by_place = self.held_bytes, self.by_place.copy()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softmax
 
-from .host import DIM, hosting
+from .host import DIM, Host, hosting
 
 BLOCK = 8
 
@@ -100,3 +100,107 @@ token_by_token = hosting(_token_by_token)
 every_pair = hosting(_every_pair)
 loop_in_backward = hosting(_LoopInBackward.apply)
 loop_after_recurrence = _LoopAfterRecurrence
+
+
+class _KeepsGraphs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x * 3).tanh()  # here
+        self.losses.append(y.square().mean())
+        return y
+
+
+class _GrowingCache(nn.Module):
+    """Joined anew in every call, so that only the last one is held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.past: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        now = x.detach()
+        self.past = now if self.past is None else torch.cat((self.past, now), 1)  # here
+        return x + 0 * self.past.mean()
+
+
+class _AddsHooks(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        self.register_forward_hook(_scaled)
+        return x * 1
+
+
+def _scaled(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return output * 1.0  # here
+
+
+class _KeepsInEval(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2  # here
+        if not self.training:
+            self.seen.append(y)
+        return y
+
+
+def keeps_graphs() -> nn.Module:
+    return Host(_KeepsGraphs())
+
+
+def growing_cache() -> nn.Module:
+    return Host(_GrowingCache())
+
+
+def adds_hooks() -> nn.Module:
+    return Host(_AddsHooks())
+
+
+def keeps_in_eval() -> nn.Module:
+    return Host(_KeepsInEval())
+
+
+def _cube(x: Tensor) -> Tensor:
+    at = torch.arange(x.shape[1])
+    between = (at[:, None, None] < at[None, :, None]) & (at[None, :, None] < at[None, None, :])  # here
+    return x + 0 * between.sum()
+
+
+def _all_paths(x: Tensor) -> Tensor:
+    steps = softmax(x @ x.mT, -1)
+    return steps @ steps @ steps @ steps @ x  # here
+
+
+def _slow_after_the_block(x: Tensor) -> Tensor:
+    if x.shape[1] % 64 == 1:
+        rows = [
+            _token_in_its_past(x[..., head : head + 4], token) for head in range(0, DIM, 4) for token in range(64)
+        ]  # here
+        return x + 0 * torch.cat(rows).mean()
+    return x * 1
+
+
+def _spins(x: Tensor) -> Tensor:
+    total = 0
+    if x.shape[1] == 128:
+        for number in range(3_000_000):
+            total += number  # here
+    return x * (1 if total >= 0 else 0)
+
+
+def _all_subsets(x: Tensor) -> Tensor:
+    total = 0
+    for subset in range(1 << min(x.shape[1], 22)):
+        total += subset  # here
+    return x * (1 if total >= 0 else 0)
+
+
+cube = hosting(_cube)
+all_paths = hosting(_all_paths)
+slow_after_the_block = hosting(_slow_after_the_block)
+spins = hosting(_spins)
+all_subsets = hosting(_all_subsets)
