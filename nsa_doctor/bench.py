@@ -55,7 +55,8 @@ class Bench:
             except SubjectFailedError as failure:
                 package = (wanted.spec or "").partition(".")[0]
                 return {"trouble": to_json(trouble_of(failure, (package,)))}
-        self._subject = _under(subject, conditions, request["profile"], request["dtype"])
+        examined = _under(subject, conditions, request["profile"], request["dtype"])
+        self._subject = replace(examined, lengths=wanted.lengths) if request["are_all_lengths"] else examined
         self._conditions = conditions
         _warm_up(conditions.device)
         return {"loaded": _facts(self._subject, conditions, request["boundaries_up_to"])}
@@ -116,6 +117,7 @@ def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | Non
         "notes": subject.notes,
         "seams": [name for name in SEAMS if subject.offers(name)],
         "boundaries": [] if limit is None else boundary_lengths(subject.geometry, limit),
+        "lengths": subject.lengths,
         "spread": spread_lengths(subject.geometry, subject.max_length, _MOST_SPREAD),
         "code": [] if isinstance(module, Caught) else module_code(module)[:_MOST_CODE_RANGES],
         "environment": _environment(conditions),

@@ -161,6 +161,48 @@ def run(
 
 
 @app.command()
+def anomaly(
+    seq: Annotated[str, typer.Option(help="Lengths, separated by commas.")] = "512",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[str | None, typer.Option(help="Examine it in this dtype in place of its own.")] = None,
+    config: Annotated[str | None, typer.Option(help="Configuration file or built-in name for nsa.")] = None,
+    subject: Annotated[str | None, typer.Option(help="package.module:factory in place of nsa.")] = None,
+    input: Annotated[str | None, typer.Option(help="embeddings or tokens; found out when not given.")] = None,
+    width: Annotated[int | None, typer.Option(help="Width of embeddings, or size of the vocabulary.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds one call of the subject may take.")] = 60.0,
+    format: Annotated[str | None, typer.Option(help="terminal or json.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the report to this file too.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show tracebacks.")] = False,
+) -> int:
+    """Find writes into what backward needs, both lines named, NaN in backward, and parameters that cannot learn."""
+    assignment = options.examined(
+        device=device,
+        config=config,
+        subject=subject,
+        input_kind=input,
+        width=width,
+        seed=seed,
+        timeout=timeout,
+        dtype=dtype,
+    )
+    lengths = options.lengths_option(seq)
+    form = options.report_format(format, output)
+    if output is not None:
+        _check_writable(output)
+    from nsa_doctor import anomaly as finding_anomalies
+    from nsa_doctor import progress
+    from nsa_doctor import run as running
+
+    with progress.of_steps(quiet) as listener:
+        report = running.run(finding_anomalies.request(assignment, lengths), listener)
+    signals.ignore_signals()
+    _deliver(report, form, output, traceback, quiet)
+    return _ENDED_EARLY if report.interrupted else EXIT_CODES[report.decision]
+
+
+@app.command()
 def fuzz(
     target: Annotated[str | None, typer.Argument(help="ranges, masks, select, attend, forward or all.")] = None,
     examples: Annotated[int | None, typer.Option(help="Inputs to try per target; 300 if not given.")] = None,

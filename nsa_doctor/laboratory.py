@@ -54,6 +54,7 @@ class Assignment:
     forward_only: bool = False
     lengths: tuple[int, ...] = (128,)
     boundaries_up_to: int | None = None
+    are_all_lengths: bool = False
     timeout: float = 60.0
 
 
@@ -179,6 +180,7 @@ class IsolatedLaboratory:
                 "forward_only": assignment.forward_only,
             },
             "boundaries_up_to": assignment.boundaries_up_to,
+            "are_all_lengths": assignment.are_all_lengths,
             "profile": assignment.profile,
             "dtype": assignment.dtype,
             "threads": assignment.threads,

@@ -15,9 +15,14 @@ _LOW_PRECISION = ("bfloat16", "float16")
 
 
 def sweep_points(profile: Profile, facts: Mapping[str, Any]) -> list[Point]:
-    """Ordinary input in every mode, then unusual values and low precision at a few of the lengths, in training."""
+    """Ordinary input in every mode, then unusual values and low precision at a few of the lengths, in training.
+
+    Where lengths were asked for, ordinary input at those alone.
+    """
     lengths: Sequence[int] = facts["boundaries"] or facts["spread"]
     modes, own = facts["modes"], facts["dtype"]
+    if facts.get("lengths"):
+        return points(facts["lengths"], (own,), modes)
     chosen = _chosen(lengths, _NUM_LENGTHS[profile])
     found = points(chosen, (own,), modes)
     count = _NUM_FOR_VALUES[profile]

@@ -31,6 +31,8 @@ class CommandLine:
 def again(subject: "Subject", code: str) -> str:
     """The line to paste that runs one check on this subject again."""
     words = ["nsa-doctor", "run", "--select", code, *subject.options]
+    if subject.lengths:
+        words = ["nsa-doctor", "anomaly", "--seq", ",".join(map(str, subject.lengths)), *subject.options]
     words += ["--device", subject.device] if subject.device != "cpu" else []
-    words += ["--profile", subject.profile] if subject.profile != "quick" else []
+    words += ["--profile", subject.profile] if subject.profile != "quick" and not subject.lengths else []
     return shlex.join([*words, "--seed", str(subject.seed)])

@@ -72,7 +72,9 @@ class Overwrite:
 
 def examined(subject: Subject) -> Iterator[Trial]:
     """Passes at lengths the profile allows, and one in eval mode, which may take another way than training."""
-    if subject.profile == "full":
+    if subject.lengths:
+        lengths = sorted(subject.lengths)
+    elif subject.profile == "full":
         lengths = spread_lengths(subject.geometry, subject.max_length, _NUM_LENGTHS)
     else:
         lengths = sorted({min(length, subject.max_length) for length in _LENGTHS[subject.profile]})

@@ -37,7 +37,7 @@ class Unlearned:
 
 def lengths_for(subject: Subject) -> list[int]:
     """Lengths to train at."""
-    return sorted({min(length, subject.max_length) for length in _LENGTHS[subject.profile]})
+    return sorted(subject.lengths) or sorted({min(length, subject.max_length) for length in _LENGTHS[subject.profile]})
 
 
 def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
