@@ -53,6 +53,21 @@ class Places:
         line = Line(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)
         return self._describe(self._deeper(self._called(), _self_of(frame)), line), rank > 1
 
+    def of_frame(self, frame: FrameType) -> Place | None:
+        """Where in the subject's own code a frame stands, perhaps another thread's; None outside of it."""
+        found, _ = self._subject_frame(frame)
+        if found is None:
+            return None
+        owner: nn.Module | None = None
+        outer: FrameType | None = found
+        while owner is None and outer is not None:
+            module = _self_of(outer)
+            owner = module if module is not None and id(module) in self._paths else None
+            outer = outer.f_back
+        return self._describe(
+            owner, Line(file=found.f_code.co_filename, line=found.f_lineno, function=found.f_code.co_name)
+        )
+
     def of_traceback(self, traceback: TracebackType | None) -> Place:
         """Where in the subject an exception came from."""
         line = self._frames.of_traceback(traceback)

@@ -1,0 +1,93 @@
+"""HNG202 time-explodes-between-lengths
+
+Detects: a length at which a pass takes many times as long as at its neighbour: a cliff, or time that doubles with every
+further token.
+Matters: the run is fast until one batch has that length; then a step takes minutes, and the watchdog ends it.
+Fix: look at the line named; a fallback for lengths that do not fit a tile, or a search over subsets, is usual.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.finding import Finding
+from nsa_doctor.lengths import spread_lengths
+from nsa_doctor.probes.cliffs import Cliff, confirmed
+from nsa_doctor.probes.timing import Stopwatch
+from nsa_doctor.repro import again
+from nsa_doctor.subject import Subject
+
+_SHORT = (8, 12, 16, 20, 24)  # time that doubles with every token is seen here, before it does not end
+_NUM_LENGTHS = {"smoke": 6, "quick": 12, "full": 60}
+_LONGEST_PASS = 2.0  # seconds; what took longer is compared with the length before, and no further one is tried
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    mode = "no_grad" if "no_grad" in subject.modes else subject.modes[0]
+    watch = Stopwatch(subject, mode)
+    longest = subject.max_length if subject.profile == "full" else min(subject.max_length, 520)
+    spread = spread_lengths(subject.geometry, longest, _NUM_LENGTHS[subject.profile])
+    middle = [length for length in spread if length > _SHORT[-1]]
+    beside = [length + 1 for length in middle if length < longest and length & (length - 1) == 0]
+    lengths = sorted({*(length for length in _SHORT if length <= longest), *middle, *beside})
+    watch.seconds(lengths[0], 2)  # the first pass loads and builds
+    times: dict[int, float] = {}
+    for length in lengths:
+        if length in _SHORT and _expected(times) > _LONGEST_PASS:
+            break
+        (times[length],) = watch.seconds(length)
+        if times[length] > _LONGEST_PASS:
+            break
+    short = [length for length in times if length in _SHORT]
+    for shorter, longer in (*pairwise(times), *zip(short, short[2:], strict=False)):
+        cliff = Cliff.between(shorter, longer, times[shorter], times[longer])
+        if cliff is not None and (found := confirmed(subject, watch, cliff)) is not None:
+            yield _finding(subject, found, times)
+            return
+
+
+def _expected(times: dict[int, float]) -> float:
+    """Seconds at the next length, should the last growth repeat."""
+    last = list(times.values())[-2:]
+    return last[1] * last[1] / max(last[0], 1e-9) if len(last) == 2 else 0.0
+
+
+def _finding(subject: Subject, cliff: Cliff, times: dict[int, float]) -> Finding:
+    fine = [length for length in times if times[length] * 4 < cliff.slow_seconds]
+    return Finding(
+        message=f"a pass takes {cliff.slow_seconds:.2g} s at S={cliff.slow} and {cliff.fast_seconds:.2g} s at "
+        f"S={cliff.fast}: {cliff.ratio:.0f} times as long for {cliff.slow / cliff.fast:.3g} times the tokens"
+        f"{cliff.counted}",
+        where=cliff.where,
+        evidence={
+            "slow_length": cliff.slow,
+            "fast_length": cliff.fast,
+            "slow_seconds": cliff.slow_seconds,
+            "fast_seconds": cliff.fast_seconds,
+            "ratio": cliff.ratio,
+        },
+        control=f"less than a quarter of that at S={', '.join(map(str, fine))}" if fine else "",
+        repro=again(subject, "HNG202"),
+    )
+
+
+def planted(subject: Subject) -> Subject:
+    def one_by_one_where_no_tile_fits(module: nn.Module, x: Tensor) -> Tensor:
+        output = subject.forward(module, x)
+        for _ in range(10_000 if x.shape[1] % 32 == 1 else 0):
+            output = output * 1.0
+        return output
+
+    return replace(subject, forward=one_by_one_where_no_tile_fits)
+
+
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    blocked_by=("FWD101", "FWD102", "HNG101"),
+    explained_by=("HNG201", "PRF101", "PRF202"),
+)

@@ -1,0 +1,84 @@
+"""Times passes of a subject: on the CPU by the time its thread computes, so that other load disturbs little."""
+
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from nsa_doctor.frames import FrameFilter
+from nsa_doctor.measurement import Mode, Place
+from nsa_doctor.probes.inputs import make_cotangent
+from nsa_doctor.probes.perform import ask
+from nsa_doctor.probes.places import Places
+from nsa_doctor.probes.specimen import specimen
+from nsa_doctor.subject import Subject
+
+_SAMPLE_SECONDS = 0.002
+
+
+class Stopwatch:
+    """Passes of one module, forward and in training backward too, timed one by one."""
+
+    def __init__(self, subject: Subject, mode: Mode) -> None:
+        self.subject, self.mode = subject, mode
+        self._specimen = specimen(subject, mode=mode, is_randomised=False)
+        self._device = torch.device(subject.device)
+
+    def seconds(self, length: int, repeats: int = 1, batch: int = 1) -> list[float]:
+        """Time of each of `repeats` passes at one length."""
+        x = self._specimen.input(length, batch)
+        found = []
+        for _ in range(repeats):
+            start = self._now()
+            self._pass(x)
+            found.append(self._now() - start)
+            self._specimen.module.zero_grad(set_to_none=True)
+        return found
+
+    def hottest(self, length: int) -> Place:
+        """The subject's line that runs most of the time at one length, by looking every few milliseconds."""
+        x = self._specimen.input(length)
+        places = Places(FrameFilter(self.subject.packages))
+        places.know(self._specimen.module)
+        with _sampled(places) as seen:
+            self._pass(x)
+        return seen.most_common(1)[0][0] if seen else Place()
+
+    def _pass(self, x: torch.Tensor) -> None:
+        with torch.set_grad_enabled(self.mode != "no_grad"):
+            output = self._specimen(x)
+            if self.mode == "train" and output.requires_grad:
+                loss = (output * make_cotangent(output, self.subject.seed)).sum()
+                ask("backward", loss.backward, self._specimen.module, output)
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            return time.perf_counter()
+        return time.thread_time()
+
+
+@contextmanager
+def _sampled(places: Places) -> Iterator[Counter[Place]]:
+    """Counts where this thread stands, until the region ends."""
+    seen: Counter[Place] = Counter()
+    ended, watched = threading.Event(), threading.get_ident()
+
+    def look() -> None:
+        while not ended.wait(_SAMPLE_SECONDS):
+            frame = sys._current_frames().get(watched)
+            place = None if frame is None else places.of_frame(frame)
+            if place is not None:
+                seen[place] += 1
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        watcher.join()
