@@ -182,6 +182,7 @@ KINDS: dict[Target, tuple[str, ...]] = {
 }
 _ADAPTER: TypeAdapter[Case] = TypeAdapter(Annotated[Case, Field(discriminator="kind")])
 _WIDEST = 1 << 16
+_LINE_WIDTH = 68
 
 
 def read_case(text: str) -> Case:
@@ -204,16 +205,25 @@ def write_case(case: Case) -> dict[str, Any]:
 
 
 def told(case: Case) -> list[str]:
-    """The case as short lines a person can read."""
-    return [f"{name}: {text}" for name, text in _fields(case)]
+    """The case in a few lines a person can read."""
+    lines: list[str] = []
+    for name, text in _fields(case):
+        field = f"{name} {text}"
+        if lines and len(lines[-1]) + len(field) + 2 <= _LINE_WIDTH:
+            lines[-1] += f", {field}"
+        else:
+            lines.append(field)
+    return lines
 
 
 def _fields(case: BaseModel) -> Iterator[tuple[str, str]]:
     for name, value in case:
-        if name == "kind":
+        if name == "kind" or value is None:
             continue
-        if isinstance(value, BaseModel):
-            yield name, " ".join(f"{part}={text}" for part, text in _fields(value))
+        if isinstance(value, Layer):
+            yield from _fields(value)
+        elif isinstance(value, BaseModel):
+            yield name, f"({' '.join(f'{part}={text}' for part, text in _fields(value))})"
         else:
             yield name, str(value).replace("'", "")
 

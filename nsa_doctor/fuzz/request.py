@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_doctor import options
@@ -12,7 +12,7 @@ from nsa_doctor.laboratory import Assignment, UsageError
 from nsa_doctor.output import CannotWriteError, check_writable
 
 EXAMPLES = 300
-TIMEOUT = 20.0
+LENGTHS_ASKED = (8, 64, 128)  # to find out what a foreign module takes, the least first: it may hang at more
 _MOST_EXAMPLES = 10**7
 _MOST_MINUTES = 60 * 24 * 7
 ALL = "all"
@@ -75,7 +75,7 @@ def fuzz_request(
     if minutes is not None and not 0 < minutes <= _MOST_MINUTES:  # NaN, too
         raise options.OptionError(f"--minutes must be a number above 0 and at most {_MOST_MINUTES}, got {minutes:g}")
     request = FuzzRequest(
-        assignment=assignment,
+        assignment=replace(assignment, lengths=LENGTHS_ASKED),
         targets=_targets(target),
         examples=examples or EXAMPLES,
         minutes=minutes,
@@ -131,5 +131,6 @@ def _replay(
         dtype=saved.dtype,
         seed=saved.seed,
         timeout=timeout,
+        lengths=LENGTHS_ASKED,
     )
     return FuzzRequest(assignment=assignment, targets=(saved.target,), replay=saved, replayed=path)

@@ -82,6 +82,7 @@ def _search(request: FuzzRequest, laboratory: IsolatedLaboratory, state: _State,
 
     offers = _asked(laboratory, None)
     assert not isinstance(offers, Trouble)
+    offers = {**offers, "dtype": request.assignment.dtype}
     is_builtin = request.assignment.spec is None and request.assignment.config is None
     searches: dict[Target, Search] = {}
     for target in request.targets:
@@ -116,6 +117,8 @@ def _search(request: FuzzRequest, laboratory: IsolatedLaboratory, state: _State,
                 _conclude_failure(request, target, search, state)
             if target not in concluded and search.failure is None:
                 state.results.append(_unfailed(target, search))
+        found = {finding.code for result in state.results if result.name != "loading" for finding in result.findings}
+        state.results = [r for r in state.results if r.name != "loading" or r.findings[0].code not in found]
         state.results.sort(key=lambda result: [*request.targets, result.name].index(result.name))
 
 
@@ -166,10 +169,7 @@ def _loaded(troubles: list[Measurement], request: FuzzRequest) -> list[Result]:
     spec = request.assignment.spec
     command = CommandLine(options=("--subject", spec) if spec else (), seed=request.assignment.seed)
     found = findings(Examination(measurements=troubles), command)
-    return [
-        Result(code=finding.code, name=registry.manual(finding.code).name, verdict=Verdict.FAIL, findings=(finding,))
-        for finding in found
-    ]
+    return [Result(code=finding.code, name="loading", verdict=Verdict.FAIL, findings=(finding,)) for finding in found]
 
 
 def _outcome(laboratory: IsolatedLaboratory, case: Mapping[str, Any]) -> Outcome:
@@ -201,8 +201,7 @@ def _gap(target: Target, offers: Mapping[str, Any]) -> str:
             return ""
     if target not in offers["seams"]:
         return f"the subject offers no {target}"
-    sizes = ("l_sel", "n_sel") if target == "select" else ("l", "d", "l_sel", "n_sel", "w")
-    missing = [name for name in sizes if name not in offers["sizes"]]
+    missing = [name for name in ("l_sel", "n_sel") if name not in offers["sizes"]]
     return f"the subject's geometry tells no {' and no '.join(missing)}" if missing else ""
 
 

@@ -13,6 +13,7 @@ Drawn = st.SearchStrategy[dict[str, Any]]
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 _SCORES = (0.0, 1.0, 0.5, 2.0, 0.25, 1e-45, 1e-310, 1e30, -0.0, "inf", "nan", -1.0, "-inf")
 _HUGE = (-2, -(2**31), 2**31 - 1, 2**40)
+_TILE_BUDGETS = (None, None, 2000, 100)  # elements; the least makes a tile of almost every query
 _SEEDS = st.integers(0, 255)
 
 
@@ -25,10 +26,10 @@ def of(target: Target, offers: Mapping[str, Any], is_builtin: bool) -> Drawn:
         case "masks":
             return _reads()
         case "select":
-            return _choices(("vectorized", "reference"), {}) if offers["is_nsa"] else _choices(("subject",), offers)
+            return _choices(("vectorized", "reference") if offers["is_nsa"] else ("subject",), offers)
         case "attend":
             impls = ("vectorized", "fused", "reference") if offers["is_nsa"] else ("subject",)
-            return _attentions(impls, offers["sizes"])
+            return _attentions(impls, offers)
         case "forward":
             return _passes(offers, is_builtin)
 
@@ -106,7 +107,7 @@ def _reads(draw: Draw) -> dict[str, Any]:
         "heads": draw(st.integers(1, 2)),
         "probed": draw(st.integers(0, 40)),
         "impl": draw(st.sampled_from(("vectorized", "fused", "reference"))),
-        "tile_budget": draw(st.sampled_from((None, 1, 200))),
+        "tile_budget": draw(st.sampled_from(_TILE_BUDGETS)),
         "seed": draw(_SEEDS),
     }
 
@@ -117,7 +118,7 @@ def _packed() -> st.SearchStrategy[list[int]]:
 
 @st.composite
 def _choices(draw: Draw, impls: Sequence[str], offers: Mapping[str, Any]) -> dict[str, Any]:
-    is_ours = not offers
+    is_ours = impls != ("subject",)
     l_sel = draw(st.integers(1, 4)) if is_ours else offers["sizes"]["l_sel"]
     n_sel = draw(st.integers(3, 6)) if is_ours else offers["sizes"]["n_sel"]
     num_queries = draw(st.integers(1, 3))
@@ -129,27 +130,26 @@ def _choices(draw: Draw, impls: Sequence[str], offers: Mapping[str, Any]) -> dic
     score = st.sampled_from(pool)
     groups, rows = draw(st.integers(1, 2)), draw(st.integers(1, 2))
     importance = [[draw(_table(score, groups, num_blocks)) for _ in range(num_queries)] for _ in range(rows)]
-    dtype = st.sampled_from(("float32", "float64", "bfloat16", "float16") if is_ours else ("float32",))
     return {
         "kind": "choice",
         "l_sel": l_sel,
         "n_sel": n_sel,
         "first_query": first_query,
         "importance": importance,
-        "dtype": draw(dtype),
+        "dtype": draw(_dtypes(is_ours, offers)),
         "layout": draw(st.sampled_from(LAYOUTS)),
         "impl": draw(st.sampled_from(impls)),
     }
 
 
 @st.composite
-def _attentions(draw: Draw, impls: Sequence[str], given: Mapping[str, int]) -> dict[str, Any]:
+def _attentions(draw: Draw, impls: Sequence[str], offers: Mapping[str, Any]) -> dict[str, Any]:
     impl = draw(st.sampled_from(impls))
-    num_tokens = draw(st.integers(1, 48))
+    num_tokens = draw(st.integers(1, 36))
     is_ours = impl != "subject"
     return {
         "kind": "attention",
-        "sizes": draw(sizes()) if is_ours else {**given},
+        "sizes": draw(sizes()) if is_ours else _blocks_alone(offers["sizes"]),
         "num_tokens": num_tokens,
         "num_queries": draw(st.one_of(st.just(num_tokens), st.integers(1, num_tokens))),
         "rows": draw(st.integers(1, 2)),
@@ -157,11 +157,11 @@ def _attentions(draw: Draw, impls: Sequence[str], given: Mapping[str, int]) -> d
         "heads": draw(st.integers(1, 3)),
         "d_k": draw(st.sampled_from((4, 8, 2))),
         "d_v": draw(st.sampled_from((4, 8, 3))),
-        "dtype": draw(st.sampled_from(("float32", "float64", "bfloat16", "float16") if is_ours else ("float32",))),
+        "dtype": draw(_dtypes(is_ours, offers)),
         "layout": draw(st.sampled_from(LAYOUTS)),
         "magnitudes": draw(st.lists(st.sampled_from(MAGNITUDES), min_size=3, max_size=3)),
         "is_window_trimmed": draw(st.booleans()) if is_ours else False,
-        "tile_budget": draw(st.sampled_from((None, 1, 200))) if is_ours else None,
+        "tile_budget": draw(st.sampled_from(_TILE_BUDGETS)) if is_ours else None,
         "impl": impl,
         "seed": draw(_SEEDS),
     }
@@ -169,7 +169,8 @@ def _attentions(draw: Draw, impls: Sequence[str], given: Mapping[str, int]) -> d
 
 @st.composite
 def _passes(draw: Draw, offers: Mapping[str, Any], is_builtin: bool) -> dict[str, Any]:
-    lengths = st.integers(1, 40) if is_builtin else st.one_of(st.integers(1, 24), st.sampled_from(offers["lengths"]))
+    short = st.integers(1, min(24, max(offers["lengths"])))
+    lengths = st.integers(1, 40) if is_builtin else st.one_of(short, st.sampled_from(offers["lengths"]))
     length = draw(lengths)
     return {
         "kind": "pass",
@@ -177,7 +178,7 @@ def _passes(draw: Draw, offers: Mapping[str, Any], is_builtin: bool) -> dict[str
         "length": length,
         "cut": draw(st.integers(0, length - 1)),
         "rows": draw(st.integers(1, 3)),
-        "dtype": draw(st.sampled_from(("wide", "own"))),
+        "dtype": draw(st.sampled_from(("own",) if offers["dtype"] else ("wide", "own"))),
         "layout": draw(st.sampled_from(LAYOUTS)),
         "values": draw(st.one_of(st.just("normal"), st.sampled_from(VALUES))),
         "magnitude": draw(st.one_of(st.just(1.0), st.sampled_from(MAGNITUDES))) if offers["is_float"] else 1.0,
@@ -198,6 +199,16 @@ def _layers(draw: Draw) -> dict[str, Any]:
         "gate": draw(st.sampled_from(("softmax", "sigmoid"))),
         "shared_kv": draw(st.booleans()),
     }
+
+
+def _blocks_alone(given: Mapping[str, int]) -> dict[str, int]:
+    """The geometry of the selected branch, the only one that a foreign `attend` has."""
+    return {"l": 1, "d": 1, "l_sel": given["l_sel"], "n_sel": max(3, given["n_sel"]), "w": 1}
+
+
+def _dtypes(is_ours: bool, offers: Mapping[str, Any]) -> st.SearchStrategy[str]:
+    usual = ("float32", "float64", "bfloat16", "float16") if is_ours else ("float32",)
+    return st.sampled_from((offers["dtype"],) if offers["dtype"] else usual)
 
 
 def _rarely() -> st.SearchStrategy[bool]:

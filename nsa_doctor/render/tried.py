@@ -10,7 +10,7 @@ def fuzz_targets(report: Report) -> Iterator[str]:
     for result in report.results:
         if result.verdict is not Verdict.SKIP:
             word = "pass" if result.verdict is Verdict.PASS else result.verdict.value
-            yield f"{result.name:<9}{word:<9}{'; '.join(result.notes)}".rstrip()
+            yield f"{result.name:<9}{word:<8} {'; '.join(result.notes)}".rstrip()
 
 
 def fuzz_not_tried(report: Report) -> Iterator[str]:

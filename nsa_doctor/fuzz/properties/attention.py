@@ -33,9 +33,10 @@ _HEADROOM = 4.0  # a truth this far below the dtype's largest number must come o
 
 def examine(case: Attention, subject: Subject) -> Iterator[Failure]:
     """What does not hold for this case."""
-    named = {name: tensor.requires_grad_() for name, tensor in _tensors(case).items()}
+    named = {name: tensor.requires_grad_() for name, tensor in _tensors(case, subject.device).items()}
     watch = Watch().over(**named)
     masks, slots = _masks(case)
+    slots = slots.to(subject.device)
     if case.impl == "subject":
         assert subject.attend is not None
         outs, place = _by_seam(case, subject, named, slots), {"selected": place_of(subject.attend)}
@@ -67,8 +68,8 @@ def _compared(
     masks: Mapping[str, Tensor],
     place: Mapping[str, Place],
 ) -> Iterator[Failure]:
-    truth = dense({name: tensor.detach().double() for name, tensor in named.items()}, masks)
-    plain = dense({name: tensor.detach() for name, tensor in named.items()}, masks)
+    truth = dense({name: tensor.detach().double().cpu() for name, tensor in named.items()}, masks)
+    plain = dense({name: tensor.detach().cpu() for name, tensor in named.items()}, masks)
     slack = _Slack.of(case, truth)
     sick: list[str] = []
     for name, out in outs.items():
@@ -156,7 +157,7 @@ class _Slack:
         return cls(output=3 * moved * value * weight + tiny * reach, gradient=max(slopes) + _STEEPEST * tiny * reach)
 
 
-def _tensors(case: Attention) -> dict[str, Tensor]:
+def _tensors(case: Attention, device: str) -> dict[str, Tensor]:
     """Arguments of `nsa_attention`, in the case's strides."""
     dtype, sizes = getattr(torch, case.dtype), case.sizes
     blocks = len(rules.compressed_blocks(case.num_tokens, sizes.l, sizes.d))
@@ -168,7 +169,7 @@ def _tensors(case: Attention) -> dict[str, Tensor]:
     shapes["gates"] = case.rows, case.num_queries, case.groups, 3
     size_of = dict(zip("qkv", case.magnitudes, strict=True))
     return {
-        name: laid_out(normal(shape, case.seed + index, size_of.get(name[0], 1.0), dtype), case.layout)
+        name: laid_out(normal(shape, case.seed + index, size_of.get(name[0], 1.0), dtype, device), case.layout)
         for index, (name, shape) in enumerate(shapes.items())
     }
 

@@ -22,7 +22,7 @@ def examine(case: Choice, subject: Subject) -> Iterator[Failure]:
     """What does not hold for this case."""
     chooser, place = _chooser(case, subject)
     values = torch.tensor(_numbers(case.importance), dtype=torch.float64).to(getattr(torch, case.dtype))
-    importance = laid_out(values, case.layout)
+    importance = laid_out(values.to(subject.device), case.layout)
     watch = Watch().over(importance=importance)
     answer = ask("forward", lambda: chooser(importance, case.first_query), None)
     if watch.written():

@@ -56,7 +56,7 @@ def _failures(case: Case, subject: Subject) -> Iterator[Failure]:
         case Grid() | SlotRows() | RangeRows() | MaskRows():
             yield from ranges.examine(case)
         case Reads():
-            yield from reads.examine(case)
+            yield from reads.examine(case, subject.device)
         case Choice():
             yield from choice.examine(case, subject)
         case Attention():

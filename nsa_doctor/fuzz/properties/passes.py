@@ -15,12 +15,13 @@ from nsa_doctor.probes.inputs import make_cotangent, make_input
 from nsa_doctor.probes.perform import ask
 from nsa_doctor.probes.places import definition_place
 from nsa_doctor.probes.precision import effective_precision, noise_floor
-from nsa_doctor.probes.specimen import Specimen, comparable_specimen, specimen
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.probes.specimen import Specimen, specimen
+from nsa_doctor.probes.tolerance import largest
+from nsa_doctor.runner import NotComparableError, SubjectFailedError
 from nsa_doctor.subject import Subject
 
 ORDINARY = (1e-3, 10.0)  # magnitudes at which rounding stays rounding: outputs may be compared
-_LARGEST_JUDGED = 1e2  # beyond it a foreign subject may overflow in its own right
+_LARGEST_JUDGED = 5e4  # beyond it a foreign subject may overflow in its own right
 _ANOTHER = 5003
 _ROUNDINGS = 64  # of the largest output: less than this between two calls needs no closer look
 _NEARLY_EXACT = 1e-10
@@ -31,27 +32,51 @@ def examine(case: Pass, subject: Subject) -> Iterator[Failure]:
     """What does not hold for this case."""
     subject = replace(_layer_subject(case.layer), device=subject.device) if case.layer else subject
     subject = replace(subject, seed=case.seed)
-    sp = comparable_specimen(subject) if case.dtype == "wide" else specimen(subject)
-    trial = _Trial(case, sp, definition_place(sp.module))
-    given = laid_out(trial.input(case.seed), case.layout)
+    trial, given, y, watch = _first_call(case, subject)
     x = given.clone(memory_format=torch.contiguous_format)
-    watch = Watch().over(x=given)
-    with torch.no_grad():
-        y = sp.call(given)
     if watch.changed():
         yield trial.failure("argument written", "the call writes into its input")
+        x = laid_out(trial.input(case.seed), case.layout).clone(memory_format=torch.contiguous_format)
+    is_ordinary = case.values == "normal" and ORDINARY[0] <= case.magnitude <= ORDINARY[1]
     if not bool(isfinite(y).all()):
-        if case.layer is None and case.magnitude > _LARGEST_JUDGED:
-            raise NotComparableError(f"the output is not finite at magnitude {case.magnitude:g}")
+        if case.layer is None and not _is_judged(x):
+            raise NotComparableError(f"the output is not finite for inputs up to {largest(x):.2g} in {trial.sp.dtype}")
         rows = (~isfinite(y)).flatten(2).any(-1)
         message = f"{int(rows.sum())} of {rows.numel()} rows of the output are not finite"
-        yield trial.failure("not finite" if case.values == "normal" else "not finite on some values", message)
+        yield trial.failure("not finite" if is_ordinary else "not finite on some values", message)
         return
     yield from trial.repeated(x, y)
-    if case.has_backward and case.magnitude <= _LARGEST_JUDGED:
+    if case.has_backward and _is_judged(x):
         yield from trial.backward(x)
-    if case.values == "normal" and ORDINARY[0] <= case.magnitude <= ORDINARY[1] and case.dtype == "wide":
+    if is_ordinary and case.dtype == "wide":
         yield from trial.relations(case.layout == "expanded")
+
+
+def _is_judged(x: Tensor) -> bool:
+    """Whether a subject owes finite numbers: norms and scores square their input, which its dtype must hold."""
+    return not x.is_floating_point() or largest(x) <= min(_LARGEST_JUDGED, torch.finfo(x.dtype).max ** 0.5)
+
+
+def _first_call(case: Pass, subject: Subject) -> tuple["_Trial", Tensor, Tensor, Watch]:
+    """The trial, its input in the case's strides, the output, and the watch over that input.
+
+    In float64 where the subject runs in it. No other length is called: it might hang where this one does not.
+    """
+    for dtype in ("float64", None) if case.dtype == "wide" and subject.dtype != "float64" else (None,):
+        try:
+            sp = specimen(subject, dtype=dtype)
+            trial = _Trial(case, sp, definition_place(sp.module))
+            given = laid_out(trial.input(case.seed), case.layout)
+            watch = Watch().over(x=given)
+            with torch.no_grad():
+                y = sp.call(given)
+        except SubjectFailedError:
+            if dtype is None:
+                raise
+            continue
+        if dtype is None or y.dtype == torch.float64:
+            break
+    return trial, given, y, watch
 
 
 @dataclass(frozen=True)
@@ -75,11 +100,18 @@ class _Trial:
     def repeated(self, x: Tensor, y: Tensor) -> Iterator[Failure]:
         """Another call, from contiguous memory, gives the same."""
         with torch.no_grad():
-            once, twice = self.sp(x), self.sp(x)
-        if told := self._differ(x, once, twice):
+            once = self.sp(x)
+            told = self._stray(x, once)
+            seeds = range(self.case.seed + 1, self.case.seed + 1 + _NUM_CONFIRMATIONS)
+            again = [other for other in map(self.input, seeds) if self._stray(other, self.sp(other))] if told else []
+        if len(again) >= _NUM_NEEDED:
             yield self.failure("two calls differ", f"two calls differ {told}")
         elif self.case.layout != "contiguous" and (told := self._differ(x, y, once)):
             yield self.failure("depends on strides", f"{self.case.layout} input differs {told} from contiguous")
+
+    def _stray(self, x: Tensor, once: Tensor) -> str:
+        """How far another call lies from this one. No floor is measured: it would be made of what is looked for."""
+        return self._differ(x, self.sp(x), once, is_floored=False)
 
     def backward(self, x: Tensor) -> Iterator[Failure]:
         """The gradient is finite where the output is."""
@@ -136,17 +168,20 @@ class _Trial:
     def _eps(self) -> float:
         return effective_precision(self.sp, min(self.case.length, 17)).eps
 
-    def _differ(self, x: Tensor, part: Tensor, full: Tensor) -> str:
+    def _differ(self, x: Tensor, part: Tensor, full: Tensor, is_floored: bool = True) -> str:
         """Where the first token lies that is off by more than rounding of every number on the way explains, or ""."""
         if torch.equal(part, full):
             return ""
         difference = (part.double() - full.double()).abs().flatten(2).amax(-1)  # [B, S]
         scale = float(full.double().abs().max())
-        near = _ROUNDINGS * torch.finfo(part.dtype).eps * scale
+        near = torch.full_like(difference, _ROUNDINGS * torch.finfo(part.dtype).eps * scale)
         if bool((difference <= near).all()):
             return ""
-        floor = noise_floor(self.sp, x, self._eps())[:, : difference.shape[1]]
-        off = ~(difference <= floor.clamp(min=near))
+        eps = self._eps()
+        floor = (
+            noise_floor(self.sp, x, eps)[:, : difference.shape[1]] if is_floored else _ROUNDINGS * eps * scale + near
+        )
+        off = ~(difference <= torch.maximum(floor, near))
         if not bool(off.any()):
             return ""
         row, token = (int(index) for index in off.nonzero()[0])

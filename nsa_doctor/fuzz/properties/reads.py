@@ -27,10 +27,10 @@ _HEAD_SIZE = 4
 _ROUNDINGS = 16
 
 
-def examine(case: Reads) -> Iterator[Failure]:
+def examine(case: Reads, device: str) -> Iterator[Failure]:
     """What does not hold for this case."""
     queries = _positions(case)
-    leaves = _tensors(case, len(queries))
+    leaves = {name: x.to(device).requires_grad_() for name, x in _tensors(case, len(queries)).items()}
     packed = torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32) if len(case.lengths) > 1 else None
     with tiles_of(case.tile_budget):
         output = attend(leaves, geometry_of(case.sizes), case.impl, cu_seqlens=packed)
@@ -69,7 +69,7 @@ def _tensors(case: Reads, num_queries: int) -> dict[str, Tensor]:
         tensors[f"k_{SHORT[branch]}"] = normal(shape, case.seed + 2 + index, 1.0, torch.float64)
         units = torch.eye(num_tokens, dtype=torch.float64)[:size]
         tensors[f"v_{SHORT[branch]}"] = units[None, :, None].expand(rows, -1, case.groups, -1).contiguous()
-    return {name: tensor.requires_grad_() for name, tensor in tensors.items()}
+    return tensors
 
 
 def _allowed(case: Reads, queries: Sequence[_Query], output: NSAOutput) -> dict[str, Tensor]:
@@ -105,7 +105,7 @@ def _forward(
     case: Reads, queries: Sequence[_Query], output: NSAOutput, allowed: dict[str, Tensor]
 ) -> Iterator[Failure]:
     for branch in BRANCHES:
-        weights = getattr(output, branch).detach().unflatten(2, (case.groups, -1))  # [B, T, G, h, S]
+        weights = getattr(output, branch).detach().cpu().unflatten(2, (case.groups, -1))  # [B, T, G, h, S]
         may = allowed[branch][:, :, :, None].expand_as(weights)
         place = branch_place(branch, case.impl)
         for property, wrong in (
@@ -129,13 +129,13 @@ def _backward(
 ) -> Iterator[Failure]:
     """Gradients of one query's output: they reach what it reads, and nothing else."""
     probed = case.probed % len(queries)
-    direction = normal(output.out[:, probed].shape, case.seed + 9, 1.0, torch.float64)
+    direction = normal(output.out[:, probed].shape, case.seed + 9, 1.0, torch.float64, output.out.device)
     losses = {branch: (getattr(output, branch)[:, probed] * direction).sum() for branch in BRANCHES}
     grads = differentiate(
-        sum(losses.values(), torch.zeros(())), {name: x for name, x in leaves.items() if name != "gates"}
+        torch.stack(list(losses.values())).sum(), {name: x for name, x in leaves.items() if name != "gates"}
     )
     others = torch.arange(len(queries)) != probed
-    if bool((grads["q"][:, others] != 0).any()):
+    if bool((grads["q"].cpu()[:, others] != 0).any()):
         message = f"the gradient of token {_told(queries[probed])} reaches another query"
         place = branch_place(_leaking(losses, leaves["q"], others), case.impl)
         yield Failure(property="gradient reaches another query", message=message, where=place)
@@ -143,7 +143,7 @@ def _backward(
         may = allowed[branch][:, probed].transpose(1, 2)  # [B, S, G]
         place = branch_place(branch, case.impl)
         for kind in ("k", "v"):
-            grad = grads[f"{kind}_{SHORT[branch]}"]
+            grad = grads[f"{kind}_{SHORT[branch]}"].cpu()
             reached = (grad != 0).any(-1)  # NaN counts
             may_here = may[:, : reached.shape[1]]
             wrong = reached & ~may_here
@@ -161,7 +161,7 @@ def _leaking(losses: dict[str, Tensor], q: Tensor, others: Tensor) -> str:
     """The branch whose output of one query depends on another query."""
     for branch, loss in losses.items():
         (grad,) = torch.autograd.grad(loss, q, retain_graph=True, allow_unused=True, materialize_grads=True)
-        if bool((grad[:, others] != 0).any()):
+        if bool((grad.cpu()[:, others] != 0).any()):
             return branch
     return "out"
 

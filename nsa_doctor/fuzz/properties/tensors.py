@@ -33,12 +33,14 @@ def laid_out(values: Tensor, layout: Layout) -> Tensor:
             return longer[1:]
 
 
-def normal(shape: Sequence[int], seed: int, magnitude: float, dtype: torch.dtype) -> Tensor:
-    """Normal values of that magnitude, as far as the dtype reaches; the same for every dtype but for rounding."""
+def normal(
+    shape: Sequence[int], seed: int, magnitude: float, dtype: torch.dtype, device: str | torch.device = "cpu"
+) -> Tensor:
+    """Normal values of that magnitude, as far as the dtype reaches; the same everywhere but for rounding."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(tuple(shape), generator=generator, dtype=torch.float64, device="cpu") * magnitude
     largest = torch.finfo(dtype).max
-    return values.clamp(-largest, largest).to(dtype)
+    return values.clamp(-largest, largest).to(device, dtype)
 
 
 @dataclass

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nsa.ops import geometry
 from nsa_doctor.subject import Subject
 from nsa_doctor.subjects.nsa import builtin_subject
 
-from .host import hosting
+from .host import DIM, hosting
 
 Patch = tuple[str, str, Callable[[Any], Any]]
 """(module, dotted name in it, what makes the sick one of the healthy one)"""
@@ -264,6 +264,21 @@ class _NotFinite:
         return x + (x - x.detach()).sqrt() * 0
 
 
+class _Bare(nn.Module):
+    """A function and nothing before it, so that zeros reach it as zeros."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function, self.scale = function, nn.Parameter(torch.ones(DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x) * self.scale
+
+
+def _bare(function) -> Callable[[], nn.Module]:
+    return lambda: _Bare(function)
+
+
 peeks = hosting(_at_length(6, _peeks))
 mixes_rows = hosting(_mixes_rows)
 knows_its_length = hosting(_knows_its_length)
@@ -271,7 +286,7 @@ draws = hosting(_draws)
 hangs = hosting(_hangs)
 dies = hosting(_dies)
 no_gradient = hosting(_NotFinite.log)
-divides = hosting(_at_length(5, lambda x: x / x.abs().sum(-1, keepdim=True)))
+divides = _bare(lambda x: x / x.abs().sum(-1, keepdim=True))
 shorter = hosting(_at_length(4, lambda x: x[:, :-1]))
 
 
