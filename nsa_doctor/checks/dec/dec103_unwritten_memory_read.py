@@ -47,7 +47,7 @@ def _changed(sp: Specimen, length: int, sizes: list[int]) -> Iterator[Finding | 
             continue
         token = result.tokens[found.first_token]
         if value != value:  # nothing but 0 · NaN can be at work: large numbers changed nothing
-            yield Note(f"NaN in memory of the cache that holds no token reaches the output at token {token}")
+            yield Note(message=f"NaN in memory of the cache that holds no token reaches the output at token {token}")
             return
         place = guilty_module(_filling(sp, value), x, sizes, token)
         yield Finding(
@@ -59,7 +59,7 @@ def _changed(sp: Specimen, length: int, sizes: list[int]) -> Iterator[Finding | 
         )
         return
     if not bool(isfinite(expected.output).all()):
-        yield Note(f"decoding gives values that are not finite at S={length}")
+        yield Note(message=f"decoding gives values that are not finite at S={length}")
 
 
 def _filling(sp: Specimen, value: float) -> Specimen:

@@ -1,0 +1,67 @@
+"""GAT101 gate-all-zero
+
+Detects: a gate whose last layer starts with weight and bias exactly zero: it gives the same weights whatever the input.
+Matters: all branches are averaged alike, and layers before the gate get no gradient through it until it has moved.
+Fix: start the weight small and random (a standard deviation of 0.02, say); a bias of zero is fine.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.gates import gates, gates_of, take_steps
+from nsa_doctor.repro import again
+from nsa_doctor.runner import NotComparableError
+from nsa_doctor.subject import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    sp, x, found = gates_of(subject)
+    if not found:
+        raise NotComparableError(f"{subject.name} has no gate that could be found")
+    named = dict(sp.module.named_parameters())
+    zero = [
+        gate
+        for gate in found
+        if gate.parameters and not any(bool(named[name].any()) for name in gate.parameters if name in named)
+    ]
+    if not zero:
+        return
+    first = zero[0]
+    value = float(first.values[0, 0])
+    take_steps(sp, x, 1)
+    moved = any(gate.where == first.where and gate.spread > 0 for gate in gates(sp, x)[0])
+    others = f", as are {len(zero) - 1} other gates" if len(zero) > 1 else ""
+    yield Finding(
+        message=f"{' and '.join(first.parameters)} are exactly zero{others}: every weight is {value:.4g} whatever the "
+        f"input; one optimizer step {'moves it' if moved else 'does not move it'}",
+        where=first.where,
+        evidence={"gates": len(zero), "value": value, "a step moves it": moved},
+        repro=again(subject, "GAT101"),
+    )
+
+
+def planted(subject: Subject) -> Subject:
+    class Gated(nn.Module):
+        """The subject's output, weighed against its input by a gate that is all zero."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = subject.build(subject.seed)
+            self.score = nn.Linear(subject.width, 2)
+            nn.init.zeros_(self.score.weight)
+            nn.init.zeros_(self.score.bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            weights = torch.softmax(self.score(x), dim=-1)
+            output: Tensor = weights[..., :1] * subject.forward(self.inner, x) + weights[..., 1:] * x
+            return output
+
+    return replace(subject, build=lambda _seed: Gated(), forward=lambda module, x: module(x), gate=None)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")

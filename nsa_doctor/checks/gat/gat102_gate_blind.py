@@ -1,0 +1,76 @@
+"""GAT102 gate-blind
+
+Detects: a gate whose weights are the same for every token, and still are after some optimizer steps.
+Matters: it is a constant that costs time: nothing the input holds can open or close a branch.
+Fix: feed the gate the input, not a constant; look for a softmax over an axis of size one and for a huge temperature.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.finding import Finding, Note
+from nsa_doctor.probes.gates import Gate, gates, gates_of, take_steps
+from nsa_doctor.repro import again
+from nsa_doctor.runner import NotComparableError
+from nsa_doctor.subject import Subject
+
+_STEPS = 3
+
+
+def run(subject: Subject) -> Iterator[Finding | Note]:
+    sp, x, found = gates_of(subject)
+    if not found:
+        raise NotComparableError(f"{subject.name} has no gate that could be found")
+    blind = [gate for gate in found if _is_blind(gate)]
+    if not blind:
+        return
+    take_steps(sp, x, _STEPS)
+    after = [gate for gate in gates(sp, x)[0] if _is_blind(gate)]
+    for gate in blind:
+        if not any(other.where == gate.where for other in after):
+            yield Note(
+                message=f"a gate gives every token the same weights until an optimizer step has moved it ({gate.where})"
+            )
+    if after:
+        gate = after[0]
+        yield Finding(
+            message=f"a gate gives every token the weights {_listed(gate)} and still does after {_STEPS} steps",
+            where=gate.where,
+            evidence={"gates": len(after), "spread": gate.spread, "tokens": gate.values.shape[0]},
+            repro=again(subject, "GAT102"),
+        )
+
+
+def _is_blind(gate: Gate) -> bool:
+    """No weight moves by more than rounding; a flat gate that is not of one weight alone is another illness."""
+    is_alone = gate.is_softmax and gate.weights.shape[-1] == 1
+    rounding = 8 * torch.finfo(gate.weights.dtype).eps
+    return gate.spread <= rounding and (is_alone or gate.saturated_share < 1)
+
+
+def _listed(gate: Gate) -> str:
+    return ", ".join(f"{float(value):.3g}" for value in gate.values[0][:4])
+
+
+def planted(subject: Subject) -> Subject:
+    class Gated(nn.Module):
+        """The subject's output, weighed against its input by a gate that is fed with zeros."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = subject.build(subject.seed)
+            self.score = nn.Linear(subject.width, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            weights = torch.softmax(self.score(torch.zeros_like(x)), dim=-1)
+            output: Tensor = weights[..., :1] * subject.forward(self.inner, x) + weights[..., 1:] * x
+            return output
+
+    return replace(subject, build=lambda _seed: Gated(), forward=lambda module, x: module(x), gate=None)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("GAT101",))

@@ -1,0 +1,60 @@
+"""GAT103 gate-saturated
+
+Detects: a gate so far open, shut or decided for nearly every token of ordinary input that its slope is as good as zero.
+Matters: it cannot learn: the gradient through it is lost in rounding, and the branch it shuts out gets none either.
+Fix: scale the logits down, raise the temperature, or start the bias near zero.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.gates import gates_of
+from nsa_doctor.repro import again
+from nsa_doctor.runner import NotComparableError
+from nsa_doctor.subject import Subject
+
+_NEARLY_ALL = 0.99
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    _, _, found = gates_of(subject)
+    if not found:
+        raise NotComparableError(f"{subject.name} has no gate that could be found")
+    for gate in found:
+        is_alone = gate.is_softmax and gate.weights.shape[-1] == 1
+        if is_alone or not gate.saturated_share >= _NEARLY_ALL:
+            continue
+        yield Finding(
+            message=f"{gate.saturated_share:.0%} of a gate's weights are flat: the steepest slope over "
+            f"{gate.values.shape[0]} tokens is {float(gate.slopes.max()):.1e} where 0.25 is possible",
+            where=gate.where,
+            evidence={"flat": gate.saturated_share, "steepest": float(gate.slopes.max())},
+            repro=again(subject, "GAT103"),
+        )
+        return
+
+
+def planted(subject: Subject) -> Subject:
+    class Gated(nn.Module):
+        """The subject's output, weighed against its input by a gate that is wide open."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = subject.build(subject.seed)
+            self.score = nn.Linear(subject.width, 2)
+            nn.init.constant_(self.score.bias, 40.0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            weights = torch.sigmoid(self.score(x))
+            output: Tensor = weights[..., :1] * subject.forward(self.inner, x) + weights[..., 1:] * x
+            return output
+
+    return replace(subject, build=lambda _seed: Gated(), forward=lambda module, x: module(x), gate=None)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")
