@@ -71,10 +71,11 @@ def _guilty_operation(
     """Follow what differs back from the last differing operation of these calls to one whose inputs agree."""
     own, other = calls or (Call.whole(result), Call.whole(expected))
     here, there = result.operations[own.start : own.end], expected.operations[other.start : other.end]
-    pairs = _aligned(here, there)
+    pairs = list(_aligned(here, there))
     differing = {own.start + i for i, j in pairs if parts.differ(here[i].results, there[j].results)}
-    if not differing:
-        return None
+    if not differing:  # what one run does and the other does not
+        only_here = sorted(set(range(len(here))) - {i for i, _ in pairs})
+        return own.start + only_here[0] if only_here else None
     index = result.output_maker if calls is None and result.output_maker in differing else max(differing)
     while before := [maker for maker in result.operations[index].makers if maker in differing and maker < index]:
         index = max(before)

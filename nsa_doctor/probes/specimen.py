@@ -9,7 +9,7 @@ from nsa_doctor.measurement import Mode, Point
 from nsa_doctor.probes.finite import isfinite
 from nsa_doctor.probes.inputs import make_input
 from nsa_doctor.probes.perform import ask, checked_answer
-from nsa_doctor.probes.state import seed_everything
+from nsa_doctor.probes.state import preserved_state, seed_everything
 from nsa_doctor.runner import NotComparableError, SubjectFailedError
 from nsa_doctor.subject import Subject
 
@@ -45,7 +45,8 @@ class Specimen:
         """The output for this very tensor: its strides count, and a subject may write into it."""
         subject, module = self.subject, self.module
         seed_everything(subject.seed)
-        return ask("forward", lambda: checked_answer(subject, subject.forward(module, x), x), module)[0]
+        with preserved_state(random_too=False):
+            return ask("forward", lambda: checked_answer(subject, subject.forward(module, x), x), module)[0]
 
 
 def specimen(

@@ -19,11 +19,11 @@ class StateChanges:
 
 
 @contextmanager
-def preserved_state() -> Iterator[StateChanges]:
-    """Restore random states, default dtype, grad mode, threads and the like at the end; say what had changed."""
+def preserved_state(*, random_too: bool = True) -> Iterator[StateChanges]:
+    """Restore default dtype, grad mode, threads and the like at the end, and random states; say what had changed."""
     changes = StateChanges()
     saved = [(name, read(), write) for name, read, write in _global_state()]
-    generators = _save_generators()
+    generators = _save_generators() if random_too else {}
     try:
         yield changes
     finally:
@@ -31,7 +31,8 @@ def preserved_state() -> Iterator[StateChanges]:
             if read() != before:
                 changes.seen.append(name)
                 write(before)
-        _restore_generators(generators)
+        if random_too:
+            _restore_generators(generators)
 
 
 def seed_everything(seed: int) -> None:
