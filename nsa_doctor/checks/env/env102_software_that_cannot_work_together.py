@@ -1,0 +1,35 @@
+"""ENV102 software-that-cannot-work-together
+
+Detects: a driver too old for torch's CUDA, a GPU that torch has no code for, a triton other than torch asks for, a
+flash-attn that cannot be imported, a torch without CUDA beside an NVIDIA device.
+Matters: kernels fail at their first launch, or a slow fallback takes their place without a word.
+Fix: install the versions named; `nsa-doctor env` prints a block to paste into an issue.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from nsa_doctor.check import Check
+from nsa_doctor.environment import Environment, misfits
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.environment import environment
+from nsa_doctor.repro import again
+from nsa_doctor.subject import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    facts = subject.environment or environment()
+    for misfit in misfits(facts):
+        yield Finding(
+            message=misfit.message,
+            evidence={"parts": ",".join(misfit.parts), "torch": facts.torch, "driver": facts.driver},
+            repro=again(subject, "ENV102"),
+        )
+
+
+def planted(subject: Subject) -> Subject:
+    old_driver = Environment(torch="2.13.0+cu130", torch_cuda=(13, 0), driver="535.104.05", driver_cuda=(12, 2))
+    return replace(subject, environment=old_driver)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")

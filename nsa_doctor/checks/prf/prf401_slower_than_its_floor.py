@@ -1,0 +1,72 @@
+"""PRF401 slower-than-its-floor
+
+Detects: a training step that takes more times as long as plain dense attention of the same width than the subject may
+(`max_slowdown`); `nsa-doctor throughput` holds it to the tokens per second of a file of floors too.
+Matters: a loop over ranges made 6 tokens/s of 400, sixty times less; nothing was wrong but the speed.
+Fix: `nsa-doctor run --select HNG,PRF` names the line where operations, waits, memory or work grow too fast.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.timing import Stopwatch
+from nsa_doctor.probes.work import usual_mode
+from nsa_doctor.probes.yardstick import dense_twin
+from nsa_doctor.repro import again
+from nsa_doctor.runner import NotComparableError
+from nsa_doctor.subject import Subject
+
+_LONGEST = 256
+_REPEATS = 5
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    limit = subject.max_slowdown
+    assert limit is not None
+    length, mode = min(subject.max_length, _LONGEST), usual_mode(subject)
+    watch, yardstick = Stopwatch(subject, mode), Stopwatch(dense_twin(subject), mode)
+    ratios = []
+    for stopwatch in (watch, yardstick):
+        stopwatch.seconds(length)  # loads and builds
+    for _ in range(2):
+        own, plain = (min(stopwatch.seconds(length, _REPEATS)) for stopwatch in (watch, yardstick))
+        ratios.append(own / plain)
+        if ratios[0] < limit / 2:
+            return
+    if min(ratios) <= limit < max(ratios):
+        raise NotComparableError(
+            f"one round says {min(ratios):.0f} times as long, the next {max(ratios):.0f}: too noisy"
+        )
+    if min(ratios) <= limit:
+        return
+    yield Finding(
+        message=f"a pass at S={length} takes {min(ratios):.0f} times as long as plain dense attention of the same "
+        f"width, and may take {limit:g} times as long ({mode})",
+        where=watch.hottest(length),
+        evidence={"ratio": min(ratios), "allowed": limit, "length": length, "mode": mode},
+        repro=again(subject, "PRF401"),
+    )
+
+
+def planted(subject: Subject) -> Subject:
+    def counts_to_a_million(module: nn.Module, x: Tensor) -> Tensor:
+        total = 0
+        for number in range(3_000_000):
+            total += number
+        return subject.forward(module, x) * min(1, total)
+
+    return replace(subject, forward=counts_to_a_million, max_slowdown=60.0)
+
+
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    needs=("max_slowdown",),
+    blocked_by=("FWD101", "FWD102", "HNG101"),
+    explained_by=("HNG201", "HNG202", "PRF101", "PRF202"),
+)
