@@ -12,10 +12,11 @@ from nsa_doctor.frames import FrameFilter
 from nsa_doctor.lengths import spread_lengths
 from nsa_doctor.measurement import Mode, Place
 from nsa_doctor.probes.finite import isfinite
-from nsa_doctor.probes.saved import Saved, num_differing
+from nsa_doctor.probes.saved import Saved, SavedWatch, num_differing
 from nsa_doctor.probes.training import Trial, trials
 from nsa_doctor.probes.writers import Write, WriterWatch
 from nsa_doctor.repro import again
+from nsa_doctor.runner import NotComparableError, SubjectFailedError
 from nsa_doctor.subject import Subject
 
 MOST_FINDINGS = 3
@@ -81,6 +82,16 @@ def examined(subject: Subject) -> Iterator[Trial]:
     yield from trials(subject, lengths)
     modes: tuple[Mode, ...] = () if subject.profile == "smoke" else ("eval",)
     yield from trials(replace(subject, train_step=None), lengths[-1:], modes)
+
+
+def first_pass(trial: Trial, watch: SavedWatch) -> Mapping[str, Tensor]:
+    """What the trial gives; NotComparableError where forward or backward raises, which FWD101 tells with its place."""
+    try:
+        return trial.run(watch)
+    except SubjectFailedError as failure:
+        if failure.phase not in ("forward", "backward"):
+            raise
+        raise NotComparableError(f"the subject raises in {failure.phase} at {trial.told}: {failure}") from failure
 
 
 def located(subject: Subject, trial: Trial, found: Sequence[Saved]) -> list[Overwrite]:

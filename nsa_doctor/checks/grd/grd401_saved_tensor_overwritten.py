@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.check import Check
-from nsa_doctor.checks.overwritten import MOST_FINDINGS, examined, located
+from nsa_doctor.checks.overwritten import MOST_FINDINGS, examined, first_pass, located
 from nsa_doctor.finding import Finding
 from nsa_doctor.probes.saved import SavedWatch
 from nsa_doctor.probes.training import NoWatch, Trial
@@ -25,7 +25,7 @@ _SENTENCE = "modified by an inplace operation"
 def run(subject: Subject) -> Iterator[Finding]:
     for trial in examined(subject):
         watch = SavedWatch()
-        trial.run(watch)
+        first_pass(trial, watch)
         refused = [saved for saved in watch.saved if saved.is_refused]
         if not refused or not _raises(trial):
             continue

@@ -13,24 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.check import Check
-from nsa_doctor.checks.overwritten import MOST_FINDINGS, effect, examined, located
+from nsa_doctor.checks.overwritten import MOST_FINDINGS, effect, examined, first_pass, located
 from nsa_doctor.finding import Finding
 from nsa_doctor.frames import FrameFilter
 from nsa_doctor.probes.saved import Saved, SavedWatch
 from nsa_doctor.probes.training import NoWatch, Trial
 from nsa_doctor.probes.writers import GradientWatch
 from nsa_doctor.repro import again
-from nsa_doctor.runner import NotComparableError, SubjectFailedError
 from nsa_doctor.subject import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     for trial in examined(subject):
         watch = SavedWatch()
-        try:
-            plain = trial.run(watch)
-        except SubjectFailedError as failure:
-            raise NotComparableError(f"the subject raises in {failure.phase} at {trial.told}: {failure}") from failure
+        plain = first_pass(trial, watch)
         silent = [saved for saved in watch.saved if saved.is_silent]
         found = list(_saved(subject, trial, plain, silent))
         if not found and not any(saved.is_refused for saved in watch.saved):  # unwatched, backward would raise
