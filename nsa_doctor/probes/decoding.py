@@ -16,7 +16,7 @@ from nsa_doctor.probes.places import definition_place
 from nsa_doctor.probes.specimen import Specimen, comparable_specimen, specimen
 from nsa_doctor.probes.state import seed_everything
 from nsa_doctor.rules import rules_of
-from nsa_doctor.runner import NotComparableError, SubjectFailedError
+from nsa_doctor.runner import NotApplicableError, SubjectFailedError
 from nsa_doctor.subject import Subject, WrongOutputError
 
 _DEFAULT_LENGTH, _MOST_STEPS, _LONGEST = 70, 150, 600
@@ -80,7 +80,7 @@ def lengths_to_decode(subject: Subject) -> tuple[int, int]:
     """How many tokens to take one by one, and up to which length after a longer prompt."""
     try:
         lengths = rules_of(subject).telling_lengths(min(subject.max_length, _LONGEST))
-    except NotComparableError:
+    except NotApplicableError:
         return min(_DEFAULT_LENGTH, subject.max_length), min(2 * _DEFAULT_LENGTH, subject.max_length)
     return max((length for length in lengths if length <= _MOST_STEPS), default=min(lengths)), lengths[-1]
 

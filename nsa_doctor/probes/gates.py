@@ -4,7 +4,9 @@ They are found by what is computed and not by name, so in any module. What follo
 them, is a router: its unused outputs are as they should be.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -192,8 +194,9 @@ def gates(sp: Specimen, x: Tensor) -> tuple[list[Gate], Tensor]:
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
     finder = _Finder(sp.module, places)
+    uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with torch.enable_grad():
-        with finder, places.watching():
+        with uncompiled, finder, places.watching():
             output = sp.call(x.clone())
         found = [gate for gate in finder.gates if gate.is_used]
         if not found and sp.subject.gate is not None:

@@ -12,7 +12,7 @@ from nsa_doctor.probes.precision import effective_precision, noise_floor
 from nsa_doctor.probes.reach import anatomy
 from nsa_doctor.probes.specimen import Specimen, require_finite
 from nsa_doctor.rules import rules_of
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
 _MOST_SCORES = {"smoke": 1 << 18, "quick": 1 << 22, "full": 1 << 25}  # an oracle may hold S x S scores per head
@@ -25,7 +25,7 @@ def lengths_to_compare(subject: Subject) -> list[int]:
     """Lengths at which there is something to see and which an oracle can be asked for, ascending."""
     try:
         lengths = rules_of(subject).telling_lengths(subject.max_length)
-    except NotComparableError:
+    except NotApplicableError:
         lengths = [min(length, subject.max_length) for length in _DEFAULT_LENGTHS]
     heads = max(1, subject.width // _HEAD_SIZE) if subject.input == "embeddings" else 1
     fitting = [length for length in lengths if length * length * heads <= _MOST_SCORES[subject.profile]]
@@ -86,7 +86,7 @@ def differing_part(sp: Specimen, x: Tensor) -> tuple[str, Place | None]:
         return "", None
     try:
         rules = rules_of(subject)
-    except NotComparableError:
+    except NotApplicableError:
         return "", None
     with torch.no_grad():
         inner = anatomy(sp, x)

@@ -17,7 +17,7 @@ from nsa_doctor.checks.decoded import departures
 from nsa_doctor.finding import Finding
 from nsa_doctor.probes.decoding import decoding_specimen, lengths_to_decode
 from nsa_doctor.rules import rules_of
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
 
@@ -39,7 +39,7 @@ def run(subject: Subject) -> Iterator[Finding]:
 def _sizes(subject: Subject) -> list[int]:
     try:
         rules = rules_of(subject)
-    except NotComparableError:
+    except NotApplicableError:
         return [3, 16]
     return list(dict.fromkeys([3, rules.d, rules.l_sel, rules.l_sel + 1]))
 

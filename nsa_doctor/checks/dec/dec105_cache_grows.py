@@ -19,7 +19,7 @@ from nsa_doctor.probes.reach import anatomy
 from nsa_doctor.probes.specimen import Specimen
 from nsa_doctor.repro import again
 from nsa_doctor.rules import rules_of
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
 _TOKENS, _MOST_TOKENS, _PARTS = 512, 4096, 64
@@ -52,7 +52,7 @@ def _num_tokens(subject: Subject) -> int:
     """Enough to outgrow every window several times."""
     try:
         return min(6 * rules_of(subject).w + 256, _MOST_TOKENS)
-    except NotComparableError:
+    except NotApplicableError:
         return min(_TOKENS, subject.max_length - 1)
 
 
@@ -62,7 +62,7 @@ def _due(sp: Specimen, tokens: list[int], held: list[int]) -> list[int]:
         rules = rules_of(sp.subject)
         with torch.no_grad():
             inner = anatomy(sp, sp.input(2 * rules.l))
-    except NotComparableError:
+    except NotApplicableError:
         middle = max(1, len(tokens) // 4)
         return [max(held[: middle + 1]) * 2 * _DOUBLING * max(1, -(-count // tokens[middle])) for count in tokens]
 

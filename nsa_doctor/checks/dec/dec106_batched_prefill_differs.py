@@ -16,7 +16,7 @@ from nsa_doctor.checks.decoded import departures
 from nsa_doctor.finding import Finding
 from nsa_doctor.probes.decoding import decoding_specimen, lengths_to_decode
 from nsa_doctor.rules import rules_of
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
 _MOST_STEPS = 40
@@ -44,7 +44,7 @@ def _prompts(subject: Subject, length: int) -> list[int]:
     """Prompts that end inside, at and just after blocks of every kind."""
     try:
         rules = rules_of(subject)
-    except NotComparableError:
+    except NotApplicableError:
         return [length // 3, length - 5]
     ends = (rules.l - 1, rules.l, rules.l_sel, rules.l_sel + 1, length - _MOST_STEPS, length - rules.d)
     return sorted({end for end in ends if 1 <= end < length})

@@ -21,7 +21,7 @@ from nsa_doctor.probes.precision import effective_precision, noise_floor
 from nsa_doctor.probes.specimen import comparable_specimen, require_finite
 from nsa_doctor.repro import again
 from nsa_doctor.rules import rules_of
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
 _LENGTHS = (7, 1, 33, 64, 18)
@@ -58,7 +58,7 @@ def _lengths(subject: Subject) -> list[int]:
     """Sequences that end inside blocks of every kind, one of a single token, one that outgrows all windows."""
     try:
         rules = rules_of(subject)
-    except NotComparableError:
+    except NotApplicableError:
         return [min(length, subject.max_length) for length in _LENGTHS]
     longest = [length for length in rules.telling_lengths(subject.max_length) if length <= _LONGEST]
     return [rules.l + rules.d - 1, 1, *longest[-1:], rules.l_sel + 3, rules.l - 1 or 1]

@@ -19,7 +19,7 @@ from nsa_doctor.probes.places import definition_place
 from nsa_doctor.probes.specimen import Specimen, comparable_specimen, require_finite, specimen
 from nsa_doctor.repro import again
 from nsa_doctor.rules import rules_of
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
 _ROUNDINGS = 8  # the same computation, its sums perhaps in another order
@@ -56,7 +56,7 @@ def _lengths(subject: Subject) -> list[int]:
     """Short ones first: most options show there, and those that do need no longer one."""
     try:
         return rules_of(subject).telling_lengths(subject.max_length)
-    except NotComparableError:
+    except NotApplicableError:
         return evenly(range(1, subject.max_length + 1), 3)
 
 

@@ -15,7 +15,7 @@ from nsa_doctor.check import Check
 from nsa_doctor.finding import Finding, Note
 from nsa_doctor.probes.gates import Gate, gates, gates_of, take_steps
 from nsa_doctor.repro import again
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
 _STEPS = 3
@@ -24,7 +24,7 @@ _STEPS = 3
 def run(subject: Subject) -> Iterator[Finding | Note]:
     sp, x, found = gates_of(subject)
     if not found:
-        raise NotComparableError(f"{subject.name} has no gate that could be found")
+        raise NotApplicableError("it has no gate that could be found")
     blind = [gate for gate in found if _is_blind(gate)]
     if not blind:
         return

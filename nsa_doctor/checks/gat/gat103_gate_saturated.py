@@ -15,7 +15,7 @@ from nsa_doctor.check import Check
 from nsa_doctor.finding import Finding
 from nsa_doctor.probes.gates import gates_of
 from nsa_doctor.repro import again
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
 _NEARLY_ALL = 0.99
@@ -24,7 +24,7 @@ _NEARLY_ALL = 0.99
 def run(subject: Subject) -> Iterator[Finding]:
     _, _, found = gates_of(subject)
     if not found:
-        raise NotComparableError(f"{subject.name} has no gate that could be found")
+        raise NotApplicableError("it has no gate that could be found")
     for gate in found:
         is_alone = gate.is_softmax and gate.weights.shape[-1] == 1
         if is_alone or not gate.saturated_share >= _NEARLY_ALL:

@@ -17,7 +17,7 @@ from nsa_doctor.measurement import Place
 from nsa_doctor.probes.gates import Gate, gates, gates_of, gradients_of, take_steps
 from nsa_doctor.probes.specimen import Specimen
 from nsa_doctor.repro import again
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
 _STEPS, _LONG = 2, 1024
@@ -26,7 +26,7 @@ _STEPS, _LONG = 2, 1024
 def run(subject: Subject) -> Iterator[Finding]:
     sp, x, found = gates_of(subject)
     if not found:
-        raise NotComparableError(f"{subject.name} has no gate that could be found")
+        raise NotApplicableError("it has no gate that could be found")
     several = [gate for gate in found if not gate.is_router and gate.weights.shape[-1] > 1]
     for gate in several:
         shut = (gate.values.amax(0) < torch.finfo(torch.float32).eps ** 0.5).nonzero().flatten().tolist()

@@ -15,7 +15,7 @@ from nsa_doctor.check import Check
 from nsa_doctor.finding import Finding
 from nsa_doctor.probes.gates import gates, gates_of, gradients_of, take_steps
 from nsa_doctor.repro import again
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
 _STEPS = 2
@@ -24,7 +24,7 @@ _STEPS = 2
 def run(subject: Subject) -> Iterator[Finding]:
     sp, x, found = gates_of(subject)
     if not found:
-        raise NotComparableError(f"{subject.name} has no gate that could be found")
+        raise NotApplicableError("it has no gate that could be found")
     take_steps(sp, x, _STEPS)
     after, output = gates(sp, x)
     for gate in after:
