@@ -75,8 +75,9 @@ def blame(bench: Bench, found: Differential, number: int) -> tuple[Place, str, E
         return _owner(bench, found.recording.tensors[number]), "what becomes of it", None
     place, what = event.place, event.name
     if (hook := _hook(found, number, event)) is not None:
-        what = f"{event.name}: a hook changes the gradient"
-        place = replace(place, file=hook.co_filename, line=hook.co_firstlineno, function=hook.co_name)
+        what, (place, code) = f"{event.name}: a hook changes the gradient", hook
+        if code is not None:
+            place = replace(place, file=code.co_filename, line=code.co_firstlineno, function=code.co_name)
     elif event.writes_hidden:
         what = f"{event.name}, which writes where autograd does not see it"
     elif event.loses_gradient:
@@ -140,13 +141,14 @@ def _reason(
     return ""
 
 
-def _hook(found: Differential, number: int, event: Event) -> CodeType | None:
-    """The code of a hook of the subject on the tensor, or on what the culprit made of it."""
+def _hook(found: Differential, number: int, event: Event) -> tuple[Place, CodeType | None] | None:
+    """A hook of the subject on the tensor, or on what the culprit made of it: where it was put, and its code."""
     made = {id(output) for output in event.outputs}
     for index, tensor in enumerate(found.recording.tensors):
         if index == number or id(tensor) in made:
             for hook in found.hooks[index]:
-                return getattr(inspect.unwrap(hook), "__code__", None)
+                place = found.recording.hooked.get(id(tensor), event.place)
+                return place, getattr(inspect.unwrap(hook), "__code__", None)
     return None
 
 

@@ -42,10 +42,14 @@ class Event:
 
 @dataclass
 class Recording:
-    """All of a pass: the graph's tensors in the order they came to be known (leaves first), and the calls."""
+    """All of a pass: the graph's tensors in the order they came to be known (leaves first), and the calls.
+
+    `hooked` says where the pass put hooks on tensors, by their id.
+    """
 
     tensors: list[Tensor] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    hooked: dict[int, Place] = field(default_factory=dict)
 
     def readers(self, number: int) -> list[Event]:
         """The calls that read the memory of that tensor, or that autograd knows as its users."""
@@ -152,9 +156,11 @@ class Flow(TorchFunctionMode):
     def _note(self, func: Any, given: list[Tensor], changed: list[Tensor], result: Any) -> None:
         name = (resolve_name(func) or getattr(func, "__name__", str(func))).removesuffix(".__get__")
         short = name.rpartition(".")[2]
+        assert self._places is not None
+        if short == "register_hook" and given:
+            self.recording.hooked[id(given[0])] = self._places.here()[0]
         if short in _LOOKS or not given:
             return
-        assert self._places is not None
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if not outputs and not changed and short not in _ESCAPES:
             return

@@ -1,5 +1,7 @@
 """In which precision a subject really computes, and how far rounding alone moves its output."""
 
+import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +37,8 @@ def effective_precision(specimen: Specimen, length: int) -> Precision:
     places.know(specimen.module)
     own = getattr(torch, specimen.dtype)
     watcher = _CastWatcher(places, own)
-    with torch.no_grad(), watcher, places.watching():
+    uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with torch.no_grad(), uncompiled, watcher, places.watching():
         specimen(specimen.input(length))
     return Precision(watcher.narrowest, watcher.place)
 

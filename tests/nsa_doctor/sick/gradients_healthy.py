@@ -81,12 +81,6 @@ def _top_two(x: Tensor) -> Tensor:
     return torch.zeros_like(x).scatter(-1, kept.indices, softmax(kept.values, -1)) * x
 
 
-def _hooked(x: Tensor) -> Tensor:
-    if x.requires_grad:
-        x.register_hook(lambda gradient: gradient * 0.5)
-    return x.tanh()
-
-
 def _auxiliary(x: Tensor) -> Tensor:
     gates = softmax(x, -1)
     return _AuxiliaryLoss.apply(x * gates, gates.mean((0, 1)).square().sum())
@@ -178,7 +172,6 @@ reversed_gradient = hosting(_Reversed.apply)
 shrunk = hosting(_shrunk)
 stable_softmax = hosting(_stable_softmax)
 top_two = hosting(_top_two)
-hooked = hosting(_hooked)
 auxiliary = hosting(_auxiliary)
 float32_norm = hosting(_float32_norm)
 fused = hosting(_fused)

@@ -1,0 +1,98 @@
+"""FWD304 low-precision-strays
+
+Detects: an output further from float64, with the same values, than the precision it is computed in explains.
+Matters: sums kept in half precision stop growing, positions merge beyond 256, squares cancel; nothing says why.
+Fix: keep running sums, variances, positions and softmax denominators in float32, whatever the inputs are in.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.finding import Finding
+from nsa_doctor.probes.budget import Stray, Twins, first_stray, longest_stray, twins
+from nsa_doctor.probes.places import definition_place
+from nsa_doctor.repro import again
+from nsa_doctor.runner import NotComparableError, SubjectFailedError
+from nsa_doctor.subject import Subject
+
+# The budget is one rounding of every parameter and every module's output. Between two of those lie up to 16 operations,
+# each of which may round once more: √16. Some module alone, or the whole, must go twice as far.
+_MOST_BUDGETS = 4.0
+_WORTH_TELLING = 1e-3  # of the output: float32 no better than float16
+_LENGTHS = {"wide": (128, 64, 16), "half": (768, 384, 160, 64)}  # integers beyond 256 are not all bfloat16 numbers
+_LARGE = 100.0  # squares overflow float16 when a few are added
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    try:
+        pair = twins(subject, subject.dtype)
+    except SubjectFailedError as failure:
+        raise NotComparableError(f"the subject does not run in both {subject.dtype} and float64") from failure
+    for name, prepare in _inputs(subject):
+        x, found = longest_stray(pair, _LENGTHS["half" if pair.rounding.itemsize < 4 else "wide"], prepare)
+        if not math.isfinite(found.ratio) and pair.dtype.itemsize < 4:
+            continue  # half precision overflows: the NAN checks tell of it
+        local = first_stray(pair, x, _is_far_beyond) if _is_beyond(found) else None
+        if local is not None or _is_far_beyond(found):
+            yield _told(subject, pair, x, found, local, name)
+            return
+
+
+def _inputs(subject: Subject) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    yield "ordinary input", lambda x: x
+    if subject.input == "embeddings":
+        offset = 256.0 if subject.dtype == "float32" else 16.0  # its square drowns what lies around it
+        yield f"input around {offset:g}", lambda x: x + offset
+        if subject.dtype == "float16":
+            yield f"input of size {_LARGE:g}", lambda x: x * _LARGE
+
+
+def _is_beyond(found: Stray, most: float = _MOST_BUDGETS) -> bool:
+    return not (found.ratio <= most or found.relative <= _WORTH_TELLING)
+
+
+def _is_far_beyond(found: Stray) -> bool:
+    return _is_beyond(found, 2 * _MOST_BUDGETS)
+
+
+def _told(
+    subject: Subject, pair: Twins, x: Tensor, found: Stray, local: tuple[str, Stray] | None, name: str
+) -> Finding:
+    path = local[0] if local else ""
+    alone = f"; handed exact values, {path} alone is off {local[1].ratio:.3g} times as far" if local else ""
+    return Finding(
+        message=(
+            f"{pair.low.dtype} is off by {found.error:.3g} a token on {name} at S={x.shape[1]}, {found.ratio:.3g} "
+            f"times what rounding every parameter and module output to {str(pair.rounding)[6:]} does{alone}"
+        ),
+        where=replace(definition_place(pair.low.module.get_submodule(path)), module=path),
+        evidence={"length": x.shape[1], "dtype": pair.low.dtype, "error": found.error, "budget": found.budget},
+        repro=again(subject, "FWD304"),
+    )
+
+
+class _VarianceByDifference(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        variance = x.square().mean(-1, keepdim=True) - x.mean(-1, keepdim=True).square()
+        return self.inner(x) * (variance.clamp(min=0) + 1e-6).rsqrt()
+
+
+def planted(subject: Subject) -> Subject:
+    return replace(subject, build=lambda seed: _VarianceByDifference(subject.build(seed)))
+
+
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    blocked_by=("FWD101", "FWD206", "NAN101"),
+    explained_by=("NAN103", "NAN104", "NAN105"),
+)

@@ -1,0 +1,109 @@
+"""Models in half precision, or with half precision inside, that keep too little of what they add up."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softmax
+
+from .host import DIM, Host, hosting
+
+
+def _running_mean(x: Tensor) -> Tensor:
+    total, means = torch.zeros_like(x[:, 0]), []
+    for count, token in enumerate(x.abs().unbind(1), start=1):
+        total = total + token
+        means.append(total / count)
+    return torch.stack(means, dim=1)
+
+
+def _running_mean_inside(x: Tensor) -> Tensor:
+    return _running_mean(x.bfloat16()).to(x.dtype)
+
+
+def _denominator_key_by_key(x: Tensor) -> Tensor:
+    weights = (x @ x.mT / DIM**0.5).clamp(-4, 4).exp()
+    weights = weights.tril()
+    total = torch.zeros_like(weights[..., 0])
+    for column in weights.unbind(-1):
+        total = total + column
+    return weights @ x / total[..., None]
+
+
+def _variance_by_difference(x: Tensor) -> Tensor:
+    variance = x.square().mean(-1, keepdim=True) - x.mean(-1, keepdim=True).square()
+    return (x - x.mean(-1, keepdim=True)) * (variance.clamp(min=0) + 1e-5).rsqrt()
+
+
+class _Bare(nn.Module):
+    """The part under test alone, with its gain: nothing before it takes an offset away."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(DIM))
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x) * self.gain
+
+
+def _fused(x: Tensor) -> Tensor:
+    q = x[:, None]
+    return nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)[:, 0]
+
+
+def _written_out(x: Tensor) -> Tensor:
+    scores = x @ x.mT / DIM**0.5
+    hidden = torch.ones_like(scores, dtype=torch.bool).triu(1)
+    return softmax(scores.masked_fill(hidden, float("-inf")), -1) @ x
+
+
+def _in_half_by_design(x: Tensor) -> Tensor:
+    return _written_out(x.bfloat16()).to(x.dtype)
+
+
+def running_mean() -> nn.Module:
+    return hosting(_running_mean)().bfloat16()
+
+
+def denominator() -> nn.Module:
+    return hosting(_denominator_key_by_key)().bfloat16()
+
+
+def variance() -> nn.Module:
+    return _Bare(_variance_by_difference)
+
+
+def variance_in_half() -> nn.Module:
+    return _Bare(_variance_by_difference).half()
+
+
+def fused() -> nn.Module:
+    return hosting(_fused)().bfloat16()
+
+
+def written_out() -> nn.Module:
+    return hosting(_written_out)().bfloat16()
+
+
+def normed() -> nn.Module:
+    return Host(nn.Sequential(nn.LayerNorm(DIM), nn.Linear(DIM, DIM), nn.SiLU())).half()
+
+
+def recurrent() -> nn.Module:
+    return Host(_Recurrent()).bfloat16()
+
+
+class _Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, states = torch.zeros_like(x[:, 0]), []
+        for token in x.unbind(1):
+            state = 0.9 * state + 0.1 * torch.tanh(self.step(state) + token)
+            states.append(state)
+        return torch.stack(states, dim=1)
+
+
+running_mean_inside = hosting(_running_mean_inside)
+in_half_by_design = hosting(_in_half_by_design)
