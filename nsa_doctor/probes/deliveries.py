@@ -1,5 +1,6 @@
 """What backward delivers along each edge of the graph: a gradient, or zeros."""
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -72,8 +73,9 @@ def _holds_value(gradient: Tensor | None) -> bool:
 
 
 def _is_softmax_of_one(node: Any) -> bool:
+    """By the shape of its output alone: what it saved may have been overwritten, and would raise."""
     if not node.name().startswith("SoftmaxBackward"):
         return False
-    shape = node._saved_result.shape
+    shape = tuple(node._input_metadata[0].shape)
     dim = node._saved_dim
-    return len(shape) > 0 and int(shape[dim if dim < len(shape) else -1]) == 1 and node._saved_result.numel() > 1
+    return len(shape) > 0 and shape[dim if dim < len(shape) else -1] == 1 and math.prod(shape) > 1
