@@ -1,7 +1,7 @@
 """Where the child examines one subject: load it once, then measure, diagnose and check it as asked."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -81,6 +81,32 @@ class Bench:
         subject = check.planted(self._subject) if planted else self._subject
         beat = lambda length: self._send({"event": "calling", "length": length})  # noqa: E731
         return run_check(check, watched(subject, beat, frozenset(avoid)))
+
+    def time(self, length: int, repeats: int) -> dict[str, Any]:
+        """Time the loaded subject at one length; its `trouble` when it raises."""
+        from nsa_doctor.probes.throughput import throughput
+
+        return self._timed(lambda subject: throughput(subject, length, repeats))
+
+    def time_shares(self, length: int) -> dict[str, Any]:
+        """Who takes the time of a pass of the loaded subject."""
+        from nsa_doctor.probes.throughput import time_shares
+
+        return self._timed(lambda subject: time_shares(subject, length))
+
+    def describe_machine(self) -> dict[str, Any]:
+        """Facts about this machine, the flags as they are set, and what serves each branch."""
+        from nsa_doctor.probes.environment import environment, flags, routes
+
+        return {"facts": asdict(environment()), "flags": flags(), "routes": routes(self._conditions.device)}
+
+    def _timed(self, call: Callable[[Subject], dict[str, Any]]) -> dict[str, Any]:
+        assert self._subject is not None
+        with preserved_state():
+            try:
+                return call(self._subject)
+            except SubjectFailedError as failure:
+                return {"trouble": to_json(trouble_of(failure, self._subject.packages))}
 
     def fuzz(self, case: str | None) -> dict[str, Any]:
         """Try one case on the loaded subject; without one, say what it offers to be tried."""

@@ -72,8 +72,14 @@ def _answering(bench: "Bench", request: dict[str, Any]) -> Callable[[], dict[str
             return lambda: {"checked": asdict(bench.check(request["code"], request["planted"], request["avoid"]))}
         case "fuzz":
             return lambda: {"fuzzed": bench.fuzz(request["case"])}
+        case "time":
+            return lambda: {"timed": bench.time(request["length"], request["repeats"])}
+        case "time shares":
+            return lambda: {"timed": bench.time_shares(request["length"])}
+        case "describe machine":
+            return lambda: {"machine": bench.describe_machine()}
         case other:
-            raise ValueError(f"request must be load, measure, diagnose, check or fuzz, got {other!r}")
+            raise ValueError(f"request must be one that the laboratory makes, got {other!r}")
 
 
 def _wait_without_spinning() -> None:

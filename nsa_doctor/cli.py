@@ -252,6 +252,68 @@ def fuzz(
     return _ENDED_EARLY if report.interrupted else EXIT_CODES[report.decision]
 
 
+@app.command()
+def throughput(
+    seq: Annotated[str, typer.Option(help="Lengths, separated by commas.")] = "512,1024,2048",
+    floors: Annotated[str | None, typer.Option(help="File of floors, or cpu, a100, h200; else the device's.")] = None,
+    repeats: Annotated[int, typer.Option(help="Passes to time at each length.")] = 7,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[str | None, typer.Option(help="Examine it in this dtype in place of its own.")] = None,
+    config: Annotated[str | None, typer.Option(help="Configuration file or built-in name for nsa.")] = None,
+    subject: Annotated[str | None, typer.Option(help="package.module:factory in place of nsa.")] = None,
+    input: Annotated[str | None, typer.Option(help="embeddings or tokens; found out when not given.")] = None,
+    width: Annotated[int | None, typer.Option(help="Width of embeddings, or size of the vocabulary.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds all passes at one length may take.")] = 120.0,
+    format: Annotated[str | None, typer.Option(help="terminal or json.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the report to this file too.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Show tracebacks.")] = False,
+) -> int:
+    """Tokens per second, growth of time and memory, waits, and floors; of a subject that passes a check first."""
+    assignment = options.examined(
+        device=device,
+        config=config,
+        subject=subject,
+        input_kind=input,
+        width=width,
+        seed=seed,
+        timeout=timeout,
+        dtype=dtype,
+        profile="smoke",
+    )
+    request = options.throughput_request(assignment=assignment, seq=seq, repeats=repeats, floors=floors)
+    form = options.report_format(format, output)
+    if output is not None:
+        _check_writable(output)
+    from nsa_doctor import progress
+    from nsa_doctor import throughput as timing
+
+    with progress.of_steps(quiet) as listener:
+        report = timing.throughput(request, listener)
+    signals.ignore_signals()
+    _deliver(report, form, output, traceback, quiet)
+    return _ENDED_EARLY if report.interrupted else EXIT_CODES[report.decision]
+
+
+@app.command()
+def env(
+    device: Annotated[str, typer.Option(help="cpu or cuda: where routes are asked for.")] = "cpu",
+    format: Annotated[str | None, typer.Option(help="terminal or json.")] = None,
+) -> int:
+    """Versions, devices, flags, and what serves each branch: a block to paste into an issue."""
+    import json
+
+    from nsa_doctor import machine
+
+    form = options.report_format(format, None)
+    told = machine.describe(
+        options.examined(device=device, config=None, subject=None, input_kind=None, width=None, seed=0, timeout=120.0)
+    )
+    say(json.dumps(told, indent=2) + "\n" if form == "json" else machine.block(told), sys.stdout)
+    return EXIT_CODES[Decision.NO_GO if told["misfits"] else Decision.GO]
+
+
 @app.command("list")
 def list_checks() -> None:
     """Every check with what it detects."""

@@ -88,8 +88,8 @@ class Result:
 class Report:
     """Everything one command found out.
 
-    `subject`, `options` and `environment` say what was examined and how; `measurements` hold a sweep's table;
-    `interrupted` is true when a person stopped it.
+    `subject`, `options` and `environment` say what was examined and how; `measurements` hold a sweep's table,
+    `throughput` what was timed; `interrupted` is true when a person stopped it.
     """
 
     command: str
@@ -101,6 +101,7 @@ class Report:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     interrupted: bool = False
+    throughput: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def findings(self) -> tuple[Finding, ...]:

@@ -139,6 +139,26 @@ class IsolatedLaboratory:
         answer = self._ask({"do": "fuzz", "case": case}, self.assignment.timeout)
         return answer if isinstance(answer, Trouble) else answer["fuzzed"]
 
+    def time(self, length: int, repeats: int) -> dict[str, Any] | Trouble:
+        """Seconds and counts of passes at one length."""
+        return self._timed({"do": "time", "length": length, "repeats": repeats})
+
+    def time_shares(self, length: int) -> dict[str, Any] | Trouble:
+        """The share of the time of a pass that each part takes."""
+        return self._timed({"do": "time shares", "length": length})
+
+    def describe_machine(self) -> dict[str, Any] | Trouble:
+        """Facts about the machine the child runs on."""
+        answer = self._ask({"do": "describe machine"}, STARTUP_SECONDS)
+        return answer if isinstance(answer, Trouble) else answer["machine"]
+
+    def _timed(self, request: dict[str, Any]) -> dict[str, Any] | Trouble:
+        answer = self._ask(request, self.assignment.timeout)
+        if isinstance(answer, Trouble):
+            return answer
+        timed = answer["timed"]
+        return trouble_from_json(timed["trouble"]) if "trouble" in timed else timed
+
     def interrupt(self) -> None:
         """End the child from another thread than the one that is asking it; no answer comes any more."""
         self._is_interrupted = True

@@ -12,15 +12,18 @@ from typing import cast
 
 from nsa_doctor import registry
 from nsa_doctor.check import PROFILES, Profile
+from nsa_doctor.floors import FloorsError, load_floors
 from nsa_doctor.laboratory import Assignment
 from nsa_doctor.lengths import parse_lengths
 from nsa_doctor.measurement import DTYPES, VALUES
 from nsa_doctor.run import RunRequest
 from nsa_doctor.sweep import SweepRequest
+from nsa_doctor.throughput import ThroughputRequest
 
 _LARGEST_SEED = 2**32 - 1
 _LARGEST_WIDTH = 2**24
 _MOST_JOBS = 256
+_MOST_REPEATS = 10_000
 _USUAL_JOBS = 4
 _LENGTHS_TO_ASK_AT = (64, 16)
 _ENTRY_POINTS = "nsa_doctor.subjects"
@@ -126,6 +129,18 @@ def run_request(
         jobs=count,
         fail_fast=fail_fast,
     )
+
+
+def throughput_request(*, assignment: Assignment, seq: str, repeats: int, floors: str | None) -> ThroughputRequest:
+    """Check what `throughput` was given; raises OptionError."""
+    if not 3 <= repeats <= _MOST_REPEATS:
+        raise OptionError(f"--repeats must be from 3 (fewer have no spread) to {_MOST_REPEATS}, got {repeats}")
+    try:
+        limits = None if floors is None else load_floors(floors)
+    except FloorsError as error:
+        raise OptionError(f"--floors: {error}") from error
+    lengths = tuple(sorted(lengths_option(seq)))
+    return ThroughputRequest(assignment=replace(assignment, lengths=lengths), repeats=repeats, floors=limits)
 
 
 def lengths_option(seq: str) -> tuple[int, ...]:

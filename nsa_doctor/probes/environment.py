@@ -5,12 +5,15 @@ import importlib.metadata
 import platform
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from nsa.backends import BRANCHES, requested_flags, route
 from nsa_doctor.environment import Environment, Gpu
 from nsa_doctor.runner import Caught, attempt
 
+_HEAD_SIZE = 64
 _NAMED = ("nsa-doctor", "numpy", "safetensors", "triton", "flash-attn", "transformer-engine", "xformers")
 
 
@@ -37,6 +40,26 @@ def environment() -> Environment:
     )
 
 
+def flags() -> dict[str, str | None]:
+    """The flags of nsa, as the environment holds them."""
+    return requested_flags()
+
+
+def routes(device: str) -> list[dict[str, Any]]:
+    """What serves each branch of nsa in float32 and bfloat16, why, and what that makes of the reports' three words."""
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        chosen = attempt(lambda dtype=dtype: route(torch.device(device), dtype, _HEAD_SIZE))
+        if isinstance(chosen, Caught):
+            told = {"effective": "refused", "why": chosen.sentence, "fa2": {}}
+            return [{"branch": "all", "dtype": "any", "device": device, **told}]
+        for branch in BRANCHES:
+            one = getattr(chosen, branch)
+            told = {"effective": one.effective, "why": one.why, "fa2": chosen.fa2_effective()}
+            found.append({"branch": branch, "dtype": str(dtype)[6:], "device": device, **told})
+    return found
+
+
 def _version(name: str) -> str:
     found = attempt(lambda: importlib.metadata.version(name))
     return "" if isinstance(found, Caught) else found
@@ -57,7 +80,7 @@ def _driver_cuda() -> tuple[int, int] | None:
     """The newest CUDA the driver serves, as it tells torch: 12080 is 12.8."""
     if torch.version.cuda is None:
         return None
-    told = attempt(lambda: int(torch._C._cuda_getDriverVersion()))
+    told = attempt(lambda: int(torch._C._cuda_getDriverVersion()))  # type: ignore[attr-defined]
     return None if isinstance(told, Caught) or not told else (told // 1000, told % 1000 // 10)
 
 

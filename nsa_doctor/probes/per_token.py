@@ -4,8 +4,8 @@ from bisect import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from nsa_doctor.growth import is_affordable, ladder
 from nsa_doctor.measurement import Mode, Place
-from nsa_doctor.probes.growth import is_affordable, ladder
 from nsa_doctor.probes.work import LineWork, Work, count_work
 from nsa_doctor.subject import Subject
 

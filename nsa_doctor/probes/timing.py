@@ -4,8 +4,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar
 
 import torch
 
@@ -18,14 +20,16 @@ from nsa_doctor.probes.specimen import specimen
 from nsa_doctor.subject import Subject
 
 _SAMPLE_SECONDS = 0.002
+_Told = TypeVar("_Told", bound=Hashable)
 
 
 class Stopwatch:
     """Passes of one module, forward and in training backward too, timed one by one."""
 
-    def __init__(self, subject: Subject, mode: Mode) -> None:
+    def __init__(self, subject: Subject, mode: Mode, *, is_wall: bool = False) -> None:
         self.subject, self.mode = subject, mode
         self._specimen = specimen(subject, mode=mode, is_randomised=False)
+        self.module, self._is_wall = self._specimen.module, is_wall
         self._device = torch.device(subject.device)
 
     def seconds(self, length: int, repeats: int = 1, batch: int = 1) -> list[float]:
@@ -44,7 +48,7 @@ class Stopwatch:
         x = self._specimen.input(length)
         places = Places(FrameFilter(self.subject.packages))
         places.know(self._specimen.module)
-        with _sampled(places) as seen:
+        with sampled(places.of_frame) as seen:
             self._pass(x)
         return seen.most_common(1)[0][0] if seen else Place()
 
@@ -59,21 +63,21 @@ class Stopwatch:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             return time.perf_counter()
-        return time.thread_time()
+        return time.perf_counter() if self._is_wall else time.thread_time()
 
 
 @contextmanager
-def _sampled(places: Places) -> Iterator[Counter[Place]]:
-    """Counts where this thread stands, until the region ends."""
-    seen: Counter[Place] = Counter()
+def sampled(tell: Callable[[FrameType], _Told | None]) -> Iterator[Counter[_Told]]:
+    """Counts what `tell` says of where this thread stands, every few milliseconds until the region ends."""
+    seen: Counter[_Told] = Counter()
     ended, watched = threading.Event(), threading.get_ident()
 
     def look() -> None:
         while not ended.wait(_SAMPLE_SECONDS):
             frame = sys._current_frames().get(watched)
-            place = None if frame is None else places.of_frame(frame)
-            if place is not None:
-                seen[place] += 1
+            told = None if frame is None else tell(frame)
+            if told is not None:
+                seen[told] += 1
 
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()

@@ -27,6 +27,7 @@ def render(report: Report) -> str:
         "results": [asdict(result) for result in report.results],
         "measurements": [asdict(measurement) for measurement in report.measurements],
         "notes": report.notes,
+        **({"throughput": report.throughput} if report.throughput else {}),
     }
     return json.dumps(_strict(record), indent=2, allow_nan=False) + "\n"
 

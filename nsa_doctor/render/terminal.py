@@ -10,6 +10,7 @@ from rich.text import Text
 from nsa_doctor.finding import Decision, Finding, Report, Verdict
 from nsa_doctor.measurement import Measurement
 from nsa_doctor.render.overview import not_checked, overview
+from nsa_doctor.render.speed import speed_parts
 from nsa_doctor.render.table import sweep_tables
 from nsa_doctor.render.tried import fuzz_not_tried, fuzz_targets
 from nsa_doctor.wording import escaped
@@ -30,6 +31,10 @@ def render(report: Report, *, colour: bool = False, width: int = 80, traceback: 
         console.print()
         for line in fuzz_targets(report) if report.command == "fuzz" else overview(report):
             console.print(line)
+    if report.throughput:
+        console.print()
+    for part in speed_parts(report.throughput):
+        console.print(part)
     for finding in report.findings:
         console.print()
         _print_finding(console, finding)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from nsa_doctor.check import Check
 from nsa_doctor.finding import Finding
+from nsa_doctor.growth import doubling, fitted_exponent, ladder, least_exponent
 from nsa_doctor.measurement import Place
 from nsa_doctor.probes.alive import Peak, peak_memory
-from nsa_doctor.probes.growth import doubling, fitted_exponent, ladder, least_exponent
 from nsa_doctor.probes.work import usual_mode
 from nsa_doctor.repro import again
 from nsa_doctor.runner import NotComparableError

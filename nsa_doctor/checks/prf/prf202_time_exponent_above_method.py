@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.check import Check
 from nsa_doctor.finding import Finding
-from nsa_doctor.probes.growth import doubling, ladder, least_exponent
+from nsa_doctor.growth import doubling, ladder, least_exponent
 from nsa_doctor.probes.per_token import amounts
 from nsa_doctor.probes.work import LineWork, Work, count_work, usual_mode
 from nsa_doctor.repro import again
