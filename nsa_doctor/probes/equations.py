@@ -94,7 +94,8 @@ def finite_difference(result: Tensor, truth: Tensor) -> Tensor:
 
 
 def _mask(rows: Iterable[Iterable[int]], width: int, like: Tensor) -> Tensor:
-    lists = [list(row) for row in rows]
+    """What a row names beyond the width is not there to be seen."""
+    lists = [[index for index in row if index < width] for row in rows]
     mask = torch.zeros(len(lists), width, dtype=torch.bool)
     for index, row in enumerate(lists):
         mask[index, row] = True
