@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from nsa_doctor.finding import Report, Result, Verdict
 from nsa_doctor.wording import joined
 
-_MOST_CODES = 6
+_MOST_CODES = 3
 FAMILIES = {
     "ENV": "environment and routing",
     "FWD": "forward",
@@ -49,9 +49,12 @@ def _counts(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _some(codes: Sequence[str]) -> str:
-    shown = list(codes[:_MOST_CODES])
-    more = len(codes) - len(shown)
-    return joined([*shown, *([f"{more} more"] if more else [])])
+    """The codes; of more than three in a family the first, the last and how many."""
+    words = []
+    for family in dict.fromkeys(code[:3] for code in codes):
+        own = sorted(code for code in codes if code.startswith(family))
+        words += own if len(own) <= _MOST_CODES else [f"{own[0]} to {own[-1]} ({len(own)})"]
+    return joined(words)
 
 
 def _is_idle(result: Result) -> bool:
