@@ -73,7 +73,12 @@ PLANTED = {  # bug: target, property, what the least input must satisfy
 }
 
 
-@pytest.mark.parametrize("name", PLANTED)
+RARER = {"takes_anything", "window_in_the_grid", "overlap_of_one", "softmax_of_nothing", "overflows", "writes_gates"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] if name in RARER else []) for name in PLANTED]
+)
 def test_a_planted_bug_is_found_in_few_inputs_and_shrunk(
     name: str, small: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,17 +131,17 @@ def test_a_foreign_module_is_found_out(name: str, foreign: Callable[[str], Subje
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("number", [1, *(pytest.param(n, marks=pytest.mark.full) for n in range(2, 12))])
 def test_healthy_nsa_holds(target: Target, number: int, small: Subject) -> None:
-    search = searched(target, small, examples=60, number=number)
+    search = searched(target, small, examples=30, number=number)
     assert search.failure is None, (search.failure, search.case)
-    assert search.num_examples >= 50
+    assert search.num_examples >= 25
     assert search.num_discarded == 0
 
 
 @pytest.mark.parametrize("name", ["causal", "masked", "token_model", "no_parameters", "frozen", "rude", "tuple_output"])
 def test_a_healthy_foreign_module_holds(name: str, foreign: Callable[[str], Subject]) -> None:
-    search = searched("forward", foreign(f"healthy:{name}"), examples=40, is_builtin=False)
+    search = searched("forward", foreign(f"healthy:{name}"), examples=25, is_builtin=False)
     assert search.failure is None, (search.failure, search.case)
-    assert search.num_examples >= 30
+    assert search.num_examples >= 20
 
 
 def test_the_same_seed_tries_the_same_inputs_and_ends_at_the_same(
