@@ -25,7 +25,7 @@ from .sick import fuzzed
 FEW = 200
 
 
-def tester(subject: Subject) -> Callable[[dict], Outcome]:
+def examiner(subject: Subject) -> Callable[[dict], Outcome]:
     return lambda case: examine(read_case(json.dumps(case)), subject)
 
 
@@ -33,7 +33,7 @@ def searched(target: Target, subject: Subject, examples: int = FEW, number: int 
     search = Search()
     strategy = strategies.of(target, {**offers(subject), "dtype": None}, is_builtin)
     options = {"examples": examples, "number": number, "until": math.inf, "listen": lambda search: None}
-    search.run(strategy, tester(subject), **options)
+    search.run(strategy, examiner(subject), **options)
     return search
 
 
@@ -83,7 +83,7 @@ def test_a_planted_bug_is_found_in_few_inputs_and_shrunk(
     name: str, small: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, property, is_small = PLANTED[name]
-    healed = tester(small)
+    healed = examiner(small)
     with monkeypatch.context() as planting:
         fuzzed.plant(name, planting.setattr)
         search = searched(target, small)
@@ -91,7 +91,7 @@ def test_a_planted_bug_is_found_in_few_inputs_and_shrunk(
         assert property in search.failure.property
         assert search.case is not None
         assert is_small(read_case(json.dumps(search.case))), search.case
-        assert tester(small)(search.case).failures
+        assert examiner(small)(search.case).failures
         assert search.is_repeatable
         place = search.failure.where
         assert place.module or place.function
@@ -151,7 +151,7 @@ def test_the_same_seed_tries_the_same_inputs_and_ends_at_the_same(
 
     def tried(number: int) -> tuple[list[str], dict | None]:
         seen: list[str] = []
-        test = tester(small)
+        test = examiner(small)
         search = Search()
         strategy = strategies.of("select", {**offers(small), "dtype": None}, True)
         noting = lambda case: seen.append(json.dumps(case)) or test(case)  # noqa: E731
@@ -168,7 +168,7 @@ def test_a_search_ends_when_its_time_is_over(small: Subject) -> None:
     search = Search()
     strategy = strategies.of("ranges", {**offers(small), "dtype": None}, True)
     until = time.monotonic() - 1
-    search.run(strategy, tester(small), examples=60, number=0, until=until, listen=lambda search: None)
+    search.run(strategy, examiner(small), examples=60, number=0, until=until, listen=lambda search: None)
     assert (search.num_examples, search.failure) == (0, None)
 
 
