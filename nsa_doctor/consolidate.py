@@ -12,6 +12,8 @@ _ORDER = (
     *("FWD203", "FWD204", "FWD205", "FWD201", "FWD202", "SEL", "FWD", "GRD", "GAT", "DEC", "HNG", "PRF"),
 )
 
+_REFUSED = "modified by an inplace operation"
+
 
 def consolidated(results: Iterable[Result], entries: Mapping[str, Entry]) -> tuple[Result, ...]:
     """The results in order of importance; what an earlier finding explains is named there and dropped here."""
@@ -46,6 +48,8 @@ def _with_own(result: Result, kept: Sequence[Finding]) -> Result:
 def _explains(other: Finding, finding: Finding, explained_by: Sequence[str]) -> bool:
     here, there = finding.where, other.where
     if here.file and (here.file, here.line) == (there.file, there.line) and finding.code != other.code:
+        return True
+    if other.code == "GRD401" and _REFUSED in finding.message:  # it names the write, wherever backward gave up
         return True
     if not any(other.code.startswith(code) for code in explained_by):
         return False
