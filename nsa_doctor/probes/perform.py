@@ -14,7 +14,7 @@ from nsa_doctor.probes.answer import split_answer
 from nsa_doctor.probes.inputs import make_cotangent, make_input
 from nsa_doctor.probes.memory import start_peak
 from nsa_doctor.probes.state import seed_everything
-from nsa_doctor.runner import Caught, SubjectFailedError, attempt
+from nsa_doctor.runner import Caught, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.subject import Subject, WrongOutputError
 
 _Answer = TypeVar("_Answer")
@@ -132,6 +132,8 @@ def look_at_branches(
 def ask(phase: str, call: Callable[[], _Answer], module: nn.Module | None, output: Tensor | None = None) -> _Answer:
     answer = attempt(call)
     if isinstance(answer, Caught):
+        if isinstance(answer.error, NotComparableError):  # ours, of a call that was not made
+            raise answer.error
         raise SubjectFailedError(phase, answer, module, output)
     return answer
 

@@ -51,7 +51,8 @@ def ask(
 ) -> Subject:
     """The first guess at what the module takes that it accepts.
 
-    One whose output is wrong comes next, then one about which the module itself complains: those are findings.
+    One whose output is wrong comes next, then one about which the module itself complains, then one that it takes in
+    and fails on later: those are findings.
     Raises SubjectUnusableError when none of that holds; with `is_told` the user answers for the guess.
     """
     if len(guesses) == 1 and is_told:
@@ -71,6 +72,9 @@ def ask(
         for guess, failure in failures:
             if is_finding(failure):
                 return guess
+    for guess, _ in failures:
+        if _is_taken_in(guess, module, min(lengths)):
+            return guess
     if not failures:
         return guesses[0]
     guess, failure = failures[0]
@@ -93,6 +97,19 @@ def _failure(guess: Subject, module: nn.Module, point: Point) -> SubjectFailedEr
     except SubjectFailedError as failure:
         return failure
     return None
+
+
+def _is_taken_in(guess: Subject, module: nn.Module, length: int) -> bool:
+    """Whether two modules with parameters do their work before it raises: the wrong input fails at the first."""
+    done: list[nn.Module] = []
+    held = [part for part in module.modules() if part is not module and any(True for _ in part.parameters(False))]
+    handles = [part.register_forward_hook(lambda part, _given, _made: done.append(part)) for part in held]
+    try:
+        _failure(guess, module, Point(length=length, dtype=guess.dtype, mode=_mode(guess)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return len(set(done)) > 1
 
 
 def _largest_vocabulary(

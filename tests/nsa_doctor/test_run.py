@@ -87,7 +87,8 @@ def test_a_hang_at_one_length_costs_that_length_alone() -> None:
     assert Verdict.TIMEOUT in found.values()
     assert found["NAN101"] is Verdict.PASS
     hangs = [finding for finding in report.findings if "does not return" in finding.message]
-    assert len(hangs) == 1
+    assert len(hangs) == len(report.findings) == 1
+    assert "S=67 is not tried again" in next(r.reason for r in report.results if r.verdict is Verdict.SKIP)
     assert is_marked(hangs[0].where.file, hangs[0].where.line)
 
 
