@@ -14,23 +14,11 @@ from nsa_doctor.probes.flow import Event, storage_of
 from nsa_doctor.probes.slopes import Bench, Differential
 from nsa_doctor.runner import NotComparableError, SubjectFailedError
 
+_ROUNDINGS = ("round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside")
 _STEPS = (
-    *("round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside", "int", "long", "bool", "one_hot"),
-    *(
-        "scatter",
-        "scatter_",
-        "bernoulli",
-        "multinomial",
-        "argmax",
-        "argmin",
-        "topk",
-        "gt",
-        "ge",
-        "lt",
-        "le",
-        "eq",
-        "ne",
-    ),
+    *_ROUNDINGS,
+    *("int", "long", "bool", "one_hot", "scatter", "scatter_", "bernoulli", "multinomial"),
+    *("argmax", "argmin", "topk", "gt", "ge", "lt", "le", "eq", "ne"),
 )
 _SEEDS = (0, 1, 2)
 _MOST_ANCESTORS = 8
@@ -160,7 +148,13 @@ def _straight_through(
     here = storage_of(found.recording.tensors[number])
     if event.function is not None:  # rounds in its own forward
         inside = [each for each in found.recording.events if each.inside is event.function and each.name in _STEPS]
-        return inside[0].name if inside and all(map(_is_autograds_alone, slopes)) else ""
+        rounds = any(each.name in _ROUNDINGS for each in inside)
+        return inside[0].name if inside and (rounds or all(map(_is_autograds_alone, slopes))) else ""
+    for each in found.recording.events if event.loses_gradient else ():  # a rounded value that is added back detached
+        if each.name in _ROUNDINGS and each.place.module == event.place.module and each.at <= event.at:
+            written = [each.writes, *(after.writes for after in _downstream(found, each.at - 1, set(each.writes)))]
+            if any(here in writes for writes in written):
+                return each.name
     tried = 0
     for index in range(number, -1, -1) if event.loses_gradient else ():
         reach = {storage_of(found.recording.tensors[index])}

@@ -180,6 +180,8 @@ class Bench:
         size = float(torch.where(is_ordinary, values, 0.0).square().sum().div(is_ordinary.sum().clamp(min=1)).sqrt())
         direction = torch.randn(tensor.shape, generator=generator, device="cpu").to(tensor.device)
         direction = direction * is_ordinary * (size or _FROM_ZERO)
+        if not tensor.is_leaf and bool((values == values.round()).all()):
+            direction.zero_()  # rounded on the way: what follows may have its kinks at integers
         for module in self.specimen.module.modules():
             padding = getattr(module, "padding_idx", None)
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.weight is tensor and padding is not None:

@@ -24,7 +24,7 @@ RIGHT = (
 )
 ON_PURPOSE = (
     *("straight_through", "rounded", "hard_choice", "reversed_gradient", "shrunk", "auxiliary", "frozen_branch"),
-    "ternary",
+    *("ternary", "eight_bits"),
 )
 
 
