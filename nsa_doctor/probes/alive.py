@@ -23,7 +23,7 @@ from nsa_doctor.subject import Subject
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """The most bytes held at once beyond parameters and input, and by which lines they were allocated."""
+    """The most bytes held at once beyond parameters and input, and the most held at once that one line allocated."""
 
     length: int
     bytes: int
@@ -39,7 +39,7 @@ def peak_memory(subject: Subject, length: int, mode: Mode = "train") -> Peak:
     return Peak(
         length=length,
         bytes=watcher.peak_bytes,
-        by_place=dict(watcher.peak_by_place),
+        by_place=dict(watcher.most_by_place),
         num_operations=watcher.num_operations,
     )
 
@@ -57,7 +57,7 @@ class Holdings(TorchDispatchMode):
         self.num_operations = self.held_bytes = self.made_bytes = self.peak_bytes = 0
         self.by_place: Counter[Place] = Counter()
         self.made_by_place: Counter[Place] = Counter()
-        self.peak_by_place: Counter[Place] = Counter()
+        self.most_by_place: Counter[Place] = Counter()
         self._places = Places(FrameFilter(packages))
         self._nodes = NodePlaces()
         self._phase = ""
@@ -115,8 +115,8 @@ class Holdings(TorchDispatchMode):
         self.made_bytes += size
         self.made_by_place[place] += size
         self.by_place[place] += size
-        if self.held_bytes > self.peak_bytes:
-            self.peak_bytes, self.peak_by_place = self.held_bytes, self.by_place.copy()
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        self.most_by_place[place] = max(self.most_by_place[place], self.by_place[place])
 
     def _forgetting(self, key: int, size: int, place: Place) -> Callable[[Any], None]:
         def forget(_: Any) -> None:

@@ -12,6 +12,7 @@ from nsa_doctor.subject import Subject
 _LEAST_RATIO = 16.0
 _SUSPECT_SECONDS = 0.003
 _LEAST_SECONDS = 0.03
+_LONG_SECONDS = 0.3
 _LEAST_OPERATIONS = 500
 _REPEATS = 3
 _ROUNDS = 2
@@ -69,7 +70,8 @@ def _measured_again(watch: Stopwatch, cliff: Cliff) -> Cliff | None:
     """The least ratio of two rounds; None as soon as one no longer looks like a cliff."""
     rounds = []
     for _ in range(_ROUNDS):
-        slow, fast = (min(watch.seconds(length, _REPEATS)) for length in (cliff.slow, cliff.fast))
+        repeats = 1 if cliff.slow_seconds > _LONG_SECONDS else _REPEATS  # what takes that long is no hiccup
+        slow, fast = min(watch.seconds(cliff.slow, repeats)), min(watch.seconds(cliff.fast, _REPEATS))
         rounds.append(replace(cliff, slow_seconds=slow, fast_seconds=fast))
         if not rounds[-1]._is_suspect():
             return None

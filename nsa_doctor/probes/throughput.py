@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -71,7 +72,7 @@ def _part(frame: FrameType, places: Places) -> str | None:
             return folders[1]
         outer = outer.f_back
     place = places.of_frame(frame)
-    return None if place is None else place.module or place.module_class or "elsewhere"
+    return None if place is None else place.module or place.module_class or Path(place.file).stem
 
 
 def _side_by_side(subject: Subject, mode: Mode, length: int, repeats: int) -> tuple[list[float], list[float]]:

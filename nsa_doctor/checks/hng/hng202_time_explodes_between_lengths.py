@@ -8,7 +8,6 @@ Fix: look at the line named; a fallback for lengths that do not fit a tile, or a
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -20,8 +19,9 @@ from nsa_doctor.probes.timing import Stopwatch
 from nsa_doctor.repro import again
 from nsa_doctor.subject import Subject
 
-_SHORT = (8, 12, 16, 20, 24)  # time that doubles with every token is seen here, before it does not end
+_SHORT = (8, 12, 16, 20, 24, 28)  # time that doubles with every token is seen here, before it does not end
 _NUM_LENGTHS = {"smoke": 6, "quick": 12, "full": 60}
+_LONGEST_IN_ALL = 8.0  # seconds
 _LONGEST_PASS = 2.0  # seconds; what took longer is compared with the length before, and no further one is tried
 
 
@@ -39,13 +39,13 @@ def run(subject: Subject) -> Iterator[Finding]:
         if length in _SHORT and _expected(times) > _LONGEST_PASS:
             break
         (times[length],) = watch.seconds(length)
-        if times[length] > _LONGEST_PASS:
-            break
-    short = [length for length in times if length in _SHORT]
-    for shorter, longer in (*pairwise(times), *zip(short, short[2:], strict=False)):
-        cliff = Cliff.between(shorter, longer, times[shorter], times[longer])
-        if cliff is not None and (found := confirmed(subject, watch, cliff)) is not None:
-            yield _finding(subject, found, times)
+        before = list(times)[-3:-1] if length in _SHORT else list(times)[-2:-1]
+        for other in before:
+            cliff = Cliff.between(other, length, times[other], times[length])
+            if cliff is not None and (found := confirmed(subject, watch, cliff)) is not None:
+                yield _finding(subject, found, times)
+                return
+        if times[length] > _LONGEST_PASS or sum(times.values()) > _LONGEST_IN_ALL:
             return
 
 

@@ -49,7 +49,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     whole = fitted_exponent(lengths[-4:], [peak.bytes for peak in peaks[-4:]])
     yield Finding(
         message=f"memory allocated here grows with the power {exponents[worst]:.2f} of the length, and "
-        f"the method allows {allowed:g}: {_sizes(peaks, worst)}, {share:.0%} of the peak with the like",
+        f"the method allows {allowed:g}: {_sizes(peaks, worst)}, as much as {share:.0%} of the peak with the like",
         where=worst,
         evidence={
             "exponent": exponents[worst],

@@ -194,7 +194,7 @@ def _spins(x: Tensor) -> Tensor:
 
 def _all_subsets(x: Tensor) -> Tensor:
     total = 0
-    for subset in range(1 << min(x.shape[1], 22)):
+    for subset in range(1 << min(x.shape[1], 24)):
         total += subset  # here
     return x * (1 if total >= 0 else 0)
 
