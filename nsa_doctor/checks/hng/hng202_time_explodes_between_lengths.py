@@ -75,13 +75,13 @@ def _finding(subject: Subject, cliff: Cliff, times: dict[int, float]) -> Finding
 
 
 def planted(subject: Subject) -> Subject:
-    def one_by_one_where_no_tile_fits(module: nn.Module, x: Tensor) -> Tensor:
-        output = subject.forward(module, x)
-        for _ in range(10_000 if x.shape[1] % 32 == 1 else 0):
-            output = output * 1.0
-        return output
+    def searches_where_no_tile_fits(module: nn.Module, x: Tensor) -> Tensor:
+        divisors = 0
+        for candidate in range(10_000_000 if x.shape[1] % 32 == 1 else 1):
+            divisors += candidate % 32 == 0
+        return subject.forward(module, x) * min(1, divisors)
 
-    return replace(subject, forward=one_by_one_where_no_tile_fits)
+    return replace(subject, forward=searches_where_no_tile_fits)
 
 
 CHECK = Check(
