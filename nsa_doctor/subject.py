@@ -16,6 +16,7 @@ InputKind = Literal["embeddings", "tokens"]
 SEAMS = (
     *("build", "forward", "branches", "attend", "select", "choose", "gate", "prefill", "step", "fill_unwritten"),
     *("cache_bytes", "cache_reads", "packed", "loss", "train_step", "variants", "routes", "oracle", "anatomy", "twins"),
+    "max_slowdown",
 )
 
 
