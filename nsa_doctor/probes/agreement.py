@@ -65,11 +65,15 @@ def gradients(sp: Specimen, call: Callable[[nn.Module, Tensor], Tensor], x: Tens
 def worst_gradient(
     result: Mapping[str, Tensor], truth: Mapping[str, Tensor], moved: Mapping[str, Tensor], eps: float
 ) -> Worst | None:
-    """The gradient that differs most; `moved` is the truth for parameters and input that were moved by one rounding."""
+    """The gradient that differs most; `moved` is the truth for parameters and input that were moved by one rounding.
+
+    Terms as large as the largest gradient may have cancelled in one that is zero: they are what rounding is a part of.
+    """
     worst: Worst | None = None
+    rounding = eps * max(largest(gradient) for gradient in truth.values())
     for name in truth:
         error = largest(result[name].double() - truth[name].double())
-        bound = _SAFETY * (largest(moved[name].double() - truth[name].double()) + eps * largest(truth[name]))
+        bound = _SAFETY * (largest(moved[name].double() - truth[name].double()) + rounding)
         if not error <= bound and (worst is None or not error / (bound or 1) <= worst.error / (worst.bound or 1)):
             worst = Worst(name, 0, 0, error, bound)
     return worst

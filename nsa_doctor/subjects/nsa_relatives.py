@@ -1,7 +1,7 @@
 """NSAttention layers with one layer's weights: other implementations, and other options."""
 
 from collections.abc import Mapping
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -20,8 +20,8 @@ def twins(config: NSAConfig, seed: int) -> Mapping[str, nn.Module]:
 def variants(config: NSAConfig, seed: int) -> Mapping[str, nn.Module]:
     """The layer with one option changed that needs no other weights: other results are owed."""
     own = _layer(config, seed)
-    changes: dict[str, dict[str, object]] = {
-        "w": {"w": max(1, config.w // 4)},
+    changes: dict[str, dict[str, Any]] = {
+        "w": {"w": config.w // 4 or config.w + 3},
         "n_sel": {"n_sel": 3 if config.n_sel > 3 else 2 * config.n_sel},
         "l_sel": {"l_sel": 2 * config.l_sel},
         "d": {"d": config.d // 2},
@@ -37,15 +37,15 @@ def variants(config: NSAConfig, seed: int) -> Mapping[str, nn.Module]:
     return {name: changed for name, change in changes.items() if (changed := _changed(own, config, change)) is not None}
 
 
-def _changed(own: NSAttention, config: NSAConfig, change: Mapping[str, object]) -> NSAttention | None:
+def _changed(own: NSAttention, config: NSAConfig, change: Mapping[str, Any]) -> NSAttention | None:
     """None for a geometry that cannot be."""
     try:
-        return _sharing(own, NSAConfig.model_validate({**_values(config), **change}), "auto")
+        return _sharing(own, NSAConfig(**{**_values(config), **change}), "auto")
     except ConfigError:
         return None
 
 
-def _values(config: NSAConfig) -> dict[str, object]:
+def _values(config: NSAConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in NSAConfig.model_fields}
 
 

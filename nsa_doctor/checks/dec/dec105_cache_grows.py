@@ -57,14 +57,14 @@ def _num_tokens(subject: Subject) -> int:
 
 
 def _due(sp: Specimen, tokens: list[int], held: list[int]) -> list[int]:
-    """The most a cache may hold: twice what has to be kept, or, where that is not known, four times in proportion."""
+    """The most a cache may hold: twice what has to be kept, or twice in proportion to a quarter of the tokens."""
     try:
         rules = rules_of(sp.subject)
         with torch.no_grad():
             inner = anatomy(sp, sp.input(2 * rules.l))
     except NotApplicableError:
         middle = max(1, len(tokens) // 4)
-        return [max(held[: middle + 1]) * 2 * _DOUBLING * max(1, -(-count // tokens[middle])) for count in tokens]
+        return [max(held[: middle + 1]) * _DOUBLING * max(1, -(-count // tokens[middle])) for count in tokens]
 
     def per_token(name: str) -> int:
         return sum(inner[f"{kind}_{name}"][0, 0].numel() * inner["q"].element_size() for kind in "kv")

@@ -22,7 +22,7 @@ from nsa_doctor.probes.specimen import Specimen, comparable_specimen, specimen
 from nsa_doctor.repro import again
 from nsa_doctor.subject import Subject
 
-_SHORT = 96  # another implementation may be a slow one
+_SHORT, _MODERATE = 96, 160  # another implementation may be a slow one; gradients need more than a tile of 64
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -36,7 +36,7 @@ def _all_differences(sp: Specimen) -> Iterator[Finding]:
     lengths = lengths_to_compare(sp.subject)
     for length in lengths:
         yield from _outputs(sp, sp, length)
-    yield from _gradients(sp, lengths[0])
+    yield from _gradients(sp, max((length for length in lengths if length <= _MODERATE), default=lengths[0]))
     if sp.dtype != sp.subject.dtype:
         narrow = specimen(sp.subject)
         wide = with_weights_of(narrow, sp)

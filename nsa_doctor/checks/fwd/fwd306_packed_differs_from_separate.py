@@ -47,7 +47,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                     message=f"sequence {index} of {len(lengths)}, packed, differs by {worst.error:.2e} from itself "
                     f"alone, where rounding explains {worst.bound:.2e}, at {worst.num_tokens} of {part.shape[1]} "
                     f"tokens, most at {worst.token}",
-                    where=origin(subject, sp.module, call),
+                    where=replace(origin(subject, sp.module, call), module="", module_class=type(sp.module).__name__),
                     evidence={"lengths": str(lengths), "sequence": index, "token": worst.token, "error": worst.error},
                     repro=again(subject, "FWD306"),
                 )
