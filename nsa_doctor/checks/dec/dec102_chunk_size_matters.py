@@ -41,7 +41,8 @@ def _sizes(subject: Subject) -> list[int]:
         rules = rules_of(subject)
     except NotApplicableError:
         return [3, 16]
-    return list(dict.fromkeys([3, rules.d, rules.l_sel, rules.l_sel + 1]))
+    sizes = [3, rules.l_sel + 1, rules.d, rules.l_sel]
+    return list(dict.fromkeys(sizes if subject.profile == "full" else sizes[:2]))
 
 
 def _parts(length: int, size: int) -> list[int]:

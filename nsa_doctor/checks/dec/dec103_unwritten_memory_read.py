@@ -28,6 +28,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     sp = decoding_specimen(subject)
     short, long = lengths_to_decode(subject)
     tail = min(long - 1, 24)
+    short = short if subject.profile == "full" else min(short, 80)
     for length, sizes in ((short, [1] * short), (long, [long - tail, *[1] * tail])):
         found = list(_changed(sp, length, sizes))
         yield from found

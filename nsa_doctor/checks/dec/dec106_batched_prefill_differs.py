@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from nsa_doctor.check import Check
 from nsa_doctor.checks.decoded import departures
 from nsa_doctor.finding import Finding
+from nsa_doctor.lengths import evenly
 from nsa_doctor.probes.decoding import decoding_specimen, lengths_to_decode
 from nsa_doctor.rules import rules_of
 from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
-_MOST_STEPS = 40
+_MOST_STEPS, _FEW_PROMPTS = 24, 3
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -47,7 +48,8 @@ def _prompts(subject: Subject, length: int) -> list[int]:
     except NotApplicableError:
         return [length // 3, length - 5]
     ends = (rules.l - 1, rules.l, rules.l_sel, rules.l_sel + 1, length - _MOST_STEPS, length - rules.d)
-    return sorted({end for end in ends if 1 <= end < length})
+    fitting = sorted({end for end in ends if 1 <= end < length})
+    return fitting if subject.profile == "full" else evenly(fitting, _FEW_PROMPTS)
 
 
 def planted(subject: Subject) -> Subject:
