@@ -44,6 +44,7 @@ class Bench:
             torch.set_num_threads(request["threads"])
         wanted = SubjectRequest(
             **{**request["subject"], "lengths": tuple(request["subject"]["lengths"])},
+            device=conditions.device,
             explore=request["explore"],
             avoid=tuple(request["avoid"]),
         )

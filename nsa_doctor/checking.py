@@ -69,7 +69,8 @@ def _is_own(error: BaseException) -> bool:
         return False
     file = ""
     for frame, _ in walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
+        # What watches an operation passes its exception on.
+        file = "" if frame.f_code.co_name == "__torch_dispatch__" else frame.f_code.co_filename
     here = Path(__file__).parent
     return file.startswith(f"{here}/") and not file.startswith(f"{here / 'checks'}/")
 

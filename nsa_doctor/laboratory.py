@@ -1,6 +1,7 @@
 """A laboratory in a child process: hangs and deaths come back as troubles, and work goes on in a fresh child."""
 
 import math
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,6 +15,7 @@ from nsa_doctor.isolate import STARTUP_SECONDS, ChildDiedError, ChildHungError, 
 from nsa_doctor.measurement import Diagnosis, Measurement, Place, Point, Trouble, to_json, trouble_from_json
 
 _MOST_FAILURES = 3
+_ONCE_HUNG = 0.25
 _TRACING_FACTOR = 4.0  # a traced pass may take this many times as long as a measured one
 
 
@@ -70,6 +72,7 @@ class IsolatedLaboratory:
     _avoided: set[tuple[int, str, str]] = field(default_factory=set)
     _not_asked: set[int] = field(default_factory=set)
     _fatal_lengths: set[int] = field(default_factory=set)
+    _has_hung: bool = False
 
     def load(self) -> list[Measurement]:
         """Start a child and load the subject; what went wrong on the way, which leaves nothing to measure if no facts.
@@ -130,7 +133,10 @@ class IsolatedLaboratory:
             return Result.from_json(answer["checked"])
         verdict = Verdict.TIMEOUT if answer.kind == "timeout" else Verdict.FAIL
         message = f"the call does not return: {answer.message}" if answer.kind == "timeout" else answer.message
-        finding = Finding(code=code, message=message, where=answer.place, evidence={"kind": answer.kind})
+        options = self.facts.get("options", ())
+        repro = shlex.join(["nsa-doctor", "run", "--select", code, *options, "--seed", str(self.assignment.seed)])
+        evidence = {"kind": answer.kind}
+        finding = Finding(code=code, message=message, where=answer.place, evidence=evidence, repro=repro)
         spent = time.perf_counter() - start
         return Result(code=code, name=name, verdict=verdict, findings=(finding,), seconds=spent)
 
@@ -178,9 +184,13 @@ class IsolatedLaboratory:
                 return trouble
         assert self._child is not None
         try:
-            return _checked(self._child.ask(request, seconds, at_most))
+            return _checked(self._child.ask(request, self._patience(seconds), at_most))
         except (ChildHungError, ChildDiedError) as failure:
             return self._failed(failure)
+
+    def _patience(self, seconds: float) -> float:
+        """The time a call may take: a quarter of it once one has hung, since more may."""
+        return seconds * _ONCE_HUNG if self._has_hung and self.assignment.explore else seconds
 
     def _load(self) -> tuple[Trouble | None, int | None]:
         """What went wrong, and at which length when the module was being tried."""
@@ -198,6 +208,7 @@ class IsolatedLaboratory:
                 "seed": assignment.seed,
                 "device": assignment.device,
                 "forward_only": assignment.forward_only,
+                "measures_memory": not assignment.explore,
             },
             "boundaries_up_to": assignment.boundaries_up_to,
             "are_all_lengths": assignment.are_all_lengths,
@@ -207,7 +218,7 @@ class IsolatedLaboratory:
         }
         self._child = ChildProcess()
         try:
-            answer = _checked(self._child.ask(request, assignment.timeout))
+            answer = _checked(self._child.ask(request, self._patience(assignment.timeout)))
         except (ChildHungError, ChildDiedError) as failure:
             length = failure.event.get("length")
             trouble = self._failed(failure)
@@ -228,6 +239,7 @@ class IsolatedLaboratory:
         package = (self.assignment.spec or "").partition(".")[0]
         place = self._place(FrameFilter((package,) if package else ()).of_dump(failure.dump))
         if isinstance(failure, ChildHungError):
+            self._has_hung = True
             return Trouble(kind="timeout", message=str(failure), place=place, traceback=failure.dump)
         return Trouble(kind="died", message=str(failure), place=place, traceback=failure.dump or failure.last_words)
 

@@ -10,8 +10,8 @@ from nsa_doctor.measurement import VALUES, Point
 
 _NUM_LENGTHS: Mapping[Profile, int] = {"smoke": 5, "quick": 14, "full": 1 << 16}
 _NUM_FOR_VALUES: Mapping[Profile, int] = {"smoke": 0, "quick": 2, "full": 6}
+_LONGEST_FOR_VALUES: Mapping[Profile, int] = {"smoke": 0, "quick": 520, "full": 1 << 24}
 _UNLUCKY = (1, 512, 128, 2, 2048, 1024, 64, 257)  # one token, whole blocks of every usual size, a prime
-_LOW_PRECISION = ("bfloat16", "float16")
 
 
 def sweep_points(profile: Profile, facts: Mapping[str, Any]) -> list[Point]:
@@ -27,10 +27,13 @@ def sweep_points(profile: Profile, facts: Mapping[str, Any]) -> list[Point]:
     found = points(chosen, (own,), modes)
     count = _NUM_FOR_VALUES[profile]
     if count:
-        few = evenly([length for length in chosen if length > 2], count)
+        few = evenly([length for length in chosen if 2 < length <= _LONGEST_FOR_VALUES[profile]] or chosen, count)
         strange = tuple(value for value in VALUES if value != "normal")
         found += points(few, (own,), modes[:1], strange)
-        found += points(few, tuple(dtype for dtype in _LOW_PRECISION if dtype != own), modes[:1])
+        if own != "bfloat16":
+            found += points(few, ("bfloat16",), modes[:1])
+        if own != "float16":  # gradients that overflow in it are what loss scaling is for
+            found += points(few, ("float16",), modes[-1:])
     return found
 
 

@@ -35,7 +35,7 @@ def peak_memory(subject: Subject, length: int, mode: Mode = "train") -> Peak:
     """Run the subject once, forward and in training backward, and count storages."""
     watcher = Holdings(subject.packages)
     point = Point(length=length, dtype=subject.dtype, mode=mode)
-    perform(subject, point, Conditions(seed=subject.seed, device=subject.device), watcher)
+    perform(subject, point, Conditions(seed=subject.seed, device=subject.device, measures_memory=False), watcher)
     return Peak(
         length=length,
         bytes=watcher.peak_bytes,

@@ -32,7 +32,7 @@ class Divergence:
 def first_divergence(
     specimen: Specimen, first: Callable[[], Tensor], second: Callable[[], Tensor], kept: Mapping[int, int]
 ) -> Divergence:
-    """Run both; `kept` maps the size of a dimension to how many of its first indices have to agree.
+    """Run both; `kept` maps the size of a dimension to how many of its first indices have to agree, of its last if < 0.
 
     With no `kept` everything has to.
     """
@@ -94,7 +94,7 @@ def _aligned(result: Sequence[Operation], expected: Sequence[Operation]) -> Iter
 
 @dataclass
 class _Parts:
-    """Which part of a tensor has to agree: of dimensions of a known size the first so many indices."""
+    """Which part of a tensor has to agree: of dimensions of a known size the first (or last) so many indices."""
 
     kept: dict[int, int]
 
@@ -123,17 +123,23 @@ class _Parts:
         if result.ndim != expected.ndim:
             return result, expected
         for dim, (size, wanted) in enumerate(zip(result.shape, expected.shape, strict=True)):
-            count = min(self.kept.get(wanted, wanted), size) if self.kept else wanted
-            result, expected = result.narrow(dim, 0, min(count, size)), expected.narrow(dim, 0, count)
+            kept = self.kept.get(wanted, wanted)
+            count = min(abs(kept), size) if self.kept else wanted
+            starts = (0, 0) if kept >= 0 else (size - count, wanted - count)
+            result, expected = (
+                tensor.narrow(dim, start, min(count, tensor.shape[dim]))
+                for tensor, start in zip((result, expected), starts, strict=True)
+            )
         return result, expected
 
     def _learn(self, differs: Tensor) -> None:
-        """In a tensor with no dimension known yet, one that differs from an index above 0 on is known from now on."""
+        """In a tensor with no dimension known yet, one that agrees at its beginning (or end) is known from now on."""
+        is_front = all(count >= 0 for count in self.kept.values())
         for dim, size in enumerate(differs.shape):
-            along = differs.movedim(dim, 0).reshape(size, -1).any(1)
-            start = int(along.nonzero()[0])
-            if start > 0 and size not in self.kept.values():
-                self.kept[size] = start
+            indices = differs.movedim(dim, 0).reshape(size, -1).any(1).nonzero()
+            count = int(indices[0]) if is_front else int(indices[-1]) + 1 - size
+            if count and size not in map(abs, self.kept.values()):
+                self.kept[size] = count
                 return
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from nsa_doctor.runner import NotComparableError
 from nsa_doctor.subject import SEAMS, Subject
 
-_NOT_CALLS = ("build", "fill_unwritten", "cache_bytes", "variants", "routes")
+_NOT_CALLS = ("build", "fill_unwritten", "cache_bytes", "variants", "routes", "twins", "max_slowdown")
 
 
 def watched(subject: Subject, tell: Callable[[int | None], None], avoid: Collection[int] = ()) -> Subject:

@@ -1,5 +1,7 @@
 """A subject's oracle, and which part of the subject differs from its own equation."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from nsa_doctor.probes.perform import ask
 from nsa_doctor.probes.precision import effective_precision, noise_floor
 from nsa_doctor.probes.reach import anatomy
 from nsa_doctor.probes.specimen import Specimen, require_finite
+from nsa_doctor.probes.tolerance import largest
 from nsa_doctor.rules import rules_of
 from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
@@ -48,7 +51,10 @@ def disagreement(
     with torch.no_grad():
         output = require_finite((twin or sp)(x), length)
         truth = ask("the oracle", lambda: oracle(wide.module, x.to(_dtype(wide, x))), wide.module)
-        floor = noise_floor(sp, x, effective_precision(sp, length).eps)
+        eps = effective_precision(sp, length).eps
+        # Sums in another order: as `probes/tolerance.py` derives it, for sums as long as a row of scores or of weights.
+        sums = math.sqrt(max(length, truth.shape[-1], x.shape[-1])) * eps * largest(truth)
+        floor = noise_floor(sp, x, eps) + sums
         if sp is not wide:
             plain = ask("the oracle", lambda: oracle(sp.module, x.clone()), sp.module)
             floor = floor + 2 * finite_difference(plain, truth)

@@ -27,6 +27,7 @@ class Conditions:
     seed: int = 0
     device: str = "cpu"
     forward_only: bool = False
+    measures_memory: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ def perform(subject: Subject, point: Point, conditions: Conditions, watcher: Wat
     x.requires_grad_(wants_gradients and x.is_floating_point())
     watcher.know(module, x)
     seed_everything(conditions.seed)
-    peak = start_peak(device)
+    peak = start_peak(device) if conditions.measures_memory else lambda: None
     start = time.perf_counter()
     with torch.set_grad_enabled(point.mode != "no_grad"):
         given = x.clone()  # a subject may write into what flows through it; a leaf would refuse

@@ -79,7 +79,7 @@ def count_work(subject: Subject, length: int, mode: Mode = "train") -> Work:
     performance = perform(
         subject,
         Point(length=length, dtype=subject.dtype, mode=mode),
-        Conditions(seed=subject.seed, device=subject.device),
+        Conditions(seed=subject.seed, device=subject.device, measures_memory=False),
         watcher,
     )
     return Work(

@@ -93,7 +93,7 @@ def _mode(guess: Subject) -> Mode:
 def _failure(guess: Subject, module: nn.Module, point: Point) -> SubjectFailedError | None:
     asked = guess if is_lazy(module) else replace(guess, build=lambda _seed: module)
     try:
-        perform(asked, point, Conditions(forward_only=True))
+        perform(asked, point, Conditions(device=guess.device, forward_only=True, measures_memory=False))
     except SubjectFailedError as failure:
         return failure
     return None

@@ -58,9 +58,10 @@ def _seconds(subject: Subject, module: nn.Module, length: int) -> float | None:
     """How long a forward pass takes; None when it raises."""
     asked = replace(subject, build=lambda _seed: module)
     mode = "no_grad" if "no_grad" in subject.modes else subject.modes[0]
+    conditions = Conditions(device=subject.device, forward_only=True, measures_memory=False)
     start = time.perf_counter()
     try:
-        perform(asked, Point(length=length, dtype=subject.dtype, mode=mode), Conditions(forward_only=True))
+        perform(asked, Point(length=length, dtype=subject.dtype, mode=mode), conditions)
     except SubjectFailedError:
         return None
     return time.perf_counter() - start

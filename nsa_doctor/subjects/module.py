@@ -63,6 +63,7 @@ def _asked(request: SubjectRequest, adapter: Adapter, module: nn.Module, asking:
         width=width or _DEFAULT_WIDTH,
         dtype=_native_dtype(module),
         modes=adapter.modes,
+        device=request.device,
         geometry=adapter.geometry,
         packages=_packages(module),
         **seams,

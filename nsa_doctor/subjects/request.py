@@ -18,6 +18,7 @@ class SubjectRequest:
     input: InputKind | None = None
     width: int | None = None
     seed: int = 0
+    device: str = "cpu"
     lengths: tuple[int, ...] = (128,)
     explore: bool = False
     avoid: tuple[int, ...] = ()

@@ -80,4 +80,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=looks_ahead)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", blocked_by=("FWD206",))
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", blocked_by=("FWD206",), explained_by=("FWD203",))

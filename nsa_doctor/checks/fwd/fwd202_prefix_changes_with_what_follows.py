@@ -24,30 +24,32 @@ _NUM_PREFIXES = {"smoke": 6, "quick": 12, "full": 1 << 16}
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    lengths = [*odd_lengths(subject), *long_length(subject)]
-    yield from one(_examine(subject, length) for length in lengths if length > 1)
+    count = _NUM_PREFIXES[subject.profile]
+    plans = [(length, count) for length in odd_lengths(subject)]
+    plans += [(length, max(4, count // 4)) for length in long_length(subject)]
+    yield from one(_examine(subject, length, count) for length, count in plans if length > 1)
 
 
-def _examine(subject: Subject, length: int) -> Finding | None:
-    found = confirmed(subject, lambda subject: _shortest(subject, length)[1])
+def _examine(subject: Subject, length: int, count: int) -> Finding | None:
+    found = confirmed(subject, lambda subject: _shortest(subject, length, count)[1])
     if found is None:
         return None
-    prefix, departure = _shortest(subject, length)
+    prefix, departure = _shortest(subject, length, count)
     assert departure is not None
     specimen = comparable_specimen(subject)
     x = specimen.input(length)
-    kept = {length: prefix, prefix: prefix}
-    divergence = first_divergence(specimen, lambda: specimen(x), lambda: specimen(x[:, :prefix]), kept)
+    head, kept = x[:, :prefix].clone(), {length: prefix, prefix: prefix}
+    divergence = first_divergence(specimen, lambda: specimen(x), lambda: specimen(head), kept)
     message = f"the first {prefix} tokens alone give another output than at the head of {length}"
     return told(subject, "FWD202", message, divergence, departure, length=length, prefix=prefix)
 
 
-def _shortest(subject: Subject, length: int) -> tuple[int, Departure | None]:
+def _shortest(subject: Subject, length: int, count: int) -> tuple[int, Departure | None]:
     """The shortest prefix tried whose own output departs from the whole's."""
     specimen = comparable_specimen(subject)
     base = baseline(specimen, specimen.input(length))
     inner = [prefix for prefix in boundary_lengths(subject.geometry, length - 1) if prefix < length]
-    for prefix in sorted({*evenly(inner, _NUM_PREFIXES[subject.profile]), length - 1}):
+    for prefix in sorted({*evenly(inner, count), length - 1}):
         with torch.no_grad():
             alone = specimen(base.x[:, :prefix])
         found = base.departure(alone, tokens=slice(prefix))

@@ -36,8 +36,9 @@ def _examine(subject: Subject, length: int, mode: Mode) -> Finding | None:
         return None
     specimen = comparable_specimen(subject, mode=mode)
     x = specimen.input(length, _NUM_ROWS)
-    other = _with_other_rows(specimen, x)
-    divergence = first_divergence(specimen, lambda: specimen(x), lambda: specimen(other), {_NUM_ROWS: 1})
+    other = _with_other_rows(specimen, x, found.first_row)
+    kept = 1 if found.first_row == 0 else -1
+    divergence = first_divergence(specimen, lambda: specimen(x), lambda: specimen(other), {_NUM_ROWS: kept})
     message = f"other rows of the batch change a row's output at B={_NUM_ROWS}, S={length} ({mode})"
     return told(subject, "FWD203", message, divergence, found, length=length, mode=mode)
 
@@ -45,14 +46,18 @@ def _examine(subject: Subject, length: int, mode: Mode) -> Finding | None:
 def _mixed(subject: Subject, length: int, mode: Mode) -> Departure | None:
     specimen = comparable_specimen(subject, mode=mode)
     base = baseline(specimen, specimen.input(length, _NUM_ROWS))
-    with torch.no_grad():
-        changed = specimen(_with_other_rows(specimen, base.x))
-    return base.departure(changed[:1], rows=slice(1))
+    for row in (0, _NUM_ROWS - 1):
+        with torch.no_grad():
+            changed = specimen(_with_other_rows(specimen, base.x, row))
+        found = base.departure(changed[row : row + 1], rows=slice(row, row + 1))
+        if found is not None:
+            return replace(found, first_row=row)
+    return None
 
 
-def _with_other_rows(specimen: Specimen, x: Tensor) -> Tensor:
+def _with_other_rows(specimen: Specimen, x: Tensor, row: int) -> Tensor:
     other = specimen.input(x.shape[1], _NUM_ROWS, seed=specimen.subject.seed + 1)
-    return torch.cat((x[:1], other[1:]))
+    return torch.cat((other[:row], x[row : row + 1], other[row + 1 :]))
 
 
 def planted(subject: Subject) -> Subject:

@@ -32,19 +32,23 @@ def _examine(subject: Subject, length: int, batch: int) -> Finding | None:
     if found is None:
         return None
     specimen = comparable_specimen(subject)
-    x = specimen.input(length, batch)
-    divergence = first_divergence(specimen, lambda: specimen(x), lambda: specimen(x[:1]), {batch: 1})
-    message = f"the first row of {batch} gets another output than alone at S={length}"
+    x, row = specimen.input(length, batch), found.first_row
+    alone, kept = x[row : row + 1].clone(), 1 if row == 0 else -1
+    divergence = first_divergence(specimen, lambda: specimen(x), lambda: specimen(alone), {batch: kept})
+    message = f"row {row} of {batch} gets another output than alone at S={length}"
     return told(subject, "FWD204", message, divergence, found, length=length, batch=batch)
 
 
 def _changed(subject: Subject, length: int, batch: int) -> Departure | None:
     specimen = comparable_specimen(subject)
     base = baseline(specimen, specimen.input(length, batch))
-    with torch.no_grad():
-        alone = [specimen(base.x[row : row + 1]) for row in (0, batch - 1)]
-    first = base.departure(alone[0], rows=slice(1))
-    return first or base.departure(alone[1], rows=slice(batch - 1, batch))
+    for row in (0, batch - 1):
+        with torch.no_grad():
+            alone = specimen(base.x[row : row + 1])
+        found = base.departure(alone, rows=slice(row, row + 1))
+        if found is not None:
+            return replace(found, first_row=row)
+    return None
 
 
 def planted(subject: Subject) -> Subject:
