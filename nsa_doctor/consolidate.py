@@ -8,11 +8,12 @@ from nsa_doctor.registry import Entry
 
 # What has to be mended first comes first: what ends the run, what poisons every value, then ever finer differences.
 _ORDER = (
-    *("ENV", "HNG101", "GRD401", "GRD402", "FWD101", "FWD102", "NAN", "FWD206", "FWD208", "FWD207"),
+    *("ENV", "HNG101", "GRD401", "GRD402", "GRD403", "FWD101", "FWD102", "NAN", "FWD206", "FWD208", "FWD207"),
     *("FWD203", "FWD204", "FWD205", "FWD201", "FWD202", "SEL", "FWD", "GRD", "GAT", "DEC", "HNG", "PRF"),
 )
 
 _REFUSED = "modified by an inplace operation"
+_SECOND_TIME = "backward through the graph a second time"
 
 
 def consolidated(results: Iterable[Result], entries: Mapping[str, Entry]) -> tuple[Result, ...]:
@@ -50,6 +51,8 @@ def _explains(other: Finding, finding: Finding, explained_by: Sequence[str]) -> 
     if here.file and (here.file, here.line) == (there.file, there.line) and finding.code != other.code:
         return True
     if other.code == "GRD401" and _REFUSED in finding.message:  # it names the write, wherever backward gave up
+        return True
+    if other.code == "GRD403" and _SECOND_TIME in finding.message:  # and it names what led into the graph
         return True
     if not any(other.code.startswith(code) for code in explained_by):
         return False

@@ -96,5 +96,5 @@ CHECK = Check(
     planted=planted,
     profile="smoke",
     blocked_by=("FWD101", "FWD206", "NAN101"),
-    explained_by=("GRD401", "GRD402"),
+    explained_by=("GRD401", "GRD402", "GRD403"),
 )

@@ -94,5 +94,9 @@ def planted(subject: Subject) -> Subject:
 
 
 CHECK = Check(
-    doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD206", "NAN101"), explained_by=("GRD401", "GRD402")
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    blocked_by=("FWD101", "FWD206", "NAN101"),
+    explained_by=("GRD401", "GRD402", "GRD403"),
 )

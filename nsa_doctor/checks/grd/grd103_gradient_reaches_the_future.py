@@ -76,5 +76,5 @@ CHECK = Check(
     run=run,
     planted=planted,
     blocked_by=("FWD101", "FWD206", "NAN101", "NAN102"),
-    explained_by=("FWD201", "FWD202", "GRD101"),
+    explained_by=("FWD201", "FWD202", "GRD101", "GRD403"),
 )

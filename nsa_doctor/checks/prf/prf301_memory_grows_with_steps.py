@@ -80,4 +80,6 @@ def _grows(taken: list[Step]) -> bool:
     return grows_steadily([step.held_bytes for step in taken])
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD102", "HNG101"))
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD102", "HNG101"), explained_by=("GRD403",)
+)

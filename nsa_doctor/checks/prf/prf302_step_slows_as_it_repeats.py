@@ -76,5 +76,5 @@ def _slows(taken: list[Step]) -> bool:
 
 
 CHECK = Check(
-    doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD102", "HNG101"), explained_by=("PRF301",)
+    doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD102", "HNG101"), explained_by=("PRF301", "GRD403")
 )
