@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -159,6 +159,20 @@ def definition_place(root: nn.Module) -> Place:
     if code is None:
         return Place(module_class=name)
     return Place(module_class=name, file=code.co_filename, line=code.co_firstlineno, function="forward")
+
+
+def callable_place(call: Callable[..., Any] | None, root: nn.Module) -> Place:
+    """The subject itself, at the line where something it is called through is defined; its forward's line else."""
+    function = inspect.unwrap(call) if call is not None else None
+    function = getattr(function, "func", function)  # of a functools.partial
+    function = getattr(function, "__func__", function)
+    if callable(function) and not hasattr(function, "__code__"):  # an object with a method of that name
+        function = type(function).__call__
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return definition_place(root)
+    name = type(root).__name__
+    return Place(module_class=name, file=code.co_filename, line=code.co_firstlineno, function=code.co_name)
 
 
 def _self_of(frame: FrameType) -> nn.Module | None:

@@ -1,6 +1,7 @@
 """What identical training steps leave behind and how much each one does: counted, the same on every machine."""
 
 import gc
+import inspect
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,9 @@ from nsa_doctor.measurement import Mode, Place
 from nsa_doctor.probes.alive import Holdings
 from nsa_doctor.probes.inputs import make_cotangent
 from nsa_doctor.probes.perform import NoWatcher, Watcher, ask
+from nsa_doctor.probes.places import callable_place
 from nsa_doctor.probes.specimen import specimen
+from nsa_doctor.probes.training import new_optimizer, take_step
 from nsa_doctor.subject import Subject
 
 _DEEPEST = 4  # containers within containers
@@ -33,11 +36,15 @@ class Step:
 
 @dataclass
 class Steps:
-    """A module that takes the same step again and again: the same input, and in training the same gradients."""
+    """A module that takes the same step again and again: the same input, and in training the same gradients.
+
+    Where `is_loop`, the step is that of the subject's own training loop, which it then has to offer.
+    """
 
     subject: Subject
     length: int
     mode: Mode
+    is_loop: bool = False
     taken: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -45,6 +52,7 @@ class Steps:
         self._x = self._specimen.input(self.length)
         self._holdings = Holdings(self.subject.packages)
         self._holdings.know(self._specimen.module, self._x)
+        self._optimizer = new_optimizer(self._specimen.module) if self.is_loop else None
 
     def take(self, number: int) -> list[Step]:
         """Take further steps; all that were taken so far."""
@@ -85,8 +93,31 @@ class Steps:
         kind = type(self._specimen.module.get_submodule(path)).__name__
         return Place(module=path, module_class=kind), name
 
+    @property
+    def num_parameters(self) -> int:
+        """How many tensors of parameters the module has."""
+        return sum(1 for _ in self._specimen.module.parameters())
+
+    def loop_place(self) -> Place:
+        """Where the training loop's step is defined; the subject as a whole is trained there."""
+        return callable_place(self.subject.train_step, self._specimen.module)
+
+    def loop_holder(self) -> str:
+        """The attribute or variable of the training loop in which something that is held is found, or nothing."""
+        step = inspect.unwrap(self.subject.train_step) if self.subject.train_step is not None else None
+        owner = getattr(step, "__self__", None if inspect.isfunction(step) else step)
+        seen = inspect.getclosurevars(step) if inspect.isfunction(step) else None
+        named = {} if owner is None or isinstance(owner, torch.nn.Module) else dict(getattr(owner, "__dict__", {}))
+        named |= {**seen.globals, **seen.nonlocals} if seen is not None else {}
+        held = (name for name, value in named.items() if any(map(self._holdings.holds, _tensors(value, _DEEPEST))))
+        return next(held, "")
+
     def _step(self, watcher: Watcher) -> None:
         module, subject = self._specimen.module, self.subject
+        if self._optimizer is not None:
+            with torch.enable_grad(), watcher.phase("forward"):
+                take_step(self._specimen, self._optimizer, self._x)
+            return
         with torch.set_grad_enabled(self.mode != "no_grad"):
             with watcher.phase("forward"):
                 output = self._specimen(self._x)

@@ -24,19 +24,21 @@ _WARM_UP = 2  # lazy tables are built
 _FIRST = 6
 _MANY = 100  # a cache of fewer entries is full by then: it has dropped what the first steps left
 _LAST = 4
+_NUMBER_BYTES, _NUMBERS = 8, 16
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    modes: tuple[Mode, ...] = ("train", "no_grad")
-    for mode in modes:
+    ways: list[tuple[Mode, bool]] = [("train", False), ("no_grad", False)]
+    ways += [("train", True)] if subject.train_step is not None else []
+    for mode, is_loop in ways:
         if mode not in subject.modes:
             continue
-        steps = Steps(subject, min(_LENGTH, subject.max_length), mode)
+        steps = Steps(subject, min(_LENGTH, subject.max_length), mode, is_loop=is_loop)
         first = steps.take(_FIRST)[_WARM_UP:]
-        if not _grows(first):
+        if not _grows(first, steps):
             continue
         last = steps.go_on(_MANY, _LAST)
-        if _grows(last) and last[-1].held_bytes > first[-1].held_bytes:
+        if _grows(last, steps) and last[-1].held_bytes > first[-1].held_bytes:
             yield _finding(steps, first)
             return
 
@@ -49,17 +51,20 @@ def _finding(steps: Steps, first: list[Step]) -> Finding:
     if (holder := steps.holder()) is not None:
         owner, attribute = holder
         where = replace(where, module=owner.module, module_class=owner.module_class)
+    elif steps.is_loop:
+        where, attribute = steps.loop_place(), steps.loop_holder()
+    way = "in the training loop" if steps.is_loop else steps.mode
     return Finding(
         message=f"each identical step leaves {short_bytes(round(per_step))} more behind"
         f"{f', held in {attribute}' if attribute else ''}: {short_bytes(begin.held_bytes)} after {_WARM_UP + 1} steps, "
-        f"{short_bytes(end.held_bytes)} after {_FIRST}, and on and on for {_FIRST + _MANY + _LAST} ({steps.mode})",
+        f"{short_bytes(end.held_bytes)} after {_FIRST}, and on and on for {_FIRST + _MANY + _LAST} ({way})",
         where=where,
         evidence={
             "bytes_per_step": per_step,
             "num_steps": _FIRST + _MANY + _LAST,
             "held_in": attribute,
             "num_places": sum(more > 0 for more in grown.values()),
-            "mode": steps.mode,
+            "mode": way,
         },
         repro=again(steps.subject, "PRF301"),
     )
@@ -76,8 +81,11 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=keeps_every_output)
 
 
-def _grows(taken: list[Step]) -> bool:
-    return grows_steadily([step.held_bytes for step in taken])
+def _grows(taken: list[Step], steps: Steps) -> bool:
+    held = [step.held_bytes for step in taken]
+    # A loop may well keep a record: some numbers a step, and one of each parameter.
+    record = _NUMBER_BYTES * (_NUMBERS + steps.num_parameters) if steps.is_loop else 0
+    return grows_steadily(held) and held[-1] - held[0] > record * (len(held) - 1)
 
 
 CHECK = Check(
