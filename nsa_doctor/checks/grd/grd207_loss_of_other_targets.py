@@ -1,0 +1,94 @@
+"""GRD207 loss-of-other-targets
+
+Detects: a loss of a token model that is the cross-entropy of other targets than the next tokens, or is taken wrongly:
+not shifted, shifted twice or backwards, of probabilities in place of logits, over the wrong axis, without its minus.
+Matters: the loss falls, often far too well, and the model learns something else than to go on with a text.
+Fix: at position i score `logits[:, i]` against `ids[:, i + 1]`, once: `cross_entropy(logits[:, :-1].flatten(0, 1),
+ids[:, 1:].flatten())`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from nsa_doctor.check import Check
+from nsa_doctor.finding import Finding
+from nsa_doctor.measurement import Place
+from nsa_doctor.probes.losses import Taken, is_the_same, meanings, take_loss
+from nsa_doctor.probes.origin import origin
+from nsa_doctor.probes.places import callable_place
+from nsa_doctor.probes.specimen import Specimen, specimen
+from nsa_doctor.repro import again
+from nsa_doctor.runner import NotApplicableError
+from nsa_doctor.subject import Subject
+
+_LENGTH = 33
+_SHORTEST = 6
+_ROWS = 2
+_SEEDS = 4
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    seams = [seam for seam in ("loss", "train_step") if subject.offers(seam)]
+    length = min(_LENGTH, subject.max_length)
+    if subject.input != "tokens" or not seams or length < _SHORTEST or subject.width < _SHORTEST:
+        raise NotApplicableError("it offers no loss or training step of tokens")
+    for seam in seams:
+        taken = _taken(subject, seam, length, subject.seed)
+        words = _wrong(taken)
+        for seed in range(1, _SEEDS):
+            if words:  # one batch may fit by chance
+                there = _wrong(_taken(subject, seam, length, subject.seed + seed))
+                words = [item for item in words if item in there]
+        if words and taken is not None:
+            yield _finding(subject, seam, length, words[0], taken)
+            return
+
+
+def _taken(subject: Subject, seam: str, length: int, seed: int) -> Taken | None:
+    sp = specimen(subject, mode="train")
+    return take_loss(sp, seam, _batch(sp, length, seed))
+
+
+def _wrong(taken: Taken | None) -> list[str]:
+    """All wrong meanings that fit the loss of one batch; none when a right one does."""
+    fitting = [] if taken is None else [each.words for each in meanings(taken) if is_the_same(taken, each.value)]
+    return list(dict.fromkeys(fitting)) if all(fitting) else []
+
+
+def _batch(sp: Specimen, length: int, seed: int) -> Tensor:
+    """Ids without the first and the last: one of them may stand for padding, which a loss leaves out."""
+    return 1 + sp.input(length, batch=_ROWS, seed=seed) % (sp.subject.width - 2)
+
+
+def _finding(subject: Subject, seam: str, length: int, words: str, taken: Taken) -> Finding:
+    right = next(each.value for each in meanings(taken) if not each.words)
+    return Finding(
+        message=f"{words}: the loss at S={length} is {taken.value:.6g}, as that gives in {_SEEDS} of {_SEEDS} batches; "
+        f"next-token cross-entropy of the same logits is {right:.6g}",
+        where=_place(subject, seam, length),
+        evidence={"length": length, "seam": seam, "loss": taken.value, "next_token_loss": right, "meaning": words},
+        repro=again(subject, "GRD207"),
+    )
+
+
+def _place(subject: Subject, seam: str, length: int) -> Place:
+    """The line that computes the loss, where a seam gives that; else where the training step is defined."""
+    sp = specimen(subject, mode="train")
+    if seam == "loss" and (loss := subject.loss) is not None:
+        with torch.enable_grad():
+            return origin(subject, sp.module, lambda: loss(sp.module, _batch(sp, length, subject.seed)))
+    return callable_place(subject.train_step, sp.module)
+
+
+def planted(subject: Subject) -> Subject:
+    def of_what_was_read(module: nn.Module, ids: Tensor) -> Tensor:
+        return cross_entropy(subject.forward(module, ids).flatten(0, 1), ids.flatten())
+
+    return replace(subject, loss=of_what_was_read)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", blocked_by=("FWD101", "FWD102"))
