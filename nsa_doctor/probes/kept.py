@@ -55,6 +55,7 @@ class Graphs:
     _stored: dict[tuple[int, str], Place] = field(default_factory=dict)
     _reached: list[Any] = field(default_factory=list)
     _known: set[Any] = field(default_factory=set)
+    _harmless: set[Any] = field(default_factory=set)
     _begun: int = 0
     _held: dict[Any, Holder] = field(default_factory=dict)
 
@@ -98,13 +99,15 @@ class Graphs:
         """What hangs on the modules between two calls; a view of a parameter is as good as the parameter."""
         memory = {_memory(parameter) for parameter in self.module.parameters()}
         for holder in holders(self.module):
-            if holder.tensor.grad_fn is not None and _memory(holder.tensor) not in memory:
+            if holder.tensor.grad_fn is not None and _memory(holder.tensor) in memory:
+                self._harmless |= set(_nodes([holder.tensor]))
+            elif holder.tensor.grad_fn is not None:
                 self._held[holder.tensor.grad_fn] = holder
                 self._known |= set(_nodes([holder.tensor]))
 
     def _stale(self) -> list[Any]:
         """Nodes there were before that new ones lead to directly, in the order they were found."""
-        if self._known.isdisjoint(self._reached):
+        if (self._known - self._harmless).isdisjoint(self._reached):
             return []
         new = [node for node in self._reached if not self._is_old(node)]
         over = [following for node in new for following, _ in node.next_functions if self._is_old(following)]
@@ -112,8 +115,8 @@ class Graphs:
 
     def _is_old(self, node: Any) -> bool:
         """Known from before, or made before this call though nothing that was returned led to it."""
-        is_leaf = node is None or hasattr(node, "variable")
-        return not is_leaf and (node in self._known or node._sequence_nr() < self._begun)
+        is_fine = node is None or hasattr(node, "variable") or node in self._harmless
+        return not is_fine and (node in self._known or node._sequence_nr() < self._begun)
 
     def _told(self, stale: list[Any], raised: str) -> Kept:
         first_used = sorted(stale, key=lambda node: int(node._sequence_nr()))  # the outermost module's are made last

@@ -1,27 +1,56 @@
 """On which line of a training loop the values were born that made parameters or the loss not finite."""
 
-from collections.abc import Sequence
+import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nsa_doctor.frames import FrameFilter
-from nsa_doctor.probes.finite import holds_nonfinite
+from nsa_doctor.probes.finite import holds_nonfinite, isfinite
 from nsa_doctor.probes.lineage import KINDS, Kind, Record
 from nsa_doctor.probes.places import Places
 from nsa_doctor.probes.specimen import specimen
 from nsa_doctor.probes.state import preserved_state, seed_everything
+from nsa_doctor.probes.stepping import step
 from nsa_doctor.probes.tracer import Tracer
 from nsa_doctor.probes.training import new_optimizer, take_step
 from nsa_doctor.runner import Caught, attempt
 from nsa_doctor.subject import Subject
 
+_NUM_STEPS = 4
 
-def birth_in_step(subject: Subject, length: int, rate: float, number: int, names: Sequence[str]) -> Record | None:
-    """The operation, in step `number`, that first made what these parameters (the loss without any) came to hold.
 
-    None when tracing it shows none.
+@dataclass(frozen=True, kw_only=True)
+class BadStep:
+    """A step, counted from 1, after which these parameters or the loss are not finite.
+
+    `gradient_at_start` is the norm of the first step's gradient, 0 where that is not finite.
     """
+
+    number: int
+    names: tuple[str, ...]
+    loss: float
+    gradient_at_start: float
+
+
+def first_bad_step(subject: Subject, length: int, rate: float) -> BadStep | None:
+    """The first of some steps of the loop by plain descent at that rate that leaves something not finite."""
+    sp = specimen(subject, mode="train", is_randomised=False)
+    optimizer, size = new_optimizer(sp.module, rate), 0.0
+    for number in range(1, _NUM_STEPS + 1):
+        taken = step(sp, optimizer, sp.input(length, seed=subject.seed + number - 1))
+        size = math.sqrt(taken.squared_gradient) if number == 1 else size
+        names = tuple(name for name, value in taken.after.items() if not bool(isfinite(value).all()))
+        if names or not math.isfinite(taken.loss):
+            size = size if math.isfinite(size) else 0.0
+            return BadStep(number=number, names=names, loss=taken.loss, gradient_at_start=size)
+    return None
+
+
+def birth_in_step(subject: Subject, length: int, rate: float, bad_step: BadStep) -> Record | None:
+    """The operation in that step that first made what is not finite; None when tracing it shows none."""
+    number, names = bad_step.number, bad_step.names
     sp = specimen(subject, mode="train", is_randomised=False)
     optimizer = new_optimizer(sp.module, rate)
     tracer = Tracer(Places(FrameFilter(subject.packages)))
@@ -31,10 +60,10 @@ def birth_in_step(subject: Subject, length: int, rate: float, number: int, names
         x = sp.input(length, seed=subject.seed + number - 1)
         tracer.know(sp.module, x)
         seed_everything(subject.seed)
-        step = subject.train_step
-        assert step is not None
+        train_step = subject.train_step
+        assert train_step is not None
         with tracer.phase("training step"):
-            loss = attempt(lambda: step(sp.module, optimizer, x.clone()))
+            loss = attempt(lambda: train_step(sp.module, optimizer, x.clone()))
     if isinstance(loss, Caught):
         return None
     parameters = dict(sp.module.named_parameters())
