@@ -34,6 +34,7 @@ def watched(subject: Subject, tell: Callable[[int | None], None], avoid: Collect
             beat(length)
             return seam(*args, **kwargs)
 
+        call.__wrapped__ = seam  # type: ignore[attr-defined]
         return call
 
     offered: dict[str, Any] = {

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 from nsa_doctor import registry
 from nsa_doctor.checking import run_check
 from nsa_doctor.finding import Finding, Result, Verdict
+from nsa_doctor.probes.heartbeat import watched
 from nsa_doctor.probes.local import LocalLaboratory
 from nsa_doctor.subject import Subject
 
@@ -153,7 +154,8 @@ WRONG = {
 @pytest.mark.parametrize("loss", WRONG, ids=lambda loss: loss.__name__)
 @pytest.mark.parametrize("seam", ["loss", "train_step"])
 def test_a_wrong_loss_is_told_for_what_it_is(loss: Loss, seam: str) -> None:
-    finding = only_finding("GRD207", tokens(**{seam: loss if seam == "loss" else stepping(loss)}))
+    subject = tokens(**{seam: loss if seam == "loss" else stepping(loss)})
+    finding = only_finding("GRD207", watched(subject, lambda _length: None))
     assert WRONG[loss] in finding.message
     assert (finding.where.module, finding.where.module_class) == ("", "Bigrams")
     assert Path(finding.where.file) == Path(__file__)
@@ -224,7 +226,8 @@ class Curve:
 
 
 def test_a_loop_that_keeps_graphs_is_told_with_the_attribute() -> None:
-    finding = only_finding("PRF301", tokens(train_step=Curve(lambda loss: loss, retain_graph=True).step))
+    subject = tokens(train_step=Curve(lambda loss: loss, retain_graph=True).step)
+    finding = only_finding("PRF301", watched(subject, lambda _length: None))
     assert (finding.where.module, finding.where.function) == ("", "step")
     assert finding.evidence["held_in"] == "kept"
     assert Path(finding.where.file) == Path(__file__)

@@ -93,10 +93,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=spoils_its_memory)
 
 
-CHECK = Check(
-    doc=__doc__,
-    run=run,
-    planted=planted,
-    blocked_by=("FWD101", "FWD206", "NAN101"),
-    explained_by=("GRD401", "GRD402", "GRD403"),
-)
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD206", "NAN101"), explained_by=("GRD4",))
