@@ -17,7 +17,7 @@ from nsa_doctor.probes.heartbeat import watched
 from nsa_doctor.probes.measure import measure, trouble_of
 from nsa_doctor.probes.perform import Conditions
 from nsa_doctor.probes.places import module_code
-from nsa_doctor.probes.state import preserved_state, seed_everything
+from nsa_doctor.probes.state import cast, preserved_state, seed_everything
 from nsa_doctor.runner import Caught, SubjectFailedError, attempt
 from nsa_doctor.subject import SEAMS, Subject, SubjectUnusableError
 from nsa_doctor.subjects import load_subject
@@ -124,7 +124,7 @@ def _under(subject: Subject, conditions: Conditions, profile: Profile, dtype: st
     if dtype is None or dtype == subject.dtype:
         return examined
     build = subject.build
-    return replace(examined, dtype=dtype, build=lambda seed: build(seed).to(getattr(torch, dtype)))
+    return replace(examined, dtype=dtype, build=lambda seed: cast(build(seed), getattr(torch, dtype)))
 
 
 def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | None) -> dict[str, Any]:

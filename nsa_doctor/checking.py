@@ -12,10 +12,13 @@ from nsa_doctor.frames import FrameFilter
 from nsa_doctor.measurement import Place
 from nsa_doctor.probes.measure import trouble_of
 from nsa_doctor.probes.state import preserved_state
+from nsa_doctor.repro import again
 from nsa_doctor.runner import Caught, NotApplicableError, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.subject import Subject, WrongOutputError
 
 _MOST_FINDINGS = 3
+# What watches an operation passes its exception on.
+_WATCHING = ("__torch_dispatch__", "__torch_function__", "called", "dispatched")
 
 
 def run_check(check: Check, subject: Subject) -> Result:
@@ -55,12 +58,12 @@ def _raised(caught: Caught, check: Check, subject: Subject) -> Result:
         if trouble.kind == "out_of_memory":
             return _skipped(check, f"out of memory: {trouble.message}")
         message = f"the subject raises {trouble.message}" if trouble.kind == "raised" else trouble.message
-        return _failed(check, f"{message} in {trouble.phase}", trouble.place)
+        return _failed(check, subject, f"{message} in {trouble.phase}", trouble.place)
     line = FrameFilter(subject.packages).of_traceback(error.__traceback__)
     if line is None or line.file == check.run.__code__.co_filename:
         return Result(code=manual.code, name=manual.name, verdict=Verdict.CRASH, reason=caught.sentence)
     place = Place(file=line.file, line=line.line, function=line.function)
-    return _failed(check, f"the subject raises {caught.sentence}", place)
+    return _failed(check, subject, f"the subject raises {caught.sentence}", place)
 
 
 def _is_own(error: BaseException) -> bool:
@@ -69,15 +72,15 @@ def _is_own(error: BaseException) -> bool:
         return False
     file = ""
     for frame, _ in walk_tb(error.__traceback__):
-        # What watches an operation passes its exception on.
-        file = "" if frame.f_code.co_name == "__torch_dispatch__" else frame.f_code.co_filename
+        file = "" if frame.f_code.co_name in _WATCHING else frame.f_code.co_filename
     here = Path(__file__).parent
     return file.startswith(f"{here}/") and not file.startswith(f"{here / 'checks'}/")
 
 
-def _failed(check: Check, message: str, place: Place) -> Result:
+def _failed(check: Check, subject: Subject, message: str, place: Place) -> Result:
     manual = check.manual
-    finding = Finding(code=manual.code, message=message, where=place, evidence={"kind": "raised"})
+    repro = again(subject, manual.code)
+    finding = Finding(code=manual.code, message=message, where=place, evidence={"kind": "raised"}, repro=repro)
     return Result(code=manual.code, name=manual.name, verdict=Verdict.FAIL, findings=(finding,))
 
 

@@ -43,7 +43,7 @@ def _with_own(result: Result, kept: Sequence[Finding]) -> Result:
     if own or not result.findings:
         return replace(result, findings=own)
     by = next((finding.code for finding in kept if result.code in finding.also), "")
-    return replace(result, findings=(), reason=f"the same cause as {by}")
+    return replace(result, findings=(), reason=f"seen beside {by}, which may explain it")
 
 
 def _explains(other: Finding, finding: Finding, explained_by: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,18 +27,26 @@ class FrameFilter:
 
     packages: tuple[str, ...] = ()
     _own: tuple[str, ...] = field(init=False, repr=False)
+    _checks: str = field(init=False, repr=False)
     _machinery: tuple[str, ...] = field(init=False, repr=False)
     _torch: tuple[str, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         doctor = Path(__file__).parent
-        own = [*_folders(("nsa", *self.packages)), f"{doctor / 'checks'}/"]
+        object.__setattr__(self, "_checks", f"{doctor / 'checks'}/")
+        own = [*_folders(("nsa", *self.packages)), self._checks]
         torch = _folders(("torch",))
         paths = sysconfig.get_paths()
         machinery = [paths["stdlib"] + "/", paths["platstdlib"] + "/", f"{doctor}/"]
         object.__setattr__(self, "_own", tuple(own))
         object.__setattr__(self, "_torch", tuple(torch))
         object.__setattr__(self, "_machinery", tuple(machinery))
+
+    def rank_of(self, code: CodeType) -> int:
+        """The rank of code that runs: of a check's file what it plants is the subject's, and the rest the doctor's."""
+        if code.co_filename.startswith(self._checks) and "planted.<locals>" not in code.co_qualname:
+            return 0
+        return self.rank(code.co_filename)
 
     def rank(self, file: str) -> int:
         """3 for the subject's own code, 2 for a library's, 1 for torch's modules, 0 for what is never to blame."""
@@ -66,12 +74,16 @@ class FrameFilter:
 
     def of_traceback(self, traceback: TracebackType | None) -> Line | None:
         """The deepest line of the subject's code in an exception's traceback."""
-        lines: list[Line] = []
+        best: Line | None = None
+        best_rank = 0
         while traceback is not None:
             code = traceback.tb_frame.f_code
-            lines.append(Line(file=code.co_filename, line=traceback.tb_lineno, function=code.co_name))
+            rank = self.rank_of(code)
+            if rank and rank >= best_rank:
+                best = Line(file=code.co_filename, line=traceback.tb_lineno, function=code.co_name)
+                best_rank = rank
             traceback = traceback.tb_next
-        return self.deepest(reversed(lines))
+        return best
 
     def of_dump(self, dump: str) -> list[Line]:
         """What faulthandler wrote, from the deepest line of the subject's code outwards; the doctor's own thread first.

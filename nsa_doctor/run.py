@@ -13,7 +13,7 @@ from nsa_doctor.examine import Examination, examine
 from nsa_doctor.finding import Report, Result, Verdict
 from nsa_doctor.findings import findings
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
-from nsa_doctor.measurement import Measurement
+from nsa_doctor.measurement import Measurement, Point
 from nsa_doctor.plan import sweep_points
 from nsa_doctor.registry import Entry
 from nsa_doctor.repro import CommandLine
@@ -146,7 +146,7 @@ def _sweep(request: RunRequest, laboratory: IsolatedLaboratory, state: _State) -
     return f"sweep of {len(planned)} points: {time.perf_counter() - start:.1f} s"
 
 
-def _conclude_sweep(request: RunRequest, state: _State, planned: Sequence[Any]) -> None:
+def _conclude_sweep(request: RunRequest, state: _State, planned: Sequence[Point]) -> None:
     examination, facts = state.examination, state.facts
     kept = [m for m in examination.measurements if not _is_foreign_dtype(m, facts)]
     for dropped in dict.fromkeys(m.point.dtype for m in examination.measurements if m not in kept):
@@ -163,8 +163,19 @@ def _conclude_sweep(request: RunRequest, state: _State, planned: Sequence[Any]) 
     )
     found = findings(examination, command)
     for result in swept_results(found, examination, dropped_points, lambda code: code in asked):
-        state.results[result.code] = result
+        is_idle = result.verdict is Verdict.PASS and not _is_looked_at(result.code, dropped_points, facts)
+        reason = f"no such input is part of the profile {request.assignment.profile}"
+        state.results[result.code] = replace(result, verdict=Verdict.SKIP, reason=reason) if is_idle else result
     state.notes.update(dict.fromkeys(note for measurement in kept for note in measurement.notes))
+
+
+def _is_looked_at(code: str, planned: Sequence[Point], facts: Mapping[str, Any]) -> bool:
+    """Whether the plan held points that could have shown what this check is about."""
+    if code == "NAN104":
+        return any(point.values != "normal" for point in planned)
+    if code == "NAN105":
+        return any(point.dtype != facts.get("dtype") for point in planned)
+    return True
 
 
 def _is_foreign_dtype(measurement: Measurement, facts: Mapping[str, Any]) -> bool:

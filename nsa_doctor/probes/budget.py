@@ -63,7 +63,8 @@ def twins(subject: Subject, dtype: str) -> Twins:
     wide = specimen(subject, dtype="float64", is_randomised=False)
     with torch.no_grad():
         for held, source in zip(_values(wide.module), _values(low.module), strict=True):
-            held.copy_(source)
+            if not torch.equal(held, source.to(held.dtype)):  # an expanded buffer cannot be written to
+                held.copy_(source)
         length = min(_LENGTH_FOR_TRYING, subject.max_length)
         with Widened():
             wide(wide.input(length))

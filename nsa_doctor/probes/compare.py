@@ -6,8 +6,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from nsa_doctor.probes.finite import isfinite
 from nsa_doctor.probes.precision import effective_precision, noise_floor
 from nsa_doctor.probes.specimen import Specimen, require_finite
+from nsa_doctor.runner import NotComparableError
 
 
 @dataclass(frozen=True)
@@ -40,19 +42,29 @@ class Baseline:
     x: Tensor
     output: Tensor
 
-    def departure(self, output: Tensor, rows: slice = slice(None), tokens: slice = slice(None)) -> Departure | None:
-        """How `output` departs from these rows and tokens of the baseline; None when it does not."""
+    def departure(
+        self, output: Tensor, rows: slice = slice(None), tokens: slice = slice(None), *, loudness: float = 1.0
+    ) -> Departure | None:
+        """How `output` departs from these rows and tokens of the baseline; None when it does not.
+
+        `loudness` says how many times as large the input was elsewhere: rounding is as many times as large.
+        """
         expected = self.output[rows, tokens]
         scale = expected.double().abs().flatten(2).amax(-1)
         if departure(output, expected, torch.finfo(expected.dtype).eps * scale) is None:
             return None
-        return departure(output, expected, self.floor[rows, tokens])
+        return departure(output, expected, loudness * self.floor[rows, tokens])
 
     @cached_property
     def floor(self) -> Tensor:
         """How far rounding moves each token [B, S]; costs several passes, so only what differs at all asks for it."""
         eps = effective_precision(self.specimen, min(_LENGTH_FOR_PRECISION, self.x.shape[1])).eps
-        return noise_floor(self.specimen, self.x, eps)
+        # A transform over all tokens, as long convolutions do it, rounds each token by what the largest one loses.
+        across = _ROUNDINGS * eps * float(self.output.abs().max())
+        floor = noise_floor(self.specimen, self.x, eps) + across
+        if not bool(isfinite(floor).all()):
+            raise NotComparableError(f"rounding alone makes the output not finite at S={self.x.shape[1]}")
+        return floor
 
 
 def baseline(specimen: Specimen, x: Tensor) -> Baseline:
@@ -83,4 +95,5 @@ def departure(result: Tensor, expected: Tensor, floor: Tensor) -> Departure | No
 
 
 _TINY = 1e-300
+_ROUNDINGS = 16.0
 _LENGTH_FOR_PRECISION = 32

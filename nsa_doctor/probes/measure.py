@@ -16,6 +16,7 @@ from nsa_doctor.runner import SubjectFailedError
 from nsa_doctor.subject import Subject, WrongOutputError
 
 _LONGEST_TRACEBACK = 8000
+_ONE_VALUE = "ValueError: Expected more than 1 value per channel when training"
 
 
 def measure(subject: Subject, point: Point, conditions: Conditions) -> Measurement:
@@ -47,6 +48,8 @@ def trouble_of(failure: SubjectFailedError, packages: tuple[str, ...]) -> Troubl
         place = place if module is None else definition_place(module)
     elif is_out_of_memory(error):
         kind = "out_of_memory"
+    elif message.startswith(_ONE_VALUE):  # torch's batch norm, of a batch of one token: nothing to take a variance of
+        kind = "not_measured"
     if not place.module_text and module is not None:
         place = replace(place, module_class=type(module).__name__)
     traceback = failure.caught.traceback[-_LONGEST_TRACEBACK:]

@@ -13,7 +13,7 @@ from nsa_doctor.measurement import Point
 from nsa_doctor.probes.answer import split_answer
 from nsa_doctor.probes.inputs import make_cotangent, make_input
 from nsa_doctor.probes.memory import start_peak
-from nsa_doctor.probes.state import seed_everything
+from nsa_doctor.probes.state import cast, seed_everything
 from nsa_doctor.runner import Caught, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.subject import Subject, WrongOutputError
 
@@ -83,8 +83,8 @@ def perform(subject: Subject, point: Point, conditions: Conditions, watcher: Wat
     wants_gradients = point.mode == "train" and not conditions.forward_only
     seed_everything(conditions.seed)
     with watcher.phase("build"):
-        cast = None if point.dtype == subject.dtype else dtype  # parameters may differ from each other in theirs
-        build = lambda: subject.build(conditions.seed).to(device=device, dtype=cast)  # noqa: E731
+        other = None if point.dtype == subject.dtype else dtype  # parameters may differ from each other in theirs
+        build = lambda: cast(subject.build(conditions.seed), other, device)  # noqa: E731
         module = ask("build", build, None).train(point.mode == "train")
     x = make_input(subject, point, conditions.seed, device)
     x.requires_grad_(wants_gradients and x.is_floating_point())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from torch import nn
@@ -23,7 +23,7 @@ class Places:
 
     def __init__(self, frames: FrameFilter) -> None:
         self._frames = frames
-        self._ranks: dict[str, int] = {}
+        self._ranks: dict[CodeType, int] = {}
         self._paths: dict[int, str] = {}
         self._calls: list[nn.Module] = []
         self._code: list[tuple[str, int, int, str, str]] = []
@@ -105,12 +105,12 @@ class Places:
         best: FrameType | None = None
         best_rank = 0
         while frame is not None:
-            file = frame.f_code.co_filename
-            if file == _CALLER:
+            code = frame.f_code
+            if code.co_filename == _CALLER:
                 break
-            rank = self._ranks.get(file)
+            rank = self._ranks.get(code)
             if rank is None:
-                rank = self._ranks[file] = self._frames.rank(file)
+                rank = self._ranks[code] = self._frames.rank_of(code)
             if rank > best_rank:
                 best, best_rank = frame, rank
                 if rank == 3:

@@ -152,7 +152,8 @@ class Bench:
     def _run(self, given: Tensor, flow: Flow | None = None, places: Places | None = None) -> Tensor:
         with torch.no_grad():
             for buffer, value in self._buffers:
-                buffer.copy_(value)
+                if not torch.equal(buffer, value):  # an expanded one cannot be written to, and has not been
+                    buffer.copy_(value)
         call: Callable[[], Tensor] = lambda: self.specimen.call(given)  # noqa: E731
         with torch.enable_grad():
             if flow is None:

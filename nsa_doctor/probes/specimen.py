@@ -9,7 +9,7 @@ from nsa_doctor.measurement import Mode, Point
 from nsa_doctor.probes.finite import isfinite
 from nsa_doctor.probes.inputs import make_input
 from nsa_doctor.probes.perform import ask, checked_answer
-from nsa_doctor.probes.state import preserved_state, seed_everything
+from nsa_doctor.probes.state import cast, preserved_state, seed_everything
 from nsa_doctor.runner import NotComparableError, SubjectFailedError
 from nsa_doctor.subject import Subject
 
@@ -58,8 +58,8 @@ def specimen(
     """
     mode = mode if mode in subject.modes else subject.modes[0]
     seed_everything(subject.seed)
-    cast = None if dtype in (None, subject.dtype) else getattr(torch, str(dtype))
-    build = lambda: subject.build(subject.seed).to(device=subject.device, dtype=cast)  # noqa: E731
+    other = None if dtype in (None, subject.dtype) else getattr(torch, str(dtype))
+    build = lambda: cast(subject.build(subject.seed), other, subject.device)  # noqa: E731
     module: nn.Module = ask("build", build, None).train(mode == "train")
     if is_randomised:
         randomise(module, subject.seed)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 
 @dataclass
@@ -33,6 +34,21 @@ def preserved_state(*, random_too: bool = True) -> Iterator[StateChanges]:
                 write(before)
         if random_too:
             _restore_generators(generators)
+
+
+def cast(module: nn.Module, dtype: torch.dtype | None, device: torch.device | str | None = None) -> nn.Module:
+    """The module in another floating dtype and device; complex numbers stay complex, of the width that goes with it."""
+    module.to(device=device)
+    if dtype is None:
+        return module
+    wide = torch.complex128 if dtype == torch.float64 else torch.complex64
+
+    def converted(tensor: Tensor) -> Tensor:
+        if tensor.is_complex():
+            return tensor.to(wide)
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return module._apply(converted)
 
 
 def seed_everything(seed: int) -> None:

@@ -134,10 +134,10 @@ def test_a_check_that_breaks_is_a_crash_and_not_a_fail(small: Subject) -> None:
 
 
 def test_a_subject_without_the_seam_is_skipped(small: Subject) -> None:
-    check = replace(dummy(lambda subject: iter(())), needs=("prefill", "step"))
+    check = replace(dummy(lambda subject: iter(())), needs=("loss", "train_step"))
     result = run_check(check, small)
     assert result.verdict is Verdict.SKIP
-    assert result.reason.endswith("offers no prefill and no step")
+    assert result.reason.endswith("offers no loss and no train_step")
 
 
 @pytest.mark.parametrize(

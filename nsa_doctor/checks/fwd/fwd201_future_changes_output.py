@@ -61,7 +61,7 @@ def _leak(subject: Subject, plan: _Plan) -> Departure | None:
     for cut in cuts_of(plan.length, plan.num_cuts):
         with torch.no_grad():
             changed = specimen(_with_other_future(specimen, base.x, cut, plan.scale))
-        found = base.departure(changed[:, :cut], tokens=slice(cut))
+        found = base.departure(changed[:, :cut], tokens=slice(cut), loudness=plan.scale)
         if found is not None:
             return replace(found, first_token=cut - 1)
     return None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.check import Check
-from nsa_doctor.checks.compared import confirmed, odd_lengths, one, told
+from nsa_doctor.checks.compared import confirmed, odd_lengths, told
 from nsa_doctor.finding import Finding, Note
 from nsa_doctor.probes.compare import Departure, baseline
 from nsa_doctor.probes.divergence import first_divergence
@@ -25,10 +25,15 @@ _NUM_ROWS = 3
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
     length = odd_lengths(subject)[0]
-    try:
-        yield from one(_examine(subject, length, layout) for layout in ("transposed", "strided", "expanded"))
-    except SubjectFailedError as failure:  # loud, so nobody is misled
-        yield Note(message=f"input that is not contiguous is refused: {failure}")
+    for layout in ("transposed", "strided", "expanded"):
+        try:
+            found = _examine(subject, length, layout)
+        except SubjectFailedError as failure:  # loud, so nobody is misled
+            yield Note(message=f"{layout} input is refused: {failure}")
+            continue
+        if found is not None:
+            yield found
+            return
 
 
 def _examine(subject: Subject, length: int, layout: str) -> Finding | None:

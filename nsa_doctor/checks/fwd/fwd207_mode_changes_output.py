@@ -1,7 +1,7 @@
 """FWD207 mode-changes-output
 
-Detects: training and eval() give different outputs though training draws no random numbers and no layer of torch's
-that depends on the mode is there.
+Detects: training and eval(), or gradients on and off, give different outputs though no random numbers are drawn and no
+layer of torch's that depends on the mode is there.
 Matters: what is evaluated and served is not what was trained.
 Fix: look at the line named for a branch on `self.training`, or for one of autograd's modes.
 """
@@ -13,54 +13,57 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.check import Check
-from nsa_doctor.checks.compared import confirmed, odd_lengths, told
+from nsa_doctor.checks.compared import confirmed, odd_lengths, one, told
 from nsa_doctor.finding import Finding
+from nsa_doctor.measurement import Mode
 from nsa_doctor.probes.compare import Departure, baseline
 from nsa_doctor.probes.divergence import first_divergence
-from nsa_doctor.probes.specimen import comparable_specimen
+from nsa_doctor.probes.specimen import Specimen, comparable_specimen
 from nsa_doctor.subject import Subject
 
-_DEPEND_ON_MODE = (
-    nn.modules.batchnorm._NormBase,
-    nn.modules.dropout._DropoutNd,
-    nn.RNNBase,
-    nn.MultiheadAttention,
-    nn.TransformerEncoderLayer,
-)
+_DEPEND_ON_MODE = (nn.modules.batchnorm._NormBase, nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    if not {"train", "eval"} <= set(subject.modes):
-        return
     length = odd_lengths(subject)[0]
-    found = confirmed(subject, lambda subject: _changed(subject, length))
-    if found is not None:
-        trained, evaluated = comparable_specimen(subject, mode="train"), comparable_specimen(subject)
-        x = evaluated.input(length)
-        divergence = first_divergence(trained, lambda: evaluated(x), lambda: trained(x), {})
-        message = f"training mode gives another output than eval() at S={length}, and draws no random numbers"
-        yield told(subject, "FWD207", message, divergence, found, length=length)
+    comparisons: list[tuple[str, Mode]] = (
+        [("training mode", "train")] if {"train", "eval"} <= set(subject.modes) else []
+    )
+    comparisons += [("eval() with gradients", "eval")] if {"no_grad", "eval"} <= set(subject.modes) else []
+    yield from one(_examine(subject, length, what, mode) for what, mode in comparisons)
 
 
-def _changed(subject: Subject, length: int) -> Departure | None:
-    trained, evaluated = comparable_specimen(subject, mode="train"), comparable_specimen(subject)
-    if any(isinstance(module, _DEPEND_ON_MODE) for module in trained.module.modules()):
+def _examine(subject: Subject, length: int, what: str, mode: Mode) -> Finding | None:
+    found = confirmed(subject, lambda subject: _changed(subject, length, mode))
+    if found is None:
+        return None
+    other, evaluated = comparable_specimen(subject, mode=mode), comparable_specimen(subject)
+    x = evaluated.input(length)
+    divergence = first_divergence(other, lambda: _output(evaluated, x, "no_grad"), lambda: _output(other, x, mode), {})
+    message = f"{what} gives another output than eval() under no_grad at S={length}, and draws no random numbers"
+    return told(subject, "FWD207", message, divergence, found, length=length, mode=mode)
+
+
+def _changed(subject: Subject, length: int, mode: Mode) -> Departure | None:
+    other, evaluated = comparable_specimen(subject, mode=mode), comparable_specimen(subject)
+    modules = list(other.module.modules())
+    drops = any(isinstance(module, nn.modules.dropout._DropoutNd | nn.RNNBase) and _rate(module) for module in modules)
+    if mode == "train" and (drops or any(isinstance(module, _DEPEND_ON_MODE) for module in modules)):
         return None
     base = baseline(evaluated, evaluated.input(length))
-    with torch.no_grad():
-        before = torch.get_rng_state()
-        output = trained(base.x)
-        is_random = not torch.equal(_rng_after(trained.subject.seed, before), torch.get_rng_state())
-        again = replace(trained, subject=replace(subject, seed=subject.seed + 1))(base.x)
-    is_random = is_random or not torch.equal(output, again)
+    reseeded = replace(other, subject=replace(subject, seed=subject.seed + 1))
+    output, again = _output(other, base.x, mode), _output(reseeded, base.x, mode)
+    is_random = bool(((output != again) & ~(output.isnan() & again.isnan())).any())
     return None if is_random else base.departure(output)
 
 
-def _rng_after(seed: int, before: Tensor) -> Tensor:
-    """The generator's state when a call seeded with `seed` has drawn nothing."""
-    torch.default_generator.manual_seed(seed)
-    state = torch.get_rng_state()
-    return state if state.shape == before.shape else before
+def _rate(module: nn.Module) -> float:
+    return float(getattr(module, "p", getattr(module, "dropout", 0.0)))
+
+
+def _output(specimen: Specimen, x: Tensor, mode: Mode) -> Tensor:
+    with torch.set_grad_enabled(mode == "eval"):  # training mode is compared without, so that it alone differs
+        return specimen(x).detach()
 
 
 def planted(subject: Subject) -> Subject:

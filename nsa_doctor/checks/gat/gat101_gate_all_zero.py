@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
+from nsa_doctor.finding import Finding, Note
 from nsa_doctor.probes.gates import gates, gates_of, take_steps
 from nsa_doctor.repro import again
 from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
+_NUM_MIXED = 2  # one weight alone scales what it gates, and may well start at a constant
 
-def run(subject: Subject) -> Iterator[Finding]:
+
+def run(subject: Subject) -> Iterator[Finding | Note]:
     sp, x, found = gates_of(subject)
     if not found:
         raise NotApplicableError("it has no gate that could be found")
@@ -35,6 +37,9 @@ def run(subject: Subject) -> Iterator[Finding]:
     value = float(first.values[0, 0])
     take_steps(sp, x, 1)
     moved = any(gate.where == first.where and gate.spread > 0 for gate in gates(sp, x)[0])
+    if moved and first.values.shape[-1] < _NUM_MIXED and not subject.offers("gate"):
+        yield Note(message=f"{' and '.join(first.parameters)} start at zero; a step moves them", where=first.where)
+        return
     others = f", as are {len(zero) - 1} other gates" if len(zero) > 1 else ""
     yield Finding(
         message=f"{' and '.join(first.parameters)} are exactly zero{others}: every weight is {value:.4g} whatever the "

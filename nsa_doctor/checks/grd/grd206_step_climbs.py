@@ -38,6 +38,8 @@ def run(subject: Subject) -> Iterator[Finding]:
     due = _SHARE * abs(first.loss)
     rate = due / first.squared_gradient
     whole, half = (_climb(sp, x, each) for each in (rate, rate / 2))
+    if not math.isfinite(whole + half):
+        raise NotComparableError(f"the loss is not finite after one step at rate {rate:.2g}")
     if half > _LEAST * due and _SMALLEST_RATIO <= whole / half <= _LARGEST_RATIO:
         yield Finding(
             message=f"after one step at rate {rate:.2g} the loss on the same batch rises from {first.loss:.6g} to "

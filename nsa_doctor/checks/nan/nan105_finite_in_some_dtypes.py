@@ -1,6 +1,7 @@
 """NAN105 finite-in-some-dtypes
 
-Detects: an output or gradient that is finite in float32 and not in bfloat16 or float16, on the same ordinary input.
+Detects: an output that is finite in float32 and not in bfloat16 or float16, or a gradient that is not in bfloat16,
+on the same ordinary input.
 Matters: training is switched to low precision for speed, and that is when it breaks.
 Fix: float16 ends at 65504 and at 6e-8: compute sums of squares, exponentials and small divisors in float32.
 """
