@@ -124,7 +124,8 @@ def _under(subject: Subject, conditions: Conditions, profile: Profile, dtype: st
     if dtype is None or dtype == subject.dtype:
         return examined
     build = subject.build
-    return replace(examined, dtype=dtype, build=lambda seed: cast(build(seed), getattr(torch, dtype)))
+    options = (*subject.options, "--dtype", dtype)
+    return replace(examined, dtype=dtype, options=options, build=lambda seed: cast(build(seed), getattr(torch, dtype)))
 
 
 def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | None) -> dict[str, Any]:

@@ -72,6 +72,7 @@ class IsolatedLaboratory:
     _avoided: set[tuple[int, str, str]] = field(default_factory=set)
     _not_asked: set[int] = field(default_factory=set)
     _fatal_lengths: set[int] = field(default_factory=set)
+    _last_length: int | None = None
     _has_hung: bool = False
 
     def load(self) -> list[Measurement]:
@@ -133,6 +134,7 @@ class IsolatedLaboratory:
             return Result.from_json(answer["checked"])
         verdict = Verdict.TIMEOUT if answer.kind == "timeout" else Verdict.FAIL
         message = f"the call does not return: {answer.message}" if answer.kind == "timeout" else answer.message
+        message += f" at S={self._last_length}" if self._last_length is not None else ""
         options = self.facts.get("options", ())
         repro = shlex.join(["nsa-doctor", "run", "--select", code, *options, "--seed", str(self.assignment.seed)])
         evidence = {"kind": answer.kind}
@@ -234,7 +236,9 @@ class IsolatedLaboratory:
         if self._is_interrupted:
             raise InterruptedLaboratoryError
         self._failures += 1
-        if isinstance(length := failure.event.get("length"), int) and failure.event["event"] == "calling":
+        length = failure.event.get("length")
+        self._last_length = length if isinstance(length, int) else None
+        if isinstance(length, int) and failure.event["event"] == "calling":
             self._fatal_lengths.add(length)
         package = (self.assignment.spec or "").partition(".")[0]
         place = self._place(FrameFilter((package,) if package else ()).of_dump(failure.dump))

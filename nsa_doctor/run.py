@@ -163,9 +163,12 @@ def _conclude_sweep(request: RunRequest, state: _State, planned: Sequence[Point]
     )
     found = findings(examination, command)
     for result in swept_results(found, examination, dropped_points, lambda code: code in asked):
-        is_idle = result.verdict is Verdict.PASS and not _is_looked_at(result.code, dropped_points, facts)
-        reason = f"no such input is part of the profile {request.assignment.profile}"
-        state.results[result.code] = replace(result, verdict=Verdict.SKIP, reason=reason) if is_idle else result
+        if result.verdict is Verdict.PASS and not _is_looked_at(result.code, dropped_points, facts):
+            was_planned = _is_looked_at(result.code, planned, facts)
+            reason = f"no such input is part of the profile {request.assignment.profile}"
+            reason = f"it runs in {facts['dtype']} alone" if was_planned else reason
+            result = replace(result, verdict=Verdict.SKIP, reason=reason, is_required=not was_planned)
+        state.results[result.code] = result
     state.notes.update(dict.fromkeys(note for measurement in kept for note in measurement.notes))
 
 

@@ -23,7 +23,7 @@ def outcome(config: Path, seed: int, profile: str) -> tuple[str, list[str]]:
     """The decision, and one line per finding or crash."""
     words = ["run", "--config", str(config), "--seed", str(seed), "--profile", profile, "--jobs", "1"]
     command = [sys.executable, "-m", "nsa_doctor", *words, "--format", "json", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not done.stdout:
         return "BROKEN", [done.stderr.strip()]
     report = json.loads(done.stdout)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -43,20 +45,33 @@ def test_every_command_it_shows_takes_the_options_shown() -> None:
         assert options <= set(re.findall(r"--[\w-]+", done.stdout)), command
 
 
-def test_the_sick_example_is_found_as_shown(tmp_path: Path) -> None:
-    (example,) = (code for code in EXAMPLES if "class Attention" in code)
-    (tmp_path / "my_attention.py").write_text(example, encoding="utf-8")
-    (options,) = re.findall(r"`nsa-doctor (sweep .*--subject my_attention:Attention)`", README)
-    done = subprocess.run(
-        [sys.executable, "-m", "nsa_doctor", *options.split(), "--quiet"],
-        cwd=tmp_path,
+def run_on(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
+    """What the command says in a folder that holds the examples."""
+    return subprocess.run(
+        [sys.executable, "-m", "nsa_doctor", *words.split(), "--quiet"],
+        cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=110,
         check=False,
     )
+
+
+def test_the_sick_example_is_found_as_shown(tmp_path: Path) -> None:
+    (example,) = (code for code in EXAMPLES if "class Attention" in code)
+    (tmp_path / "my_attention.py").write_text(example, encoding="utf-8")
+    (command,) = re.findall(r"`nsa-doctor (run --subject my_attention:Attention)`", README)
+    done = run_on(tmp_path, f"{command} --select FWD201,FWD202,FWD206")
     assert done.returncode == 1, done.stderr
     shown = README.split("my_attention:Attention: ")[1].split("```")[0]
-    finding = shown[shown.index("NAN101") : shown.index("NO-GO")]
+    finding = shown[shown.index("FWD201 tokens") : shown.index("  again")]
     assert finding in done.stdout
+
+
+@pytest.mark.parametrize(("name", "select"), [("Model", "FWD101,FWD201"), ("Mixer", "FWD201,DEC101")])
+def test_the_adapters_it_shows_make_a_subject(tmp_path: Path, name: str, select: str) -> None:
+    (example,) = (code for code in EXAMPLES if f"make={name}" in code)
+    (tmp_path / "example.py").write_text(example, encoding="utf-8")
+    done = run_on(tmp_path, f"run --subject example:make --select {select} --profile smoke")
+    assert done.returncode == 0, done.stdout + done.stderr

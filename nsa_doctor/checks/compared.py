@@ -11,6 +11,7 @@ from nsa_doctor.repro import again
 from nsa_doctor.subject import Subject
 
 _LENGTHS: dict[Profile, tuple[int, ...]] = {"smoke": (67,), "quick": (67, 211), "full": (67, 211, 523, 1031)}
+_WHOLE = (192, 384, 640)
 _ANOTHER_SEED = 31337
 
 
@@ -18,6 +19,11 @@ def odd_lengths(subject: Subject) -> list[int]:
     """Lengths no dimension of a model is likely to share, as far as the subject goes; else its longest."""
     fitting = [length for length in _LENGTHS[subject.profile] if length <= subject.max_length]
     return fitting or [subject.max_length]
+
+
+def middle_lengths(subject: Subject) -> list[int]:
+    """Lengths between, whole in blocks of many sizes: what goes wrong at these alone shows at no odd one."""
+    return [] if subject.profile == "smoke" else [length for length in _WHOLE if length < subject.max_length]
 
 
 def long_length(subject: Subject) -> list[int]:

@@ -222,7 +222,7 @@ def take_steps(sp: Specimen, x: Tensor, count: int) -> None:
             output = sp.call(x.clone())
             if not output.requires_grad:
                 return
-            (output * make_cotangent(output, sp.subject.seed + index)).mean().backward()
+            ask("backward", (output * make_cotangent(output, sp.subject.seed + index)).mean().backward, sp.module)
         optimizer.step()
 
 

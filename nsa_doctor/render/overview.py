@@ -30,14 +30,15 @@ def overview(report: Report) -> Iterator[str]:
 def not_checked(report: Report) -> Iterator[str]:
     """What was not checked, by reason: first what is missing, then what does not apply to the subject."""
     skipped = [result for result in report.results if result.verdict in (Verdict.SKIP, Verdict.CRASH)]
-    for title, results in (
-        ("not checked", [result for result in skipped if not _is_idle(result)]),
-        ("does not apply", [result for result in skipped if _is_idle(result)]),
-    ):
-        reasons = dict.fromkeys(result.reason for result in results)
-        for reason in reasons:
-            codes = [result.code for result in results if result.reason == reason]
-            yield f"{title}: {_some(codes)}: {reason}"
+    missing = [result for result in skipped if not _is_idle(result)]
+    for reason in dict.fromkeys(result.reason for result in missing):
+        codes = [result.code for result in missing if result.reason == reason]
+        yield f"not checked: {_some(codes)}: {reason}"
+    idle = [result.code for result in skipped if _is_idle(result)]
+    if idle:
+        families = dict.fromkeys(code[:3] for code in idle)
+        counted = [f"{sum(code.startswith(family) for code in idle)} {family}" for family in families]
+        yield f"does not apply: {joined(counted)}, for parts it does not offer (--format json says which)"
 
 
 def _counts(results: Sequence[Result]) -> Iterator[str]:

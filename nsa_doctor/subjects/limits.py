@@ -30,6 +30,8 @@ def within_limits(
             continue
         asking(length)
         seconds = _seconds(subject, module, length)
+        if seconds is not None and seconds > _SECONDS:  # the first call may have compiled or loaded something
+            seconds = _seconds(subject, module, length)
         if seconds is None:
             limit = _limit(subject, module, works, length, asking)
             if limit is None:

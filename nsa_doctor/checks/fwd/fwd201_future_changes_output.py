@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.check import Check
-from nsa_doctor.checks.compared import confirmed, cuts_of, long_length, odd_lengths, one, told
+from nsa_doctor.checks.compared import confirmed, cuts_of, long_length, middle_lengths, odd_lengths, one, told
 from nsa_doctor.finding import Finding
 from nsa_doctor.measurement import Mode
 from nsa_doctor.probes.compare import Departure, baseline
@@ -23,6 +23,7 @@ from nsa_doctor.subject import Subject
 
 _NUM_CUTS = {"smoke": 3, "quick": 5, "full": 9}
 _LARGE = 30.0
+_MODES: tuple[Mode, ...] = ("eval", "train")
 
 
 @dataclass(frozen=True)
@@ -37,25 +38,27 @@ def run(subject: Subject) -> Iterator[Finding]:
     lengths = odd_lengths(subject)
     plans = [_Plan(length, _NUM_CUTS[subject.profile]) for length in lengths]
     plans += [_Plan(lengths[0], 3, scale=_LARGE), _Plan(lengths[0], 3, "train")]
-    plans += [_Plan(length, 3) for length in long_length(subject)]
+    plans += [_Plan(length, 3) for length in middle_lengths(subject)]
+    plans += [_Plan(length, 3, mode) for length in long_length(subject) for mode in _MODES]
     yield from one(_examine(subject, plan) for plan in plans if plan.length > 1 and plan.mode in subject.modes)
 
 
 def _examine(subject: Subject, plan: _Plan) -> Finding | None:
-    found = confirmed(subject, lambda subject: _leak(subject, plan))
+    found = confirmed(subject, lambda subject: _leak(subject, plan)[1])
     if found is None:
         return None
+    cut, _ = _leak(subject, plan)
     specimen = comparable_specimen(subject, mode=plan.mode)
-    x, cut = specimen.input(plan.length), found.first_token + 1
+    x = specimen.input(plan.length)
     other = _with_other_future(specimen, x, cut, plan.scale)
     divergence = first_divergence(specimen, lambda: specimen(x), lambda: specimen(other), {plan.length: cut})
-    what = f"{'large values in ' if plan.scale != 1 else ''}later tokens change the output before them"
-    where = f"at S={plan.length} ({plan.mode})"
-    return told(subject, "FWD201", f"{what} {where}", divergence, found, length=plan.length, mode=plan.mode)
+    what = f"{'large values in ' if plan.scale != 1 else ''}tokens from {cut} on change the output before them"
+    message = f"{what} at S={plan.length} ({plan.mode})"
+    return told(subject, "FWD201", message, divergence, found, length=plan.length, mode=plan.mode, cut=cut)
 
 
-def _leak(subject: Subject, plan: _Plan) -> Departure | None:
-    """The first cut behind which other values change what comes before it."""
+def _leak(subject: Subject, plan: _Plan) -> tuple[int, Departure | None]:
+    """The first cut behind which other values change what comes before it, and how."""
     specimen = comparable_specimen(subject, mode=plan.mode)
     base = baseline(specimen, specimen.input(plan.length))
     for cut in cuts_of(plan.length, plan.num_cuts):
@@ -63,8 +66,8 @@ def _leak(subject: Subject, plan: _Plan) -> Departure | None:
             changed = specimen(_with_other_future(specimen, base.x, cut, plan.scale))
         found = base.departure(changed[:, :cut], tokens=slice(cut), loudness=plan.scale)
         if found is not None:
-            return replace(found, first_token=cut - 1)
-    return None
+            return cut, found
+    return plan.length, None
 
 
 def _with_other_future(specimen: Specimen, x: Tensor, cut: int, scale: float) -> Tensor:

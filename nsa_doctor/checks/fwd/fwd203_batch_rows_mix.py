@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.check import Check
-from nsa_doctor.checks.compared import confirmed, odd_lengths, one, told
+from nsa_doctor.checks.compared import confirmed, middle_lengths, odd_lengths, one, told
 from nsa_doctor.finding import Finding
 from nsa_doctor.measurement import Mode
 from nsa_doctor.probes.compare import Departure, baseline
@@ -27,7 +27,9 @@ _MODES: tuple[Mode, ...] = ("eval", "train")
 
 def run(subject: Subject) -> Iterator[Finding]:
     modes = [mode for mode in _MODES if mode in subject.modes]
-    yield from one(_examine(subject, length, mode) for mode in modes for length in odd_lengths(subject)[:2])
+    plans = [(length, mode) for mode in modes for length in odd_lengths(subject)[:2]]
+    plans += [(length, "eval") for length in middle_lengths(subject)[-1:]]
+    yield from one(_examine(subject, *plan) for plan in plans)
 
 
 def _examine(subject: Subject, length: int, mode: Mode) -> Finding | None:

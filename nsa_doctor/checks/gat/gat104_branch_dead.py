@@ -88,4 +88,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, build=lambda _seed: Gated(), forward=lambda module, x: module(x), gate=None)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("GAT101", "GAT102", "GAT103"))
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "GRD401", "GAT101", "GAT102", "GAT103"))
