@@ -32,10 +32,10 @@ def work_off(
     """Do all tasks, one at a time in each laboratory; raises what a task raised, and KeyboardInterrupt at once."""
     shared = _Shared(list(tasks), stop_early)
     threads = [threading.Thread(target=shared.serve, args=(laboratory,)) for laboratory in laboratories]
-    for thread in threads:
-        thread.start()
     told = 0
     try:
+        for thread in threads:
+            thread.start()
         while any(thread.is_alive() for thread in threads) or told < len(shared.told):
             while told < len(shared.told):
                 told += 1
@@ -46,7 +46,8 @@ def work_off(
         for laboratory in laboratories:
             laboratory.interrupt()
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:  # an interruption may come before all have started
+                thread.join()
     if shared.caught is not None:
         raise shared.caught.error
 

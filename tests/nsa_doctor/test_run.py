@@ -160,9 +160,12 @@ def test_the_line_to_paste_finds_it_again(doctor: Doctor) -> None:
 def test_an_interrupted_run_reports_what_it_found(tmp_path: Path) -> None:
     words = ["-m", "nsa_doctor", "run", "--select", "FWD", "--profile", "full", "--jobs", "2", "--quiet"]
     process = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, cwd=HERE, env=environment(), text=True)
-    time.sleep(6)
-    process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=30)
+    try:
+        time.sleep(6)
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "interrupted" in printed
 
