@@ -7,6 +7,7 @@ import importlib.util
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -108,7 +109,9 @@ def _files() -> Iterator[tuple[str, Path]]:
                     yield ".".join((package, *path.relative_to(folder).with_suffix("").parts)), path
 
 
+@cache
 def _read(module: str, path: Path) -> Entry:
+    """Parsed once, and before any thread starts: CPython 3.11 cannot parse in two at a time."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     manual = parse_manual(ast.get_docstring(tree))
     call = next(node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Check")
