@@ -128,7 +128,7 @@ def run(
     seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
     jobs: Annotated[int | None, typer.Option(help="Processes to work in; as many as cores, at most 4.")] = None,
     fail_fast: Annotated[bool, typer.Option("--fail-fast", help="Stop at the first check that fails.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds one call of the subject may take.")] = 15.0,
+    timeout: Annotated[float, typer.Option(help="Seconds one call of the subject may take.")] = 30.0,
     format: Annotated[str | None, typer.Option(help="terminal or json.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the report to this file too.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
