@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from nsa_doctor.probes.perform import ask, checked_answer
 from nsa_doctor.probes.saved import uncompiled
-from nsa_doctor.probes.specimen import Specimen
+from nsa_doctor.probes.specimen import Specimen, require_finite
 from nsa_doctor.probes.state import preserved_state, seed_everything
 from nsa_doctor.probes.training import new_optimizer
 from nsa_doctor.runner import Caught, NotApplicableError, NotComparableError, attempt
@@ -198,7 +198,8 @@ def _held_back(sp: Specimen, ids: Tensor) -> int:
     was_training = sp.module.training
     sp.module.eval()
     with torch.no_grad():
-        difference = (sp(ids) - sp(other)).abs().flatten(2).amax(-1).amax(0)
+        logits, changed = (require_finite(sp(each), ids.shape[1]) for each in (ids, other))
+        difference = (logits - changed).abs().flatten(2).amax(-1).amax(0)
     sp.module.train(was_training)
     if not bool((difference > 0).any()):
         raise NotComparableError("no logits depend on the token in the middle")
