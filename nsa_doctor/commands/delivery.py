@@ -1,0 +1,54 @@
+"""Where a command's report goes, and the exit code it ends with."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from nsa_doctor import options, signals
+from nsa_doctor.finding import Decision, Report
+from nsa_doctor.laboratory import UsageError
+from nsa_doctor.output import CannotWriteError, check_writable, is_terminal, say, write_whole
+
+EXIT_CODES = {Decision.GO: 0, Decision.NO_GO: 1, Decision.UNKNOWN: 3}
+ENDED_EARLY = -1  # the report was delivered, and the exit code is the signal's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """How a report is to be printed and written."""
+
+    form: str
+    output: Path | None
+    traceback: bool
+    quiet: bool
+
+    @classmethod
+    def asked(cls, form: str | None, output: Path | None, traceback: bool, quiet: bool) -> Self:
+        """Check the options before the work starts: what cannot be written would be lost after it."""
+        made = cls(form=options.report_format(form, output), output=output, traceback=traceback, quiet=quiet)
+        if output is not None:
+            try:
+                check_writable(output)
+            except CannotWriteError as error:
+                raise UsageError(str(error)) from error
+        return made
+
+    def __call__(self, report: Report) -> int:
+        """Print the report, write it to a file when one was named, and give the exit code."""
+        signals.ignore_signals()
+        if self.output is None:
+            say(self._rendered(report, self.form, is_terminal(sys.stdout)), sys.stdout)
+        else:
+            if not self.quiet:
+                say(self._rendered(report, "terminal", is_terminal(sys.stdout)), sys.stdout)
+            write_whole(self.output, self._rendered(report, self.form, False))
+        return ENDED_EARLY if report.interrupted else EXIT_CODES[report.decision]
+
+    def _rendered(self, report: Report, form: str, colour: bool) -> str:
+        from nsa_doctor.render import json as as_json
+        from nsa_doctor.render import terminal as as_text
+
+        if form == "json":
+            return as_json.render(report)
+        return as_text.render(report, colour=colour, traceback=self.traceback)

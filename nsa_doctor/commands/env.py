@@ -1,0 +1,29 @@
+"""`nsa-doctor env`."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from nsa_doctor import options
+from nsa_doctor.commands import option_types as given
+from nsa_doctor.commands.delivery import EXIT_CODES
+from nsa_doctor.finding import Decision
+from nsa_doctor.output import say
+
+
+def env(
+    device: Annotated[str, typer.Option(help="cpu or cuda: where routes are asked for.")] = "cpu",
+    form: given.Format = None,
+) -> int:
+    """Versions, devices, flags, and what serves each branch: a block to paste into an issue."""
+    import json
+
+    from nsa_doctor import machine
+
+    form = options.report_format(form, None)
+    told = machine.describe(
+        options.examined(device=device, config=None, subject=None, input_kind=None, width=None, seed=0, timeout=120.0)
+    )
+    say(json.dumps(told, indent=2) + "\n" if form == "json" else machine.block(told), sys.stdout)
+    return EXIT_CODES[Decision.NO_GO if told["misfits"] else Decision.GO]

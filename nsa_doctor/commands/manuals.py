@@ -1,0 +1,26 @@
+"""`nsa-doctor list` and `nsa-doctor explain`: the checks' manuals, read without importing a check."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from nsa_doctor import registry
+from nsa_doctor.laboratory import UsageError
+from nsa_doctor.output import say
+
+
+def list_checks() -> None:
+    """Every check with what it detects."""
+    lines = [f"{manual.code}  {manual.name}\n        {manual.detects}" for manual in registry.manuals().values()]
+    say("\n".join(lines) + "\n", sys.stdout)
+
+
+def explain(code: Annotated[str, typer.Argument(help="For example NAN101.")]) -> None:
+    """What a check detects, why it matters, and what to do."""
+    try:
+        manual = registry.manual(code)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    parts = [f"{manual.code} {manual.name}", f"Detects: {manual.detects}", f"Matters: {manual.matters}"]
+    say("\n\n".join([*parts, f"Fix: {manual.fix}"]) + "\n", sys.stdout)

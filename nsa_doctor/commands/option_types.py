@@ -1,0 +1,23 @@
+"""The options that several commands have, each with its help, said once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Lengths = Annotated[str, typer.Option("--seq", help="Lengths, separated by commas.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Dtype = Annotated[str | None, typer.Option(help="Examine it in this dtype in place of its own.")]
+Config = Annotated[str | None, typer.Option(help="Configuration file or built-in name for nsa.")]
+Subject = Annotated[str | None, typer.Option(help="package.module:factory in place of nsa.")]
+Input = Annotated[str | None, typer.Option("--input", help="embeddings or tokens; found out when not given.")]
+Width = Annotated[int | None, typer.Option(help="Width of embeddings, or size of the vocabulary.")]
+Seed = Annotated[int, typer.Option(help="Seed of weights and inputs.")]
+Select = Annotated[str | None, typer.Option(help="Only these codes or families: FWD,NAN101.")]
+Ignore = Annotated[str | None, typer.Option(help="Not these codes or families.")]
+Jobs = Annotated[int | None, typer.Option(help="Processes to work in; as many as cores, at most 4.")]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first check that fails.")]
+Format = Annotated[str | None, typer.Option("--format", help="terminal or json.")]
+Output = Annotated[Path | None, typer.Option(help="Write the report to this file too.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Traceback = Annotated[bool, typer.Option("--traceback", help="Show tracebacks.")]
