@@ -5,7 +5,7 @@ import difflib
 import importlib
 import importlib.util
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -86,8 +86,7 @@ def select(select: Sequence[str], ignore: Sequence[str], profile: Profile) -> li
 
 def load(code: str) -> Check:
     """Import one check."""
-    entry = next(_read(module, path) for module, path in _files() if path.stem.startswith(f"{code.lower()}_"))
-    check = importlib.import_module(entry.module).CHECK
+    check = importlib.import_module(_modules()[code]).CHECK
     assert isinstance(check, Check)
     return check
 
@@ -107,6 +106,12 @@ def _files() -> Iterator[tuple[str, Path]]:
             for path in sorted(folder.rglob("*.py")):
                 if _NAME_OF_A_CHECK.fullmatch(path.stem):
                     yield ".".join((package, *path.relative_to(folder).with_suffix("").parts)), path
+
+
+@cache
+def _modules() -> Mapping[str, str]:
+    """The module of every check, by its code."""
+    return {path.stem.partition("_")[0].upper(): module for module, path in _files()}
 
 
 @cache

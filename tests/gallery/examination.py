@@ -57,7 +57,7 @@ class Examination:
 
 def examine(case: Case, profile: str = "quick", seconds: float = SECONDS) -> Examination:
     """Run the doctor on the case; a run that takes longer than `seconds` is ended with all its children."""
-    command = [sys.executable, "-m", "nsa_doctor", "run", "--subject", case.spec, "--profile", profile]
+    command = [sys.executable, "-m", "nsa_doctor", "run", "--subject", case.spec, "--profile", profile, "--jobs", "1"]
     begin = time.monotonic()
     with subprocess.Popen(
         [*command, "--format", "json", "--quiet"],
