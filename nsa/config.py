@@ -5,29 +5,15 @@ A file has the sections `model`, `nsa`, `data`, `train` and `runtime`. `NSAConfi
 Built in Python or read from a file, what cannot be is one sentence that starts with the key.
 """
 
-import difflib
-import re
-import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, Field, PositiveFloat, model_validator
 
 from nsa.ops.geometry import Geometry
 from nsa.plain_yaml import read_plain_yaml
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message names the key, the value seen and what is allowed."""
+from nsa.strict import ConfigError, Strict, nearest, plain, shown
 
 
 def _printable(value: str) -> str:
@@ -41,17 +27,7 @@ Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_printable)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ConfigError(_sentence(error, type(self))) from None
-
-
-class SparsityConfig(_Strict):
+class SparsityConfig(Strict):
     """The section `nsa`: which keys a query reads, and how the branches are mixed."""
 
     l: Size = Field(default=32, description="length of a compressed block, in tokens")  # noqa: E741
@@ -108,13 +84,13 @@ class ModelConfig(NSAConfig):
     norm_eps: PositiveFloat = Field(default=1e-5, description="added to the mean square in RMSNorm")
 
 
-class DataConfig(_Strict):
+class DataConfig(Strict):
     """The section `data`."""
 
     tokenizer: Name = Field(default="byte", description="byte, gpt2, or a tokenizers file")
 
 
-class TrainConfig(_Strict):
+class TrainConfig(Strict):
     """The section `train`."""
 
     steps: Size = Field(default=200, description="optimizer steps")
@@ -133,7 +109,7 @@ class TrainConfig(_Strict):
     out_dir: Name = Field(default="artifacts", description="where a run writes")
 
 
-class RuntimeConfig(_Strict):
+class RuntimeConfig(Strict):
     """The section `runtime`."""
 
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto takes a GPU when there is one")
@@ -150,7 +126,7 @@ class RuntimeConfig(_Strict):
         return self
 
 
-class RunConfig(_Strict):
+class RunConfig(Strict):
     """One configuration file."""
 
     model: ModelConfig = Field(description="the sections model and nsa together")
@@ -168,7 +144,7 @@ def load_config(source: str | Path) -> RunConfig:
     try:
         return parse_config(read_plain_yaml(path))
     except ValueError as error:
-        raise ConfigError(f"{_plain(str(path))}: {error}") from None
+        raise ConfigError(f"{plain(str(path))}: {error}") from None
 
 
 def parse_config(document: object) -> RunConfig:
@@ -184,7 +160,7 @@ def parse_config(document: object) -> RunConfig:
     model = sections["model"]
     if "vocab_size" not in model:
         if data.tokenizer not in _VOCABULARY:
-            raise ConfigError(f"model.vocab_size is missing: it must be given with tokenizer {_shown(data.tokenizer)}")
+            raise ConfigError(f"model.vocab_size is missing: it must be given with tokenizer {shown(data.tokenizer)}")
         model = {**model, "vocab_size": _VOCABULARY[data.tokenizer]}
     built = _build(ModelConfig, {**model, **sections.get("nsa", {})}, "model")
     needed = _VOCABULARY.get(data.tokenizer, 0) if "tokenizer" in data.model_fields_set else 0
@@ -216,7 +192,7 @@ _SECTION_KEYS: Mapping[str, frozenset[str]] = {
     "train": frozenset(TrainConfig.model_fields),
     "runtime": frozenset(RuntimeConfig.model_fields),
 }
-_Section = TypeVar("_Section", bound=_Strict)
+_Section = TypeVar("_Section", bound=Strict)
 
 
 def _find(path: Path) -> Path:
@@ -227,32 +203,27 @@ def _find(path: Path) -> Path:
     try:
         exists = path.exists()
     except OSError as error:  # too long a name, or a folder that may not be entered
-        raise ConfigError(f"{_plain(str(path))}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{plain(str(path))}: cannot be read: {error.strerror}") from None
     if exists:
         return path
     if path.stem in builtin and path.suffix == ".yaml" and path.parent in (Path(), Path("configs")):
         return builtin[path.stem]  # `configs/NAME.yaml` also works away from a checkout
-    raise ConfigError(f"{_plain(str(path))}: no such file, and not one of the built-in {', '.join(builtin)}")
+    raise ConfigError(f"{plain(str(path))}: no such file, and not one of the built-in {', '.join(builtin)}")
 
 
 def _mapping(value: object, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{name} must be a mapping of keys to values, got {_shown(value)}")
+        raise ConfigError(f"{name} must be a mapping of keys to values, got {shown(value)}")
     for key in value:
         if not isinstance(key, str):
-            raise ConfigError(f"{name} must have text as keys, got {_shown(key)}")
+            raise ConfigError(f"{name} must have text as keys, got {shown(key)}")
     return value
 
 
 def _refuse_unknown(given: Mapping[str, object], allowed: Iterable[str], kind: str, prefix: str = "") -> None:
     for key, value in given.items():
         if key not in allowed:
-            raise ConfigError(f"unknown {kind}{prefix}{_plain(key)} (value {_shown(value)}): {_nearest(key, allowed)}")
-
-
-def _nearest(key: str, allowed: Iterable[str]) -> str:
-    near = difflib.get_close_matches(key[:100], allowed, n=1)
-    return f"did you mean {near[0]}" if near else f"allowed are {', '.join(sorted(allowed))}"
+            raise ConfigError(f"unknown {kind}{prefix}{plain(key)} (value {shown(value)}): {nearest(key, allowed)}")
 
 
 def _build(kind: type[_Section], values: Mapping[str, Any], section: str) -> _Section:
@@ -267,35 +238,3 @@ def _build(kind: type[_Section], values: Mapping[str, Any], section: str) -> _Se
 
 def _required(kind: type[BaseModel]) -> list[str]:
     return [name for name, field in kind.model_fields.items() if field.is_required()]
-
-
-def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
-    """The first problem as one sentence that starts with the key."""
-    problems = error.errors(include_url=False)
-    # An unknown key leads: misspelt, it is why another one is missing.
-    problem = next((entry for entry in problems if entry["type"] == "extra_forbidden"), problems[0])
-    key = ".".join(_plain(str(part)) for part in problem["loc"])
-    match problem["type"]:
-        case "value_error" if not key or isinstance(problem["ctx"]["error"], ConfigError):
-            return f"{key}{'.' if key else ''}{problem['ctx']['error']}"
-        case "extra_forbidden":
-            return f"{key} is unknown (value {_shown(problem['input'])}): {_nearest(key, kind.model_fields)}"
-        case "missing":
-            return f"{key} is missing: {kind.model_fields[key].description}"
-    rule = re.sub("^(Input should|String should|Value error, must)", "must", problem["msg"])
-    return f"{key} {rule}, got {_shown(problem['input'])}"
-
-
-def _plain(text: str) -> str:
-    """Text as it is when it is harmless on a terminal, else escaped and cut."""
-    return text if text.isprintable() and len(text) <= 200 else reprlib.repr(text)
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "nothing"
-    try:
-        text = reprlib.repr(value)
-    except ValueError:  # Python prints no integer of more than 4300 digits
-        text = "a number of thousands of digits"
-    return f"{text} ({type(value).__name__})"

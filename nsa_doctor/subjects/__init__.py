@@ -23,7 +23,7 @@ def load_subject(request: SubjectRequest, asking: Callable[[int], None] = lambda
     if request.spec is not None:
         factory = import_factory(request.spec)
         return adapt(request, factory, asking)
-    from nsa.config import ConfigError
+    from nsa.strict import ConfigError
     from nsa_doctor.subjects.nsa import builtin_subject  # a foreign subject need not wait for nsa
 
     try:

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from nsa.backends import Impl, route
-from nsa.config import ConfigError, NSAConfig
+from nsa.config import NSAConfig
 from nsa.nn import NSAttention
+from nsa.strict import ConfigError
 
 
 def twins(config: NSAConfig, seed: int) -> Mapping[str, nn.Module]:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nsa.config import ConfigError, ModelConfig, NSAConfig, RunConfig, builtin_configs, load_config, parse_config
+from nsa.config import ModelConfig, NSAConfig, RunConfig, builtin_configs, load_config, parse_config
 from nsa.ops.geometry import Geometry
+from nsa.strict import ConfigError
 
 MODEL = {"dim": 64, "n_heads": 4, "n_kv_groups": 2, "d_k": 16, "d_v": 8}
 
