@@ -10,10 +10,13 @@ from nsa_doctor import registry
 from nsa_doctor.check import Profile
 from nsa_doctor.checking import run_check
 from nsa_doctor.finding import Result
+from nsa_doctor.identity import digest
 from nsa_doctor.lengths import boundary_lengths, spread_lengths
 from nsa_doctor.measurement import Diagnosis, Measurement, Point, to_json
 from nsa_doctor.probes.births import diagnose
+from nsa_doctor.probes.environment import environment, flags, routes
 from nsa_doctor.probes.heartbeat import watched
+from nsa_doctor.probes.identity import file_of, shape_of, sources_of
 from nsa_doctor.probes.measure import measure, trouble_of
 from nsa_doctor.probes.perform import Conditions
 from nsa_doctor.probes.places import module_code
@@ -97,8 +100,6 @@ class Bench:
 
     def describe_machine(self) -> dict[str, Any]:
         """Facts about this machine, the flags as they are set, and what serves each branch."""
-        from nsa_doctor.probes.environment import environment, flags, routes
-
         return {"facts": asdict(environment()), "flags": flags(), "routes": routes(self._conditions.device)}
 
     def _timed(self, call: Callable[[Subject], dict[str, Any]]) -> dict[str, Any]:
@@ -147,8 +148,24 @@ def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | Non
         "boundaries": [] if limit is None else boundary_lengths(subject.geometry, limit),
         "lengths": subject.lengths,
         "spread": spread_lengths(subject.geometry, subject.max_length, _MOST_SPREAD),
+        "identity": _identity(subject, None if isinstance(module, Caught) else module),
         "code": [] if isinstance(module, Caught) else module_code(module)[:_MOST_CODE_RANGES],
         "environment": _environment(conditions),
+    }
+
+
+def _identity(subject: Subject, module: torch.nn.Module | None) -> dict[str, Any]:
+    """Which subject exactly, as far as its process can tell."""
+    configuration = dict(subject.configuration)
+    shape = "" if module is None else shape_of(module)
+    return {
+        "configuration": configuration,
+        "configuration_hash": digest(configuration) if configuration else shape,
+        "shape": shape,
+        "sources": sources_of(subject.packages),
+        "file": "" if module is None else file_of(module),
+        "packages": subject.packages,
+        "flags": {name: value for name, value in flags().items() if value is not None},
     }
 
 

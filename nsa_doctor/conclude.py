@@ -38,7 +38,7 @@ def swept_results(
 
 def subject_facts(name: str | None, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What a report says of the subject."""
-    told = ("description", "input", "width", "dtype", "options")
+    told = ("description", "input", "width", "dtype", "options", "identity")
     return {"name": name or facts.get("name", "nsa"), **{key: facts[key] for key in told if key in facts}}
 
 

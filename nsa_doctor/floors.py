@@ -1,6 +1,5 @@
 """Floors of throughput: what a device owes, read from a file, and whether measured times can tell."""
 
-import importlib.util
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+
+from nsa_doctor.shipped import shipped
 
 Quantity = Literal["train_tokens_per_second", "forward_tokens_per_second", "decode_tokens_per_second", "slowdown"]
 _QUANTITIES = ("train_tokens_per_second", "forward_tokens_per_second", "decode_tokens_per_second", "slowdown")
@@ -44,7 +45,7 @@ class Floors:
 
 def load_floors(source: str) -> Floors:
     """Read a file, or a built-in one by its name; raises FloorsError."""
-    known = builtin_floors()
+    known = shipped("throughput")
     path = known.get(source, Path(source))
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -65,20 +66,11 @@ def load_floors(source: str) -> Floors:
 
 def floors_for(device_name: str, device: str) -> Floors | None:
     """The built-in floors of this device, if there are any."""
-    for name in builtin_floors():
+    for name in shipped("throughput"):
         floors = load_floors(name)
         if floors.device == device or (device != "cpu" and floors.device.lower() in device_name.lower()):
             return floors
     return None
-
-
-def builtin_floors() -> dict[str, Path]:
-    """Files that ship with the package, by name."""
-    spec = importlib.util.find_spec("nsa")
-    package = Path(spec.origin).parent if spec is not None and spec.origin else Path()
-    folders = (package / "configs" / "throughput", package.parent / "configs" / "throughput")
-    folder = next((place for place in folders if place.is_dir()), None)
-    return {} if folder is None else {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What is examined: a frozen bundle of seams, each a callable or None."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -36,7 +36,8 @@ class Subject:
     `seed`, in `modes` alone, and those that look at gradients at `lengths` alone where any are given. `packages` are
     top-level packages whose lines count as the subject's own even when they are installed; `options` are the words that
     name this subject on the command line, `notes` what was found out about it. A seam is called exactly as listed here;
-    one that is None is not offered, and checks that need it are skipped.
+    one that is None is not offered, and checks that need it are skipped. `configuration` is what it was made from, as
+    plain data: two subjects with equal ones are the same in the eyes of a verdict.
     `memory_exponent` and `time_exponent` say how the method's peak memory and time grow with the length; None is a
     dense method, whose square is right. `max_slowdown` is how many times as long as plain dense attention of the same
     width a training step may take; None sets no floor. `environment` replaces the facts of this machine.
@@ -91,6 +92,7 @@ class Subject:
     time_exponent: float | None = None
     max_slowdown: float | None = None
     environment: Environment | None = None
+    configuration: Mapping[str, Any] = field(default_factory=dict)
     branches: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
     attend: Callable[..., Tensor] | None = None
     select: Callable[..., Tensor] | None = None

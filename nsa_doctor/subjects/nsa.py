@@ -26,6 +26,7 @@ def layer_subject(config: NSAConfig, name: str = "nsa") -> Subject:
     geometry = config.geometry
     return Subject(
         name=name,
+        configuration=config.model_dump(mode="json"),
         description=f"one NSAttention layer, dim {config.dim}, {config.n_heads} heads in {config.n_kv_groups} groups",
         build=lambda seed: _build(config, seed),
         forward=_forward,

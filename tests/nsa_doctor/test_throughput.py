@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nsa_doctor.floors import Floor, FloorsError, builtin_floors, floors_for, judge, load_floors, relative_spread
+from nsa_doctor.floors import Floor, FloorsError, floors_for, judge, load_floors, relative_spread
+from nsa_doctor.shipped import shipped
 from nsa_doctor.throughput import samples_of
 
 from .conftest import HERE
@@ -50,7 +51,7 @@ def test_quantities_come_from_the_passes() -> None:
 
 
 def test_every_floor_that_ships_says_why_and_where() -> None:
-    known = builtin_floors()
+    known = shipped("throughput")
     assert {"cpu", "a100", "h200"} <= set(known)
     for name in known:
         assert all(len(floor.because) > 20 for floor in load_floors(name).floors)
