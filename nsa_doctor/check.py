@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 Profile = Literal["smoke", "quick", "full"]
 PROFILES: tuple[Profile, ...] = ("smoke", "quick", "full")
+Kind = Literal["module", "checkpoint", "run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class Check:
     A check whose subject may hang or kill the process sets `isolate`; it is then run in a child process. `profile` is
     the shortest profile it is part of. When a check in `blocked_by` failed, this one could only repeat it and is
     skipped; a finding in the same module as one of a check in `explained_by` has the same cause and is told there.
+    `examines` is the kind of thing it is about: no check of another kind is part of an examination.
     """
 
     doc: str | None
@@ -42,6 +44,7 @@ class Check:
     profile: Profile = "quick"
     blocked_by: tuple[str, ...] = ()
     explained_by: tuple[str, ...] = ()
+    examines: Kind = "module"
 
     @property
     def manual(self) -> Manual:

@@ -11,12 +11,13 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from nsa_doctor.check import PROFILES, Check, Manual, Profile, parse_manual
+from nsa_doctor.check import PROFILES, Check, Kind, Manual, Profile, parse_manual
 
 ENTRY_POINTS = "nsa_doctor.checks"
 _PACKAGE = "nsa_doctor.checks"
+_KINDS = {"module": "a module", "checkpoint": "a checkpoint (nsa-doctor gate-stats FILE)", "run": "a training run"}
 _NAME_OF_A_CHECK = re.compile(r"[a-z]{3}\d{3}_[a-z0-9_]+")
-_DECLARED = ("profile", "needs", "blocked_by", "explained_by", "isolate")
+_DECLARED = ("profile", "needs", "blocked_by", "explained_by", "isolate", "examines")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class Entry:
     blocked_by: tuple[str, ...] = ()
     explained_by: tuple[str, ...] = ()
     isolate: bool = False
+    examines: Kind = "module"
 
 
 def entries() -> dict[str, Entry]:
@@ -60,16 +62,22 @@ def manual(code: str) -> Manual:
     return known[code.upper()]
 
 
-def select(select: Sequence[str], ignore: Sequence[str], profile: Profile) -> list[Entry]:
+def select(select: Sequence[str], ignore: Sequence[str], profile: Profile, examines: Kind = "module") -> list[Entry]:
     """Checks whose code starts with one of `select` (all, if empty) and none of `ignore`, as the profile has them.
 
-    A code named in full is part of every profile. Raises ValueError for a prefix no code starts with, and when nothing
-    is left.
+    A code named in full is part of every profile; checks of another kind of subject are none at all. Raises ValueError
+    for a prefix no code starts with, and when nothing is left.
     """
-    known = entries()
+    every = entries()
+    known = {code: entry for code, entry in every.items() if entry.examines == examines}
     for prefix in (*select, *ignore):
         if not any(code.startswith(prefix) for code in known):
             families = ", ".join(dict.fromkeys(code[:3] for code in known))
+            other = next((entry for code, entry in every.items() if code.startswith(prefix)), None)
+            if other is not None:
+                raise ValueError(
+                    f"{prefix} examines {_KINDS[other.examines]}; here checks of {_KINDS[examines]} are run"
+                )
             raise ValueError(f"no check's code starts with {prefix!r}; families are {families}")
     deepest = PROFILES.index(profile)
     chosen = [
