@@ -1,5 +1,7 @@
 """What the doctor says: findings, one result per check, one report per run."""
 
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -8,6 +10,8 @@ from typing import Any, Self
 from nsa_doctor.measurement import Measurement, Place
 
 Scalar = str | int | float | bool | None
+# Evidence that says which thing is wrong, where the place alone does not; the rest of it is measured.
+_NAMES = ("branch", "option", "parts", "property", "quantity", "seam", "target")
 
 
 class Verdict(StrEnum):
@@ -42,6 +46,15 @@ class Finding:
     repro: str = ""
     code: str = ""
     also: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same fault under another seed, on another machine, or a few lines further down."""
+        where = self.where
+        file = re.split(r"[/\\]", where.file)[-1]
+        named = [f"{name}={self.evidence[name]}" for name in _NAMES if name in self.evidence]
+        told = "\0".join([self.code, where.module, where.module_class, where.function, file, *named])
+        return hashlib.sha256(told.encode(errors="replace")).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +102,9 @@ class Report:
     """Everything one command found out.
 
     `subject`, `options` and `environment` say what was examined and how; `measurements` hold a sweep's table,
-    `throughput` what was timed; `interrupted` is true when a person stopped it.
+    `throughput` what was timed, `run` the facts of a training run, `gates` a checkpoint's gates, one mapping each;
+    `verdict` is what a gate file made of it all. `render/report.schema.json` says what is in each. `interrupted` is
+    true when a person stopped it.
     """
 
     command: str
@@ -102,6 +117,9 @@ class Report:
     seconds: float = 0.0
     interrupted: bool = False
     throughput: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    gates: tuple[Mapping[str, Any], ...] = ()
+    verdict: Mapping[str, Any] | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -110,7 +128,9 @@ class Report:
 
     @property
     def decision(self) -> Decision:
-        """NO-GO on any FAIL or TIMEOUT; else UNKNOWN when anything is missing or nothing was examined; else GO."""
+        """What the gate file decided; without one NO-GO on any FAIL or TIMEOUT, UNKNOWN when anything is missing."""
+        if self.verdict is not None:
+            return Decision(self.verdict["decision"])
         verdicts = {
             result.verdict for result in self.results if result.is_required or result.verdict is not Verdict.SKIP
         }

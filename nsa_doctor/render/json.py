@@ -3,13 +3,14 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
-from nsa_doctor.finding import Report
+from nsa_doctor.finding import Finding, Report, Result
 
 FORMAT = "nsa-doctor-report"
 VERSION = 1
+_LEFT_OUT_WHEN_EMPTY = ("throughput", "run", "gates", "verdict")
 
 
 def render(report: Report) -> str:
@@ -20,22 +21,31 @@ def render(report: Report) -> str:
         "command": report.command,
         "decision": report.decision.value,
         "interrupted": report.interrupted,
-        "seconds": round(report.seconds, 3),
+        "seconds": report.seconds,
         "subject": report.subject,
         "options": report.options,
         "environment": report.environment,
-        "results": [asdict(result) for result in report.results],
+        "results": [_result(result) for result in report.results],
         "measurements": [asdict(measurement) for measurement in report.measurements],
         "notes": report.notes,
-        **({"throughput": report.throughput} if report.throughput else {}),
+        **{name: getattr(report, name) for name in _LEFT_OUT_WHEN_EMPTY if getattr(report, name)},
     }
     return json.dumps(_strict(record), indent=2, allow_nan=False) + "\n"
+
+
+def _result(result: Result) -> dict[str, Any]:
+    record = {part.name: getattr(result, part.name) for part in fields(result)}
+    return {**record, "findings": [_finding(finding) for finding in result.findings]}
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {**asdict(finding), "fingerprint": finding.fingerprint}
 
 
 def _strict(value: Any) -> Any:
     """The value with nothing in it that strict JSON cannot say."""
     if isinstance(value, Mapping):
-        return {str(key): _strict(item) for key, item in value.items()}
+        return {str(_strict(key)): _strict(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_strict(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):

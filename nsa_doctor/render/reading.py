@@ -1,0 +1,156 @@
+"""A report read back from its JSON, strictly: what nsa-doctor has not written is refused in one sentence."""
+
+import json
+import math
+import os
+import sys
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+
+from nsa_doctor.finding import Report
+from nsa_doctor.render.conform import Conformity
+from nsa_doctor.render.json import FORMAT, VERSION
+
+SCHEMA = Path(__file__).with_name("report.schema.json")
+STANDARD_INPUT = "-"
+_MOST_BYTES = 64 * 2**20
+_DEEPEST = 40
+_REMEDY = "give a file that nsa-doctor wrote with --output report.json"
+
+
+class UnreadableReportError(ValueError):
+    """There is no report in this file; one sentence says why."""
+
+
+def read_report(source: str | os.PathLike[str]) -> Report:
+    """The report in a file, or in standard input for `-`; raises UnreadableReportError."""
+    is_input = str(source) == STANDARD_INPUT
+    name = "standard input" if is_input else str(source)
+    try:
+        with open(sys.stdin.fileno() if is_input else source, "rb", closefd=not is_input) as file:
+            content = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError as error:
+        raise UnreadableReportError(f"{name}: there is no such file; {_REMEDY}") from error
+    except IsADirectoryError as error:
+        raise UnreadableReportError(f"{name}: is a folder; give the report.json in it") from error
+    except OSError as error:
+        raise UnreadableReportError(f"{name}: cannot be read: {error.strerror or error}; {_REMEDY}") from error
+    except ValueError as error:  # a zero byte in the name, or a closed standard input
+        raise UnreadableReportError(f"{name}: cannot be read: {error}; {_REMEDY}") from error
+    try:
+        return parse_report(content)
+    except UnreadableReportError as error:
+        raise UnreadableReportError(f"{name}: {error}") from error
+
+
+def parse_report(content: bytes | str) -> Report:
+    """The report in this JSON; raises UnreadableReportError."""
+    document = _parsed(_text(content))
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise UnreadableReportError(f"is JSON, and no report: its format is not {FORMAT!r}; {_REMEDY}")
+    version = document.get("version")
+    if type(version) is int and version != VERSION:
+        remedy = "render it with the nsa-doctor that wrote it" if version < VERSION else "install a newer nsa-doctor"
+        raise UnreadableReportError(f"is a report of version {version}, and this nsa-doctor reads {VERSION}; {remedy}")
+    objection = next(_conformity().objections(document), None)
+    if objection is not None:
+        raise UnreadableReportError(f"is not as nsa-doctor writes it: {objection}")
+    report = _built(Report, _conformity().read(document))
+    assert isinstance(report, Report)
+    if document["decision"] != report.decision.value:
+        raise UnreadableReportError(
+            f"says {document['decision']}, and what it holds makes {report.decision.value}: it was changed by hand"
+        )
+    return report
+
+
+@cache
+def _conformity() -> Conformity:
+    return Conformity(json.loads(SCHEMA.read_text(encoding="utf-8")))
+
+
+def _text(content: bytes | str) -> str:
+    if len(content) > _MOST_BYTES:
+        raise UnreadableReportError(f"is larger than {_MOST_BYTES >> 20} MB, and no report is; {_REMEDY}")
+    try:
+        text = content if isinstance(content, str) else content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UnreadableReportError(f"is not JSON in UTF-8: byte {error.start} is no text; {_REMEDY}") from error
+    if not text.strip():
+        raise UnreadableReportError(f"is empty; {_REMEDY}")
+    return text
+
+
+def _parsed(text: str) -> Any:
+    """The JSON, with nothing in it that two readers could take for two things."""
+    try:
+        document = json.loads(text, parse_constant=_refuse_word, parse_float=_finite, object_pairs_hook=_unambiguous)
+    except json.JSONDecodeError as error:
+        body = text.rstrip()
+        if body.startswith("{") and (not body.endswith("}") or error.pos >= len(body)):
+            raise UnreadableReportError(f"ends in the middle, after {len(text)} characters: it was cut off") from error
+        raise UnreadableReportError(
+            f"is not JSON: line {error.lineno}, column {error.colno}: {error.msg}; {_REMEDY}"
+        ) from error
+    except RecursionError as error:
+        raise UnreadableReportError(f"is nested too deeply for a report; {_REMEDY}") from error
+    except ValueError as error:  # a whole number of thousands of digits, and what the hooks refuse
+        raise UnreadableReportError(f"is not JSON as nsa-doctor writes it: {str(error).partition(';')[0]}") from error
+    return _shallow(document)
+
+
+def _refuse_word(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number in JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"the number {digits[:20]} is too large")
+    return number
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {ascii(twice)[:40]} stands twice in one object")
+    return found
+
+
+def _shallow(document: Any) -> Any:
+    """The document, once it is known that what recurses into it comes back."""
+    level = [document]
+    for _ in range(_DEEPEST):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return document
+    raise UnreadableReportError(f"is nested too deeply for a report; {_REMEDY}")
+
+
+def _built(kind: Any, value: Any) -> Any:
+    """The record, or records, that a value stands for."""
+    if get_origin(kind) is UnionType and value is not None:
+        kind = next((one for one in get_args(kind) if is_dataclass(one)), Any)
+    if get_origin(kind) is tuple:
+        return tuple(_built(get_args(kind)[0], item) for item in value)
+    if is_dataclass(kind) and isinstance(kind, type):
+        hints = _hints(kind)
+        own = (part.name for part in fields(kind) if part.name in value)
+        return kind(**{name: _built(hints[name], value[name]) for name in own})
+    return kind(value) if isinstance(kind, type) and issubclass(kind, StrEnum) else value
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
