@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from nsa_doctor.measurement import Measurement, Place
+from nsa_doctor.ruling import Ruling
 
 Scalar = str | int | float | bool | None
 # Evidence that says which thing is wrong, where the place alone does not; the rest of it is measured.
@@ -119,7 +120,7 @@ class Report:
     throughput: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
     gates: tuple[Mapping[str, Any], ...] = ()
-    verdict: Mapping[str, Any] | None = None
+    verdict: Ruling | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -130,7 +131,7 @@ class Report:
     def decision(self) -> Decision:
         """What the gate file decided; without one NO-GO on any FAIL or TIMEOUT, UNKNOWN when anything is missing."""
         if self.verdict is not None:
-            return Decision(self.verdict["decision"])
+            return Decision(self.verdict.decision)
         verdicts = {
             result.verdict for result in self.results if result.is_required or result.verdict is not Verdict.SKIP
         }

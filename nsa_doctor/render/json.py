@@ -10,7 +10,7 @@ from nsa_doctor.finding import Finding, Report, Result
 
 FORMAT = "nsa-doctor-report"
 VERSION = 1
-_LEFT_OUT_WHEN_EMPTY = ("throughput", "run", "gates", "verdict")
+_LEFT_OUT_WHEN_EMPTY = ("throughput", "run", "gates")
 
 
 def render(report: Report) -> str:
@@ -29,6 +29,7 @@ def render(report: Report) -> str:
         "measurements": [asdict(measurement) for measurement in report.measurements],
         "notes": report.notes,
         **{name: getattr(report, name) for name in _LEFT_OUT_WHEN_EMPTY if getattr(report, name)},
+        **({} if report.verdict is None else {"verdict": asdict(report.verdict)}),
     }
     return json.dumps(_strict(record), indent=2, allow_nan=False) + "\n"
 
