@@ -1,6 +1,6 @@
 """What the checks of parameters share: which parameters do not learn, why, and on which line."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +12,7 @@ from nsa_doctor.measurement import Place
 from nsa_doctor.probes.cuts import PathWatch
 from nsa_doctor.probes.holders import attribute_tensors, holders, roots_of
 from nsa_doctor.probes.mattering import Mattering
+from nsa_doctor.probes.roundings import Roundings
 from nsa_doctor.probes.specimen import Specimen
 from nsa_doctor.probes.stuck import freed_together, is_zero
 from nsa_doctor.probes.training import LEARNING_RATE, Pass, forward_backward
@@ -28,11 +29,12 @@ _LONGER = (131, 260)  # what is computed for a later part of a longer input show
 
 @dataclass(frozen=True)
 class Unlearned:
-    """Parameters that do not learn, for one reason on one line."""
+    """Parameters that do not learn, for one reason on one line; `gradient` says what theirs is."""
 
     names: tuple[str, ...]
     place: Place
     reason: str
+    gradient: str = "exactly zero"
 
 
 def lengths_for(subject: Subject) -> list[int]:
@@ -66,9 +68,8 @@ def without_gradient(sp: Specimen, x: Tensor) -> list[tuple[str, nn.Parameter]]:
     if missing:
         _descend(sp.module)
         comparable_pass(sp, x)
-    losses = (holder.tensor for holder in holders(sp.module) if holder.tensor.numel() == 1 and holder.tensor.grad_fn)
-    elsewhere = {id(root) for loss in losses for root in roots_of(loss)}
     found = [(name, p) for name, p in trainable(sp.module) if name in missing and p.grad is None]
+    elsewhere = _reached_by_kept_losses(sp.module)
     return [(name, p) for name, p in found if id(p) not in elsewhere]
 
 
@@ -101,16 +102,33 @@ def erased(sp: Specimen, x: Tensor) -> list[Unlearned]:
 
 
 def flat(sp: Specimen, length: int) -> list[Unlearned]:
-    """Parameters of a module as it starts whose gradient is zero step after step, though others would not be."""
-    names = {name for name, _ in trainable(sp.module)}
+    """Parameters of a module as it starts whose gradient is zero step after step, though others would not be.
+
+    Zero is what holds zeros alone, or nothing but rounding.
+    """
+    names, rounded, roundings = {name for name, _ in trainable(sp.module)}, dict[str, str](), Roundings(sp)
     for step in range(NUM_STEPS):
-        comparable_pass(sp, sp.input(length, seed=sp.subject.seed + step))
-        names &= {name for name, _ in _zero(sp)}
+        x = sp.input(length, seed=sp.subject.seed + step)
+        comparable_pass(sp, x)
+        exact = {name for name, _ in _zero(sp)}
+        rounded = roundings.among(x, names - exact)
+        names &= exact | set(rounded)
         if not names:
             return []
         _descend(sp.module)
+    elsewhere = _reached_by_kept_losses(sp.module)
+    named = [(name, p) for name, p in trainable(sp.module) if name in names and id(p) not in elsewhere]
+    exactly = [(name, p) for name, p in named if name not in rounded]
+    return _flat(sp, length, exactly) or list(
+        _rounded(sp, length, [each for each in named if each[0] in rounded], rounded)
+    )
+
+
+def _flat(sp: Specimen, length: int, zero: list[tuple[str, nn.Parameter]]) -> list[Unlearned]:
+    """Those whose gradient was exactly zero all the time."""
+    if not zero:
+        return []
     x = sp.input(length)
-    zero = [(name, p) for name, p in trainable(sp.module) if name in names]
     stuck = freed_together(sp, x, zero)
     _, watch = watched_pass(sp, x, [])
     if stuck:
@@ -124,6 +142,24 @@ def flat(sp: Specimen, length: int) -> list[Unlearned]:
             reason = f"zero in {NUM_STEPS} steps on other batches, while other values there change the output"
             found.append(Unlearned((name,), place if place.file else watch.place_of(parameter), reason))
     return _by_line(found, sp.module) or _by_line(list(_behind_zero(sp, x, zero)), sp.module)
+
+
+def _rounded(
+    sp: Specimen, length: int, zero: list[tuple[str, nn.Parameter]], what: Mapping[str, str]
+) -> list[Unlearned]:
+    """Those whose gradient was nothing but rounding, where values other than those decide what comes out."""
+    if not zero:
+        return []
+    x = sp.input(length)
+    _, watch = watched_pass(sp, x, [])
+    mattering, found = Mattering(sp, x), []
+    for name, parameter in zero[:MOST_TRIED]:
+        if mattering.of_large(parameter, keeps_sign=True) and not mattering.of(parameter):
+            reason = "it shrinks with the precision, while other values there change the output"
+            place = watch.birth_of_zeros(parameter)
+            place = place if place.file else watch.place_of(parameter)
+            found.append(Unlearned((name,), place, reason, f"rounding alone ({what[name]})"))
+    return _by_line(found, sp.module)
 
 
 def placed(place: Place, names: Sequence[str], module: nn.Module) -> Place:
@@ -162,6 +198,12 @@ def _cut_off(sp: Specimen, x: Tensor, name: str, parameter: nn.Parameter, matter
     if is_left_out and all(_is_left_out(sp, parameter, length) for length in _LONGER):
         return Unlearned((name,), watch.place_of(parameter), "nothing computed from it reaches the output")
     return None
+
+
+def _reached_by_kept_losses(module: nn.Module) -> set[int]:
+    """Ids of the parameters that a scalar kept on a module, as a loss beside the output is, was computed from."""
+    losses = (holder.tensor for holder in holders(module) if holder.tensor.numel() == 1 and holder.tensor.grad_fn)
+    return {id(root) for loss in losses for root in roots_of(loss)}
 
 
 def _is_left_out(sp: Specimen, parameter: nn.Parameter, length: int) -> bool:
@@ -217,5 +259,5 @@ def _by_line(found: Sequence[Unlearned], module: nn.Module) -> list[Unlearned]:
     for items in groups.values():
         names = tuple(dict.fromkeys(name for item in items for name in item.names))
         place = items[0].place
-        merged.append(Unlearned(names, placed(place, names, module), items[0].reason))
+        merged.append(Unlearned(names, placed(place, names, module), items[0].reason, items[0].gradient))
     return sorted(merged, key=lambda item: -len(item.names))

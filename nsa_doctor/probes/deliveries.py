@@ -1,18 +1,19 @@
-"""What backward delivers along each edge of the graph: a gradient, or zeros."""
+"""What backward delivers along each edge of the graph: a gradient, zeros, or what rounding leaves of one."""
 
 import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
 class Deliveries:
-    """Which gradients were nothing but zeros on their way from a loss to its `leaves`, by hooks on every node."""
+    """How large gradients were on their way from a loss to its `leaves`, by hooks on every node."""
 
     def __init__(self, loss: Tensor) -> None:
         self.leaves: list[Tensor] = []
-        self._received: dict[Any, bool] = {}
-        self._handed: dict[tuple[Any, int], bool] = {}
+        self._received: dict[Any, float] = {}
+        self._handed: dict[tuple[Any, int], float] = {}
         self._users: dict[Any, list[tuple[Any, int]]] = {}
         self._leaves: dict[int, Any] = {}
         self._constant: set[Any] = set()
@@ -35,17 +36,19 @@ class Deliveries:
                     waiting.append(following)
 
     def birth_of_zeros(self, leaf: Tensor) -> Any:
-        """The node nearest to the leaf that was given a gradient and handed on zeros; None when there is none."""
+        """The node nearest to the leaf that was given a gradient and handed on zeros, or rounding; None without one."""
         waiting, seen = [self._leaves.get(id(leaf))], set()
+        shrinks = torch.finfo(leaf.dtype).eps ** 0.5  # rounding is eps, half way there in orders of magnitude
         while waiting:
             node = waiting.pop(0)
             if node is None or node in seen:
                 continue
             seen.add(node)
             for user, index in self._users.get(node, []):
-                if self._handed.get((user, index)):
+                handed = self._handed.get((user, index), 0.0)
+                if handed * shrinks > self._received.get(node, 0.0):
                     return node
-                if self._received.get(user):
+                if self._received.get(user, 0.0) * shrinks > handed:
                     return user
                 waiting.append(user)
         return None
@@ -56,20 +59,24 @@ class Deliveries:
 
     def _receiving(self, node: Any) -> Any:
         def look(gradients: Any) -> None:
-            self._received[node] = any(_holds_value(gradient) for gradient in gradients)
+            self._received[node] = max(map(_size, gradients), default=0.0)
 
         return look
 
     def _handing(self, node: Any) -> Any:
         def look(gradients: Any, _received: Any) -> None:
             for index, gradient in enumerate(gradients):
-                self._handed[node, index] = _holds_value(gradient)
+                self._handed[node, index] = _size(gradient)
 
         return look
 
 
-def _holds_value(gradient: Tensor | None) -> bool:
-    return gradient is not None and bool((gradient != 0).any())
+def _size(gradient: Tensor | None) -> float:
+    """The largest value; what is not a number is no zero."""
+    if gradient is None or not gradient.numel():
+        return 0.0
+    size = float(gradient.detach().to_dense().abs().max())
+    return math.inf if math.isnan(size) else size
 
 
 def _is_softmax_of_one(node: Any) -> bool:

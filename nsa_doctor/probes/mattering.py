@@ -40,13 +40,21 @@ class Mattering:
         ratio = float((whole[is_seen] / half[is_seen]).median())
         return _LEAST_RATIO <= ratio <= _LARGEST_RATIO
 
-    def of_large(self, parameter: nn.Parameter) -> bool:
-        """Whether replacing this parameter by other values of its size changes the output in half of its digits."""
+    def of_large(self, parameter: nn.Parameter, keeps_sign: bool = False) -> bool:
+        """Whether replacing this parameter by other values of its size changes the output in half of its digits.
+
+        With `keeps_sign` those of the same sign are tried: a norm forgets the size of what it is given, not its sign.
+        """
         generator = torch.Generator().manual_seed(self._sp.subject.seed + 1)
-        direction = torch.randn(parameter.shape, generator=generator, device="cpu").to(parameter) * _scale(parameter)
+        noise = torch.randn(parameter.shape, generator=generator, device="cpu").to(parameter)
         due = math.sqrt(self._eps) * float(self._base.abs().max()) + float(self._floor.max())
-        changes = [self._change(parameter, direction * sign) for sign in (1, -1)]
-        return any(bool((change > due).any()) for change in changes)
+        for sign in (1, -1):
+            direction = sign * noise * _scale(parameter)
+            if keeps_sign:
+                direction = torch.where(parameter == 0, direction, parameter.detach() * torch.expm1(sign * noise))
+            if bool((self._change(parameter, direction) > due).any()):
+                return True
+        return False
 
     def among(self, parameters: Iterable[tuple[str, nn.Parameter]], most: int) -> Iterator[tuple[str, nn.Parameter]]:
         """Those that matter; at most so many are tried."""

@@ -31,6 +31,8 @@ SICK = [  # name, the one code that finds it, module, what the message says
     ("zero_backward", "GRD202", "part", "6 parameters"),
     ("low_rank", "GRD202", "part", "moved off zero together"),
     ("clamped", "GRD202", "part", "other values there change the output"),
+    ("renormalised", "GRD202", "part", "2 parameters (part.router.weight, part.router.bias) is rounding alone"),
+    ("renormalised_in_float32", "GRD202", "part", "2 parameters (part.router.weight, part.router.bias)"),
     ("plain_list", "GRD203", "part", "the attribute layers of _PlainList"),
     ("plain_attribute", "GRD203", "part", "table['scale']"),
     ("product", "GRD203", "part", "the attribute weight of _Product"),
@@ -49,6 +51,10 @@ HEALTHY = [
     "quantised",
     "constants",
     "for_later",
+    "top_two",
+    "top_one_with_loss",
+    "bias_before_norm",
+    "faint_part",
 ]
 
 

@@ -1,7 +1,7 @@
 """GRD202 parameter-gradient-all-zero
 
-Detects: a parameter that the output depends on and whose gradient is nothing but zeros, step after step; parameters
-    that start at zero together and so keep each other's gradient at zero.
+Detects: a parameter that the output depends on and whose gradient is nothing but zeros, or but rounding, step after
+    step; parameters that start at zero together and so keep each other's gradient at zero.
 Matters: the optimizer holds it, the gradient is there, and it never moves.
 Fix: look at the line named for what multiplies the gradient by zero: a clamp, a gate that starts shut, a zero factor.
 """
@@ -33,7 +33,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     as_it_starts = specimen(subject, mode="train", is_randomised=False)
     for item in (_erased(subject) or flat(as_it_starts, length))[:MOST_FINDINGS]:
         yield Finding(
-            message=f"the gradient of {listed(item.names)} is exactly zero at S={length}: {item.reason}",
+            message=f"the gradient of {listed(item.names)} is {item.gradient} at S={length}: {item.reason}",
             where=item.place,
             evidence={"parameters": ",".join(item.names), "num_parameters": len(item.names)},
             repro=again(subject, "GRD202"),

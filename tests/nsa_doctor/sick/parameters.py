@@ -159,6 +159,32 @@ class _Clamped(nn.Module):
         return x * self.rate.clamp(max=1.0)  # here
 
 
+class _Renormalised(nn.Module):
+    """The weight of the one expert chosen is divided by the sum of the weights chosen: it is one, up to rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(DIM, 4)
+        self.experts = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        best, index = softmax(self.router(x), -1).topk(1)  # here
+        best = best / best.sum(-1, keepdim=True)
+        every = torch.stack([expert(x) for expert in self.experts], -2)
+        return (best[..., None] * every.gather(-2, index[..., None].expand(*index.shape, DIM))).sum(-2)
+
+
+class _RenormalisedInFloat32(_Renormalised):
+    """The same with its softmax in float32 whatever the input is in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = softmax(self.router(x).float(), -1, dtype=torch.float32)
+        best, index = weights.topk(1)  # here
+        best = (best / best.sum(-1, keepdim=True)).to(x.dtype)
+        every = torch.stack([expert(x) for expert in self.experts], -2)
+        return (best[..., None] * every.gather(-2, index[..., None].expand(*index.shape, DIM))).sum(-2)
+
+
 class _PlainList(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -224,6 +250,8 @@ zero_hook = lambda: Host(_ZeroHook())  # noqa: E731
 zero_backward = lambda: Host(_ZeroBackward())  # noqa: E731
 low_rank = lambda: Host(_LowRank())  # noqa: E731
 clamped = lambda: Host(_Clamped())  # noqa: E731
+renormalised = lambda: Host(_Renormalised())  # noqa: E731
+renormalised_in_float32 = lambda: Host(_RenormalisedInFloat32())  # noqa: E731
 plain_list = lambda: Host(_PlainList())  # noqa: E731
 plain_attribute = lambda: Host(_PlainAttribute())  # noqa: E731
 product = lambda: Host(_Product())  # noqa: E731

@@ -144,6 +144,45 @@ class _ForLater(nn.Module):
         return self.mix(x)
 
 
+class _TopTwo(nn.Module):
+    """The weights of the two experts chosen sum to one; with `num_chosen` one, a loss kept beside trains the router."""
+
+    def __init__(self, num_chosen: int) -> None:
+        super().__init__()
+        self.router, self.num_chosen, self.balance = nn.Linear(DIM, 4), num_chosen, None
+        self.experts = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = softmax(self.router(x), -1)
+        best, index = weights.topk(self.num_chosen)
+        self.balance = weights.mean((0, 1)).square().sum() if self.num_chosen == 1 else None
+        best = best / best.sum(-1, keepdim=True)
+        every = torch.stack([expert(x) for expert in self.experts], -2)
+        return (best[..., None] * every.gather(-2, index[..., None].expand(*index.shape, DIM))).sum(-2)
+
+
+class _BiasBeforeNorm(nn.Module):
+    """A norm takes away what its input has in common: the offset gets a gradient of rounding alone, and does nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset, self.norm = nn.Parameter(torch.zeros(1)), nn.LayerNorm(DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.offset)
+
+
+class _FaintPart(nn.Module):
+    """A branch a billion times fainter than what is beside it learns all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(DIM, DIM), 1e-9
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * self.linear(x)
+
+
 experts = lambda: Host(_Experts(is_dense=False))  # noqa: E731
 dense_experts = lambda: Host(_Experts(is_dense=True))  # noqa: E731
 zero_projection = lambda: Host(_ZeroProjection())  # noqa: E731
@@ -156,3 +195,7 @@ embeddings = _Embeddings
 quantised = lambda: Host(_Quantised())  # noqa: E731
 constants = lambda: Host(_Constants())  # noqa: E731
 for_later = lambda: Host(_ForLater())  # noqa: E731
+top_two = lambda: Host(_TopTwo(num_chosen=2))  # noqa: E731
+top_one_with_loss = lambda: Host(_TopTwo(num_chosen=1))  # noqa: E731
+bias_before_norm = lambda: Host(_BiasBeforeNorm())  # noqa: E731
+faint_part = lambda: Host(_FaintPart())  # noqa: E731
