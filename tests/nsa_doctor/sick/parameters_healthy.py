@@ -162,7 +162,7 @@ class _TopTwo(nn.Module):
 
 
 class _BiasBeforeNorm(nn.Module):
-    """A norm takes away what its input has in common: the offset gets a gradient of rounding alone, and does nothing."""
+    """A norm takes away what its input has in common: the offset does nothing, its gradient is rounding."""
 
     def __init__(self) -> None:
         super().__init__()
