@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from nsa_doctor import registry
@@ -48,7 +49,17 @@ def environment(facts: Mapping[str, Any]) -> dict[str, Any]:
         own = version("nsa-doctor")
     except PackageNotFoundError:  # run from a checkout
         own = "not installed"
-    return {"nsa_doctor": own, "python": platform.python_version(), **facts.get("environment", {})}
+    machine = {"nsa_doctor": own, "python": platform.python_version(), **facts.get("environment", {})}
+    return {**machine, "repository": repository()}
+
+
+def repository() -> str:
+    """The root of the checkout that the command is given in, or the current folder where there is none."""
+    try:
+        here = Path.cwd()
+    except OSError:  # the folder is gone
+        return ""
+    return str(next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here))
 
 
 def _missing(examination: Examination, planned: Sequence[Point]) -> str:

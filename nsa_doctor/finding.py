@@ -32,6 +32,11 @@ class Decision(StrEnum):
     NO_GO = "NO-GO"
     UNKNOWN = "UNKNOWN"
 
+    @property
+    def exit_code(self) -> int:
+        """What a command that decides this ends with."""
+        return {Decision.GO: 0, Decision.NO_GO: 1, Decision.UNKNOWN: 3}[self]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:

@@ -201,6 +201,8 @@ def _options(request: RunRequest) -> dict[str, Any]:
         "checks": [entry.manual.code for entry in request.checks],
         "profile": assignment.profile,
         "device": assignment.device,
+        "dtype": assignment.dtype,
+        **({"lengths": list(assignment.lengths)} if assignment.are_all_lengths else {}),
         "seed": assignment.seed,
         "jobs": request.jobs,
         "timeout_seconds": assignment.timeout if math.isfinite(assignment.timeout) else None,

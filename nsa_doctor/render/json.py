@@ -31,7 +31,20 @@ def render(report: Report) -> str:
         **{name: getattr(report, name) for name in _LEFT_OUT_WHEN_EMPTY if getattr(report, name)},
         **({} if report.verdict is None else {"verdict": asdict(report.verdict)}),
     }
-    return json.dumps(_strict(record), indent=2, allow_nan=False) + "\n"
+    return json.dumps(strict(record), indent=2, allow_nan=False) + "\n"
+
+
+def strict(value: Any) -> Any:
+    """The value with nothing in it that strict JSON cannot say."""
+    if isinstance(value, Mapping):
+        return {str(strict(key)): strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()  # a lone surrogate from a file name
+    return value
 
 
 def _result(result: Result) -> dict[str, Any]:
@@ -41,16 +54,3 @@ def _result(result: Result) -> dict[str, Any]:
 
 def _finding(finding: Finding) -> dict[str, Any]:
     return {**asdict(finding), "fingerprint": finding.fingerprint}
-
-
-def _strict(value: Any) -> Any:
-    """The value with nothing in it that strict JSON cannot say."""
-    if isinstance(value, Mapping):
-        return {str(_strict(key)): _strict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    if isinstance(value, str):
-        return value.encode(errors="replace").decode()  # a lone surrogate from a file name
-    return value

@@ -16,29 +16,42 @@ FAMILIES = {
     "DEC": "decoding",
     "HNG": "hangs and waits",
     "PRF": "time and memory",
+    "CKP": "checkpoints",
+    "DAT": "data",
+    "TRN": "training runs",
+    "DST": "several processes",
 }
 
 
 def overview(report: Report) -> Iterator[str]:
     """`FWD forward: 9 pass, 1 FAIL (FWD201)`, for each family of which anything applies."""
     for family, title in FAMILIES.items():
-        applying = [result for result in report.results if result.code.startswith(family) and not _is_idle(result)]
+        applying = [result for result in report.results if result.code.startswith(family) and not is_idle(result)]
         if applying:
             yield f"{family}  {title:<24} {', '.join(_counts(applying))}"
 
 
 def not_checked(report: Report) -> Iterator[str]:
     """What was not checked, by reason: first what is missing, then what does not apply to the subject."""
-    skipped = [result for result in report.results if result.verdict in (Verdict.SKIP, Verdict.CRASH)]
-    missing = [result for result in skipped if not _is_idle(result)]
-    for reason in dict.fromkeys(result.reason for result in missing):
-        codes = [result.code for result in missing if result.reason == reason]
-        yield f"not checked: {_some(codes)}: {reason}"
-    idle = [result.code for result in skipped if _is_idle(result)]
+    for codes, reason in missing(report):
+        yield f"not checked: {codes}: {reason}"
+    idle = [result.code for result in report.results if is_idle(result)]
     if idle:
         families = dict.fromkeys(code[:3] for code in idle)
         counted = [f"{sum(code.startswith(family) for code in idle)} {family}" for family in families]
         yield f"does not apply: {joined(counted)}, for parts it does not offer (--format json says which)"
+
+
+def missing(report: Report) -> Iterator[tuple[str, str]]:
+    """(codes, reason) for what was not checked though it applies."""
+    unknown = [r for r in report.results if r.verdict in (Verdict.SKIP, Verdict.CRASH) and not is_idle(r)]
+    for reason in dict.fromkeys(result.reason for result in unknown):
+        yield _some([result.code for result in unknown if result.reason == reason]), reason
+
+
+def is_idle(result: Result) -> bool:
+    """Whether the check is about something that the subject does not have."""
+    return result.verdict is Verdict.SKIP and not result.is_required
 
 
 def _counts(results: Sequence[Result]) -> Iterator[str]:
@@ -56,7 +69,3 @@ def _some(codes: Sequence[str]) -> str:
         own = sorted(code for code in codes if code.startswith(family))
         words += own if len(own) <= _MOST_CODES else [f"{own[0]} to {own[-1]} ({len(own)})"]
     return joined(words)
-
-
-def _is_idle(result: Result) -> bool:
-    return result.verdict is Verdict.SKIP and not result.is_required

@@ -1,0 +1,73 @@
+"""The command line that asks for a report's facts again, as far as the report says how it was asked."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from nsa_doctor import registry
+from nsa_doctor.check import PROFILES, Profile
+from nsa_doctor.finding import Report
+
+
+def command_line(report: Report) -> str:
+    """One line to paste; nothing where the report does not tell enough."""
+    if report.verdict is not None and report.verdict.again:
+        return report.verdict.again
+    asked = _ASKED.get(report.command)
+    options = report.options
+    if asked is None or "seed" not in options or not (words := asked(report)):
+        return ""
+    words += map(str, report.subject.get("options", ()))
+    words += _given("--dtype", options.get("dtype"))
+    words += _given("--device", options.get("device"), usual="cpu")
+    return shlex.join(["nsa-doctor", report.command, *words, "--seed", str(options["seed"])])
+
+
+def _run(report: Report) -> list[str]:
+    checks, profile = report.options.get("checks", ()), report.options.get("profile")
+    if not checks or profile not in PROFILES:
+        return []
+    usual = [entry.manual.code for entry in registry.select((), (), cast(Profile, profile))]
+    return [*_given("--select", ",".join(checks), usual=",".join(usual)), "--profile", profile]
+
+
+def _sweep(report: Report) -> list[str]:
+    options = report.options
+    words = _lengths(report)
+    words += _given("--dtype", _listed(options, "dtypes"), usual=report.subject.get("dtype"))
+    words += _given("--values", _listed(options, "values"), usual="normal")
+    words += ["--boundaries"] if options.get("boundaries") else []
+    return words + (["--forward-only"] if options.get("forward_only") else [])
+
+
+def _throughput(report: Report) -> list[str]:
+    return _lengths(report) + _given("--floors", report.options.get("floors"))
+
+
+def _fuzz(report: Report) -> list[str]:
+    targets, examples = report.options.get("targets", ()), report.options.get("examples")
+    if not targets or report.options.get("replay") is not None:
+        return []
+    return ["all" if len(targets) > 1 else targets[0], *_given("--examples", examples)]
+
+
+def _lengths(report: Report) -> list[str]:
+    return _given("--seq", _listed(report.options, "lengths"))
+
+
+_ASKED: Mapping[str, Callable[[Report], list[str]]] = {
+    "run": _run,
+    "sweep": _sweep,
+    "anomaly": _lengths,
+    "throughput": _throughput,
+    "fuzz": _fuzz,
+}
+
+
+def _listed(options: Mapping[str, Any], name: str) -> str:
+    values: Sequence[Any] = options.get(name, ())
+    return ",".join(map(str, values))
+
+
+def _given(option: str, value: Any, usual: Any = None) -> list[str]:
+    return [] if value in (None, "", usual) else [option, str(value)]

@@ -1,0 +1,95 @@
+"""A report in words that every format uses: what it concludes, of which subject, under which conditions."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from nsa_doctor.finding import Decision, Finding, Report, Result, Scalar, Verdict
+from nsa_doctor.render.overview import FAMILIES
+
+_CODE = re.compile(r"[A-Z]{3}\d{3}")
+_DIGITS = 6
+
+
+def conclusion(report: Report) -> str:
+    """One sentence to stand behind the decision."""
+    counted = f"{len(report.findings)} finding{'' if len(report.findings) == 1 else 's'}"
+    if report.verdict is not None and report.verdict.why:
+        return report.verdict.why[0]
+    match report.decision:
+        case Decision.GO:
+            if report.command == "sweep":
+                return "everything that was measured is finite"
+            passed = sum(result.verdict is Verdict.PASS for result in report.results)
+            unit = "target" if report.command == "fuzz" else "check"
+            return f"{passed} {unit}{'' if passed == 1 else 's'} passed"
+        case Decision.NO_GO:
+            return f"{counted}; `nsa-doctor explain CODE` says what each means and what to do"
+        case Decision.UNKNOWN:
+            return "nothing wrong was seen, but not everything was measured"
+
+
+def subject_line(report: Report) -> str:
+    """The subject's name and what it is."""
+    name, description = report.subject.get("name", ""), report.subject.get("description", "")
+    return f"{name}: {description}" if description else f"{name}"
+
+
+def conditions(report: Report) -> str:
+    """Device, torch, seed and what went in."""
+    subject, environment, told = report.subject, report.environment, []
+    if "device" in environment:
+        told.append(f"{environment['device']} ({environment.get('device_name', 'unknown')})")
+    if "torch" in environment:
+        told.append(f"torch {environment['torch']}")
+    if "seed" in report.options:
+        told.append(f"seed {report.options['seed']}")
+    if "input" in subject:
+        unit = "values" if subject["input"] == "embeddings" else "ids"
+        told.append(f"{subject['input']} of {subject.get('width')} {unit}")
+    if subject.get("dtype", "float32") != "float32":
+        told.append(f"parameters in {subject['dtype']}")
+    return ", ".join(told)
+
+
+def findings_told(report: Report) -> Iterator[tuple[Result, Finding]]:
+    """Each finding with its check, in the report's order; those that a gate accepts come last."""
+    pairs = [(result, finding) for result in report.results for finding in result.findings]
+    known = acceptances(report)
+    yield from sorted(pairs, key=lambda pair: pair[1].fingerprint in known)
+
+
+def acceptances(report: Report) -> Mapping[str, str]:
+    """Why a finding may stay, by its fingerprint."""
+    return {} if report.verdict is None else {each.fingerprint: each.because for each in report.verdict.accepted}
+
+
+def family_of(code: str) -> tuple[str, str]:
+    """The family of a check's code and its title; of a target of fuzz, `fuzz`."""
+    family = code[:3] if _CODE.fullmatch(code) else code.partition(" ")[0] or "other"
+    return family, FAMILIES.get(family, "")
+
+
+def measured(finding: Finding) -> Iterator[tuple[str, str]]:
+    """The evidence that fits on a line, in words."""
+    for key, value in finding.evidence.items():
+        if value != "" and "\n" not in str(value):
+            yield key.replace("_", " "), scalar(value)
+
+
+def long_evidence(finding: Finding) -> Iterator[tuple[str, str]]:
+    """The evidence of several lines."""
+    for key, value in finding.evidence.items():
+        if "\n" in str(value):
+            yield key.replace("_", " "), str(value)
+
+
+def scalar(value: Scalar) -> str:
+    """A value of the evidence as text."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "unknown"}[value]
+    if not isinstance(value, float):
+        return str(value)
+    if math.isfinite(value):
+        return f"{value:.{_DIGITS}g}"
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
