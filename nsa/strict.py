@@ -60,5 +60,6 @@ def _sentence(error: ValidationError, kind: type[BaseModel]) -> str:
             return f"{key} is unknown (value {shown(problem['input'])}): {nearest(key, kind.model_fields)}"
         case "missing":
             return f"{key} is missing: {kind.model_fields[key].description}"
-    rule = re.sub("^(Input should|String should|Value error, must)", "must", problem["msg"])
+    rule = re.sub("^(Input should|String should|Tuple should|Value error, must)", "must", problem["msg"])
+    rule = rule.replace("valid tuple", "list").replace(" after validation", "")
     return f"{key} {rule}, got {shown(problem['input'])}"

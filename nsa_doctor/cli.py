@@ -10,6 +10,8 @@ from nsa_doctor.commands.anomaly import anomaly
 from nsa_doctor.commands.delivery import ENDED_EARLY
 from nsa_doctor.commands.env import env
 from nsa_doctor.commands.fuzz import fuzz
+from nsa_doctor.commands.gate_init import gate_init
+from nsa_doctor.commands.go_no_go import go_no_go
 from nsa_doctor.commands.manuals import explain, list_checks
 from nsa_doctor.commands.run import run
 from nsa_doctor.commands.sweep import sweep
@@ -33,6 +35,8 @@ app = typer.Typer(
 )
 for _command in (sweep, run, anomaly, fuzz, throughput, env):
     app.command()(_command)
+app.command("go-no-go")(go_no_go)
+app.command("gate-init")(gate_init)
 app.command("list")(list_checks)
 app.command()(explain)
 

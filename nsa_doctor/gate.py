@@ -1,6 +1,7 @@
 """Gate files: which checks and limits a verdict requires, each with its reason."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +11,7 @@ from nsa.config import Name
 from nsa.plain_yaml import read_plain_yaml
 from nsa.strict import ConfigError, Strict, nearest
 from nsa_doctor import registry
+from nsa_doctor.check import PROFILES
 from nsa_doctor.measures import MEASURES
 from nsa_doctor.shipped import shipped
 
@@ -98,8 +100,18 @@ class Gate(Strict):
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """Every check it requires."""
-        return tuple(code for code in registry.manuals() if any(code.startswith(word) for word in self.words))
+        """Every check it requires: those of a named family that are part of the profile, and all named in full."""
+        return tuple(entry.manual.code for entry in self.checks)
+
+    @property
+    def checks(self) -> Sequence[registry.Entry]:
+        """The entries of these checks, of whatever they examine."""
+        deepest = PROFILES.index(self.profile)
+        return [
+            entry
+            for code, entry in registry.entries().items()
+            if code in self.words or (code.startswith(self.words) and PROFILES.index(entry.profile) <= deepest)
+        ]
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -52,3 +52,25 @@ class Delivery:
         if form == "json":
             return as_json.render(report)
         return as_text.render(report, colour=colour, traceback=self.traceback)
+
+
+def check_bundle(folder: Path) -> None:
+    """Refuse before the work what would be lost after it."""
+    from nsa_doctor.bundle import check_folder
+
+    try:
+        check_folder(folder)
+    except CannotWriteError as error:
+        raise UsageError(str(error)) from error
+
+
+def deliver_bundle(report: Report, folder: Path, traceback: bool) -> int:
+    """Print the report, write it to a folder in every form, and give the exit code."""
+    from nsa_doctor.bundle import write_bundle
+    from nsa_doctor.render import terminal
+
+    signals.ignore_signals()
+    written = write_bundle(folder, report)
+    say(terminal.render(report, colour=is_terminal(sys.stdout), traceback=traceback), sys.stdout)
+    say(f"written to {folder}: {', '.join(path.name for path in written)}\n", sys.stdout)
+    return ENDED_EARLY if report.interrupted else EXIT_CODES[report.decision]

@@ -13,6 +13,8 @@ from nsa_doctor.render.overview import not_checked, overview
 from nsa_doctor.render.speed import speed_parts
 from nsa_doctor.render.table import sweep_tables
 from nsa_doctor.render.tried import fuzz_not_tried, fuzz_targets
+from nsa_doctor.render.verdict import headline, ruling_lines
+from nsa_doctor.ruling import Ruling
 from nsa_doctor.wording import escaped
 
 _LABEL_WIDTH = 9
@@ -23,11 +25,14 @@ def render(report: Report, *, colour: bool = False, width: int = 80, traceback: 
     console = Console(
         file=io.StringIO(), force_terminal=colour, width=width, highlight=False, markup=False, emoji=False
     )
-    for line in _header(report):
-        console.print(line)
+    if report.verdict is not None:
+        _print_ruling(console, report, report.verdict)
+    else:
+        for line in _header(report):
+            console.print(line)
     if report.command == "sweep":
         _print_tables(console, report)
-    else:
+    elif report.verdict is None:
         console.print()
         for line in fuzz_targets(report) if report.command == "fuzz" else overview(report):
             console.print(line)
@@ -47,6 +52,16 @@ def render(report: Report, *, colour: bool = False, width: int = 80, traceback: 
     output = console.file
     assert isinstance(output, io.StringIO)
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
+
+
+def _print_ruling(console: Console, report: Report, ruling: Ruling) -> None:
+    console.print(Text(escaped(headline(report, ruling)), style="bold"))
+    console.print()
+    for label, text in ruling_lines(report, ruling):
+        told = Text(escaped(text))
+        lines = [told] if label == "again" else told.wrap(console, console.width - _LABEL_WIDTH)
+        for index, line in enumerate(lines or [told]):
+            console.print(Text(f"{'' if index else label:<{_LABEL_WIDTH}}{line.plain}"), soft_wrap=True)
 
 
 def _print_tables(console: Console, report: Report) -> None:
@@ -116,11 +131,15 @@ def _from_here(text: str) -> str:
 def _closing(report: Report) -> Iterator[str]:
     for note in report.notes:
         yield escaped(f"note: {note}")
-    for line in fuzz_not_tried(report) if report.command == "fuzz" else not_checked(report):
-        yield escaped(line)
+    if report.verdict is None:
+        for line in fuzz_not_tried(report) if report.command == "fuzz" else not_checked(report):
+            yield escaped(line)
     if report.interrupted:
         has_any = report.measurements or report.results
         yield f"interrupted: {'what was measured stands above' if has_any else 'nothing was measured yet'}"
+    if report.verdict is not None:
+        yield f"{report.decision.value} by gate {escaped(report.verdict.gate)} ({report.seconds:.1f} s)"
+        return
     counted = f"{len(report.findings)} finding{'' if len(report.findings) == 1 else 's'}"
     match report.decision:
         case Decision.GO:

@@ -1,0 +1,24 @@
+"""A report against an earlier one: which findings are new, which are gone, which are still there."""
+
+from nsa_doctor.finding import Report
+from nsa_doctor.ruling import Compared
+
+
+def compare(report: Report, earlier: Report, name: str) -> Compared:
+    """By fingerprint, which survives another seed, another machine and shifted lines.
+
+    Fixed is only what a check that ended says nothing of any more; what was not looked at again is not fixed.
+    """
+    now, then = _fingerprints(report), _fingerprints(earlier)
+    looked_at = {result.code for result in report.results if result.verdict in ("PASS", "FAIL")}
+    codes = {finding.fingerprint: finding.code for finding in earlier.findings}
+    return Compared(
+        report=name,
+        new=tuple(each for each in now if each not in then),
+        fixed=tuple(each for each in then if each not in now and codes[each] in looked_at),
+        unchanged=tuple(each for each in now if each in then),
+    )
+
+
+def _fingerprints(report: Report) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(finding.fingerprint for finding in report.findings))

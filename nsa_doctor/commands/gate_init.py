@@ -1,0 +1,69 @@
+"""`nsa-doctor gate-init`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nsa_doctor import options, signals
+from nsa_doctor.commands import option_types as given
+from nsa_doctor.commands.delivery import ENDED_EARLY
+from nsa_doctor.commands.go_no_go import read_run_option
+from nsa_doctor.laboratory import UsageError
+from nsa_doctor.output import CannotWriteError, check_writable, say, write_whole
+
+_FILE = Path("gate.yaml")
+
+
+def gate_init(
+    subject: given.Subject = None,
+    config: given.Config = None,
+    profile: Annotated[str, typer.Option(help="smoke, quick or full.")] = "quick",
+    run: Annotated[Path | None, typer.Option(help="Folder of a healthy training run, to draft limits from.")] = None,
+    device: given.Device = "cpu",
+    dtype: given.Dtype = None,
+    input_kind: given.Input = None,
+    width: given.Width = None,
+    seed: given.Seed = 0,
+    jobs: given.Jobs = None,
+    timeout: Annotated[float, typer.Option(help="Seconds one call of the subject may take.")] = 30.0,
+    output: Annotated[Path, typer.Option(help="The gate file to write.")] = _FILE,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    quiet: given.Quiet = False,
+) -> int:
+    """Draft a gate file from what a subject passes now, as in `nsa-doctor gate-init --subject my_pkg.attn:make`."""
+    if output.exists() and not overwrite:
+        raise UsageError(f"--output {output}: is there already, and people write into gate files; add --overwrite")
+    try:
+        check_writable(output)
+    except CannotWriteError as error:
+        raise UsageError(str(error)) from error
+    assignment = options.examined(
+        device=device,
+        config=config,
+        subject=subject,
+        input_kind=input_kind,
+        width=width,
+        seed=seed,
+        timeout=timeout,
+        dtype=dtype,
+        profile=profile,
+    )
+    request = options.run_request(assignment=assignment, select=None, ignore=None, jobs=jobs, fail_fast=False)
+    record = read_run_option(run)
+    from nsa_doctor import progress
+    from nsa_doctor import run as running
+    from nsa_doctor.gate_draft import draft
+    from nsa_doctor.runs.numbers import numbers_of
+
+    with progress.of_steps(quiet) as listener:
+        report = running.run(request, listener)
+    if report.interrupted:
+        say("nsa-doctor: interrupted: no gate is drafted from half an examination\n", sys.stderr)
+        return ENDED_EARLY
+    signals.ignore_signals()
+    write_whole(output, draft(report, numbers_of(record) if record else {}, record.device_name if record else ""))
+    options_given = f" --subject {subject}" if subject else f" --config {config}" if config else ""
+    say(f"written: {output}; try it with: nsa-doctor go-no-go --gate {output}{options_given}\n", sys.stdout)
+    return 0

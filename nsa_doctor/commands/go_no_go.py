@@ -1,0 +1,130 @@
+"""`nsa-doctor go-no-go`."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nsa_doctor import options
+from nsa_doctor.commands import option_types as given
+from nsa_doctor.commands.delivery import check_bundle, deliver_bundle
+from nsa_doctor.laboratory import UsageError
+
+if TYPE_CHECKING:
+    from nsa_doctor.gate import Gate
+    from nsa_doctor.go_no_go import Earlier
+    from nsa_doctor.runs.record import RunRecord
+
+_FOLDER = Path("go-no-go")
+
+
+def go_no_go(
+    gate: Annotated[
+        str | None, typer.Option(help="ci, production, foreign, or a file; production, or foreign with --subject.")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of a training run, as evidence for the gate's limits.")
+    ] = None,
+    baseline: Annotated[Path | None, typer.Option(help="An earlier report.json to compare with.")] = None,
+    because: Annotated[
+        str | None, typer.Option(help="Why findings of the --baseline may stay; without a reason they may not.")
+    ] = None,
+    device: given.Device = "cpu",
+    dtype: given.Dtype = None,
+    config: given.Config = None,
+    subject: given.Subject = None,
+    input_kind: given.Input = None,
+    width: given.Width = None,
+    seed: given.Seed = 0,
+    jobs: given.Jobs = None,
+    timeout: Annotated[float, typer.Option(help="Seconds one call of the subject may take.")] = 30.0,
+    output: Annotated[
+        Path, typer.Option(help="Folder to write report.json, .html, .md, .sarif and junit.xml to.")
+    ] = _FOLDER,
+    quiet: given.Quiet = False,
+    traceback: given.Traceback = False,
+) -> int:
+    """Decide whether it may go into production, by a gate file, as in `nsa-doctor go-no-go --run artifacts/m7c`."""
+    chosen = gate or ("foreign" if subject else "production")
+    required = _gate(chosen)
+    assignment = options.examined(
+        device=device,
+        config=config,
+        subject=subject,
+        input_kind=input_kind,
+        width=width,
+        seed=seed,
+        timeout=timeout,
+        dtype=dtype,
+        profile=required.profile,
+    )
+    earlier, record = _earlier(baseline, because), read_run_option(run)
+    check_bundle(output)
+    from nsa_doctor import go_no_go as deciding
+    from nsa_doctor import progress
+
+    codes = [entry.manual.code for entry in required.checks if entry.examines == "module"]
+    asked = options.run_request(
+        assignment=assignment, select=",".join(codes) or None, ignore=None, jobs=jobs, fail_fast=False
+    )
+    request = deciding.GoNoGoRequest(
+        assignment=asked.assignment,
+        gate=required,
+        module_checks=replace(asked, selected=(), command="go-no-go") if codes else None,
+        run=record,
+        earlier=earlier,
+        again=_again(
+            {"gate": chosen, "run": run, "baseline": baseline, "because": because, "config": config},
+            {"subject": subject, "input": input_kind, "width": width, "dtype": dtype, "device": device, "seed": seed},
+        ),
+    )
+    with progress.of_steps(quiet) as listener:
+        report = deciding.go_no_go(request, listener)
+    return deliver_bundle(report, output, traceback)
+
+
+def _again(*options_given: Mapping[str, object]) -> str:
+    """The command line that asks the same."""
+    given_ones = [(name, value) for each in options_given for name, value in each.items() if value is not None]
+    return shlex.join(
+        ["nsa-doctor", "go-no-go", *(word for name, value in given_ones for word in (f"--{name}", str(value)))]
+    )
+
+
+def _gate(source: str) -> "Gate":
+    from nsa.strict import ConfigError
+    from nsa_doctor.gate import load_gate
+
+    try:
+        return load_gate(source)
+    except ConfigError as error:
+        raise UsageError(f"--gate {error}") from error
+
+
+def read_run_option(folder: Path | None) -> "RunRecord | None":
+    """Read `--run`; raises UsageError."""
+    from nsa_doctor.runs.reading import RunError, read_run
+
+    try:
+        return None if folder is None else read_run(folder)
+    except RunError as error:
+        raise UsageError(f"--run {error}") from error
+
+
+def _earlier(baseline: Path | None, because: str | None) -> "Earlier | None":
+    from nsa_doctor.go_no_go import Earlier
+    from nsa_doctor.render.reading import UnreadableReportError, read_report
+
+    if baseline is None:
+        if because is not None:
+            raise UsageError("--because gives the reason for a --baseline and has no effect without one; leave it out")
+        return None
+    if because is not None and not because.strip():
+        raise UsageError("--because must say why, in a sentence, got nothing")
+    try:
+        return Earlier(report=read_report(baseline), name=str(baseline), because=because or "")
+    except UnreadableReportError as error:
+        raise UsageError(f"--baseline {error}") from error

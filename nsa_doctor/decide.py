@@ -1,0 +1,187 @@
+"""A report and a gate to a decision: NO-GO for what failed, UNKNOWN for what is missing, GO for a full pass alone."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from nsa_doctor.finding import Finding, Report, Result, Verdict
+from nsa_doctor.gate import Gate, Limit, Requirement
+from nsa_doctor.measures import MEASURES
+from nsa_doctor.ruling import Accepted, Compared, Held, Kept, Required, Ruling
+
+Stands = Literal["passed", "accepted", "not offered", "failed", "unknown"]
+_MOST_NAMED = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What the gate is held to beside the report.
+
+    `measured` are a run's numbers, None where no run was given; `mismatches` say in a sentence each what was gathered
+    on another subject; `missing` why checks were not run, by code; `baseline` compares with an earlier report, whose
+    findings may stay for the reason `baseline_because`, if there is one.
+    """
+
+    measured: Mapping[str, float | None] | None = None
+    device_name: str = ""
+    mismatches: tuple[str, ...] = ()
+    missing: Mapping[str, str] | None = None
+    baseline: Compared | None = None
+    baseline_because: str = ""
+    again: str = ""
+
+
+def decide(report: Report, gate: Gate, evidence: Evidence) -> Ruling:
+    """The ruling, with every reason for it."""
+    accepted = {each.fingerprint: each for each in _accepted(report, gate, evidence)}
+    results = {result.code: result for result in report.results}
+    required = tuple(
+        _required(code, requirement, results.get(code), _own(code, report.findings), accepted, evidence)
+        for code in gate.codes
+        if (requirement := gate.requirement(code)) is not None
+    )
+    limits = tuple(_held(limit, evidence) for limit in gate.limits)
+    against = [*_failures(required, results, accepted), *_broken(limits)]
+    unknown = [*evidence.mismatches, *_unknowns(required), *_not_measured(limits)]
+    if report.interrupted:
+        unknown.append("the examination was interrupted")
+    if not any(each.stands in ("passed", "accepted") for each in required) and not limits:
+        unknown.append("nothing that the gate requires was examined")
+    why = against + unknown if against or unknown else _all_well(required, limits, accepted)
+    return Ruling(
+        decision="NO-GO" if against else ("UNKNOWN" if unknown else "GO"),
+        gate=gate.name,
+        gate_digest=gate.digest,
+        why=tuple(why),
+        required=required,
+        limits=limits,
+        accepted=tuple(accepted.values()),
+        baseline=evidence.baseline,
+        again=evidence.again,
+    )
+
+
+def _accepted(report: Report, gate: Gate, evidence: Evidence) -> Iterable[Accepted]:
+    """Findings that may stay: named by the gate with a reason, or known from an accepted report."""
+    reasons = {each.fingerprint: each.because for each in gate.accept}
+    if evidence.baseline is not None and evidence.baseline_because:
+        reasons = {**dict.fromkeys(evidence.baseline.unchanged, evidence.baseline_because), **reasons}
+    for finding in report.findings:
+        if finding.fingerprint in reasons:
+            yield Accepted(fingerprint=finding.fingerprint, code=finding.code, because=reasons[finding.fingerprint])
+
+
+def _required(
+    code: str,
+    requirement: Requirement,
+    result: Result | None,
+    findings: Sequence[Finding],
+    accepted: Mapping[str, Accepted],
+    evidence: Evidence,
+) -> Required:
+    are_accepted = bool(findings) and all(finding.fingerprint in accepted for finding in findings)
+    stands, reason = _stands(requirement, result, are_accepted)
+    if result is None:
+        reason = (evidence.missing or {}).get(code, "it was not run")
+    verdict = "absent" if result is None else result.verdict.value
+    return Required(code=code, verdict=verdict, because=requirement.because, stands=stands, reason=reason)
+
+
+def _stands(requirement: Requirement, result: Result | None, are_accepted: bool) -> tuple[Stands, str]:
+    if result is None:
+        return "unknown", ""
+    if result.verdict is Verdict.PASS:
+        return "passed", ""
+    if result.verdict in (Verdict.FAIL, Verdict.TIMEOUT):
+        return ("accepted" if are_accepted else "failed"), result.reason
+    if result.verdict is Verdict.SKIP and not result.is_required and requirement.where_offered:
+        return "not offered", result.reason
+    return "unknown", result.reason
+
+
+def _own(code: str, findings: Iterable[Finding]) -> list[Finding]:
+    """A check's findings, and those that are told in its place."""
+    return [finding for finding in findings if code in (finding.code, *finding.also)]
+
+
+def _failures(
+    required: Sequence[Required], results: Mapping[str, Result], accepted: Mapping[str, Accepted]
+) -> Iterable[str]:
+    """One line per cause: what a finding explains is told there, unless that finding may stay."""
+    failed = {each.code for each in required if each.stands == "failed"}
+    told: set[str] = set()
+    findings = [finding for result in results.values() for finding in result.findings]
+    for finding in findings:
+        codes = {finding.code, *finding.also} & failed
+        if codes and finding.fingerprint not in accepted:
+            told |= codes
+            yield _sentence(finding, codes)
+    for code in sorted(failed - told):
+        yield f"{code} ended {results[code].verdict.value}: {results[code].reason or 'no finding says why'}"
+
+
+def _sentence(finding: Finding, codes: set[str]) -> str:
+    place = f" ({finding.where})" if finding.where.module_text or finding.where.file else ""
+    seen_by = "" if finding.code in codes else f" (seen by {', '.join(sorted(codes))})"
+    return f"{finding.code} {finding.message}{place}{seen_by}"
+
+
+def _unknowns(required: Sequence[Required]) -> Iterable[str]:
+    """One line per reason."""
+    open_ones = [each for each in required if each.stands == "unknown"]
+    for verdict, reason in dict.fromkeys((each.verdict, each.reason) for each in open_ones):
+        codes = [each.code for each in open_ones if (each.verdict, each.reason) == (verdict, reason)]
+        named = ", ".join(codes[:_MOST_NAMED]) + (
+            f" and {len(codes) - _MOST_NAMED} more" if codes[_MOST_NAMED:] else ""
+        )
+        ended = "not checked" if verdict in ("SKIP", "absent") else verdict
+        yield f"{named}: {ended}: {reason or 'no reason is known'}"
+
+
+def _held(limit: Limit, evidence: Evidence) -> Held:
+    measure = MEASURES[limit.measure]
+    value = (evidence.measured or {}).get(limit.measure)
+    kept: Kept
+    if evidence.measured is not None and limit.device.lower() not in evidence.device_name.lower():
+        kept = "other device"
+    elif value is None:
+        kept = "not measured"
+    else:
+        kept = "kept" if limit.keeps(value) else "broken"
+    return Held(
+        measure=limit.measure,
+        title=measure.title,
+        unit=measure.unit,
+        bound=f"{'at least' if limit.at_least is not None else 'at most'} {limit.bound:g}",
+        measured=value,
+        kept=kept,
+        because=limit.because,
+        device=limit.device,
+    )
+
+
+def _broken(limits: Sequence[Held]) -> Iterable[str]:
+    for each in limits:
+        if each.kept == "broken":
+            unit = f" {each.unit}" if each.unit else ""
+            yield f"{each.title}: {each.measured:g}{unit}, must be {each.bound} ({each.because})"
+
+
+def _not_measured(limits: Sequence[Held]) -> Iterable[str]:
+    """What was not measured, and what has limits on other devices alone."""
+    for each in limits:
+        if each.kept == "not measured":
+            yield f"{each.title}: not measured; the run shows none (--run names its folder)"
+    for measure in dict.fromkeys(each.measure for each in limits):
+        own = [each for each in limits if each.measure == measure]
+        if all(each.kept == "other device" for each in own):
+            yield f"{own[0].title}: the gate has limits for other devices alone: {', '.join(e.device for e in own)}"
+
+
+def _all_well(required: Sequence[Required], limits: Sequence[Held], accepted: Mapping[str, Accepted]) -> list[str]:
+    passed = sum(each.stands == "passed" for each in required)
+    kept = sum(each.kept == "kept" for each in limits)
+    said = [f"{passed} required checks passed"] if passed else []
+    said += [f"{kept} limits kept"] if kept else []
+    known = [each.code for each in accepted.values()]
+    return said + ([f"{len(known)} known findings accepted: {', '.join(known)}"] if known else [])

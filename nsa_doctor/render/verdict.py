@@ -1,0 +1,91 @@
+"""A gate's ruling as lines of text: the decision, why, which subject exactly, what was not checked, how to repeat."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from nsa_doctor.finding import Report
+from nsa_doctor.render.overview import not_checked, overview
+from nsa_doctor.ruling import Held, Ruling
+
+Line = tuple[str, str]  # a label, empty on further lines of the same, and a text to wrap beside it
+_DIGITS = 12
+
+
+def headline(report: Report, ruling: Ruling) -> str:
+    """`NO-GO by gate production`, with what is needed to find the gate again."""
+    profile = report.options.get("profile")
+    told = [f"profile {profile}"] if profile else []
+    told += [f"sha256 {ruling.gate_digest[:_DIGITS]}"] if ruling.gate_digest else []
+    return f"{ruling.decision} by gate {ruling.gate}" + (f" ({', '.join(told)})" if told else "")
+
+
+def ruling_lines(report: Report, ruling: Ruling) -> Iterator[Line]:
+    """Everything below the headline, in the order a reader needs it."""
+    yield from _labelled("why", ruling.why)
+    yield "", ""
+    yield from examined_lines(report)
+    if ruling.limits:
+        yield "", ""
+        yield from _labelled("limits", map(limit_text, ruling.limits))
+    if ruling.accepted or ruling.baseline:
+        yield "", ""
+    yield from _labelled("accepted", (f"{each.code} {each.fingerprint}: {each.because}" for each in ruling.accepted))
+    if (baseline := ruling.baseline) is not None:
+        counts = f"{len(baseline.new)} new, {len(baseline.fixed)} fixed, {len(baseline.unchanged)} unchanged"
+        yield "baseline", f"{baseline.report}: {counts}"
+    yield "", ""
+    if report.results:
+        yield from _labelled("checks", overview(report))
+    missing = list(not_checked(report))
+    yield from _labelled("missing", missing or ["nothing: every check that was asked for ended"])
+    if ruling.again:
+        yield "", ""
+        yield "again", ruling.again
+
+
+def examined_lines(report: Report) -> Iterator[Line]:
+    """Which subject exactly, and on what."""
+    subject, environment = report.subject, report.environment
+    identity = subject.get("identity", {})
+    description = subject.get("description", "")
+    yield "examined", f"{subject['name']}: {description}" if description else str(subject["name"])
+    flags = ", ".join(f"{name}={value}" for name, value in identity.get("flags", {}).items())
+    rows = [
+        ("config", identity.get("configuration_hash", "")),
+        ("version", ", ".join(filter(None, [identity.get("version"), _commit(identity)]))),
+        ("dtype", subject.get("dtype", "")),
+        ("device", _device(environment)),
+        ("flags", flags or "none set"),
+        ("run", _run(report)),
+    ]
+    yield from ((label, str(text)) for label, text in rows if text)
+
+
+def limit_text(held: Held) -> str:
+    """`kept: speed: 370 tokens/s, at least 300 on A100`."""
+    unit = f" {held.unit}" if held.unit else ""
+    measured = "not measured" if held.measured is None else f"{held.measured:.4g}{unit}"
+    device = f" on {held.device}" if held.device else ""
+    return f"{held.kept}: {held.title}: {measured}, {held.bound}{device}"
+
+
+def _labelled(label: str, texts: Any) -> Iterator[Line]:
+    for index, text in enumerate(texts):
+        yield ("" if index else label), text
+
+
+def _commit(identity: dict[str, Any]) -> str:
+    return f"commit {identity['commit']}" if identity.get("commit") else f"sources {identity.get('sources', 'unknown')}"
+
+
+def _device(environment: Any) -> str:
+    if "device" not in environment:
+        return ""
+    return f"{environment['device']} ({environment['device_name']}), torch {environment['torch']}"
+
+
+def _run(report: Report) -> str:
+    if not report.run:
+        return ""
+    device = report.run.get("device_name")
+    return f"{report.run['folder']}" + (f" on {device}" if device else "")

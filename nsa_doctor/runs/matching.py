@@ -1,0 +1,61 @@
+"""Whether a training run is evidence about a subject: the same configuration, commit and flags, or a sentence why not.
+
+A report once certified a small model by its run and concluded for a large one (REPORTED_BUGS.md, r023).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nsa.config import parse_config
+from nsa.strict import ConfigError
+from nsa_doctor.identity import digest
+from nsa_doctor.runs.record import RunRecord
+
+_MOST_DIFFERENCES = 4
+
+
+def mismatches(run: RunRecord, subject: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for everything that keeps the run from being evidence; `subject` is what a report says of it."""
+    name, identity = subject.get("name", "the subject"), subject.get("identity", {})
+    where = f"the run in {run.folder}"
+    own = model_configuration(run.configuration)
+    wanted, wanted_hash = identity.get("configuration") or {}, identity.get("configuration_hash", "")
+    told_hash = run.environment.get("configuration_hash")
+    if not own and not told_hash:
+        yield (
+            f"{where} does not say which configuration it had (env.json has neither config nor configuration_hash), "
+            f"so it is no evidence about {name}"
+        )
+    elif wanted_hash not in (digest(own) if own else None, told_hash):
+        yield f"{where} is of another configuration than {name}: {_differences(own, wanted) or 'its hash differs'}"
+    commit, now = _text(run.environment.get("commit")), _text(identity.get("commit"))
+    if commit and now and commit.split()[0][:12] != now.split()[0][:12]:
+        yield f"{where} was made with commit {commit}; examined is commit {now}"
+    flags = run.environment.get("flags")
+    told = {key: str(value) for key, value in flags.items() if value is not None} if isinstance(flags, dict) else {}
+    if told != dict(identity.get("flags") or {}) and isinstance(flags, dict):
+        yield f"{where} had the flags {_flags(told)}; examined is {name} with {_flags(identity.get('flags') or {})}"
+
+
+def model_configuration(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's part of a configuration file, defaults filled in; as it is where it is not one of ours."""
+    try:
+        return parse_config(dict(config)).model.model_dump(mode="json") if config else {}
+    except ConfigError:
+        part = config.get("model")
+        return dict(part) if isinstance(part, dict) else {}
+
+
+def _differences(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """`dim 128 and not 768, …` for the first few keys that differ."""
+    differing = [key for key in {**wanted, **own} if own.get(key) != wanted.get(key)] if own and wanted else []
+    told = [f"{key} {own.get(key)!r} and not {wanted.get(key)!r}" for key in differing[:_MOST_DIFFERENCES]]
+    return ", ".join(told) + (" …" if differing[_MOST_DIFFERENCES:] else "")
+
+
+def _flags(flags: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(flags.items())) or "none"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

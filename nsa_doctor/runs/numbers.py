@@ -1,0 +1,83 @@
+"""Numbers of a run that a gate may limit; None is what its folder does not show."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from nsa_doctor.runs.record import RunRecord
+
+_SHARE_AT_THE_ENDS = 0.1
+_RESUMED = "resumed"
+
+
+def numbers_of(run: RunRecord) -> dict[str, float | None]:
+    """Every measure of `MEASURES`."""
+    own = [beat for beat in run.beats if beat.rank == 0]
+    losses = [beat.loss for beat in run.steps if beat.loss is not None]
+    speeds = _finite(beat.tokens_per_second for beat in own)
+    fetches = [beat.fetch_seconds for beat in own if beat.fetch_seconds is not None]
+    memory = _finite(beat.memory for beat in own)
+    steps = [beat.step for beat in own if beat.step is not None]
+    return {
+        "steps": float(max(steps)) if steps else None,
+        "tokens_per_second": statistics.median(speeds[_part(speeds) :]) if speeds else None,
+        "loss_ratio": _loss_ratio(losses),
+        "nonfinite_losses": float(sum(not math.isfinite(loss) for loss in losses)) if losses else None,
+        "watchdog_dumps": float(len(run.watchdog_dumps)),
+        "first_batch_seconds": fetches[0] if fetches else None,
+        "longest_silence_seconds": _longest_silence(run),
+        "memory_growth": _growth(memory),
+        "checkpoints": float(len(run.checkpoints)),
+        "resumes": float(_resumes(run)),
+    }
+
+
+def _finite(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def _part(values: Sequence[float]) -> int:
+    return math.ceil(len(values) * _SHARE_AT_THE_ENDS) if len(values) > 1 else 0
+
+
+def _loss_ratio(losses: Sequence[float]) -> float | None:
+    """Mean of the last tenth over mean of the first; NaN when any of them is not finite."""
+    if len(losses) < 2:
+        return None
+    count = _part(losses)
+    first, last = statistics.fmean(losses[:count]), statistics.fmean(losses[-count:])
+    return last / first if first else math.nan
+
+
+def _longest_silence(run: RunRecord) -> float | None:
+    """The longest gap between two heartbeats of one rank; a process that starts anew starts a new clock."""
+    gaps: list[float] = []
+    for rank in {beat.rank for beat in run.beats}:
+        own = [(beat.ts, beat.msg) for beat in run.beats if beat.rank == rank and beat.ts is not None]
+        gaps += [after - before for (before, _), (after, msg) in itertools.pairwise(own) if not _starts_anew(msg)]
+    return max(gaps) if gaps else None
+
+
+def _growth(memory: Sequence[float]) -> float | None:
+    """What the median of the last quarter is above that of the third, as a share of it: a plateau has none."""
+    quarter = len(memory) // 4
+    if quarter < 2:
+        return None
+    third, last = statistics.median(memory[-2 * quarter : -quarter]), statistics.median(memory[-quarter:])
+    return (last - third) / third if third else (0.0 if not last else math.inf)
+
+
+def _resumes(run: RunRecord) -> int:
+    """Starts from a checkpoint after which a step was made."""
+    count, is_open = 0, False
+    for beat in (beat for beat in run.beats if beat.rank == 0):
+        if _starts_anew(beat.msg) and beat.msg.startswith(_RESUMED):
+            is_open = True
+        elif is_open and beat.loss is not None:
+            count, is_open = count + 1, False
+    return count
+
+
+def _starts_anew(msg: str) -> bool:
+    return msg.startswith((_RESUMED, "started"))

@@ -1,0 +1,185 @@
+"""Training runs as their folders show them: read, measured, and matched with a subject."""
+
+import json
+import math
+import os
+
+import pytest
+
+from nsa_doctor.measures import MEASURES
+from nsa_doctor.runs.facts import facts_of
+from nsa_doctor.runs.matching import mismatches, model_configuration
+from nsa_doctor.runs.numbers import numbers_of
+from nsa_doctor.runs.reading import RunError, read_run
+
+MODEL = {"dim": 64, "n_heads": 4, "n_kv_groups": 2, "d_k": 16, "d_v": 16}
+
+
+def beat(step, **parts):
+    return {"ts": 1000.0 + step, "step": step, "loss": 5.0 - 0.01 * step, "toks_per_s": 400.0, **parts}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def writing(beats, environment=None, rank=0):
+        lines = [each if isinstance(each, str) else json.dumps(each) for each in beats]
+        (tmp_path / f"heartbeat_rank{rank}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        if environment is not None:
+            (tmp_path / "env.json").write_text(json.dumps(environment))
+        return tmp_path
+
+    return writing
+
+
+def numbers(folder):
+    return numbers_of(read_run(folder))
+
+
+def test_every_measure_has_a_number(write):
+    assert set(numbers(write([beat(1)]))) == set(MEASURES)
+
+
+def test_a_healthy_run_in_numbers(write):
+    beats = [beat(step, dt_fetch_s=12.0 if step == 1 else 0.1, gpu_mem_alloc=1e8) for step in range(1, 201)]
+    folder = write(beats)
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "step_00000200").mkdir()
+    found = numbers(folder)
+    assert found["steps"] == 200
+    assert found["tokens_per_second"] == 400
+    assert found["loss_ratio"] == pytest.approx(3.095 / 4.895)
+    assert found["first_batch_seconds"] == 12
+    assert found["longest_silence_seconds"] == 1
+    assert found["memory_growth"] == 0
+    assert found["checkpoints"] == 1
+    assert found["watchdog_dumps"] == found["resumes"] == found["nonfinite_losses"] == 0
+
+
+def test_what_the_folder_does_not_show_is_none(write):
+    found = numbers(write([{"step": 1}, {"step": 2}]))
+    assert [found[name] for name in ("tokens_per_second", "loss_ratio", "memory_growth", "first_batch_seconds")] == [
+        None
+    ] * 4
+
+
+def test_the_slow_first_steps_do_not_count(write):
+    beats = [beat(step, toks_per_s=1.0 if step <= 10 else 500.0) for step in range(1, 101)]
+    assert numbers(write(beats))["tokens_per_second"] == 500
+
+
+def test_losses_that_are_not_finite_are_counted_and_spoil_the_ratio(write):
+    found = numbers(write([beat(1), beat(2), '{"step": 3, "loss": NaN}', '{"step": 4, "loss": Infinity}']))
+    assert found["nonfinite_losses"] == 2
+    assert not math.isfinite(found["loss_ratio"])
+
+
+def test_memory_that_grows_to_the_end_shows(write):
+    beats = [beat(step, gpu_mem_alloc=69e6 + step * 5e5) for step in range(1, 201)]
+    assert numbers(write(beats))["memory_growth"] > 0.1
+
+
+def test_memory_that_reaches_a_plateau_does_not(write):
+    beats = [beat(step, gpu_mem_alloc=min(step, 20) * 1e6) for step in range(1, 201)]
+    assert numbers(write(beats))["memory_growth"] == 0
+
+
+def test_a_resume_counts_once_a_step_was_made(write):
+    started, resumed = {"ts": 0.0, "msg": "started"}, {"ts": 9e5, "msg": "resumed from step_00000002"}
+    assert numbers(write([started, beat(1), beat(2), resumed, beat(3)]))["resumes"] == 1
+    assert numbers(write([started, beat(1), beat(2), resumed]))["resumes"] == 0
+
+
+def test_the_time_a_run_was_down_is_no_silence(write):
+    found = numbers(write([beat(1), beat(2), {"ts": 9e5, "msg": "resumed from 2"}, {**beat(3), "ts": 9e5 + 4}]))
+    assert found["longest_silence_seconds"] == 4
+
+
+def test_a_last_line_cut_short_costs_that_line_alone(write):
+    run = read_run(write([beat(1), '{"step": 2, "lo']))
+    assert len(run.beats) == 1
+    assert run.notes == ("heartbeat_rank0.jsonl: 1 line is no heartbeat and left out",)
+
+
+def test_other_ranks_do_not_change_the_loss(write):
+    write([beat(1), beat(2)])
+    folder = write([beat(1, loss=math.nan)], rank=1)
+    assert numbers(folder)["nonfinite_losses"] == 0
+
+
+def test_a_table_serves_where_there_are_no_heartbeats(tmp_path):
+    (tmp_path / "training.csv").write_text("step,loss,lr,toks_per_s\n1,5.5,1e-4,300\n2,nan,1e-4,300\n")
+    found = numbers(tmp_path)
+    assert (found["steps"], found["nonfinite_losses"], found["tokens_per_second"]) == (2, 1, 300)
+
+
+@pytest.mark.parametrize(
+    "line", ["[1, 2]", "null", "{" * 5000, '{"step": 1e400}', '{"step": true}', '{"step": {"a": 1}}', "\x00", '"x"']
+)
+def test_a_line_of_rubbish_is_no_heartbeat_with_a_step(write, line):
+    assert read_run(write([line, beat(7)])).beats[-1].step == 7
+    assert numbers(write([line, beat(7)]))["steps"] == 7
+
+
+@pytest.mark.parametrize("name", ["missing", "file", "empty"])
+def test_a_folder_that_holds_no_run_is_refused(tmp_path, name):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match=name):
+        read_run(tmp_path / name)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "heartbeat_rank0.jsonl")
+    (tmp_path / "env.json").write_text("{}")
+    (tmp_path / "training.csv").write_text("step,loss\n1,2\n")
+    assert read_run(tmp_path).steps[0].loss == 2
+
+
+def test_facts_to_draw_are_plain_and_of_one_length(write):
+    facts = facts_of(read_run(write([beat(step) for step in range(1, 20_001)])))
+    assert {len(values) for values in facts["series"].values()} == {5000}
+    json.dumps(facts)
+
+
+SUBJECT = {
+    "name": "nsa (mine)",
+    "identity": {"configuration": model_configuration({"model": MODEL}), "configuration_hash": "", "flags": {}},
+}
+
+
+def subject(**parts):
+    from nsa_doctor.identity import digest
+
+    identity = {**SUBJECT["identity"], "configuration_hash": digest(SUBJECT["identity"]["configuration"]), **parts}
+    return {**SUBJECT, "identity": identity}
+
+
+def test_a_run_of_the_same_configuration_is_evidence(write):
+    run = read_run(write([beat(1)], {"config": {"model": MODEL, "train": {"steps": 7}}}))
+    assert list(mismatches(run, subject())) == []
+
+
+def test_a_run_of_another_configuration_is_not_and_both_are_named(write):
+    run = read_run(write([beat(1)], {"config": {"model": {**MODEL, "dim": 128}}}))
+    (sentence,) = mismatches(run, subject())
+    assert "nsa (mine)" in sentence
+    assert "dim 128 and not 64" in sentence
+
+
+def test_a_run_that_does_not_say_what_it_ran_is_no_evidence(write):
+    (sentence,) = mismatches(read_run(write([beat(1)], {"gpu": "x"})), subject())
+    assert "does not say which configuration" in sentence
+
+
+def test_a_run_may_give_the_hash_alone(write):
+    told = subject()["identity"]["configuration_hash"]
+    assert list(mismatches(read_run(write([beat(1)], {"configuration_hash": told})), subject())) == []
+    assert list(mismatches(read_run(write([beat(1)], {"configuration_hash": "0" * 16})), subject())) != []
+
+
+def test_another_commit_or_other_flags_are_told(write):
+    environment = {"config": {"model": MODEL}, "commit": "a" * 40, "flags": {"NSA_USE_FA2": "1"}}
+    told = list(mismatches(read_run(write([beat(1)], environment)), subject(commit="b" * 12)))
+    assert [any(word in sentence for sentence in told) for word in ("commit aaaa", "NSA_USE_FA2=1")] == [True, True]
+    same = subject(commit="aaaaaaaaaaaa + changes", flags={"NSA_USE_FA2": "1"})
+    assert list(mismatches(read_run(write([beat(1)], environment)), same)) == []
