@@ -13,6 +13,7 @@ from nsa_doctor.commands.fuzz import fuzz
 from nsa_doctor.commands.gate_init import gate_init
 from nsa_doctor.commands.go_no_go import go_no_go
 from nsa_doctor.commands.manuals import explain, list_checks
+from nsa_doctor.commands.render import render
 from nsa_doctor.commands.run import run
 from nsa_doctor.commands.sweep import sweep
 from nsa_doctor.commands.throughput import throughput
@@ -33,7 +34,7 @@ app = typer.Typer(
     "4 nsa-doctor itself broke, 130 interrupted, "
     "143 or 129 ended by SIGTERM or SIGHUP; what was interrupted reports what it measured.",
 )
-for _command in (sweep, run, anomaly, fuzz, throughput, env):
+for _command in (sweep, run, anomaly, fuzz, throughput, env, render):
     app.command()(_command)
 app.command("go-no-go")(go_no_go)
 app.command("gate-init")(gate_init)

@@ -16,6 +16,7 @@ from nsa_doctor.floors import FloorsError, load_floors
 from nsa_doctor.laboratory import Assignment
 from nsa_doctor.lengths import parse_lengths
 from nsa_doctor.measurement import DTYPES, VALUES
+from nsa_doctor.render.formats import FORMATS, format_of
 from nsa_doctor.run import RunRequest
 from nsa_doctor.sweep import SweepRequest
 from nsa_doctor.throughput import ThroughputRequest
@@ -151,11 +152,13 @@ def lengths_option(seq: str) -> tuple[int, ...]:
         raise OptionError(f"--seq: {error}") from error
 
 
-def report_format(form: str | None, output: Path | None) -> str:
+def report_format(
+    form: str | None, output: Path | None, *, option: str = "--format", allowed: Sequence[str] = tuple(FORMATS)
+) -> str:
     """The format asked for; when none was, what the file's name says."""
     if form is None:
-        return "json" if output is not None and output.suffix == ".json" else "terminal"
-    return _one("--format", form, ("terminal", "json"))
+        return (format_of(output) if output is not None else None) or "terminal"
+    return _one(option, form, allowed)
 
 
 def _prefixes(option: str, text: str | None) -> tuple[str, ...]:

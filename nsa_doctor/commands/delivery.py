@@ -46,12 +46,12 @@ class Delivery:
         return ENDED_EARLY if report.interrupted else EXIT_CODES[report.decision]
 
     def _rendered(self, report: Report, form: str, colour: bool) -> str:
-        from nsa_doctor.render import json as as_json
-        from nsa_doctor.render import terminal as as_text
+        from nsa_doctor.render import terminal
+        from nsa_doctor.render.formats import render_as
 
-        if form == "json":
-            return as_json.render(report)
-        return as_text.render(report, colour=colour, traceback=self.traceback)
+        if form != "terminal":
+            return render_as(report, form)
+        return terminal.render(report, colour=colour, traceback=self.traceback)
 
 
 def check_bundle(folder: Path) -> None:

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from nsa_doctor import options
-from nsa_doctor.commands import option_types as given
 from nsa_doctor.commands.delivery import EXIT_CODES
 from nsa_doctor.finding import Decision
 from nsa_doctor.output import say
@@ -14,14 +13,14 @@ from nsa_doctor.output import say
 
 def env(
     device: Annotated[str, typer.Option(help="cpu or cuda: where routes are asked for.")] = "cpu",
-    form: given.Format = None,
+    form: Annotated[str | None, typer.Option("--format", help="terminal or json.")] = None,
 ) -> int:
     """Versions, devices, flags, and what serves each branch: a block to paste into an issue."""
     import json
 
     from nsa_doctor import machine
 
-    form = options.report_format(form, None)
+    form = options.report_format(form, None, allowed=("terminal", "json"))
     told = machine.describe(
         options.examined(device=device, config=None, subject=None, input_kind=None, width=None, seed=0, timeout=120.0)
     )

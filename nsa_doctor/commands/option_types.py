@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from nsa_doctor.render.formats import FORMATS
+
 Lengths = Annotated[str, typer.Option("--seq", help="Lengths, separated by commas.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Dtype = Annotated[str | None, typer.Option(help="Examine it in this dtype in place of its own.")]
@@ -17,7 +19,9 @@ Select = Annotated[str | None, typer.Option(help="Only these codes or families: 
 Ignore = Annotated[str | None, typer.Option(help="Not these codes or families.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes to work in; as many as cores, at most 4.")]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first check that fails.")]
-Format = Annotated[str | None, typer.Option("--format", help="terminal or json.")]
+Format = Annotated[
+    str | None, typer.Option("--format", help=f"{', '.join(FORMATS)}; else what the name of --output says.")
+]
 Output = Annotated[Path | None, typer.Option(help="Write the report to this file too.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show tracebacks.")]
