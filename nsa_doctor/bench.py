@@ -5,18 +5,21 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from nsa_doctor import registry
 from nsa_doctor.check import Profile
 from nsa_doctor.checking import run_check
 from nsa_doctor.finding import Result
+from nsa_doctor.frames import FrameFilter, top_package
 from nsa_doctor.identity import digest
 from nsa_doctor.lengths import boundary_lengths, spread_lengths
 from nsa_doctor.measurement import Diagnosis, Measurement, Point, to_json
 from nsa_doctor.probes.births import diagnose
 from nsa_doctor.probes.environment import environment, flags, routes
-from nsa_doctor.probes.heartbeat import watched
+from nsa_doctor.probes.heartbeat import made_known, watched
 from nsa_doctor.probes.identity import file_of, shape_of, sources_of
+from nsa_doctor.probes.lookout import Lookout
 from nsa_doctor.probes.measure import measure, trouble_of
 from nsa_doctor.probes.perform import Conditions
 from nsa_doctor.probes.places import module_code
@@ -24,6 +27,7 @@ from nsa_doctor.probes.state import cast, preserved_state, seed_everything
 from nsa_doctor.runner import Caught, SubjectFailedError, attempt
 from nsa_doctor.subject import SEAMS, Subject, SubjectUnusableError
 from nsa_doctor.subjects import load_subject
+from nsa_doctor.subjects.module import packages_of
 from nsa_doctor.subjects.request import SubjectRequest
 
 _MOST_CODE_RANGES = 2000
@@ -37,6 +41,7 @@ class Bench:
         self._send = send
         self._subject: Subject | None = None
         self._conditions = Conditions()
+        self.lookout = Lookout()
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Load a subject: its facts, what is wrong with the request (`usage`), or what it did instead (`trouble`)."""
@@ -51,19 +56,29 @@ class Bench:
             explore=request["explore"],
             avoid=tuple(request["avoid"]),
         )
+        package = top_package(wanted.spec)
+        self.lookout.frames = FrameFilter(package)
         with preserved_state():
             try:
-                subject = load_subject(wanted, lambda length: self._send({"event": "asking", "length": length}))
+                asking = lambda length: self._send({"event": "asking", "length": length})  # noqa: E731
+                subject = load_subject(wanted, asking, lambda module: self._made(module, package))
             except SubjectUnusableError as error:
                 return {"usage": str(error)}
             except SubjectFailedError as failure:
-                package = (wanted.spec or "").partition(".")[0]
-                return {"trouble": to_json(trouble_of(failure, (package,)))}
-        examined = _under(subject, conditions, request["profile"], request["dtype"])
+                return {"trouble": to_json(trouble_of(failure, package))}
+        subject = subject if request["max_length"] is None else replace(subject, max_length=request["max_length"])
+        self.lookout.frames = FrameFilter((*package, *subject.packages))
+        examined = _under(made_known(subject, self.lookout.know), conditions, request["profile"], request["dtype"])
         self._subject = replace(examined, lengths=wanted.lengths) if request["are_all_lengths"] else examined
         self._conditions = conditions
         _warm_up(conditions.device)
         return {"loaded": _facts(self._subject, conditions, request["boundaries_up_to"])}
+
+    def _made(self, module: nn.Module, package: tuple[str, ...]) -> None:
+        """Tell the parent whose code is whose before any of it is called, for it may be the last that is heard."""
+        self.lookout.frames = FrameFilter((*package, *packages_of(module)))
+        self.lookout.know(module)
+        self._send({"event": "made", "code": module_code(module)[:_MOST_CODE_RANGES]})
 
     def measure(self, point: Point) -> Measurement:
         """Measure the loaded subject."""

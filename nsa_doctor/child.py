@@ -13,21 +13,25 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nsa_doctor.measurement import Point, to_json
+from nsa_doctor.page import SIGHTING, TRAIL, Page
 from nsa_doctor.runner import Caught, attempt
 
 if TYPE_CHECKING:
     from nsa_doctor.bench import Bench
+    from nsa_doctor.probes.lookout import Lookout
 
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Serve requests until the parent closes its pipe."""
-    requests, answers, dump = (int(word) for word in sys.argv[1:4])
+    descriptors = tuple(int(word) for word in sys.argv[1:6])
+    requests, answers, dump, questions, pages = descriptors
+    is_trailed = sys.argv[6] == "trailed"
     del sys.argv[1:]
     _die_with_parent()
     _wait_without_spinning()
-    for descriptor in (requests, answers, dump):
+    for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     faulthandler.enable(file=dump, all_threads=True)
     faulthandler.register(signal.SIGUSR1, file=dump, all_threads=True, chain=False)
@@ -46,6 +50,7 @@ def main() -> None:
                     send({"broke": caught.sentence, "traceback": caught.traceback})
                     return
                 bench = caught
+                _watch(bench.lookout, questions, pages, is_trailed)
             answer = attempt(_answering(bench, request))
             if isinstance(answer, Caught):
                 answer = {"broke": answer.sentence, "traceback": answer.traceback}
@@ -58,6 +63,21 @@ def _new_bench(send: Callable[[dict[str, Any]], None]) -> "Bench":
 
     send({"event": "started"})
     return Bench(send)
+
+
+def _watch(lookout: "Lookout", questions: int, pages: int, is_trailed: bool) -> None:
+    """Have a thread of its own say where the subject is when the parent asks; `is_trailed` writes every line down."""
+    page = Page(pages, SIGHTING)
+
+    def tell() -> None:
+        while os.read(questions, 1):
+            page.write(lookout.sight().to_json())
+
+    threading.Thread(target=tell, daemon=True).start()
+    if is_trailed:
+        from nsa_doctor.probes.trail import Trail
+
+        Trail(lookout, Page(pages, TRAIL)).begin()
 
 
 def _answering(bench: "Bench", request: dict[str, Any]) -> Callable[[], dict[str, Any]]:

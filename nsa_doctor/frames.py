@@ -100,6 +100,11 @@ class FrameFilter:
         return []
 
 
+def top_package(spec: str | None) -> tuple[str, ...]:
+    """The top-level package that `package.module:factory` names; none of the built-in subject."""
+    return () if spec is None else (spec.partition(":")[0].partition(".")[0],)
+
+
 _WRAPPERS = re.compile(r"-packages/(?:jaxtyping|beartype|numpy|einops|pluggy|_pytest|typeguard)/")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 

@@ -10,22 +10,41 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nsa_doctor.page import FILE_BYTES, SIGHTING, TRAIL, Page
+
 STARTUP_SECONDS = 180.0  # for Python and torch alone, before the subject has a say
 _DUMP_SECONDS = 2.0
+_SIGHTING_SECONDS = 4.0
 _POLL_SECONDS = 0.5
 _KEPT_BYTES = 8192
 
 
-class ChildHungError(Exception):
-    """No answer in time; `dump` holds the stacks of all threads, as faulthandler writes them."""
+@dataclass(frozen=True, kw_only=True)
+class Remains:
+    """What is left of a child that gave no answer.
 
-    def __init__(self, seconds: float, event: dict[str, Any], dump: str) -> None:
+    The last event it told of, the module it had made, where it was seen or last wrote that it was, and the stacks of
+    all threads as faulthandler writes them.
+    """
+
+    event: Mapping[str, Any] = field(default_factory=dict)
+    made: Mapping[str, Any] = field(default_factory=dict)
+    sighting: Mapping[str, Any] | None = None
+    dump: str = ""
+    last_words: str = ""
+
+
+class ChildHungError(Exception):
+    """No answer in time."""
+
+    def __init__(self, seconds: float, remains: Remains) -> None:
         super().__init__(f"no answer within {seconds:g} s")
-        self.seconds, self.event, self.dump = seconds, event, dump
+        self.seconds, self.remains = seconds, remains
 
 
 class ChildSlowError(Exception):
@@ -39,8 +58,8 @@ class ChildSlowError(Exception):
 class ChildDiedError(Exception):
     """The process ended before it answered: by a signal (negative `status`) or by an exit code."""
 
-    def __init__(self, status: int, event: dict[str, Any], dump: str, last_words: str) -> None:
-        self.status, self.event, self.dump, self.last_words = status, event, dump, last_words
+    def __init__(self, status: int, remains: Remains) -> None:
+        self.status, self.remains = status, remains
         super().__init__(self.sentence)
 
     @property
@@ -66,55 +85,69 @@ class ChildGarbledError(ChildDiedError):
 
 
 class ChildProcess:
-    """One child, asked one thing at a time over pipes of its own; what the subject prints goes nowhere."""
+    """One child, asked one thing at a time over pipes of its own; what the subject prints goes nowhere.
 
-    def __init__(self) -> None:
+    `is_trailed`: it writes down every line of the subject before it runs, which takes time.
+    """
+
+    def __init__(self, is_trailed: bool = False) -> None:
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
+        questions, self._questions = os.pipe()
         self._dump = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
-        given = (requests, answers, self._dump.fileno())
+        self._pages = tempfile.TemporaryFile()  # noqa: SIM115 (likewise)
+        self._pages.truncate(FILE_BYTES)
+        self._trail, self._sighting = (Page(self._pages.fileno(), number) for number in (TRAIL, SIGHTING))
+        given = (requests, answers, self._dump.fileno(), questions, self._pages.fileno())
         self._process = subprocess.Popen(  # noqa: S603 (our own interpreter)
-            [sys.executable, "-P", "-c", _bootstrap(), *map(str, given)],
+            [sys.executable, "-P", "-c", _bootstrap(), *map(str, given), "trailed" if is_trailed else "untrailed"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             pass_fds=given,
             start_new_session=True,
         )
-        os.close(requests)
-        os.close(answers)
+        for descriptor in (requests, answers, questions):
+            os.close(descriptor)
         assert self._process.stderr is not None
         self._errors = self._process.stderr.fileno()
         self._received = b""
         self._last_words = b""
         self._event: dict[str, Any] = {}
+        self._made: dict[str, Any] = {}
         self._is_closed = False
+        self.longest_seconds = 0.0  # between two messages of the last request
 
     def ask(self, request: dict[str, Any], seconds: float, at_most: float = math.inf) -> dict[str, Any]:
         """The answer to one request; every event the child reports on the way starts the time anew, up to `at_most`.
 
+        Until the first event it may take `startup_seconds` of the request, and then `making_seconds` until the next.
         Raises ChildHungError, ChildDiedError or ChildSlowError, after which the child is gone.
         """
+        self._event = {}
+        self.longest_seconds = 0.0
         try:
             os.write(self._requests, json.dumps(request).encode() + b"\n")
         except BrokenPipeError:
             raise self._died() from None
         allowed = float(request.get("startup_seconds", seconds))
-        deadline = time.monotonic() + allowed
-        end = time.monotonic() + at_most
+        begin = heard = time.monotonic()
         while True:
-            for line in self._lines(deadline):
+            for line in self._lines(heard + allowed):
                 message = _message(line)
                 if message is None:
                     raise self._garbled()
+                self.longest_seconds = max(self.longest_seconds, time.monotonic() - heard)
+                heard = time.monotonic()
                 if "event" not in message:
                     return message
+                is_making = message["event"] == "started"
+                allowed = float(request.get("making_seconds", seconds)) if is_making else seconds
                 self._event = message
-                allowed = seconds
-                deadline = time.monotonic() + allowed
-            if time.monotonic() >= deadline:
+                self._made = message if message["event"] == "made" else self._made
+            if time.monotonic() >= heard + allowed:
                 raise self._hung(allowed)
-            if time.monotonic() >= end:
+            if time.monotonic() >= begin + at_most:
                 self.close()
                 raise ChildSlowError(at_most)
 
@@ -124,11 +157,11 @@ class ChildProcess:
             return
         self._is_closed = True
         self.kill()
-        for descriptor in (self._requests, self._answers):
+        for descriptor in (self._requests, self._answers, self._questions):
             os.close(descriptor)
         assert self._process.stderr is not None
-        self._process.stderr.close()
-        self._dump.close()
+        for held in (self._process.stderr, self._dump, self._pages, self._trail, self._sighting):
+            held.close()
 
     def _lines(self, deadline: float) -> Iterator[bytes]:
         """Wait for output until the deadline; yields whole lines of answers as they come."""
@@ -152,15 +185,25 @@ class ChildProcess:
         yield from lines
 
     def _hung(self, seconds: float) -> ChildHungError:
+        sighting = self._seen()
         os.kill(self._process.pid, signal.SIGUSR1)  # the child's faulthandler writes all stacks
         end = time.monotonic() + _DUMP_SECONDS
         size = -1
         while time.monotonic() < end and (size <= 0 or os.fstat(self._dump.fileno()).st_size != size):
             size = os.fstat(self._dump.fileno()).st_size
             time.sleep(0.05)
-        failure = ChildHungError(seconds, self._event, self._dumped())
+        failure = ChildHungError(seconds, self._remains(sighting))
         self.close()
         return failure
+
+    def _seen(self) -> dict[str, Any] | None:
+        """Where a thread of the child's own sees the subject; None when it is not let run."""
+        with contextlib.suppress(BrokenPipeError):  # the subject has closed what is not its own
+            os.write(self._questions, b"?")
+        end = time.monotonic() + _SIGHTING_SECONDS
+        while (sighting := self._sighting.read()) is None and time.monotonic() < end:
+            time.sleep(0.05)
+        return sighting
 
     def _died(self) -> ChildDiedError:
         try:
@@ -168,19 +211,25 @@ class ChildProcess:
         except subprocess.TimeoutExpired:  # it closed its pipe and lives on
             self.kill()
             status = self._process.returncode
-        failure = ChildDiedError(status, self._event, self._dumped(), self._last_words.decode(errors="replace").strip())
+        failure = ChildDiedError(status, self._remains())
         self.close()
         return failure
 
     def _garbled(self) -> ChildGarbledError:
         self.kill()
-        failure = ChildGarbledError(self._process.returncode, self._event, self._dumped(), "")
+        failure = ChildGarbledError(self._process.returncode, self._remains())
         self.close()
         return failure
 
-    def _dumped(self) -> str:
+    def _remains(self, sighting: dict[str, Any] | None = None) -> Remains:
         self._dump.seek(0)
-        return self._dump.read().decode(errors="replace")
+        return Remains(
+            event=self._event,
+            made=self._made,
+            sighting=sighting or self._trail.read(),
+            dump=self._dump.read().decode(errors="replace"),
+            last_words=self._last_words.decode(errors="replace").strip(),
+        )
 
     def kill(self) -> None:
         """End the process and everything it started; who is waiting for its answer hears that it died."""

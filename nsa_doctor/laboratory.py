@@ -3,19 +3,24 @@
 import math
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nsa_doctor import registry
 from nsa_doctor.check import Profile
 from nsa_doctor.finding import Finding, Result, Verdict
-from nsa_doctor.frames import FrameFilter, Line
+from nsa_doctor.frames import top_package
 from nsa_doctor.isolate import STARTUP_SECONDS, ChildDiedError, ChildHungError, ChildProcess, ChildSlowError
 from nsa_doctor.measurement import Diagnosis, Measurement, Place, Point, Trouble, to_json, trouble_from_json
+from nsa_doctor.postmortem import Experience, trouble_of
 
 _MOST_FAILURES = 3
+_MOST_TRIED_AGAIN = 2  # to see more of where it ends
+_TRIED_AGAIN_SECONDS = 60.0
 _ONCE_HUNG = 0.25
+_LEAST_PATIENCE = 3.0
+_MARGIN = 4.0  # times the slowest call that came back
 _TRACING_FACTOR = 4.0  # a traced pass may take this many times as long as a measured one
 
 
@@ -66,14 +71,14 @@ class IsolatedLaboratory:
 
     assignment: Assignment
     facts: dict[str, Any] = field(default_factory=dict)
+    experience: Experience = field(default_factory=Experience)
     _child: ChildProcess | None = None
     _failures: int = 0
+    _tried_again: int = 0
     _is_interrupted: bool = False
     _avoided: set[tuple[int, str, str]] = field(default_factory=set)
     _not_asked: set[int] = field(default_factory=set)
-    _fatal_lengths: set[int] = field(default_factory=set)
     _last_length: int | None = None
-    _has_hung: bool = False
 
     def load(self) -> list[Measurement]:
         """Start a child and load the subject; what went wrong on the way, which leaves nothing to measure if no facts.
@@ -100,6 +105,8 @@ class IsolatedLaboratory:
         answer = self._ask({"do": "measure", "point": to_json(point)}, self.assignment.timeout)
         if isinstance(answer, Trouble):
             self._avoided.add((point.length, point.dtype, point.values))
+            if (point.dtype, point.values) == (self.facts.get("dtype"), "normal"):
+                self.experience.fatal_lengths.add(point.length)
             return Measurement(point=point, trouble=answer)
         measurement = Measurement.from_json(answer["measured"])
         if measurement.trouble is not None and "CUDA error" in measurement.trouble.message:
@@ -123,7 +130,7 @@ class IsolatedLaboratory:
         if self._failures >= _MOST_FAILURES:
             reason = f"given up after {_MOST_FAILURES} hangs or deaths"
             return Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason)
-        request = {"do": "check", "code": code, "planted": planted, "avoid": sorted(self._fatal_lengths)}
+        request = {"do": "check", "code": code, "planted": planted, "avoid": sorted(self.experience.fatal_lengths)}
         start = time.perf_counter()
         try:
             answer = self._ask(request, seconds, at_most)
@@ -134,6 +141,7 @@ class IsolatedLaboratory:
             return Result.from_json(answer["checked"])
         verdict = Verdict.TIMEOUT if answer.kind == "timeout" else Verdict.FAIL
         message = f"the call does not return: {answer.message}" if answer.kind == "timeout" else answer.message
+        message += f" in {answer.phase}" if answer.phase else ""
         message += f" at S={self._last_length}" if self._last_length is not None else ""
         options = self.facts.get("options", ())
         repro = shlex.join(["nsa-doctor", "run", "--select", code, *options, "--seed", str(self.assignment.seed)])
@@ -186,25 +194,47 @@ class IsolatedLaboratory:
                 return trouble
         assert self._child is not None
         try:
-            return _checked(self._child.ask(request, self._patience(seconds), at_most))
+            answer = _checked(self._child.ask(request, self._patience(seconds), at_most))
         except (ChildHungError, ChildDiedError) as failure:
-            return self._failed(failure)
+            return self._failed(failure, request, seconds)
+        self.experience.slowest_seconds = max(self.experience.slowest_seconds, self._child.longest_seconds)
+        return answer
 
     def _patience(self, seconds: float) -> float:
-        """The time a call may take: a quarter of it once one has hung, since more may."""
-        return seconds * _ONCE_HUNG if self._has_hung and self.assignment.explore else seconds
+        """The time a call may take: once one has hung, more may, and a few times the slowest that did not is enough."""
+        if not (self.experience.has_hung and self.assignment.explore):
+            return seconds
+        return min(seconds * _ONCE_HUNG, max(_LEAST_PATIENCE, _MARGIN * self.experience.slowest_seconds))
 
     def _load(self) -> tuple[Trouble | None, int | None]:
         """What went wrong, and at which length when the module was being tried."""
+        request = self._loading()
+        self._child = ChildProcess()
+        try:
+            answer = _checked(self._child.ask(request, self._patience(self.assignment.timeout)))
+        except (ChildHungError, ChildDiedError) as failure:
+            length = failure.remains.event.get("length")
+            trouble = self._failed(failure, request, self.assignment.timeout)
+            return replace(trouble, phase="forward" if length else "loading"), length
+        if "trouble" in answer:
+            self.close()
+            return trouble_from_json(answer["trouble"]), None
+        self.facts = self.facts or answer["loaded"]
+        return None, None
+
+    def _loading(self) -> dict[str, Any]:
+        """The request to load the subject; how long a sequence it serves is found out once."""
         assignment = self.assignment
         lengths = [length for length in assignment.lengths if length not in self._not_asked]
         subject: dict[str, Any] = {"spec": assignment.spec, "config": assignment.config}
         subject |= {"input": assignment.input, "width": assignment.width}
-        request = {
+        return {
             "do": "load",
             "startup_seconds": STARTUP_SECONDS,
+            "making_seconds": assignment.timeout,
             "subject": {**subject, "seed": assignment.seed, "lengths": lengths},
-            "explore": assignment.explore,
+            "explore": assignment.explore and not self.facts,
+            "max_length": self.facts.get("max_length"),
             "avoid": sorted(self._not_asked),
             "conditions": {
                 "seed": assignment.seed,
@@ -218,45 +248,57 @@ class IsolatedLaboratory:
             "dtype": assignment.dtype,
             "threads": assignment.threads,
         }
-        self._child = ChildProcess()
-        try:
-            answer = _checked(self._child.ask(request, self._patience(assignment.timeout)))
-        except (ChildHungError, ChildDiedError) as failure:
-            length = failure.event.get("length")
-            trouble = self._failed(failure)
-            return replace(trouble, phase="forward" if length else "loading"), length
-        if "trouble" in answer:
-            self.close()
-            return trouble_from_json(answer["trouble"]), None
-        self.facts = self.facts or answer["loaded"]
-        return None, None
 
-    def _failed(self, failure: ChildHungError | ChildDiedError) -> Trouble:
+    def _failed(self, failure: ChildHungError | ChildDiedError, request: dict[str, Any], seconds: float) -> Trouble:
+        self._gone()
+        self._failures += 1
+        event = failure.remains.event
+        length = event.get("length")
+        self._last_length = length if isinstance(length, int) else None
+        if self._last_length is not None:
+            self.experience.fatal_lengths.add(self._last_length)
+        trouble, is_exact = self._trouble(failure)
+        self.experience.has_hung |= trouble.kind == "timeout"
+        if not is_exact:
+            place = self.experience.knows(trouble.place)
+            if not place.module and self._is_worth_another_look(failure):
+                place = self._looked_again(request, seconds) or place
+            trouble = replace(trouble, place=place)
+        self.experience.learn(trouble.place)
+        return trouble
+
+    def _trouble(self, failure: ChildHungError | ChildDiedError) -> tuple[Trouble, bool]:
+        return trouble_of(failure, top_package(self.assignment.spec), self.facts.get("code", ()))
+
+    def _is_worth_another_look(self, failure: ChildHungError | ChildDiedError) -> bool:
+        """Whether more may be found out: of a death at any time, of a hang once there is a module."""
+        has_more = isinstance(failure, ChildDiedError) or bool(self.facts or failure.remains.made)
+        return has_more and self._tried_again < _MOST_TRIED_AGAIN
+
+    def _looked_again(self, request: dict[str, Any], seconds: float) -> Place | None:
+        """Where the same request ends in a child that writes down every line before it runs; None where it does not."""
+        self._tried_again += 1
+        self._child = child = ChildProcess(is_trailed=True)
+        try:
+            if request["do"] != "load":
+                child.ask(self._loading(), seconds)
+            child.ask(request, self._patience(seconds), _TRIED_AGAIN_SECONDS)
+        except (ChildHungError, ChildDiedError) as failure:
+            self._gone()
+            trouble, _ = self._trouble(failure)
+            return trouble.place if trouble.place.file else None
+        except ChildSlowError:
+            return None
+        finally:
+            child.close()
+            self._child = None
+        return None
+
+    def _gone(self) -> None:
+        """The child is no more, perhaps since somebody ended it."""
         self._child = None
         if self._is_interrupted:
             raise InterruptedLaboratoryError
-        self._failures += 1
-        length = failure.event.get("length")
-        self._last_length = length if isinstance(length, int) else None
-        if isinstance(length, int) and failure.event["event"] == "calling":
-            self._fatal_lengths.add(length)
-        package = (self.assignment.spec or "").partition(".")[0]
-        place = self._place(FrameFilter((package,) if package else ()).of_dump(failure.dump))
-        if isinstance(failure, ChildHungError):
-            self._has_hung = True
-            return Trouble(kind="timeout", message=str(failure), place=place, traceback=failure.dump)
-        return Trouble(kind="died", message=str(failure), place=place, traceback=failure.dump or failure.last_words)
-
-    def _place(self, stack: Sequence[Line]) -> Place:
-        """The deepest line of a stack, and the innermost module whose method is on it."""
-        if not stack:
-            return Place()
-        place = Place(**asdict(stack[0]))
-        for line in stack:
-            for file, first, last, path, name in self.facts.get("code", []):
-                if file == line.file and first <= line.line <= last:
-                    return replace(place, module=path, module_class=name)
-        return place
 
 
 def _checked(answer: Mapping[str, Any]) -> dict[str, Any]:

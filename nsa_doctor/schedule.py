@@ -30,6 +30,8 @@ def work_off(
     stop_early: Callable[[], bool] = lambda: False,
 ) -> None:
     """Do all tasks, one at a time in each laboratory; raises what a task raised, and KeyboardInterrupt at once."""
+    for laboratory in laboratories[1:]:
+        laboratory.experience = laboratories[0].experience
     shared = _Shared(list(tasks), stop_early)
     threads = [threading.Thread(target=shared.serve, args=(laboratory,)) for laboratory in laboratories]
     told = 0

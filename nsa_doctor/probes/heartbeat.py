@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from nsa_doctor.runner import NotComparableError
 from nsa_doctor.subject import SEAMS, Subject
@@ -41,6 +41,18 @@ def watched(subject: Subject, tell: Callable[[int | None], None], avoid: Collect
         name: wrap(getattr(subject, name)) for name in SEAMS if name not in _NOT_CALLS and subject.offers(name)
     }
     return replace(subject, **offered)
+
+
+def made_known(subject: Subject, know: Callable[[nn.Module], None]) -> Subject:
+    """The same subject; `know` hears of every module that is built."""
+
+    def build(seed: int) -> nn.Module:
+        module = subject.build(seed)
+        know(module)
+        return module
+
+    build.__wrapped__ = subject.build  # type: ignore[attr-defined]
+    return replace(subject, build=build)
 
 
 _QUIET_SECONDS = 0.2

@@ -15,14 +15,18 @@ from nsa_doctor.subjects.module import adapt
 from nsa_doctor.subjects.request import SubjectRequest
 
 
-def load_subject(request: SubjectRequest, asking: Callable[[int], None] = lambda length: None) -> Subject:
-    """The subject asked for; `asking` is told each length before a foreign module is tried at it.
+def load_subject(
+    request: SubjectRequest,
+    asking: Callable[[int], None] = lambda length: None,
+    made: Callable[[nn.Module], None] = lambda module: None,
+) -> Subject:
+    """The subject asked for; `made` is told of a foreign module, and `asking` each length before it is tried at it.
 
     Raises SubjectUnusableError, or SubjectFailedError when a factory itself raises.
     """
     if request.spec is not None:
         factory = import_factory(request.spec)
-        return adapt(request, factory, asking)
+        return adapt(request, factory, asking, made)
     from nsa.strict import ConfigError
     from nsa_doctor.subjects.nsa import builtin_subject  # a foreign subject need not wait for nsa
 

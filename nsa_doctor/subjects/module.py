@@ -23,30 +23,40 @@ _LENGTH_FOR_LAZY = 16
 
 
 def adapt(
-    request: SubjectRequest, factory: Callable[[], Any], asking: Callable[[int], None] = lambda length: None
+    request: SubjectRequest,
+    factory: Callable[[], Any],
+    asking: Callable[[int], None] = lambda length: None,
+    made: Callable[[nn.Module], None] = lambda module: None,
 ) -> Subject:
     """The subject a factory makes: a Subject as it is, a module [B, S, dim] -> [B, S, dim] or ids [B, S] -> logits.
 
-    `asking` is told each length before the module is tried at it. Raises SubjectUnusableError for anything else, and
-    SubjectFailedError when the factory raises.
+    `made` is told of the module and `asking` each length before it is tried at it. Raises SubjectUnusableError for
+    anything else, and SubjectFailedError when the factory raises.
     """
     assert request.spec is not None
     with preserved_state():
         seed_everything(request.seed)
-        made = _made(factory)
-        if isinstance(made, Subject):
-            return made if made.options else replace(made, options=("--subject", request.spec))
-        adapter = made if isinstance(made, Adapter) else Adapter(make=factory)
-        module = _made(adapter.make) if made is adapter else made
+        offered = _made(factory)
+        if isinstance(offered, Subject):
+            return offered if offered.options else replace(offered, options=("--subject", request.spec))
+        adapter = offered if isinstance(offered, Adapter) else Adapter(make=factory)
+        module = _made(adapter.make) if offered is adapter else offered
         if not isinstance(module, nn.Module):
             kind = type(module).__name__
             raise SubjectUnusableError(
                 f"subject {request.spec} must return an nn.Module, an Adapter or a Subject, got {kind}"
             )
+        made(module)
         guess = _asked(request, adapter, module, asking)
         if adapter.max_length is not None or not request.explore:
             return guess
         return within_limits(guess, module, asking, request.avoid)
+
+
+def packages_of(module: nn.Module) -> tuple[str, ...]:
+    """Top-level packages its classes come from, torch's apart."""
+    names = {type(child).__module__.partition(".")[0] for child in module.modules()}
+    return tuple(sorted(names - {"torch", "builtins", "__main__"}))
 
 
 def _asked(request: SubjectRequest, adapter: Adapter, module: nn.Module, asking: Callable[[int], None]) -> Subject:
@@ -65,7 +75,7 @@ def _asked(request: SubjectRequest, adapter: Adapter, module: nn.Module, asking:
         modes=adapter.modes,
         device=request.device,
         geometry=adapter.geometry,
-        packages=_packages(module),
+        packages=packages_of(module),
         **seams,
     )
     if adapter.max_length is not None:
@@ -167,9 +177,3 @@ def _attributes(module: nn.Module, names: tuple[str, ...]) -> Iterator[Any]:
 
 def _leaves(module: nn.Module) -> Iterator[nn.Module]:
     return (child for child in module.modules() if not any(True for _ in child.children()))
-
-
-def _packages(module: nn.Module) -> tuple[str, ...]:
-    """Top-level packages its classes come from, torch's apart."""
-    names = {type(child).__module__.partition(".")[0] for child in module.modules()}
-    return tuple(sorted(names - {"torch", "builtins", "__main__"}))

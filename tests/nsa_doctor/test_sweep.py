@@ -86,7 +86,7 @@ def test_a_hang_is_a_timeout_with_its_line_and_the_other_lengths_go_on() -> None
 def test_a_hang_while_the_input_is_found_out_counts_at_its_length() -> None:
     report = swept("unruly:hangs", lengths=(17, 18), timeout=1.0)
     (finding,) = report.findings
-    assert (finding.code, finding.evidence["lengths"], finding.where.module_text) == ("HNG101", "17", "")
+    assert (finding.code, finding.evidence["lengths"], finding.where.module_text) == ("HNG101", "17", "part (Part)")
     assert Point(length=18, mode="eval") in {m.point for m in report.measurements if m.is_finite}
 
 

@@ -1,0 +1,206 @@
+"""Where a thread stands that does not come back: its module, its line, and the loop it goes round in."""
+
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from types import FrameType
+from typing import Any
+
+from torch import nn
+from torch.autograd.function import FunctionCtx
+
+from nsa_doctor.frames import FrameFilter
+from nsa_doctor.loops import loop_around
+from nsa_doctor.measurement import Place
+from nsa_doctor.probes.perform import ask
+from nsa_doctor.probes.places import module_code
+from nsa_doctor.runner import Caught, attempt
+
+_LOOKS = 25
+_LOOK_SECONDS = 0.02
+_MOST_ROOTS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting:
+    """A place in the subject; `phase` is of a pass, if one is on, and `loop` the first and last line of a loop.
+
+    `is_exact` says that the module is the very one whose method runs, not merely one of its class.
+    """
+
+    place: Place = field(default_factory=Place)
+    phase: str = ""
+    loop: tuple[int, int] | None = None
+    is_exact: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """One frame as it was at one moment, and the frame it had called."""
+
+    frame: FrameType
+    line: int
+    at: tuple[int, int]
+
+
+class Lookout:
+    """Says where a thread is, from another one: by its frames, so that nothing has to be followed while all is well."""
+
+    def __init__(self, frames: FrameFilter | None = None, thread: int | None = None) -> None:
+        self.frames = frames or FrameFilter()
+        self._thread = threading.get_ident() if thread is None else thread
+        self._roots: deque[_Root] = deque(maxlen=_MOST_ROOTS)
+        self._contexts: dict[int, Place] = {}
+
+    def know(self, root: nn.Module) -> None:
+        """Learn of a module that was built, for the names of its parts."""
+        self._roots.appendleft(_Root(weakref.ref(root)))
+
+    def remember(self, context: FunctionCtx, frame: FrameType) -> None:
+        """Note in whose forward an autograd function ran, since no module is on the stack of its backward."""
+        place, is_exact = self.owner(frame)
+        if is_exact:
+            self._contexts[id(context)] = place
+
+    def sight(self) -> Sighting:
+        """Look for half a second at where the thread is; other threads count when it is not in the subject's code."""
+        looks: list[dict[int, FrameType]] = []
+        stacks: dict[int, list[list[_Look]]] = {}
+        for _ in range(_LOOKS):
+            looks.append(sys._current_frames())
+            for thread, frame in looks[-1].items():
+                stacks.setdefault(thread, []).append(_stack(frame))
+            time.sleep(_LOOK_SECONDS)
+        others = [thread for thread in stacks if thread not in (self._thread, threading.get_ident())]
+        for thread in (self._thread, *others):
+            seen = attempt(lambda thread=thread: self._seen(stacks.get(thread, [])))
+            if isinstance(seen, Sighting):
+                return seen
+        return Sighting(phase=phase_of(looks[-1].get(self._thread)))
+
+    def owner(self, frame: FrameType | None) -> tuple[Place, bool]:
+        """The module in whose method or backward a frame is, without a line, and whether it is that very one."""
+        roots = self._candidates(frame)
+        unnamed: nn.Module | None = None
+        while frame is not None:
+            module = module_of(frame)
+            if module is not None:
+                path = next((path for root in roots if (path := root.path_of(module)) is not None), None)
+                if path is not None:
+                    return Place(module=path, module_class=type(module).__name__), True
+                if unnamed is None:
+                    unnamed = module
+                    if frame.f_code.co_name == "__init__":  # its parts have no names before it is done
+                        break
+            context = context_of(frame)
+            if context is not None and (known := self._contexts.get(id(context))) is not None:
+                return known, True
+            frame = frame.f_back
+        return Place(module_class="" if unnamed is None else type(unnamed).__name__), unnamed is not None
+
+    def describe(self, frame: FrameType, line: int) -> tuple[Place, bool]:
+        """The place of a frame of the subject's; where no module's method runs, the one whose source holds the line."""
+        owner, is_exact = self.owner(frame)
+        place = replace(owner, file=frame.f_code.co_filename, line=line, function=frame.f_code.co_name)
+        return (place, True) if is_exact else (self._by_line(place), False)
+
+    def _seen(self, stacks: Sequence[Sequence[_Look]]) -> Sighting | None:
+        """What the looks at one thread have in common."""
+        if not stacks:
+            return None
+        present = [{id(look.frame) for look in stack} for stack in stacks]
+        common = [look for look in stacks[-1] if all(id(look.frame) in ids for ids in present)]
+        deepest = self._deepest(common) or self._deepest(stacks[-1])
+        if deepest is None:
+            return None
+        same = [look for stack in stacks for look in stack if look.frame is deepest.frame]
+        moves = len({look.at for look in same}) > 1
+        loop = loop_around(deepest.frame.f_code, {look.line for look in same}) if moves else None
+        place, is_exact = self.describe(deepest.frame, loop[0] if loop else deepest.line)
+        return Sighting(place=place, phase=phase_of(deepest.frame), loop=loop, is_exact=is_exact)
+
+    def _deepest(self, innermost_first: Sequence[_Look]) -> _Look | None:
+        best: _Look | None = None
+        best_rank = 0
+        for look in innermost_first:
+            rank = self.frames.rank_of(look.frame.f_code)
+            if rank > best_rank:
+                best, best_rank = look, rank
+        return best
+
+    def _candidates(self, frame: FrameType | None) -> list["_Root"]:
+        """Modules that were built, the latest first, and the outermost one that runs."""
+        running = [module for outer in _outwards(frame) if (module := module_of(outer)) is not None]
+        return [*self._roots, *(_Root(weakref.ref(module)) for module in running[-1:])]
+
+    def _by_line(self, place: Place) -> Place:
+        for root in [root for known in self._roots if (root := known.module()) is not None]:
+            ranges = attempt(lambda root=root: module_code(root))
+            for file, first, last, path, name in [] if isinstance(ranges, Caught) else ranges:
+                if file == place.file and first <= place.line <= last:
+                    return replace(place, module=path, module_class=name)
+        return place
+
+
+class _Root:
+    """A module that was built, and the names of its parts once somebody asks."""
+
+    def __init__(self, module: weakref.ref[nn.Module]) -> None:
+        self.module = module
+        self._paths: dict[int, str] = {}
+
+    def path_of(self, part: nn.Module) -> str | None:
+        """The dotted path of one of its parts; None of what is none, and while it is gone or not yet whole."""
+        root = self.module()
+        if root is None:
+            return None
+        if id(part) not in self._paths:
+            named = attempt(lambda: {id(module): path for path, module in root.named_modules()})
+            self._paths = {} if isinstance(named, Caught) else named
+        return self._paths.get(id(part))
+
+
+def module_of(frame: FrameType) -> nn.Module | None:
+    """The module whose method this frame runs, or a function defined in one of its methods."""
+    code = frame.f_code
+    if code.co_varnames[:1] != ("self",) and "self" not in code.co_freevars:
+        return None
+    owner = frame.f_locals.get("self")
+    return owner if isinstance(owner, nn.Module) else None
+
+
+def context_of(frame: FrameType) -> FunctionCtx | None:
+    """The context, when this frame runs an autograd function's forward, its setting up or its backward."""
+    code = frame.f_code
+    first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    return first if isinstance(first, FunctionCtx) else None
+
+
+def _stack(frame: FrameType) -> list[_Look]:
+    looks, inner = [], 0
+    for each in _outwards(frame):
+        looks.append(_Look(each, each.f_lineno, (each.f_lasti, inner)))
+        inner = id(each)
+    return looks
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def phase_of(frame: FrameType | None) -> str:
+    """Which part of a pass is on: the door through which every pass goes knows."""
+    for outer in _outwards(frame):
+        if outer.f_code is ask.__code__:
+            return str(outer.f_locals["phase"])
+    return ""
