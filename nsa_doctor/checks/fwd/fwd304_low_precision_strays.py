@@ -1,6 +1,6 @@
 """FWD304 low-precision-strays
 
-Detects: an output further from float64, with the same values, than the precision it is computed in explains.
+Detects: an output further from float64 than its precision explains; positions that merge in it or under autocast.
 Matters: sums kept in half precision stop growing, positions merge beyond 256, squares cancel; nothing says why.
 Fix: keep running sums, variances, positions and softmax denominators in float32, whatever the inputs are in.
 """
@@ -8,26 +8,31 @@ Fix: keep running sums, variances, positions and softmax denominators in float32
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor, nn
 
 from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
+from nsa_doctor.checks.merged import merged
+from nsa_doctor.finding import Finding, Note
 from nsa_doctor.probes.budget import Stray, Twins, first_stray, longest_stray, twins
 from nsa_doctor.probes.places import definition_place
 from nsa_doctor.repro import again
 from nsa_doctor.runner import NotComparableError, SubjectFailedError
 from nsa_doctor.subject import Subject
 
-# The budget is one rounding of every parameter and every module's output. Between two of those lie up to 16 operations,
-# each of which may round once more: √16. Some module alone, or the whole, must go twice as far.
+# The budget is one rounding of every parameter and module output. Between two of those lie up to 16 operations, each of
+# which may round once more: √16. Some module alone, or the whole, must go twice as far.
 _MOST_BUDGETS = 4.0
 _WORTH_TELLING = 1e-3  # of the output: float32 no better than float16
 _LENGTHS = {"wide": (128, 64, 16), "half": (768, 384, 160, 64)}  # integers beyond 256 are not all bfloat16 numbers
 _LARGE = 100.0  # squares overflow float16 when a few are added
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
+    yield from (positions := list(merged(subject)))
+    if any(isinstance(item, Finding) for item in positions):
+        return
     try:
         pair = twins(subject, subject.dtype)
     except SubjectFailedError as failure:
@@ -55,8 +60,7 @@ def _is_beyond(found: Stray, most: float = _MOST_BUDGETS) -> bool:
     return not (found.ratio <= most or found.relative <= _WORTH_TELLING)
 
 
-def _is_far_beyond(found: Stray) -> bool:
-    return _is_beyond(found, 2 * _MOST_BUDGETS)
+_is_far_beyond = partial(_is_beyond, most=2 * _MOST_BUDGETS)
 
 
 def _told(
@@ -65,10 +69,8 @@ def _told(
     path = local[0] if local else ""
     alone = f"; handed exact values, {path} alone is off {local[1].ratio:.3g} times as far" if local else ""
     return Finding(
-        message=(
-            f"{pair.low.dtype} is off by {found.error:.3g} a token on {name} at S={x.shape[1]}, {found.ratio:.3g} "
-            f"times what rounding every parameter and module output to {str(pair.rounding)[6:]} does{alone}"
-        ),
+        message=f"{pair.low.dtype} is off by {found.error:.3g} a token on {name} at S={x.shape[1]}, {found.ratio:.3g} "
+        f"times what rounding every parameter and module output to {str(pair.rounding)[6:]} does{alone}",
         where=replace(definition_place(pair.low.module.get_submodule(path)), module=path),
         evidence={"length": x.shape[1], "dtype": pair.low.dtype, "error": found.error, "budget": found.budget},
         repro=again(subject, "FWD304"),
