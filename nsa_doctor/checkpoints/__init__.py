@@ -1,0 +1,1 @@
+"""Checkpoints, hostile until read: what a file is, what is in it, and its gates; nothing a file carries is executed."""

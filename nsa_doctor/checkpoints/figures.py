@@ -1,0 +1,225 @@
+"""A gate in numbers: its parameters, and the weights it gives to standard normal inputs, computed in float64."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nsa_doctor.checkpoints.contents import Tensor
+from nsa_doctor.checkpoints.fault import FaultError
+from nsa_doctor.checkpoints.names import FoundGate, Layer
+from nsa_doctor.checkpoints.record import FLAT_SLOPE, NEARLY_ALL, Activation, Branch, Figures, Gate, Probe
+from nsa_doctor.checkpoints.values import read_values
+
+MOST_VALUES = 2**24
+_NUM_INPUTS = 256
+_MOST_ODD_BRANCHES = 16  # of a gate with another number of branches than was said
+_MOST_WORK = 2**34  # multiplications of one probe
+_NSA_BRANCHES = ("compressed", "selected", "sliding")
+_Array = NDArray[np.float64]
+
+
+def read_gate(
+    found: FoundGate, layer: str, num_branches: int, activation: Activation | None, temperature: float, seed: int
+) -> Gate:
+    """Read one gate's parameters and try it out; what cannot be read or tried is said in `unprobed`."""
+    odd = found.odd
+    if odd is not None:
+        return _unprobed(layer, found.module, odd, f"a tensor of shape {list(odd.shape)}, which is no gate's")
+    if found.constant is not None:
+        return _constant(found, layer, activation or "softmax", temperature)
+    last, hidden = found.last, found.hidden
+    assert last is not None
+    try:
+        parts = [_parameters(each) for each in (last, hidden) if each is not None]
+    except FaultError as fault:
+        if fault.kind not in ("limit", "unsupported", "incomplete"):
+            raise
+        return _unprobed(layer, found.module, last.weight, f"not read: {fault.sentence}")
+    kind = activation or ("sigmoid" if _has_heads(last, num_branches) else "softmax")
+    gate = Gate(
+        layer=layer,
+        module=found.module,
+        form=_form(last, hidden, kind, temperature),
+        weight=_figures(parts[0][0], last.weight),
+        bias=None if last.bias is None else _figures(parts[0][1], last.bias),
+        hidden_weight=None if hidden is None else _figures(parts[1][0], hidden.weight),
+        hidden_bias=None if hidden is None or hidden.bias is None else _figures(parts[1][1], hidden.bias),
+    )
+    if gate.num_bad:
+        return gate
+    if last.num_outputs % num_branches and 2 <= last.num_outputs <= _MOST_ODD_BRANCHES:
+        num_branches = last.num_outputs
+    if last.num_outputs % num_branches:
+        return _with(gate, f"it gives {last.num_outputs} weights, which is no multiple of {num_branches} branches")
+    work = _NUM_INPUTS * sum(math.prod(weight.shape) for weight, _ in parts)
+    if work > _MOST_WORK:
+        return _with(gate, "it is too large to be tried out")
+    names = _NSA_BRANCHES if num_branches == len(_NSA_BRANCHES) and found.module.endswith("gate.fc2") else ()
+    logits = _logits(parts, seed)
+    if not np.isfinite(logits).all():
+        return _with(gate, "its logits overflow on standard normal inputs")
+    return Gate(**{**vars(gate), "probe": probe(logits / temperature, num_branches, kind, names)})
+
+
+def _has_heads(last: Layer, num_branches: int) -> bool:
+    """Whether it gives several sets of weights: such gates are switches, where one set is mostly a softmax."""
+    return last.num_outputs > num_branches and last.num_outputs % num_branches == 0
+
+
+def _with(gate: Gate, why: str) -> Gate:
+    return Gate(**{**vars(gate), "unprobed": why})
+
+
+def _unprobed(layer: str, module: str, tensor: Tensor, why: str) -> Gate:
+    try:
+        weight = _figures(read_values(tensor, MOST_VALUES), tensor)
+    except FaultError as fault:
+        if fault.kind not in ("limit", "unsupported", "incomplete"):
+            raise
+        why, weight = f"not read: {fault.sentence}", None
+    return Gate(layer=layer, module=module, form="not known", weight=weight, unprobed=why)
+
+
+def _constant(found: FoundGate, layer: str, kind: Activation, temperature: float) -> Gate:
+    """Learned numbers that are weights whatever the input: as the bias of a gate without a weight."""
+    assert found.constant is not None
+    values = read_values(found.constant, MOST_VALUES)
+    gate = Gate(
+        layer=layer,
+        module=found.module,
+        form=f"{found.num_outputs} learned numbers -> {_activation(kind, temperature)}",
+        weight=None,
+        bias=_figures(values, found.constant),
+    )
+    if gate.num_bad:
+        return gate
+    logits = np.broadcast_to(values / temperature, (_NUM_INPUTS, values.size))
+    return Gate(**{**vars(gate), "probe": probe(logits, found.num_outputs, kind, ())})
+
+
+def _parameters(layer: Layer) -> tuple[_Array, _Array]:
+    """Weight [outputs, inputs] and bias, zeros where there is none."""
+    weight = read_values(layer.weight, MOST_VALUES)
+    weight = weight.T if layer.is_turned else weight
+    bias = np.zeros(weight.shape[0]) if layer.bias is None else read_values(layer.bias, MOST_VALUES)
+    return weight, bias
+
+
+def _figures(values: _Array, tensor: Tensor) -> Figures:
+    finite = values[np.isfinite(values)]
+    scale = float(np.abs(finite).max()) if finite.size else 0.0
+    with np.errstate(all="ignore"):
+        shrunk = finite / scale if scale else finite  # so that no square overflows
+        mean, std = (float(shrunk.mean()) * scale, float(shrunk.std()) * scale) if finite.size else (0.0, 0.0)
+        norm = float(np.sqrt(np.square(shrunk).sum())) * scale
+    return Figures(
+        shape=tuple(tensor.shape),
+        dtype=tensor.dtype,
+        mean=_finite(mean),
+        std=_finite(std),
+        norm=_finite(norm),
+        zeros=float((values == 0).mean()) if values.size else 0.0,
+        num_values=int(values.size),
+        num_bad=int(values.size - finite.size),
+    )
+
+
+def _finite(value: float) -> float:
+    """The largest number there is where the true one is larger."""
+    return value if math.isfinite(value) else math.copysign(float(np.finfo(np.float64).max), value)
+
+
+def _form(last: Layer, hidden: Layer | None, kind: Activation, temperature: float) -> str:
+    steps = [f"linear {last.num_inputs} to {last.num_outputs}", _activation(kind, temperature)]
+    if hidden is not None:
+        steps = [f"linear {hidden.num_inputs} to {hidden.num_outputs}", "SiLU", *steps]
+    return ", ".join(steps)
+
+
+def _activation(kind: Activation, temperature: float) -> str:
+    return kind if temperature == 1.0 else f"{kind} at temperature {temperature:g}"
+
+
+def _logits(parts: Sequence[tuple[_Array, _Array]], seed: int) -> _Array:
+    """[inputs, outputs] of the last layer, `parts` being it and the hidden one before it, if any."""
+    weight, bias = parts[-1]
+    x = np.random.default_rng(seed).standard_normal((_NUM_INPUTS, weight.shape[1]))
+    with np.errstate(all="ignore"):
+        if len(parts) > 1:
+            hidden = x @ weight.T + bias
+            x = hidden * _sigmoid(hidden)
+            weight, bias = parts[0]
+        logits: _Array = x @ weight.T + bias
+    return logits
+
+
+def _sigmoid(logits: _Array) -> _Array:
+    with np.errstate(over="ignore"):
+        weights: _Array = 1 / (1 + np.exp(-logits))
+    return weights
+
+
+def probe(logits: _Array, num_branches: int, kind: Activation, names: Sequence[str]) -> Probe:
+    """What logits [inputs, heads x branches] become as weights; a softmax is over the branches of one head."""
+    grouped = logits.reshape(len(logits), -1, num_branches)
+    if kind == "softmax":
+        shifted = np.exp(grouped - grouped.max(-1, keepdims=True))
+        weights = shifted / shifted.sum(-1, keepdims=True)
+        slopes = (weights * (1 - weights)).max(-1, keepdims=True)
+    else:
+        weights = _sigmoid(grouped)
+        slopes = weights * (1 - weights)
+    num_heads = grouped.shape[1]
+    flat_as_sigmoid = _sigmoid(grouped) * _sigmoid(-grouped) < FLAT_SLOPE
+    leader, led = _leader(weights, kind)
+    outputs = weights.reshape(len(logits), -1)
+    labels = names or tuple(str(index) for index in range(num_branches))
+    shown = outputs if num_heads == 1 else outputs.reshape(len(logits), num_heads, num_branches).mean(1)
+    return Probe(
+        num_inputs=len(logits),
+        activation=kind,
+        branches=tuple(
+            Branch(name=label, mean=float(part.mean()), least=float(part.min()), most=float(part.max()))
+            for label, part in zip(labels, shown.T, strict=True)
+        ),
+        entropy=_entropy(weights),
+        flat=float((slopes < FLAT_SLOPE).mean()),
+        spread=float((outputs.max(0) - outputs.min(0)).max()),
+        leader=leader,
+        led=led,
+        shifted=float(flat_as_sigmoid.all(-1).mean()),
+        dead=_dead(outputs.max(0), num_heads, num_branches),
+    )
+
+
+def _leader(weights: _Array, kind: Activation) -> tuple[int, float]:
+    """The branch that takes nearly everything most often, and how often."""
+    num_branches = weights.shape[-1]
+    if num_branches < 2:
+        return 0, 0.0
+    total = weights.sum(-1, keepdims=True)
+    shares = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+    takes = (shares >= NEARLY_ALL).reshape(-1, num_branches).mean(0)
+    if kind == "sigmoid":  # a switch that is all but shut beside others that are shut leads nobody
+        takes = ((shares >= NEARLY_ALL) & (weights >= 0.5)).reshape(-1, num_branches).mean(0)
+    return int(takes.argmax()), float(takes.max())
+
+
+def _dead(most: _Array, num_heads: int, num_branches: int) -> tuple[int, ...]:
+    """Branches shut for all inputs, in every head; whether heads or branches come first in memory is not known."""
+    is_shut = most < FLAT_SLOPE
+    by_branch = is_shut.reshape(num_heads, num_branches).all(0) | is_shut.reshape(num_branches, num_heads).all(1)
+    dead = tuple(int(index) for index in np.flatnonzero(by_branch))
+    return dead if len(dead) < num_branches else ()
+
+
+def _entropy(weights: _Array) -> float:
+    """The mean entropy of the branches' shares over that of even ones."""
+    if weights.shape[-1] < 2:
+        return 0.0
+    total = weights.sum(-1, keepdims=True)
+    shares = np.divide(weights, total, out=np.full_like(weights, 1 / weights.shape[-1]), where=total > 0)
+    logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
+    return float(-(shares * logs).sum(-1).mean() / math.log(weights.shape[-1]))

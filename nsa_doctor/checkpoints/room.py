@@ -1,0 +1,159 @@
+"""The room in which a checkpoint is read: a process of its own, held to limits, that answers one request and ends."""
+
+import json
+import os
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from nsa_doctor.checkpoints import figures, names
+from nsa_doctor.checkpoints.contents import Contents, Stored, Tensor
+from nsa_doctor.checkpoints.fault import FaultError, quoted
+from nsa_doctor.checkpoints.figures import read_gate
+from nsa_doctor.checkpoints.limits import MOST_MEMORY, Deadline, confine, peak_bytes
+from nsa_doctor.checkpoints.movement import movements
+from nsa_doctor.checkpoints.names import FoundGate
+from nsa_doctor.checkpoints.open_checkpoint import open_checkpoint
+from nsa_doctor.checkpoints.record import Activation, Gate, Reading
+from nsa_doctor.checkpoints.scan import scan
+from nsa_doctor.runner import Caught, attempt
+from nsa_doctor.wording import short_bytes
+
+MOST_GATES = 4096
+_SHARE_OF_TIME = 0.8  # what is left is for the answer
+
+
+def main() -> None:
+    """Answer the request on standard input; the answer is one line on standard output."""
+    request = json.loads(sys.stdin.buffer.readline())
+    confine(request["seconds"])
+    answer = attempt(lambda: _answer(request))
+    if isinstance(answer, Caught):
+        answer = _caught(answer, request)
+    sys.stdout.write(json.dumps(answer))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _caught(caught: Caught, request: dict[str, Any]) -> dict[str, Any]:
+    """A fault as what was read; anything else is the doctor's own."""
+    path = request["path"]
+    if isinstance(caught.error, FaultError):
+        fault = caught.error
+    elif isinstance(caught.error, MemoryError):
+        fault = FaultError(
+            "limit",
+            f"{quoted(path)} takes more than {short_bytes(MOST_MEMORY)} of memory to read, which it does not get",
+        )
+    else:
+        return {"broke": caught.sentence, "traceback": caught.traceback}
+    return {"read": Reading(path=path, fault=fault.kind, sentence=fault.sentence).to_json()}
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    start = time.monotonic()
+    deadline = Deadline(request["seconds"] * _SHARE_OF_TIME)
+    with ExitStack() as stack:
+        contents = open_checkpoint(request["path"], stack, deadline)
+        _open_opaque(contents, deadline)
+        reading = _read(contents, request, deadline)
+        if request["since"] is not None:
+            reading = replace(reading, gates=_moved(contents, reading, request, stack, deadline))
+    seconds = time.monotonic() - start
+    return {"read": replace(reading, seconds=seconds, peak_bytes=peak_bytes()).to_json()}
+
+
+def _open_opaque(contents: Contents, deadline: Deadline) -> None:
+    """Look into what holds no tensor of its own: code may hide there, and tensors too."""
+    for name, open_part in contents.opaque.items():
+        deadline.check(f"reading {contents.kind}")
+        part = open_part()
+        for tensor in part.tensors:
+            if isinstance(tensor, Stored):
+                contents.tensors.append(replace(tensor, name=f"{name}.{tensor.name}" if tensor.name else name))
+        contents.summed += part.summed
+        contents.settings |= {key: value for key, value in part.settings.items() if key not in contents.settings}
+        contents.notes += [note for note in part.notes if note not in contents.notes]
+
+
+def _read(contents: Contents, request: dict[str, Any], deadline: Deadline) -> Reading:
+    found = find(contents.tensors, request)
+    kind, temperature, said = _assumed(contents, request)
+    layers = names.unique_layers([gate.module for gate in found])
+    gates = []
+    for gate in found:
+        deadline.check("reading the gates")
+        gates.append(read_gate(gate, layers[gate.module], request["num_branches"], kind, temperature, request["seed"]))
+    seen = scan(contents, deadline)
+    notes = [*contents.notes, *seen.notes(), *([said] if said and gates else []), *_notes(gates)]
+    return Reading(
+        path=request["path"],
+        kind=contents.kind,
+        num_bytes=contents.num_bytes,
+        num_tensors=len(contents.tensors),
+        gates=tuple(gates),
+        not_finite=tuple(seen.not_finite),
+        num_not_finite=seen.num_not_finite,
+        unseen=seen.unseen(deadline),
+        similar=() if gates else tuple(names.similar_names(contents.tensors)),
+        notes=tuple(notes),
+    )
+
+
+def find(tensors: list[Tensor], request: dict[str, Any]) -> list[FoundGate]:
+    """The gates asked for."""
+    pattern, num_branches = request["pattern"], request["num_branches"]
+    if pattern is None:
+        found = names.find_gates(tensors, num_branches)
+    else:
+        found = names.match_gates(tensors, pattern, num_branches)
+    if len(found) > MOST_GATES:
+        raise FaultError("limit", f"{len(found):,} gates match, and at most {MOST_GATES:,} are read; narrow --pattern")
+    return found
+
+
+def _assumed(contents: Contents, request: dict[str, Any]) -> tuple[Activation | None, float, str]:
+    """How logits become weights: as asked for, else as a configuration in the file says."""
+    said, temperature = contents.settings.get("gate"), contents.settings.get("gate_temperature", 1.0)
+    is_known = said in ("softmax", "sigmoid")
+    if request["activation"] is not None or not is_known:
+        return request["activation"], 1.0, ""
+    is_number = isinstance(temperature, float) and 1e-6 < temperature < 1e6
+    kind: Activation = "softmax" if said == "softmax" else "sigmoid"
+    return kind, temperature if is_number and kind == "softmax" else 1.0, f"the configuration in the file says {kind}"  # type: ignore[return-value]
+
+
+def _notes(gates: list[Gate]) -> list[str]:
+    """What is odd about gates and not wrong by itself."""
+    blind = [gate for gate in gates if gate.is_blind and not gate.is_constant]
+    shifted = [
+        gate for gate in gates if gate.probe and gate.probe.activation == "softmax" and gate.probe.shifted > 0.99
+    ]
+    told = []
+    if blind:
+        told.append(f"{_some(blind)} the same weights to every input so far: the layer before the bias gives zero")
+    if shifted:
+        told.append(f"{_some(shifted)} logits that would saturate a sigmoid; --activation sigmoid judges them as one")
+    return told
+
+
+def _some(gates: list[Gate]) -> str:
+    others = f" and {len(gates) - 1} more give" if len(gates) > 1 else " gives"
+    return f"{quoted(gates[0].layer)}{others}"
+
+
+def _moved(
+    contents: Contents, reading: Reading, request: dict[str, Any], stack: ExitStack, deadline: Deadline
+) -> tuple[Gate, ...]:
+    """The gates with how far they went since an earlier file."""
+    earlier = open_checkpoint(request["since"], stack, deadline)
+    before = {names.stripped(gate.module): gate for gate in find(earlier.tensors, request)}
+    drifts = movements(
+        find(contents.tensors, request), contents.tensors, before, earlier.tensors, request["since"], deadline
+    )
+    return tuple(replace(gate, drift=drifts.get(gate.module)) for gate in reading.gates)
+
+
+__all__ = ["figures", "find", "main"]
