@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from nsa_doctor.finding import Finding, Result
+from nsa_doctor.finding import Finding, Result, Verdict
 from nsa_doctor.registry import Entry
 
 # What has to be mended first comes first: what ends the run, what poisons every value, then ever finer differences.
@@ -14,6 +14,7 @@ _ORDER = (
 
 _REFUSED = "modified by an inplace operation"
 _SECOND_TIME = "backward through the graph a second time"
+_NO_ANSWER = ("timeout", "died")  # kinds of evidence
 
 
 def consolidated(results: Iterable[Result], entries: Mapping[str, Entry]) -> tuple[Result, ...]:
@@ -43,12 +44,17 @@ def _with_own(result: Result, kept: Sequence[Finding]) -> Result:
     if own or not result.findings:
         return replace(result, findings=own)
     by = next((finding.code for finding in kept if result.code in finding.also), "")
+    if all(_has_no_answer(finding) for finding in result.findings):  # of this very check nothing was learnt
+        reason = f"means nothing while {by} fails: a call it makes ends in the same place"
+        return replace(result, verdict=Verdict.SKIP, findings=(), reason=reason)
     return replace(result, findings=(), reason=f"seen beside {by}, which may explain it")
 
 
 def _explains(other: Finding, finding: Finding, explained_by: Sequence[str]) -> bool:
     here, there = finding.where, other.where
     if here.file and (here.file, here.line) == (there.file, there.line) and finding.code != other.code:
+        return True
+    if finding.code != other.code and _has_no_answer(finding) and _has_no_answer(other) and _is_one_end(other, finding):
         return True
     if other.code == "GRD401" and _REFUSED in finding.message:  # it names the write, wherever backward gave up
         return True
@@ -57,6 +63,19 @@ def _explains(other: Finding, finding: Finding, explained_by: Sequence[str]) -> 
     if not any(other.code.startswith(code) for code in explained_by):
         return False
     return _is_inside(here.module, there.module) or _is_inside(there.module, here.module)
+
+
+def _has_no_answer(finding: Finding) -> bool:
+    """Whether it says that a call did not come back."""
+    return finding.evidence.get("kind") in _NO_ANSWER
+
+
+def _is_one_end(other: Finding, finding: Finding) -> bool:
+    """Whether two calls stopped in one function, or, where no line is known of either, in one way."""
+    here, there = finding.where, other.where
+    if here.file or there.file:
+        return (here.file, here.function) == (there.file, there.function)
+    return finding.evidence["kind"] == other.evidence["kind"]
 
 
 def _is_inside(inner: str, outer: str) -> bool:

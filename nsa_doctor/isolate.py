@@ -19,7 +19,7 @@ from nsa_doctor.page import FILE_BYTES, SIGHTING, TRAIL, Page
 
 STARTUP_SECONDS = 180.0  # for Python and torch alone, before the subject has a say
 _DUMP_SECONDS = 2.0
-_SIGHTING_SECONDS = 4.0
+_SIGHTING_SECONDS = 3.0
 _POLL_SECONDS = 0.5
 _KEPT_BYTES = 8192
 

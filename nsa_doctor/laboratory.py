@@ -12,7 +12,7 @@ from nsa_doctor.check import Profile
 from nsa_doctor.finding import Finding, Result, Verdict
 from nsa_doctor.frames import top_package
 from nsa_doctor.isolate import STARTUP_SECONDS, ChildDiedError, ChildHungError, ChildProcess, ChildSlowError
-from nsa_doctor.measurement import Diagnosis, Measurement, Place, Point, Trouble, to_json, trouble_from_json
+from nsa_doctor.measurement import Diagnosis, Measurement, Point, Trouble, to_json, trouble_from_json
 from nsa_doctor.postmortem import Experience, trouble_of
 
 _MOST_FAILURES = 3
@@ -261,9 +261,11 @@ class IsolatedLaboratory:
         self.experience.has_hung |= trouble.kind == "timeout"
         if not is_exact:
             place = self.experience.knows(trouble.place)
+            again = None
             if not place.module and self._is_worth_another_look(failure):
-                place = self._looked_again(request, seconds) or place
-            trouble = replace(trouble, place=place)
+                again = self._looked_again(request, seconds)
+            phase = trouble.phase or ("" if again is None else again.phase)
+            trouble = replace(trouble, place=place if again is None else again.place, phase=phase)
         self.experience.learn(trouble.place)
         return trouble
 
@@ -275,8 +277,8 @@ class IsolatedLaboratory:
         has_more = isinstance(failure, ChildDiedError) or bool(self.facts or failure.remains.made)
         return has_more and self._tried_again < _MOST_TRIED_AGAIN
 
-    def _looked_again(self, request: dict[str, Any], seconds: float) -> Place | None:
-        """Where the same request ends in a child that writes down every line before it runs; None where it does not."""
+    def _looked_again(self, request: dict[str, Any], seconds: float) -> Trouble | None:
+        """How the same request ends in a child that writes down every line before it runs; None where it does not."""
         self._tried_again += 1
         self._child = child = ChildProcess(is_trailed=True)
         try:
@@ -286,7 +288,7 @@ class IsolatedLaboratory:
         except (ChildHungError, ChildDiedError) as failure:
             self._gone()
             trouble, _ = self._trouble(failure)
-            return trouble.place if trouble.place.file else None
+            return trouble if trouble.place.file else None
         except ChildSlowError:
             return None
         finally:

@@ -75,8 +75,8 @@ def spins_in_its_own_forward():
     return Stack(torch.tanh, _SpinningLayer)
 
 
-def spins_in_training_with_two_rows():
-    return Stack(lambda h: _spin(h) if h.shape[0] > 1 and h.requires_grad else h)
+def spins_with_two_rows():
+    return Stack(lambda h: _spin(h) if h.shape[0] > 1 else h)
 
 
 class _Endless(nn.Module):
