@@ -57,6 +57,11 @@ TORCH_IN_THE_DOCTOR = tuple(
     for name in ("adapter", "subject", "subjects*", "probes*", "checks*", "bench", "fuzz.properties*")
     for name in ("adapter", "subject", "subjects*", "probes*", "checks*", "bench", "fuzz.properties*")
 )
+PLUGIN_OF_PYTEST = (
+    "nsa_doctor.pytest_plugin",
+    "nsa_doctor.checked_items",
+    "nsa_doctor.benchmarks.*",
+)  # loaded by pytest alone
 # Distribution: the name it is imported by, where the two differ.
 IMPORT_NAMES = {"pyyaml": "yaml"}
 IMPORTERS = ("import_module", "importlib.import_module", "__import__")
@@ -122,6 +127,8 @@ def objection(found: Import, declared: set[str]) -> str | None:
         if target not in PACKAGES[package]:
             return f"{package} may not import {target}"
         return layer_objection(found) if package == "nsa" else None
+    if target == "pytest" and fits(found.module, PLUGIN_OF_PYTEST):
+        return None
     if found.at_once and target not in declared and target not in sys.stdlib_module_names:
         return f"{target} is not among the base dependencies"
     if target == "torch" and package == "nsa_doctor" and not fits(found.module, TORCH_IN_THE_DOCTOR):

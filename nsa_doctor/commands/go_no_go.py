@@ -4,14 +4,14 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nsa_doctor import options
 from nsa_doctor.commands import option_types as given
 from nsa_doctor.commands.delivery import check_bundle, deliver_bundle
-from nsa_doctor.laboratory import UsageError
+from nsa_doctor.laboratory import Assignment, UsageError
 
 if TYPE_CHECKING:
     from nsa_doctor.gate import Gate
@@ -61,29 +61,27 @@ def go_no_go(
         dtype=dtype,
         profile=required.profile,
     )
-    earlier, record = _earlier(baseline, because), read_run_option(run)
+    evidence = {"run": read_run_option(run), "earlier": _earlier(baseline, because)}
     check_bundle(output)
+    again = _again(
+        {"gate": chosen, "run": run, "baseline": baseline, "because": because, "config": config, "subject": subject},
+        {"input": input_kind, "width": width, "dtype": dtype, "device": device, "seed": seed},
+    )
     from nsa_doctor import go_no_go as deciding
     from nsa_doctor import progress
 
-    codes = [entry.manual.code for entry in required.checks if entry.examines == "module"]
-    asked = options.run_request(
-        assignment=assignment, select=",".join(codes) or None, ignore=None, jobs=jobs, fail_fast=False
-    )
-    request = deciding.GoNoGoRequest(
-        assignment=asked.assignment,
-        gate=required,
-        module_checks=replace(asked, selected=(), command="go-no-go") if codes else None,
-        run=record,
-        earlier=earlier,
-        again=_again(
-            {"gate": chosen, "run": run, "baseline": baseline, "because": because, "config": config},
-            {"subject": subject, "input": input_kind, "width": width, "dtype": dtype, "device": device, "seed": seed},
-        ),
-    )
+    request = deciding.GoNoGoRequest(**_examined(assignment, required, jobs), gate=required, **evidence, again=again)
     with progress.of_steps(quiet) as listener:
         report = deciding.go_no_go(request, listener)
     return deliver_bundle(report, output, traceback)
+
+
+def _examined(assignment: Assignment, gate: "Gate", jobs: int | None) -> dict[str, Any]:
+    """Whom to examine, and the run of those checks that the gate requires of a module, if there are any."""
+    codes = ",".join(entry.manual.code for entry in gate.checks if entry.examines == "module")
+    asked = options.run_request(assignment=assignment, select=codes or None, ignore=None, jobs=jobs, fail_fast=False)
+    checks = replace(asked, selected=(), command="go-no-go") if codes else None
+    return {"assignment": asked.assignment, "module_checks": checks}
 
 
 def _again(*options_given: Mapping[str, object]) -> str:

@@ -1,0 +1,126 @@
+"""One subject under examination: what is known of it so far, and how the next check is answered."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nsa_doctor.check import Profile
+from nsa_doctor.conclude import SWEPT_CODES, swept_results
+from nsa_doctor.examine import Examination, examine
+from nsa_doctor.finding import Result, Verdict
+from nsa_doctor.findings import findings
+from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
+from nsa_doctor.measurement import Measurement, Point
+from nsa_doctor.plan import sweep_points
+from nsa_doctor.registry import Entry
+from nsa_doctor.repro import CommandLine
+
+CHECK_SECONDS: Mapping[Profile, float] = {"smoke": 30.0, "quick": 90.0, "full": 600.0}
+
+
+@dataclass
+class Session:
+    """Everything found out so far; it grows as checks are answered, and an interruption keeps what there is.
+
+    `codes` are the checks to be answered: a sweep answers several of them at once.
+    """
+
+    assignment: Assignment
+    codes: frozenset[str]
+    facts: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Result] = field(default_factory=dict)
+    examination: Examination = field(default_factory=Examination)
+    notes: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether anything is wrong already."""
+        return any(_is_bad(result) for result in self.results.values())
+
+    def load(self, laboratory: IsolatedLaboratory) -> None:
+        """Load the subject and learn its facts; none are known when it cannot be examined, and the results say why.
+
+        Raises UsageError and DoctorBrokeError.
+        """
+        self.examination.measurements += laboratory.load()
+        self.facts = laboratory.facts
+        self.notes.update(dict.fromkeys(self.facts.get("notes", ())))
+        if not self.facts:
+            self._conclude_sweep([])
+
+    def check(self, entry: Entry, laboratory: IsolatedLaboratory) -> Result:
+        """Run one check, unless the subject lacks what it needs or a failed one has taken its meaning."""
+        code, name = entry.manual.code, entry.manual.name
+        failed = [
+            other
+            for other, result in sorted(self.results.items())
+            if other != code and entry.blocked_by and other.startswith(entry.blocked_by) and _is_bad(result)
+        ]
+        missing = [seam for seam in entry.needs if seam not in self.facts["seams"]]
+        if missing:
+            reason = f"it offers no {' and no '.join(missing)}"
+            result = Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason, is_required=False)
+        elif failed:
+            reason = f"means nothing while {failed[0]} fails"
+            result = Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason)
+        else:
+            at_most = CHECK_SECONDS[self.assignment.profile]
+            result = laboratory.check(code, self.assignment.timeout, at_most=at_most)
+        self.results[code] = result
+        self.notes.update(dict.fromkeys(result.notes))
+        return result
+
+    def sweep(self, laboratory: IsolatedLaboratory) -> int:
+        """Answer all checks that a sweep answers; the number of points it was planned to measure."""
+        tried = {measurement.point.length for measurement in self.examination.measurements}
+        planned = [point for point in sweep_points(self.assignment.profile, self.facts) if point.length not in tried]
+        examine(laboratory, self.examination, planned)
+        self._conclude_sweep(planned)
+        return len(planned)
+
+    def _conclude_sweep(self, planned: Sequence[Point]) -> None:
+        facts, measurements = self.facts, self.examination.measurements
+        kept = [each for each in measurements if not _is_foreign_dtype(each, facts)]
+        for dropped in dict.fromkeys(each.point.dtype for each in measurements if each not in kept):
+            told = f"not examined in {dropped}: the subject does not run in it on {self.assignment.device}"
+            self.notes[told] = None
+        measurements[:] = kept
+        done = [point for point in planned if any(each.point == point for each in kept)]
+        found = findings(self.examination, self._command())
+        for result in swept_results(found, self.examination, done, lambda code: code in self.codes & SWEPT_CODES):
+            if result.verdict is Verdict.PASS and not _is_looked_at(result.code, done, facts):
+                was_planned = _is_looked_at(result.code, planned, facts)
+                reason = f"no such input is part of the profile {self.assignment.profile}"
+                reason = f"it runs in {facts['dtype']} alone" if was_planned else reason
+                result = replace(result, verdict=Verdict.SKIP, reason=reason, is_required=not was_planned)
+            self.results[result.code] = result
+        self.notes.update(dict.fromkeys(note for measurement in kept for note in measurement.notes))
+
+    def _command(self) -> CommandLine:
+        assignment = self.assignment
+        named = ("--subject", assignment.spec) if assignment.spec else ()
+        return CommandLine(
+            options=tuple(self.facts.get("options", named)),
+            device=assignment.device,
+            seed=assignment.seed,
+            dtype=self.facts.get("dtype", "float32"),
+        )
+
+
+def _is_bad(result: Result) -> bool:
+    return result.verdict in (Verdict.FAIL, Verdict.TIMEOUT)
+
+
+def _is_looked_at(code: str, planned: Sequence[Point], facts: Mapping[str, Any]) -> bool:
+    """Whether the plan held points that could have shown what this check is about."""
+    if code == "NAN104":
+        return any(point.values != "normal" for point in planned)
+    if code == "NAN105":
+        return any(point.dtype != facts.get("dtype") for point in planned)
+    return True
+
+
+def _is_foreign_dtype(measurement: Measurement, facts: Mapping[str, Any]) -> bool:
+    """Whether the subject raised in a dtype that nobody asked for: then it is not made for it."""
+    trouble = measurement.trouble
+    return trouble is not None and trouble.kind == "raised" and measurement.point.dtype != facts.get("dtype")
