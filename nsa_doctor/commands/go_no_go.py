@@ -61,7 +61,7 @@ def go_no_go(
         dtype=dtype,
         profile=required.profile,
     )
-    evidence = {"run": read_run_option(run), "earlier": _earlier(baseline, because)}
+    evidence: dict[str, Any] = {"run": read_run_option(run), "earlier": _earlier(baseline, because)}
     check_bundle(output)
     again = _again(
         {"gate": chosen, "run": run, "baseline": baseline, "because": because, "config": config, "subject": subject},
