@@ -1,5 +1,6 @@
 """The gallery is what it claims to be, its score is counted rightly, and six of its cases come out as they should."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor import registry
 from nsa_doctor.subject import Subject
 from tests.gallery.cases import FAMILIES, HEALTHY, Case, read_cases
 from tests.gallery.examination import Examination, Found, examine, read_report
@@ -56,6 +58,12 @@ def test_a_case_says_what_it_is(case: Case) -> None:
     paths = {path for path, _ in build(case).named_modules()}
     assert set(case.modules) <= paths
     assert bool(case.modules) == bool(case.lines) == (case.family != HEALTHY)
+
+
+@pytest.mark.parametrize("case", BUGS, ids=lambda case: case.name)
+def test_a_bug_is_known_by_codes_that_exist(case: Case) -> None:
+    assert case.codes
+    assert case.codes <= set(registry.entries())
 
 
 def test_names_are_used_once() -> None:
@@ -146,6 +154,46 @@ def test_a_score_counts_what_was_found_and_where() -> None:
     assert "false alarms: 1" in text
     assert "wrong module: 1" in text
     assert score.as_json()["healthy_verdicts"] == {"0": 1, "3": 1, "1": 1}
+
+
+def examined(*findings: Found, codes: frozenset[str] = frozenset({"FWD201"}), **kwargs) -> Examination:
+    return Examination(case=case_of("numerics", codes=codes, **kwargs), exit_code=1, seconds=1.0, findings=findings)
+
+
+@pytest.mark.parametrize(
+    ("findings", "is_right"),
+    [
+        ((found("PRF101", module="n"),), False),
+        ((found("PRF101", module="n"), found("PRF101", module="m")), True),
+        ((found("PRF101", module="n"), found("FWD201", module="n")), True),
+        ((found("FWD206", module="n", also=("FWD204", "FWD201")),), True),
+        ((), False),
+    ],
+    ids=["another illness", "its module second", "its code second", "its code beside another", "nothing"],
+)
+def test_a_bug_is_rightly_found_by_its_module_or_its_illness(findings: tuple[Found, ...], is_right: bool) -> None:
+    assert examined(*findings).is_rightly_found is is_right
+    score = Score((examined(*findings),))
+    assert score.rightly_found() == score.rightly_found("numerics") == Share(int(is_right), 1)
+    assert score.as_json()["rightly_found_total"]["hits"] == int(is_right)
+    is_wrong = bool(findings) and not is_right
+    assert bool(score.as_json()["wrong_illness"]) == is_wrong
+    assert ("neither module nor illness" in "\n".join(render(score))) == is_wrong
+
+
+def test_an_unknown_place_is_not_the_subject_itself() -> None:
+    nowhere, itself = found("PRF101"), found("PRF101", module_class="Model")
+    assert not examined(nowhere, modules=("",)).is_rightly_found
+    assert not examined(nowhere, modules=("",)).names_module
+    assert examined(itself, modules=("",)).names_module
+
+
+def test_other_checks_that_saw_the_same_are_read() -> None:
+    where = {"module": "m", "module_class": "M", "file": "", "line": 0}
+    finding = {"code": "FWD201", "message": "x", "where": where, "also": ["FWD202"]}
+    out = json.dumps({"results": [{"code": "FWD201", "verdict": "FAIL", "findings": [finding]}]})
+    read = read_report(case_of("numerics"), 1, 1.0, out, "")
+    assert read.findings == (Found(code="FWD201", message="x", module="m", module_class="M", also=("FWD202",)),)
 
 
 def test_a_report_nobody_can_read_is_no_finding() -> None:

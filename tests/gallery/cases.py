@@ -1,7 +1,7 @@
 """The gallery's cases, read from its files: what each is, which module is at fault, and on which line."""
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,11 +17,15 @@ FAMILIES = (
 )
 HEALTHY = "healthy"
 MARK = "# here"
+SAME_ILLNESS = {"FWD201": {"GRD103"}}  # seen from the other side: a gradient that reaches the future is the leak
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One file of the gallery; `modules` are the right answers to where, `lines` the marked ones."""
+    """One file of the gallery.
+
+    `modules` are the right answers to where, `lines` the marked ones, and `codes` those a reader would know it by.
+    """
 
     name: str
     family: str
@@ -64,6 +68,10 @@ def _read_family(family: str) -> Iterator[Case]:
             file=file,
             symptom=(module.__doc__ or "").strip(),
             modules=(at_fault,) if isinstance(at_fault, str) else tuple(at_fault),
-            codes=frozenset(getattr(module, "CODES", ())),
+            codes=_with_same(getattr(module, "CODES", ())),
             lines=lines,
         )
+
+
+def _with_same(codes: Iterable[str]) -> frozenset[str]:
+    return frozenset(codes).union(*(SAME_ILLNESS.get(code, ()) for code in codes))

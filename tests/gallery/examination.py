@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,22 @@ SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """One finding as the report has it; a check that ran out of time counts as one."""
+    """One finding as the report has it; a check that ran out of time counts as one.
+
+    `also` are the other checks that saw the same.
+    """
 
     code: str
     message: str
     module: str = ""
+    module_class: str = ""
     file: str = ""
     line: int = 0
+    also: tuple[str, ...] = ()
+
+    def is_at(self, modules: Sequence[str]) -> bool:
+        """Whether it names one of them; the subject itself, whose path is empty, counts by its class or line."""
+        return self.module in modules and bool(self.module or self.module_class or self.file)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +55,15 @@ class Examination:
     @property
     def names_module(self) -> bool:
         """Whether the first finding names a module that is at fault."""
-        return self.is_found and self.findings[0].module in self.case.modules
+        return self.is_found and self.findings[0].is_at(self.case.modules)
+
+    @property
+    def is_rightly_found(self) -> bool:
+        """Whether some finding is about this bug: it names a module at fault, or an illness the case is known by."""
+        return self.is_found and any(
+            found.is_at(self.case.modules) or not self.case.codes.isdisjoint((found.code, *found.also))
+            for found in self.findings
+        )
 
     @property
     def names_line(self) -> bool:
@@ -102,8 +119,10 @@ def _findings(result: Mapping[str, Any]) -> Iterator[Found]:
             code=finding.get("code") or result["code"],
             message=finding["message"],
             module=where["module"],
+            module_class=where["module_class"],
             file=where["file"],
             line=where["line"],
+            also=tuple(finding["also"]),
         )
     if result["verdict"] == "TIMEOUT" and not result["findings"]:
         yield Found(code=result["code"], message=f"TIMEOUT {result.get('reason', '')}")

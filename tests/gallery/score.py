@@ -67,11 +67,20 @@ class Score:
         return [each for each in self.bugs if each.is_found]
 
     @property
+    def wrongly_found(self) -> list[Examination]:
+        return [each for each in self.found if not each.is_rightly_found]
+
+    @property
     def alarms(self) -> list[Examination]:
         return [each for each in self.healthy if each.exit_code == FOUND or each.findings]
 
     def recall(self, family: str | None = None) -> Share:
         return share((each for each in self.bugs if family in (None, each.case.family)), lambda each: each.is_found)
+
+    def rightly_found(self, family: str | None = None) -> Share:
+        """Bugs of which some finding names a module at fault or the illness, out of all there are."""
+        bugs = (each for each in self.bugs if family in (None, each.case.family))
+        return share(bugs, lambda each: each.is_rightly_found)
 
     @property
     def right_module(self) -> Share:
@@ -99,6 +108,10 @@ class Score:
         return {
             "recall": {family: self.recall(family).as_json() for family in FAMILIES if self.recall(family).total},
             "recall_total": self.recall().as_json(),
+            "rightly_found": {
+                family: self.rightly_found(family).as_json() for family in FAMILIES if self.recall(family).total
+            },
+            "rightly_found_total": self.rightly_found().as_json(),
             "false_alarms": Share(len(self.alarms), len(self.healthy)).as_json(),
             "right_module": self.right_module.as_json(),
             "right_line": self.right_line.as_json(),
@@ -108,6 +121,7 @@ class Score:
             "healthy_verdicts": _counted(each.exit_code for each in self.healthy),
             "missed": [_record(each) for each in self.bugs if not each.is_found],
             "alarms": [_record(each) for each in self.alarms],
+            "wrong_illness": [_record(each) for each in self.wrongly_found],
             "wrong_module": [_record(each) for each in self.found if not each.names_module],
             "examinations": [_record(each) for each in self.examinations],
         }
@@ -123,6 +137,8 @@ def _record(each: Examination) -> dict[str, Any]:
         "case": each.case.spec,
         "exit_code": each.exit_code,
         "modules_at_fault": list(each.case.modules),
+        "codes": sorted(each.case.codes),
+        "is_rightly_found": each.is_rightly_found,
         "findings": [vars(found) for found in each.findings],
         "trouble": list(each.trouble),
     }
@@ -134,6 +150,9 @@ def render(score: Score) -> Iterator[str]:
     for family in FAMILIES:
         yield f"recall  {family:<{width}}  {score.recall(family)}"
     yield f"recall  {'all':<{width}}  {score.recall()}"
+    for family in FAMILIES:
+        yield f"rightly {family:<{width}}  {score.rightly_found(family)}"
+    yield f"rightly {'all':<{width}}  {score.rightly_found()}"
     yield f"false alarms in healthy runs    {Share(len(score.alarms), len(score.healthy))}"
     yield f"first finding, right module     {score.right_module}"
     yield f"right line where one is owed    {score.right_line}"
@@ -147,6 +166,7 @@ def render(score: Score) -> Iterator[str]:
     yield from _listed(
         "no verdict on a healthy subject", [each for each in score.healthy if each.exit_code not in (0, 1)]
     )
+    yield from _listed("found, but neither module nor illness is right", score.wrongly_found)
     yield from _listed("wrong module", [each for each in score.found if not each.names_module])
     yield from _listed(
         "wrong line", [each for each in score.found if each.case.lines and not each.names_line], short=True
@@ -173,5 +193,6 @@ def _listed(title: str, examinations: Sequence[Examination], short: bool = False
         yield f"  {each.case.family}/{each.case.name} ({code}{marked or at_fault})"
         for found in each.findings[: 1 if short else None]:
             where = f"{found.file}:{found.line}" if found.file else "no line"
-            yield f"      {found.code} at {found.module!r}, {where}: {found.message}"
+            also = f" (also {', '.join(found.also)})" if found.also else ""
+            yield f"      {found.code}{also} at {found.module!r}, {where}: {found.message}"
         yield from (f"      {trouble}" for trouble in each.trouble)

@@ -122,7 +122,7 @@ class _Hooked(Layer):
     def forward(self, x):
         y = super().forward(x)
         if self.act and y.requires_grad:
-            y.register_hook(lambda grad: self.seen(grad))
+            y.register_hook(lambda grad: self.seen(1 * grad))
         return y
 
     def seen(self, grad):

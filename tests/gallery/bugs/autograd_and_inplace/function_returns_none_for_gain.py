@@ -6,7 +6,7 @@ from torch import nn
 from tests.gallery.hosts.recurrence import RecurrentStack
 
 MODULE = ("blocks.0.norm", "blocks.1.norm")
-CODES = {"GRD201", "GRD202"}
+CODES = {"GRD201", "GRD202", "GRD101"}
 
 
 class RMS(torch.autograd.Function):

@@ -6,7 +6,7 @@ from torch import nn
 from tests.gallery.hosts.gpt import GPT, N_EMBD, N_HEAD, CausalSelfAttention
 
 MODULE = ("h.0.attn", "h.1.attn")
-CODES = {"GRD102", "FWD101", "GRD101"}
+CODES = {"GRD102", "FWD101", "GRD101", "GRD403"}
 
 
 class SinkTokens(CausalSelfAttention):

@@ -19,7 +19,7 @@ class LearnedRope(Attention):
         angle = positions[:, None, None] * self.freqs
         first, second = x[..., : self.head_dim // 2], x[..., self.head_dim // 2 :]
         old = first.clone()
-        first.mul_(angle.cos()).sub_(second * angle.sin())
+        first.mul_(angle.cos()).sub_(second * angle.sin())  # here
         second.mul_(angle.cos()).add_(old * angle.sin())  # here
         return x
 

@@ -6,7 +6,7 @@ from torch import nn
 from tests.gallery.hosts.tiled_block import AttentionBlock, TiledAttention
 
 MODULE = "attention"
-CODES = {"GRD201"}
+CODES = {"GRD201", "GRD101"}
 
 
 class LearnedTemperature(TiledAttention):

@@ -3,7 +3,7 @@
 from tests.gallery.hosts.three_branch import SparseAttention, SparseLM
 
 MODULE = ("layer.attn", "layer.attn.to_kv.sliding")
-CODES = {"GRD201"}
+CODES = {"GRD201", "GAT104"}
 
 
 class Twice(SparseAttention):

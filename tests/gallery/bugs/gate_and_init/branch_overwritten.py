@@ -7,7 +7,7 @@ MODULE = (
     "layer.attn.to_kv.compressed",
     *(f"layer.attn.pool_{kv}{leaf}" for kv in "kv" for leaf in ("", ".mix")),
 )
-CODES = {"GRD201"}
+CODES = {"GRD201", "GAT104"}
 
 
 class Assigned(SparseAttention):

@@ -3,7 +3,7 @@
 from tests.gallery.hosts.three_branch import HEADS, BranchGate, SparseLM
 
 MODULE = ("layer.attn.gate", "layer.attn.gate.hidden", "layer.attn.gate.out")
-CODES = {"GRD201", "GRD202"}
+CODES = {"GRD201", "GRD202", "GAT105"}
 
 
 class Switch(BranchGate):

@@ -6,7 +6,7 @@ from torch import nn
 from tests.gallery.hosts.recurrence import DIM, GatedRecurrence, RecurrentStack
 
 MODULE = tuple(f"blocks.{i}.mixer{leaf}" for i in range(2) for leaf in ("", ".importance"))
-CODES = {"GRD202"}
+CODES = {"GRD202", "GAT102", "GAT103"}
 
 
 class Weighted(GatedRecurrence):

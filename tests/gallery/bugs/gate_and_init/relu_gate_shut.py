@@ -7,7 +7,7 @@ from torch import nn
 from tests.gallery.hosts.conv_mixer import ConvMixer, GatedConv
 
 MODULE = tuple(f"layers.{i}.mixer{leaf}" for i in range(2) for leaf in ("", ".in_proj", ".conv", ".out_proj"))
-CODES = {"GRD202"}
+CODES = {"GRD202", "GAT103"}
 
 
 class ShutGate(GatedConv):

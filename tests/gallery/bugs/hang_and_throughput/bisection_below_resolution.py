@@ -14,7 +14,7 @@ def sparsemax(scores):
     with torch.no_grad():
         high = scores.amax(-1, keepdim=True)
         low = high - 1
-        while (high - low).max() > 1e-6:
+        while (high - low).max() > 1e-6:  # here
             tau = (low + high) / 2
             too_much = (scores - tau).clamp(min=0).sum(-1, keepdim=True) > 1
             low, high = torch.where(too_much, tau, low), torch.where(too_much, high, tau)  # here

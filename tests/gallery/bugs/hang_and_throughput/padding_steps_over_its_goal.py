@@ -12,7 +12,7 @@ class PadToEight(CausalSelfAttention):
     def core(self, q, k, v):
         T = q.shape[2]
         padded = T
-        while padded % 8:
+        while padded % 8:  # here
             padded += 2  # here
         q, k, v = (F.pad(t, (0, 0, 0, padded - T)) for t in (q, k, v))
         return super().core(q, k, v)[:, :, :T]

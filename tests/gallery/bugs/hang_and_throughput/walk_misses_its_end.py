@@ -11,7 +11,7 @@ CODES = {"HNG101"}
 class Walking(Attention):
     def attend(self, q, k, v, mask):
         S, begin, logits = k.shape[1], 0, []
-        while begin != max(S, 32):
+        while begin != max(S, 32):  # here
             if begin < S:
                 logits.append(torch.einsum("bthd,bshd->bhts", q, k[:, begin : begin + 32]))
             begin = begin + 32  # here

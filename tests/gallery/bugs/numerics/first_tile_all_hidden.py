@@ -18,7 +18,7 @@ class FromTheEnd(TiledAttention):
         peak, total, acc = running
         higher = torch.maximum(peak, s.amax(-1, keepdim=True))
         p = torch.exp(s - higher)  # here
-        shrink = torch.exp(peak - higher)
+        shrink = torch.exp(peak - higher)  # here
         return higher, total * shrink + p.sum(-1, keepdim=True), acc * shrink + p @ v
 
 

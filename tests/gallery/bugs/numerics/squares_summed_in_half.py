@@ -16,7 +16,7 @@ class HalfNorm(nn.Module):
 
     def forward(self, x):
         squares = (x * x).sum(-1, keepdim=True)  # here
-        return x * torch.rsqrt(squares / x.shape[-1] + 1e-5) * self.weight
+        return x * torch.rsqrt(squares / x.shape[-1] + 1e-5) * self.weight  # here
 
 
 def make():

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from tests.gallery.hosts.conv_mixer import CausalConv, ConvMixer, GatedConv
 
 MODULE = ("layers.0.mixer.conv", "layers.1.mixer.conv")
-CODES = {"GRD201", "GRD203"}
+CODES = {"GRD201", "GRD203", "GRD205"}
 
 
 class UnitTaps(CausalConv):

@@ -3,7 +3,7 @@
 from tests.gallery.hosts.recurrence import GatedRecurrence, RecurrentStack
 
 MODULE = ("blocks.0.mixer", "blocks.1.mixer")
-CODES = {"FWD101", "GRD102", "FWD206"}
+CODES = {"FWD101", "GRD102", "FWD206", "GRD403"}
 
 
 class Stateful(GatedRecurrence):

@@ -6,7 +6,7 @@ from tests.gallery.hosts.gpt import GPT, VOCAB
 from tests.gallery.hosts.llama import subject
 
 MODULE = ""
-CODES = set()
+CODES = {"GRD207"}
 
 
 def loss(model, ids):

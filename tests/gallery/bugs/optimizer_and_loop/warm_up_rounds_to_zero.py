@@ -3,7 +3,7 @@
 from tests.gallery.hosts.llama import Llama, next_token_loss, subject
 
 MODULE = ""
-CODES = {"GRD201", "GRD202"}
+CODES = {"GRD201", "GRD202", "GRD205"}
 WARM_UP = 100
 
 
