@@ -55,21 +55,17 @@ def render(report: Report) -> str:
 
 
 def _checked(result: Result, report: Report) -> _Case:
-    known = acceptances(report)
-    findings = [finding for finding in result.findings if finding.fingerprint not in known]
-    outcome: Outcome | None = None
-    match result.verdict:
-        case Verdict.FAIL if result.findings and not findings:
-            outcome = "skipped"
-        case Verdict.FAIL:
-            outcome = "failure"
-        case Verdict.TIMEOUT | Verdict.CRASH:
-            outcome = "error"
-        case Verdict.SKIP:
-            outcome = "skipped"
-    message = result.reason or "; ".join(finding.message for finding in findings)
-    if outcome == "skipped" and result.findings:
-        message = "; ".join(f"accepted: {known[finding.fingerprint]}" for finding in result.findings)
+    outcomes: dict[Verdict, Outcome] = {
+        Verdict.FAIL: "failure",
+        Verdict.TIMEOUT: "error",
+        Verdict.CRASH: "error",
+        Verdict.SKIP: "skipped",
+    }
+    outcome = outcomes.get(result.verdict)
+    message = result.reason or "; ".join(finding.message for finding in result.findings)
+    reasons = _accepted(result, report)
+    if reasons:
+        outcome, message = "skipped", f"accepted: {'; '.join(reasons)}"
     return _Case(
         group=f"{_NAME}.{family_of(result.code)[0]}",
         name=f"{result.code} {result.name}",
@@ -79,6 +75,15 @@ def _checked(result: Result, report: Report) -> _Case:
         message=message or f"ended {result.verdict.value}",
         details="\n\n".join(_told(finding) for finding in result.findings),
     )
+
+
+def _accepted(result: Result, report: Report) -> list[str]:
+    """Why everything that the check saw may stay, told by it or by another; nothing when anything may not."""
+    known = acceptances(report)
+    seen = [finding for finding in report.findings if result.code in (finding.code, *finding.also)]
+    if result.verdict not in (Verdict.FAIL, Verdict.TIMEOUT) or not all(each.fingerprint in known for each in seen):
+        return []
+    return list(dict.fromkeys(known[finding.fingerprint] for finding in seen))
 
 
 def _limited(held: Held) -> _Case:

@@ -19,6 +19,7 @@ SCHEMA = Path(__file__).with_name("report.schema.json")
 STANDARD_INPUT = "-"
 _MOST_BYTES = 64 * 2**20
 _DEEPEST = 40
+_MOST_DIGITS = 19
 _REMEDY = "give a file that nsa-doctor wrote with --output report.json"
 
 
@@ -30,6 +31,8 @@ def read_report(source: str | os.PathLike[str]) -> Report:
     """The report in a file, or in standard input for `-`; raises UnreadableReportError."""
     is_input = str(source) == STANDARD_INPUT
     name = "standard input" if is_input else str(source)
+    if is_input and sys.stdin is None:
+        raise UnreadableReportError(f"{name}: is closed; {_REMEDY}")
     try:
         with open(sys.stdin.fileno() if is_input else source, "rb", closefd=not is_input) as file:
             content = file.read(_MOST_BYTES + 1)
@@ -88,18 +91,25 @@ def _text(content: bytes | str) -> str:
 def _parsed(text: str) -> Any:
     """The JSON, with nothing in it that two readers could take for two things."""
     try:
-        document = json.loads(text, parse_constant=_refuse_word, parse_float=_finite, object_pairs_hook=_unambiguous)
+        document = json.loads(
+            text,
+            parse_constant=_refuse_word,
+            parse_float=_finite,
+            parse_int=_whole,
+            object_pairs_hook=_unambiguous,
+        )
     except json.JSONDecodeError as error:
         body = text.rstrip()
-        if body.startswith("{") and (not body.endswith("}") or error.pos >= len(body)):
+        is_open = not body.endswith("}") or error.pos >= len(body)
+        if body.startswith("{") and is_open and error.msg != "Extra data":
             raise UnreadableReportError(f"ends in the middle, after {len(text)} characters: it was cut off") from error
         raise UnreadableReportError(
             f"is not JSON: line {error.lineno}, column {error.colno}: {error.msg}; {_REMEDY}"
         ) from error
     except RecursionError as error:
         raise UnreadableReportError(f"is nested too deeply for a report; {_REMEDY}") from error
-    except ValueError as error:  # a whole number of thousands of digits, and what the hooks refuse
-        raise UnreadableReportError(f"is not JSON as nsa-doctor writes it: {str(error).partition(';')[0]}") from error
+    except ValueError as error:  # what the hooks refuse
+        raise UnreadableReportError(f"is not JSON as nsa-doctor writes it: {error}") from error
     return _shallow(document)
 
 
@@ -112,6 +122,12 @@ def _finite(digits: str) -> float:
     if math.isinf(number):
         raise ValueError(f"the number {digits[:20]} is too large")
     return number
+
+
+def _whole(digits: str) -> int:
+    if len(digits.lstrip("-")) > _MOST_DIGITS:
+        raise ValueError(f"the number {digits[:20]}... is too large")
+    return int(digits)
 
 
 def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

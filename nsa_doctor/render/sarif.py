@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from nsa_doctor import registry
@@ -23,15 +23,16 @@ _INTERRUPTED = 130
 
 def render(report: Report) -> str:
     """One run of one log; every result has a place in a file, without which GitHub refuses the whole log."""
-    rules = _rules(report)
-    indices = {rule["id"]: index for index, rule in enumerate(rules)}
+    names = {finding.code: "" for finding in report.findings} | {result.code: result.name for result in report.results}
+    codes, told = sorted(names), registry.manuals()
+    rules = [_rule(code, names[code], told.get(code)) for code in codes]
     pairs = [(result, finding) for result in report.results for finding in result.findings]
     run = {
         "tool": {"driver": {"name": "nsa-doctor", **_version(report), "rules": rules}},
         "automationDetails": {"id": f"nsa-doctor/{uri(str(report.subject.get('name', '')))}/"},
         "invocations": [_invocation(report)],
         "originalUriBaseIds": {_ROOT: {"description": {"text": "The root of the repository that was examined."}}},
-        "results": [_result(result, finding, indices, report) for result, finding in pairs],
+        "results": [_result(result, finding, codes.index(finding.code), report) for result, finding in pairs],
         "columnKind": "unicodeCodePoints",
         "properties": {"decision": report.decision.value, "subject": subject_line(report)},
     }
@@ -41,13 +42,6 @@ def render(report: Report) -> str:
 def _version(report: Report) -> dict[str, str]:
     version = str(report.environment.get("nsa_doctor", ""))
     return {"version": escaped(version)} if version else {}
-
-
-def _rules(report: Report) -> list[dict[str, Any]]:
-    """A rule for each check that is told of, ascending."""
-    told = registry.manuals()
-    names = {finding.code: "" for finding in report.findings} | {result.code: result.name for result in report.results}
-    return [_rule(code, name, told.get(code)) for code, name in sorted(names.items())]
 
 
 def _rule(code: str, name: str, manual: Manual | None) -> dict[str, Any]:
@@ -66,7 +60,7 @@ def _rule(code: str, name: str, manual: Manual | None) -> dict[str, Any]:
     }
 
 
-def _result(result: Result, finding: Finding, indices: Mapping[str, int], report: Report) -> dict[str, Any]:
+def _result(result: Result, finding: Finding, index: int, report: Report) -> dict[str, Any]:
     accepted = acceptances(report).get(finding.fingerprint)
     parts = [
         finding.message,
@@ -75,7 +69,7 @@ def _result(result: Result, finding: Finding, indices: Mapping[str, int], report
     ]
     told: dict[str, Any] = {
         "ruleId": escaped(finding.code),
-        "ruleIndex": indices[finding.code],
+        "ruleIndex": index,
         "level": "error",
         "message": _message("\n".join(part for part in parts if part)),
         "locations": [_location(finding, report)],

@@ -1,0 +1,251 @@
+"""Reports to render: a realistic one with everything in it that a report may hold, and one of any text."""
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from typing import Any
+
+from nsa_doctor.check import Manual
+from nsa_doctor.finding import Finding, Report, Result, Verdict
+from nsa_doctor.measurement import Census, Measurement, Place, Point, Trouble
+from nsa_doctor.ruling import Accepted, Compared, Held, Required, Ruling
+
+REPOSITORY = "/home/me/repo"
+HOSTILE = {
+    "markup": "<script>alert(1)</script><img src=x onerror=alert(1)>[bold red]]]>",
+    "entities": "&lt;b&gt; &amp;amp; &#60;script&#62; &xxe; <!-- --> <![CDATA[ ]]>",
+    "markdown": "| a | b |\n|---|---|\n# head\n- item\n> quote\n```\n~~~\n***bold*** _it_ ~~no~~ `code` ``x`",
+    "links": "[click](https://evil.example) ![x](http://evil.example/x.png) https://evil.example www.evil.example <http://e.example>",
+    "mentions": "@octocat @org/team #1 GH-2 octo/repo#3 a@b.example :boom: mailto:a@b.example",
+    "commands": "::error file=x,line=1::gone\n::set-output name=a::b\r\n##[group]x %0A::stop-commands::x",
+    "terminal": "\x1b[31mred\x1b]8;;http://evil.example\x07link\x1b]8;;\x07\x1b[2J\x9b31m\x00\x07\b\x7f",
+    "braces": "{0} {{1}} {{ config }} {% raw %} ${HOME} $(id) `id` $x^2$ \\[a\\](b)",
+    "rtl": "\u202egnp.exe\u2066 \u200babc\u200f שלום مرحبا \ufeff\u2028next\u2029",
+    "emoji": "🩺 é 漢字 \U0001f1e9\U0001f1ea a\u0301 \ufffe \ud800 \udcff",
+    "starts": "- # 1. = + : * > \t    indented",
+    "fence": "````\n`````` </details></summary> ````",
+    "quotes": "\"'`\\ %25 %0A , : ; \\| \\\\| a\\\n",
+    "only spaces": "   \t  ",
+    "long": "ab |<`" * 30_000,
+}
+MANUALS = {
+    code: Manual(code=code, name=name, detects=f"what {name} is.", matters="it costs weeks.", fix="mend it.")
+    for code, name in {
+        "HNG101": "call-does-not-return",
+        "FWD201": "future-changes-output",
+        "NAN101": "output-not-finite",
+        "GRD401": "saved-tensor-overwritten",
+        "SEL104": "duplicated-or-overlapping",
+        "PRF401": "slower-than-its-floor",
+    }.items()
+}
+
+
+def place(file: str = "", line: int = 0, module: str = "", name: str = "", function: str = "") -> Place:
+    path = f"{REPOSITORY}/{file}" if file else ""
+    return Place(module=module, module_class=name, file=path, line=line, function=function)
+
+
+def finding(
+    code: str, message: str, where: Place, control: str = "", also: tuple[str, ...] = (), **evidence
+) -> Finding:
+    repro = f"nsa-doctor run --select {code} --subject my_pkg.attn:make --seed 0"
+    return Finding(code=code, message=message, where=where, control=control, also=also, repro=repro, evidence=evidence)
+
+
+def result(code: str, name: str, verdict: Verdict, *findings: Finding, reason: str = "", **more) -> Result:
+    return Result(code=code, name=name, verdict=verdict, findings=findings, reason=reason, **more)
+
+
+def examined() -> Report:
+    """What `run` may say of a subject with several faults and of hostile names."""
+    hang = finding(
+        "HNG101",
+        "a call at S=17 does not return within 30 s; it stands in a loop over tokens",
+        place("my_pkg/attn.py", 88, "layers.0.attn", "SparseAttention", "_select"),
+        control="returns at S=16 and 18",
+        length=17,
+        mode="train",
+    )
+    future = finding(
+        "FWD201",
+        "token 40 changes when tokens 64 to 127 do, by 0.31, at S=128",
+        place("my_pkg/attn.py", 52, "layers.0.attn", "SparseAttention", "forward"),
+        control="unchanged at S=64",
+        also=("FWD202", "GRD103"),
+        length=128,
+        error=0.3125,
+        token=40,
+        has_gradient=True,
+        bound=float("nan"),
+    )
+    named = finding(
+        "NAN101",
+        "3 of 34 rows are not finite at S=17 in `gate|<b>@octocat</b>`",
+        place("my_pkg/we ird,na:me%.py", 7, "layers.0.<script>alert(1)</script>", "Gate]]>\x1b[31m\u202e", "<lambda>"),
+        num_nan=3,
+        detail="first\n|second|\n```third",
+        largest=float("inf"),
+    )
+    overwritten = finding(
+        "GRD401",
+        "mul_ saved at my_pkg/gate.py:12 is overwritten at my_pkg/gate.py:14 🩺",
+        place("my_pkg/gate.py", 14, "layers.1.gate", "Gate", "forward"),
+        version=2,
+    )
+    ranges = finding(
+        "SEL104", "block 3 is chosen twice by token 200", place(module="layers.0.attn", name="SparseAttention")
+    )
+    slow = finding(
+        "PRF401", "tokens per second is 6 at S=512, and the limit is 1000", place(), quantity="train", measured=6.0
+    )
+    points = [Point(length=16), Point(length=17, mode="no_grad"), Point(length=18, dtype="bfloat16")]
+    census = Census(
+        name="output", num_values=34, num_nan=3, num_inf=0, largest=float("inf"), num_rows=34, num_bad_rows=3
+    )
+    trouble = Trouble(
+        kind="raised",
+        message="ValueError: ]]> \x1b[31m",
+        place=hang.where,
+        phase="forward",
+        traceback="Traceback\n <b>",
+    )
+    return Report(
+        command="run",
+        subject={
+            "name": "my_pkg.attn:make",
+            "description": "my_pkg.attn.SparseAttention",
+            "input": "embeddings",
+            "width": 64,
+            "dtype": "float32",
+            "options": ["--subject", "my_pkg.attn:make", "--input", "embeddings"],
+            "identity": {"configuration_hash": "0123456789abcdef", "file": f"{REPOSITORY}/my_pkg/attn.py"},
+        },
+        options={"checks": ["FWD", "NAN101"], "profile": "quick", "device": "cpu", "seed": 0, "timeout_seconds": 30.0},
+        environment={
+            "nsa_doctor": "0.1.0",
+            "python": "3.11.7",
+            "torch": "2.13.0+cpu",
+            "device": "cpu",
+            "device_name": "2 threads",
+            "repository": REPOSITORY,
+        },
+        results=(
+            result("ENV102", "software-that-cannot-work-together", Verdict.PASS, seconds=0.004),
+            result("HNG101", "call-does-not-return", Verdict.TIMEOUT, hang, seconds=30.25),
+            result("GRD401", "saved-tensor-overwritten", Verdict.FAIL, overwritten, seconds=0.5),
+            result("FWD201", "future-changes-output", Verdict.FAIL, future, seconds=1.5),
+            result("FWD202", "prefix-changes", Verdict.FAIL, reason="seen beside FWD201, which may explain it"),
+            result("NAN101", "output-not-finite", Verdict.FAIL, named),
+            result("SEL104", "duplicated-or-overlapping", Verdict.FAIL, ranges),
+            result(
+                "GRD101", "gradient-differs-from-derivative", Verdict.SKIP, reason="means nothing while NAN101 fails"
+            ),
+            result("GAT101", "gate-all-zero", Verdict.SKIP, reason="it has no gate", is_required=False),
+            result("DEC101", "decode-differs-from-prefill", Verdict.CRASH, reason="KeyError: '|x|'", seconds=0.1),
+            result("PRF401", "slower-than-its-floor", Verdict.FAIL, slow),
+        ),
+        measurements=(
+            Measurement(
+                point=points[0], censuses=(replace(census, num_nan=0, largest=2.5),), seconds=0.01, peak_bytes=4096
+            ),
+            Measurement(point=points[1], censuses=(census,), seconds=float("nan"), notes=("one",)),
+            Measurement(point=points[2], trouble=trouble),
+        ),
+        notes=("not examined in float16: the subject does not run in it on cpu", "see | https://example.com & @team"),
+        seconds=42.5,
+    )
+
+
+def ruled() -> Report:
+    """The same, held against a gate."""
+    report = examined()
+    slow = report.results[-1].findings[0]
+    ruling = Ruling(
+        decision="NO-GO",
+        gate="production",
+        gate_digest="ab" * 32,
+        why=("FWD201 token 40 changes when tokens 64 to 127 do", "DEC101: CRASH: KeyError: '|x|'"),
+        required=(
+            Required(code="FWD201", verdict="FAIL", because="nothing may see the future", stands="failed"),
+            Required(
+                code="DEC101", verdict="CRASH", because="it is served", stands="unknown", reason="KeyError: '|x|'"
+            ),
+            Required(code="ENV102", verdict="PASS", because="kernels must start", stands="passed"),
+        ),
+        limits=(
+            Held(
+                measure="tokens_per_second",
+                title="speed",
+                unit="tokens/s",
+                bound="at least 1000",
+                measured=6.0,
+                kept="broken",
+                because="the bill",
+            ),
+            Held(
+                measure="loss_ratio",
+                title="loss ratio",
+                unit="",
+                bound="at most 0.9",
+                measured=0.5,
+                kept="kept",
+                because="it learns",
+            ),
+            Held(
+                measure="resumes",
+                title="resumes",
+                unit="",
+                bound="at least 1",
+                measured=None,
+                kept="not measured",
+                because="crashes happen",
+            ),
+            Held(
+                measure="tokens_per_second",
+                title="speed",
+                unit="tokens/s",
+                bound="at least 9000",
+                measured=6.0,
+                kept="other device",
+                because="it is fast",
+                device="H200",
+            ),
+        ),
+        accepted=(Accepted(fingerprint=slow.fingerprint, code="PRF401", because="a CPU | is slow"),),
+        baseline=Compared(
+            report="old.json", new=(report.findings[0].fingerprint,), fixed=("0" * 16,), unchanged=(slow.fingerprint,)
+        ),
+        again="nsa-doctor go-no-go --gate production --subject my_pkg.attn:make",
+    )
+    return replace(report, command="go-no-go", verdict=ruling)
+
+
+_CHOSEN = {"verdict", "mode", "values", "dtype", "kind", "stands", "kept", "decision", "command", "repository"}
+
+
+def filled(report: Report, fill: Callable[[str], str]) -> Report:
+    """The report with its texts replaced, and fingerprints that fit them; what is one of a few words stays."""
+    made = _filled(report, fill)
+    if made.verdict is None:
+        return made
+    known = made.results[-1].findings[0].fingerprint
+    accepted = tuple(replace(each, fingerprint=known) for each in made.verdict.accepted)
+    return replace(made, verdict=replace(made.verdict, accepted=accepted))
+
+
+def _filled(value: Any, fill: Callable[[str], str], name: str = "") -> Any:
+    if isinstance(value, Enum) or name in _CHOSEN:
+        return value if not is_dataclass(value) else _record(value, fill)
+    if isinstance(value, str):
+        return (f"{REPOSITORY}/{fill(value)}.py" if name == "file" else fill(value)) if value else value
+    if is_dataclass(value):
+        return _record(value, fill)
+    if isinstance(value, dict):
+        more = {fill("key"): fill("value")} if name == "evidence" else {}
+        return {key: _filled(item, fill, str(key)) for key, item in value.items()} | more
+    return type(value)(_filled(item, fill) for item in value) if isinstance(value, (tuple, list)) else value
+
+
+def _record(value: Any, fill: Callable[[str], str]) -> Any:
+    return replace(value, **{part.name: _filled(getattr(value, part.name), fill, part.name) for part in fields(value)})
