@@ -118,6 +118,8 @@ def _trouble_causes(measurements: Iterable[Measurement]) -> list[Cause]:
         if trouble is None or trouble.kind not in TROUBLE_CODES:
             continue
         where = trouble.place.line_text or trouble.message.partition(":")[0]
+        if trouble.kind == "timeout" and trouble.place.file:  # it was seen on one line of several it goes round
+            where = f"{trouble.place.file} {trouble.place.function}"
         cause = found.setdefault((trouble.kind, where), Cause(trouble=trouble))
         cause.measurements.append(measurement)
     return list(found.values())

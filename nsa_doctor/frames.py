@@ -50,7 +50,7 @@ class FrameFilter:
 
     def rank(self, file: str) -> int:
         """3 for the subject's own code, 2 for a library's, 1 for torch's modules, 0 for what is never to blame."""
-        if file.startswith("<"):
+        if file.startswith("<") or _GENERATED.search(file):
             return 0
         if file.startswith(self._own):
             return 3
@@ -105,6 +105,7 @@ def top_package(spec: str | None) -> tuple[str, ...]:
     return () if spec is None else (spec.partition(":")[0].partition(".")[0],)
 
 
+_GENERATED = re.compile(r"/torchinductor_[^/]*/")  # what torch.compile wrote
 _WRAPPERS = re.compile(r"-packages/(?:jaxtyping|beartype|numpy|einops|pluggy|_pytest|typeguard)/")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 

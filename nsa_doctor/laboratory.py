@@ -209,9 +209,9 @@ class IsolatedLaboratory:
     def _load(self) -> tuple[Trouble | None, int | None]:
         """What went wrong, and at which length when the module was being tried."""
         request = self._loading()
-        self._child = ChildProcess()
+        child = self._start()
         try:
-            answer = _checked(self._child.ask(request, self._patience(self.assignment.timeout)))
+            answer = _checked(child.ask(request, self._patience(self.assignment.timeout)))
         except (ChildHungError, ChildDiedError) as failure:
             length = failure.remains.event.get("length")
             trouble = self._failed(failure, request, self.assignment.timeout)
@@ -280,7 +280,7 @@ class IsolatedLaboratory:
     def _looked_again(self, request: dict[str, Any], seconds: float) -> Trouble | None:
         """How the same request ends in a child that writes down every line before it runs; None where it does not."""
         self._tried_again += 1
-        self._child = child = ChildProcess(is_trailed=True)
+        child = self._start(is_trailed=True)
         try:
             if request["do"] != "load":
                 child.ask(self._loading(), seconds)
@@ -295,6 +295,14 @@ class IsolatedLaboratory:
             child.close()
             self._child = None
         return None
+
+    def _start(self, is_trailed: bool = False) -> ChildProcess:
+        """A new child; none when the laboratory was interrupted while it started."""
+        self._child = child = ChildProcess(is_trailed)
+        if self._is_interrupted:
+            self.close()
+            raise InterruptedLaboratoryError
+        return child
 
     def _gone(self) -> None:
         """The child is no more, perhaps since somebody ended it."""

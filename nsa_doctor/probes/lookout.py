@@ -79,12 +79,13 @@ class Lookout:
             for thread, frame in looks[-1].items():
                 stacks.setdefault(thread, []).append(_stack(frame))
             time.sleep(_LOOK_SECONDS)
+        phase = phase_of(looks[-1].get(self._thread))
         others = [thread for thread in stacks if thread not in (self._thread, threading.get_ident())]
         for thread in (self._thread, *others):
             seen = attempt(lambda thread=thread: self._seen(stacks.get(thread, [])))
             if isinstance(seen, Sighting):
-                return seen
-        return Sighting(phase=phase_of(looks[-1].get(self._thread)))
+                return replace(seen, phase=phase)
+        return Sighting(phase=phase)
 
     def owner(self, frame: FrameType | None) -> tuple[Place, bool]:
         """The module in whose method or backward a frame is, without a line, and whether it is that very one."""
@@ -125,7 +126,7 @@ class Lookout:
         moves = len({look.at for look in same}) > 1
         loop = loop_around(deepest.frame.f_code, {look.line for look in same}) if moves else None
         place, is_exact = self.describe(deepest.frame, loop[0] if loop else deepest.line)
-        return Sighting(place=place, phase=phase_of(deepest.frame), loop=loop, is_exact=is_exact)
+        return Sighting(place=place, loop=loop, is_exact=is_exact)
 
     def _deepest(self, innermost_first: Sequence[_Look]) -> _Look | None:
         best: _Look | None = None

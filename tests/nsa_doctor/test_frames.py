@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 import nsa_doctor
-from nsa_doctor.frames import FrameFilter, Line
+from nsa_doctor.frames import FrameFilter, Line, top_package
 
 TORCH = str(Path(torch.__file__).parent)
 STDLIB = sysconfig.get_paths()["stdlib"]
@@ -34,6 +34,14 @@ def test_torchs_modules_are_the_last_resort() -> None:
     layer = line(f"{TORCH}/nn/modules/linear.py")
     assert FrameFilter().deepest([line(f"{TORCH}/_tensor.py"), layer]) == layer
     assert FrameFilter().deepest([line(f"{TORCH}/_tensor.py"), line(f"{DOCTOR}/probes/perform.py")]) is None
+
+
+def test_code_that_torch_compile_wrote_is_nobodys() -> None:
+    assert FrameFilter().rank("/tmp/torchinductor_me/ab/cabcd.py") == 0
+
+
+def test_a_package_is_read_off_what_names_a_factory() -> None:
+    assert [top_package(spec) for spec in (None, "a.b:make", "a:make.it")] == [(), ("a",), ("a",)]
 
 
 def test_a_planted_bug_counts_as_the_subjects() -> None:

@@ -18,12 +18,15 @@ from torch import nn
 
 from nsa_doctor import registry
 from nsa_doctor.consolidate import consolidated
+from nsa_doctor.examine import Examination
 from nsa_doctor.finding import Decision, Finding, Report, Result, Verdict
+from nsa_doctor.findings import findings
 from nsa_doctor.loops import loop_around
-from nsa_doctor.measurement import Place
+from nsa_doctor.measurement import Measurement, Place, Point, Trouble
 from nsa_doctor.page import FILE_BYTES, SIGHTING, TRAIL, Page
 from nsa_doctor.probes.lookout import Lookout, Sighting
 from nsa_doctor.probes.trail import Trail
+from nsa_doctor.repro import CommandLine
 
 from .conftest import HERE, is_marked
 from .sick import hangs
@@ -234,6 +237,13 @@ def test_source_that_cannot_be_read_has_no_loops(tmp_path: Path) -> None:
 LOOP = Place(module="layers.1", file="m.py", line=3, function="scan")
 BELOW = replace(LOOP, line=5)
 ELSEWHERE = replace(LOOP, function="gate", line=9)
+
+
+def test_two_lines_of_one_function_that_does_not_return_are_one_cause() -> None:
+    troubles = [Trouble(kind="timeout", message="no answer", place=place) for place in (LOOP, BELOW, ELSEWHERE)]
+    measured = [Measurement(point=Point(length=n + 1), trouble=trouble) for n, trouble in enumerate(troubles)]
+    found = findings(Examination(measurements=measured), CommandLine(options=()))
+    assert [(finding.where, finding.evidence["lengths"]) for finding in found] == [(LOOP, "1,2"), (ELSEWHERE, "3")]
 
 
 def ended(code: str, place: Place, kind: str = "timeout") -> Result:
