@@ -10,6 +10,7 @@ from nsa_doctor.wording import escaped, short_bytes, short_count
 
 _CHART_HEIGHT = 8
 _CHART_WIDTH = 48
+_BAR_WIDTH = 30
 _MOST_PARTS = 6
 
 
@@ -31,7 +32,8 @@ def speed_parts(timed: Mapping[str, Any]) -> Iterator[str | Table]:
     if timed["shares"]:
         yield f"\nshare of the time at S={rows[-1]['length']}, by sampling:"
         for name, share in list(timed["shares"].items())[:_MOST_PARTS]:
-            yield f"  {escaped(name)[:40]:<40} {share:4.0%} {'#' * round(share * 30)}"
+            width = round(share * _BAR_WIDTH) if 0 <= share <= 1 else 0
+            yield f"  {escaped(name)[:40]:<40} {share:4.0%} {'#' * width}"
     yield from _chart(rows)
 
 
@@ -53,17 +55,16 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _rate(tokens_per_second: float | None) -> str:
-    return "-" if tokens_per_second is None else short_count(round(tokens_per_second))
+    is_known = tokens_per_second is not None and math.isfinite(tokens_per_second)
+    return short_count(round(tokens_per_second)) if tokens_per_second is not None and is_known else "-"
 
 
 def _chart(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Milliseconds of a pass against S, both on log scales; `*` the subject, `.` plain dense attention."""
     kind = "train" if all(row.get("train") for row in rows) else "forward"
-    series = [
-        [(row["length"], min(row[name]) * 1000) for row in rows if row.get(name)] for name in (kind, f"dense_{kind}")
-    ]
+    series = [list(_points(rows, name)) for name in (kind, f"dense_{kind}")]
     points = [point for one in series for point in one]
-    if len(rows) < 3 or not points:
+    if len({x for x, _ in points}) < 3:
         return
     least_x, most_x = (edge(math.log(x) for x, _ in points) for edge in (min, max))
     least_y, most_y = (edge(math.log(y) for _, y in points) for edge in (min, max))
@@ -79,3 +80,11 @@ def _chart(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{edges.get(number, ' ' * 8)} |{''.join(cells)}".rstrip()
     first, last = str(round(math.exp(least_x))), str(round(math.exp(most_x)))
     yield f"{' ' * 10}{first}{' ' * (_CHART_WIDTH + 1 - len(first) - len(last))}{last}"
+
+
+def _points(rows: Sequence[Mapping[str, Any]], name: str) -> Iterator[tuple[int, float]]:
+    """(length, milliseconds) of what can stand on a logarithmic scale."""
+    for row in rows:
+        milliseconds = min(row.get(name) or [0.0]) * 1000
+        if row["length"] > 0 and 0 < milliseconds < math.inf:
+            yield row["length"], milliseconds

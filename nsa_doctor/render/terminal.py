@@ -7,10 +7,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from nsa_doctor.finding import Decision, Finding, Report, Verdict
+from nsa_doctor.finding import Finding, Report
 from nsa_doctor.measurement import Measurement
 from nsa_doctor.render.overview import not_checked, overview
 from nsa_doctor.render.speed import speed_parts
+from nsa_doctor.render.summary import conclusion, conditions, subject_line
 from nsa_doctor.render.table import sweep_tables
 from nsa_doctor.render.tried import fuzz_not_tried, fuzz_targets
 from nsa_doctor.render.verdict import headline, ruling_lines
@@ -80,22 +81,9 @@ def escaped_lines(text: str) -> str:
 
 
 def _header(report: Report) -> Iterator[str]:
-    subject, environment = report.subject, report.environment
-    description = subject.get("description", "")
-    yield escaped(f"{subject['name']}: {description}" if description else f"{subject['name']}")
-    conditions = [f"seed {report.options['seed']}"]
-    if "device" in environment:
-        conditions = [
-            f"{environment['device']} ({environment['device_name']})",
-            f"torch {environment['torch']}",
-            *conditions,
-        ]
-    if "input" in subject:
-        unit = "values" if subject["input"] == "embeddings" else "ids"
-        conditions.append(f"{subject['input']} of {subject['width']} {unit}")
-    if subject.get("dtype", "float32") != "float32":
-        conditions.append(f"parameters in {subject['dtype']}")
-    yield escaped(", ".join(conditions))
+    yield escaped(subject_line(report))
+    if told := conditions(report):
+        yield escaped(told)
 
 
 def _print_finding(console: Console, finding: Finding) -> None:
@@ -140,19 +128,7 @@ def _closing(report: Report) -> Iterator[str]:
     if report.verdict is not None:
         yield f"{report.decision.value} by gate {escaped(report.verdict.gate)} ({report.seconds:.1f} s)"
         return
-    counted = f"{len(report.findings)} finding{'' if len(report.findings) == 1 else 's'}"
-    match report.decision:
-        case Decision.GO:
-            sentence = "everything that was measured is finite"
-            if report.command != "sweep":
-                passed = sum(result.verdict is Verdict.PASS for result in report.results)
-                unit = "target" if report.command == "fuzz" else "check"
-                sentence = f"{passed} {unit}{'' if passed == 1 else 's'} passed"
-        case Decision.NO_GO:
-            sentence = f"{counted}; `nsa-doctor explain CODE` says what each means and what to do"
-        case Decision.UNKNOWN:
-            sentence = "nothing wrong was seen, but not everything was measured"
-    yield f"{report.decision.value}: {sentence} ({report.seconds:.1f} s)"
+    yield f"{report.decision.value}: {conclusion(report)} ({report.seconds:.1f} s)"
 
 
 def _tracebacks(measurements: Sequence[Measurement]) -> Iterator[str]:

@@ -81,7 +81,8 @@ def _commit(identity: dict[str, Any]) -> str:
 def _device(environment: Any) -> str:
     if "device" not in environment:
         return ""
-    return f"{environment['device']} ({environment['device_name']}), torch {environment['torch']}"
+    name, torch = (environment.get(key, "unknown") for key in ("device_name", "torch"))
+    return f"{environment['device']} ({name}), torch {torch}"
 
 
 def _run(report: Report) -> str:
