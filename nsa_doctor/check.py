@@ -3,12 +3,9 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from nsa_doctor.finding import Finding, Note
-
-if TYPE_CHECKING:
-    from nsa_doctor.subject import Subject
 
 Profile = Literal["smoke", "quick", "full"]
 PROFILES: tuple[Profile, ...] = ("smoke", "quick", "full")
@@ -30,15 +27,17 @@ class Manual:
 class Check:
     """One check. `run` yields facts; `planted` makes the subject sick; `needs` names the seams it cannot do without.
 
+    `examines` is the kind of thing it is about, and so what both are given: a `Subject`, a `CheckpointSubject`, a run.
+    No check of another kind is part of an examination.
+
     A check whose subject may hang or kill the process sets `isolate`; it is then run in a child process. `profile` is
     the shortest profile it is part of. When a check in `blocked_by` failed, this one could only repeat it and is
     skipped; a finding in the same module as one of a check in `explained_by` has the same cause and is told there.
-    `examines` is the kind of thing it is about: no check of another kind is part of an examination.
     """
 
     doc: str | None
-    run: "Callable[[Subject], Iterator[Finding | Note]]"
-    planted: "Callable[[Subject], Subject]"
+    run: Callable[[Any], Iterator[Finding | Note]]
+    planted: Callable[[Any], Any]
     needs: tuple[str, ...] = ()
     isolate: bool = False
     profile: Profile = "quick"

@@ -11,6 +11,7 @@ from nsa_doctor.commands.delivery import ENDED_EARLY
 from nsa_doctor.commands.env import env
 from nsa_doctor.commands.fuzz import fuzz
 from nsa_doctor.commands.gate_init import gate_init
+from nsa_doctor.commands.gate_stats import gate_stats
 from nsa_doctor.commands.go_no_go import go_no_go
 from nsa_doctor.commands.manuals import explain, list_checks
 from nsa_doctor.commands.render import render
@@ -37,6 +38,7 @@ app = typer.Typer(
 for _command in (sweep, run, anomaly, fuzz, throughput, env, render):
     app.command()(_command)
 app.command("go-no-go")(go_no_go)
+app.command("gate-stats")(gate_stats)
 app.command("gate-init")(gate_init)
 app.command("list")(list_checks)
 app.command()(explain)

@@ -8,7 +8,7 @@ from nsa_doctor.registry import Entry
 
 # What has to be mended first comes first: what ends the run, what poisons every value, then ever finer differences.
 _ORDER = (
-    *("ENV", "HNG101", "GRD401", "GRD402", "GRD403", "FWD101", "FWD102", "NAN", "FWD206", "FWD208", "FWD207"),
+    *("CKP102", "CKP", "ENV", "HNG101", "GRD401", "GRD402", "GRD403", "FWD101", "FWD102", "NAN", "FWD206", "FWD208", "FWD207"),
     *("FWD203", "FWD204", "FWD205", "FWD201", "FWD202", "SEL", "FWD", "GRD", "GAT", "DEC", "HNG", "PRF"),
 )
 

@@ -1,12 +1,12 @@
 """Which tensors of a checkpoint are gates: by name and shape alone, or by a pattern the user gives."""
 
-import fnmatch
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nsa_doctor.checkpoints.contents import Tensor
+from nsa_doctor.checkpoints.patterns import matcher
 
 _GATE = re.compile(r"(^|_)gat(e|es|er|ing)(_|\d|$)|^g_proj$|strategy_combine|branch_(weight|mix|logit)")
 _WRAPPERS = frozenset(
@@ -94,17 +94,6 @@ def match_gates(tensors: Sequence[Tensor], pattern: str, num_branches: int) -> l
         else:
             found.append(FoundGate(module=tensor.name, odd=tensor))
     return _without_hidden(found)
-
-
-def matcher(pattern: str) -> Callable[[str], bool]:
-    """The pattern as a glob of the whole name or a regular expression anywhere in it; ValueError if it is neither."""
-    try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        if not any(sign in pattern for sign in "*?["):
-            raise ValueError(f"neither a glob nor a regular expression: {error}") from None
-        return lambda name: fnmatch.fnmatchcase(name, pattern)
-    return lambda name: fnmatch.fnmatchcase(name, pattern) or expression.search(name) is not None
 
 
 def similar_names(tensors: Sequence[Tensor]) -> list[str]:

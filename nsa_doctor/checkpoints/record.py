@@ -108,8 +108,15 @@ class Gate:
 
     @property
     def is_blind(self) -> bool:
-        """Whether it gives every input the same weights, though it is not all zero."""
-        return self.probe is not None and self.probe.spread <= _ROUNDING and "zero-initialised" not in self.illnesses
+        """Whether it gives every input the same weights, though nothing worse is wrong with it."""
+        return self.probe is not None and self.probe.spread <= _ROUNDING and not self.illnesses
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether it would be saturated were it a sigmoid and not the healthy softmax it is taken for."""
+        if self.probe is None or self.probe.activation != "softmax" or self.illnesses:
+            return False
+        return self.probe.shifted >= NEARLY_ALL
 
     @property
     def illnesses(self) -> tuple[Illness, ...]:

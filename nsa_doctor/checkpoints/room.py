@@ -128,9 +128,7 @@ def _assumed(contents: Contents, request: dict[str, Any]) -> tuple[Activation | 
 def _notes(gates: list[Gate]) -> list[str]:
     """What is odd about gates and not wrong by itself."""
     blind = [gate for gate in gates if gate.is_blind and not gate.is_constant]
-    shifted = [
-        gate for gate in gates if gate.probe and gate.probe.activation == "softmax" and gate.probe.shifted > 0.99
-    ]
+    shifted = [gate for gate in gates if gate.is_shifted]
     told = []
     if blind:
         told.append(f"{_some(blind)} the same weights to every input so far: the layer before the bias gives zero")

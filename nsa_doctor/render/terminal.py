@@ -1,14 +1,16 @@
 """A report for a terminal: table, findings, one closing sentence; 80 columns, readable without colour."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from nsa_doctor.finding import Finding, Report
 from nsa_doctor.measurement import Measurement
+from nsa_doctor.render.gates import gate_tables
 from nsa_doctor.render.overview import not_checked, overview
 from nsa_doctor.render.speed import speed_parts
 from nsa_doctor.render.summary import conclusion, conditions, subject_line
@@ -31,9 +33,8 @@ def render(report: Report, *, colour: bool = False, width: int = 80, traceback: 
     else:
         for line in _header(report):
             console.print(line)
-    if report.command == "sweep":
-        _print_tables(console, report)
-    elif report.verdict is None:
+    _print_tables(console, sweep_tables(report) if report.command == "sweep" else gate_tables(report))
+    if report.command != "sweep" and report.verdict is None:
         console.print()
         for line in fuzz_targets(report) if report.command == "fuzz" else overview(report):
             console.print(line)
@@ -65,13 +66,14 @@ def _print_ruling(console: Console, report: Report, ruling: Ruling) -> None:
             console.print(Text(f"{'' if index else label:<{_LABEL_WIDTH}}{line.plain}"), soft_wrap=True)
 
 
-def _print_tables(console: Console, report: Report) -> None:
-    for heading, table in sweep_tables(report):
+def _print_tables(console: Console, parts: Iterable[tuple[str, Table | None]]) -> None:
+    for heading, table in parts:
         console.print()
         if table is None:
             console.print(heading)
         else:
-            console.print(heading, style="bold")
+            if heading:
+                console.print(heading, style="bold")
             console.print(table)
 
 

@@ -13,13 +13,19 @@ from torch.nn.functional import cross_entropy
 from nsa_doctor import registry
 from nsa_doctor.check import Check, parse_manual
 from nsa_doctor.checking import run_check
+from nsa_doctor.checkpoints.judging import judge
+from nsa_doctor.checkpoints.record import Reading
+from nsa_doctor.checkpoints.subject import CheckpointSubject
+from nsa_doctor.checks.written import GATE, healthy, holding
 from nsa_doctor.finding import Finding, Verdict
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
 from nsa_doctor.subject import Subject
 
 from .conftest import HERE
 
-CODES = sorted(registry.manuals())
+KINDS = {code: entry.examines for code, entry in registry.entries().items()}
+CODES = [code for code, kind in KINDS.items() if kind == "module"]
+OF_CHECKPOINTS = [code for code, kind in KINDS.items() if kind == "checkpoint"]
 IN_PROCESS = [code for code in CODES if not registry.load(code).isolate]
 ISOLATED = sorted(set(CODES) - set(IN_PROCESS))
 PLACED_AT_FORWARD = {"FWD102"}  # a wrong shape is placed where the module's forward is defined
@@ -56,6 +62,30 @@ def complaints(check: Check, subject: Subject) -> Iterator[str]:
             yield f"the finding cannot be repeated by {finding.repro!r}"
 
 
+def told_of_a_file(code: str) -> Iterator[str]:
+    """What is wrong with a check of checkpoints, seen on two that are healthy and on the one that it plants."""
+    check = registry.load(code)
+    written = CheckpointSubject(name="step_1.safetensors", checkpoint=lambda: Reading(path=""), options=("it",))
+    moved = {
+        name: (shape, tuple(value * 1.01 + 0.01 for value in values)) for name, (shape, values) in healthy().items()
+    }
+    sound = judge(check, holding(written, healthy(), moved))
+    if sound.verdict is not Verdict.PASS:
+        yield f"{sound.verdict} on healthy checkpoints: {sound.reason or sound.findings}"
+    sick = judge(check, check.planted(written))
+    if (sick.verdict, len(sick.findings)) != (Verdict.FAIL, 1):
+        yield f"{sick.verdict} with {len(sick.findings)} findings on what it plants: {sick.reason}"
+    for finding in sick.findings:
+        if finding.code != code or finding.repro != "nsa-doctor gate-stats it":
+            yield f"the finding bears the code {finding.code} and is repeated by {finding.repro!r}"
+        if finding.where.module not in (GATE, f"{GATE}.fc2") and not code.startswith(("CKP101", "CKP102")):
+            yield f"the finding is placed at {finding.where}, not where the bug is planted"
+    others = [other for other in OF_CHECKPOINTS if other[:3] == "GAT" and other != code]
+    also = [other for other in others if judge(registry.load(other), check.planted(written)).findings]
+    if also:
+        yield f"{', '.join(also)} tell the same bug again"
+
+
 def step_down(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
     """A training step as it should be, for checks that need a loop."""
     optimizer.zero_grad()
@@ -83,6 +113,19 @@ def test_a_check_finds_what_it_plants_and_nothing_else(code: str, small: Subject
     subject = replace(small, train_step=step_down) if "train_step" in check.needs else small
     subject = pairs_of_tokens() if code in ABOUT_TOKENS else subject
     assert list(complaints(check, subject)) == []
+
+
+@pytest.mark.parametrize("code", OF_CHECKPOINTS)
+def test_a_check_of_checkpoints_finds_what_it_plants_and_nothing_else(code: str) -> None:
+    assert list(told_of_a_file(code)) == []
+
+
+def test_checks_of_another_kind_are_no_part_of_an_examination() -> None:
+    chosen = {entry.manual.code for entry in registry.select((), (), "full")}
+    of_files = {entry.manual.code for entry in registry.select((), (), "full", "checkpoint")}
+    assert (chosen, of_files) == (set(CODES), set(OF_CHECKPOINTS))
+    with pytest.raises(ValueError, match=r"CKP examines a checkpoint \(nsa-doctor gate-stats FILE\)"):
+        registry.select(("CKP",), (), "full")
 
 
 @pytest.mark.parametrize("code", ISOLATED)

@@ -123,7 +123,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     command = f"{sys.executable} -m nsa_doctor list | head -n 1; exit ${{PIPESTATUS[0]}}"
     answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=environment())
     assert (answer.returncode, answer.stderr) == (0, "")
-    assert answer.stdout.startswith("DEC101")
+    assert answer.stdout.startswith(min(registry.manuals()))
 
 
 @pytest.mark.parametrize(("closed", "code"), [(">&-", 0), ("2>&-", 0), (">/dev/full", 4)])

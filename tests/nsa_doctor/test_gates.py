@@ -14,7 +14,7 @@ from nsa_doctor.subject import Subject
 
 from .sick.nsa_like import DIM, Glu, Routed, Weigher
 
-CODES = [code for code in sorted(registry.manuals()) if code.startswith("GAT")]
+CODES = [entry.manual.code for entry in registry.select(("GAT",), (), "full")]
 SICK = {
     ("zero", "softmax"): "GAT101",
     ("zero", "sigmoid"): "GAT101",

@@ -1,0 +1,1 @@
+"""CKP: checkpoints, as files and as what training goes on from."""

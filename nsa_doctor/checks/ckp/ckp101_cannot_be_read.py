@@ -1,0 +1,34 @@
+"""CKP101 cannot-be-read
+
+Detects: a checkpoint that is missing, empty, cut short, of another kind, contradicts itself or fails its checksum.
+Matters: what was trained is lost with it, and a loader that is lenient goes on with whatever is left.
+Fix: copy it again and compare sizes; where the original is as bad, go back to an earlier one, and save to another name
+     that is moved in place when it is whole.
+"""
+
+from collections.abc import Iterator
+
+from nsa_doctor.check import Check
+from nsa_doctor.checkpoints.fault import OPEN
+from nsa_doctor.checkpoints.subject import CheckpointSubject
+from nsa_doctor.checks.written import consisting_of, healthy, safetensors
+from nsa_doctor.finding import Finding
+from nsa_doctor.runner import NotComparableError
+
+_LOST_BYTES = 7
+
+
+def run(subject: CheckpointSubject) -> Iterator[Finding]:
+    reading = subject.checkpoint()
+    if reading.fault in (*OPEN, "unsafe"):
+        raise NotComparableError(reading.sentence)
+    if reading.fault is not None:
+        evidence = {"checkpoint": subject.name, "kind": reading.fault}
+        yield Finding(message=reading.sentence, evidence=evidence, repro=subject.again)
+
+
+def planted(subject: CheckpointSubject) -> CheckpointSubject:
+    return consisting_of(subject, safetensors(healthy())[:-_LOST_BYTES], "safetensors")
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="checkpoint", profile="smoke", blocked_by=("CKP102",))

@@ -1,0 +1,39 @@
+"""CKP102 unsafe-to-load
+
+Detects: a checkpoint that has a loader run code, or that is built to harm who opens it: a pickle that asks for more
+    than weights need, hidden archives, names that lead out of a folder, entries that unpack to far more than they are.
+Matters: who loads it runs what its author wrote, with all rights of the job that loads it.
+Fix: do not load it; get it from a source you trust. Of your own checkpoints save the state_dict alone, best as
+    safetensors, and load with weights_only=True.
+"""
+
+import io
+import zipfile
+from collections.abc import Iterator
+
+from nsa_doctor.check import Check
+from nsa_doctor.checkpoints.fault import OPEN
+from nsa_doctor.checkpoints.subject import CheckpointSubject
+from nsa_doctor.checks.written import consisting_of
+from nsa_doctor.finding import Finding
+from nsa_doctor.runner import NotComparableError
+
+_CALLS_PRINT = b"\x80\x02cbuiltins\nprint\nX\x02\x00\x00\x00hi\x85R."
+
+
+def run(subject: CheckpointSubject) -> Iterator[Finding]:
+    reading = subject.checkpoint()
+    if reading.fault in OPEN:
+        raise NotComparableError(reading.sentence)
+    if reading.fault == "unsafe":
+        yield Finding(message=reading.sentence, evidence={"checkpoint": subject.name}, repro=subject.again)
+
+
+def planted(subject: CheckpointSubject) -> CheckpointSubject:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("archive/data.pkl", _CALLS_PRINT)
+    return consisting_of(subject, content.getvalue(), "pt")
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="checkpoint", profile="smoke")

@@ -1,0 +1,37 @@
+"""GAT204 branch-dead-in-checkpoint
+
+Detects: a branch whose gate in a checkpoint gives it as good as nothing on every ordinary input.
+Matters: the branch is computed and thrown away, gets no gradient, and what it should see is not seen.
+Fix: look at the gate's bias and at the order of the branches; go back to a checkpoint before it.
+"""
+
+from collections.abc import Iterator
+
+from nsa_doctor.check import Check
+from nsa_doctor.checkpoints.subject import CheckpointSubject
+from nsa_doctor.checks.of_checkpoint import finding, ill
+from nsa_doctor.checks.written import GATE, healthy, holding
+from nsa_doctor.finding import Finding
+from nsa_doctor.wording import joined
+
+
+def run(subject: CheckpointSubject) -> Iterator[Finding]:
+    shut = ill(subject, "dead branch")
+    if not shut:
+        return
+    probe = shut[0].probe
+    assert probe is not None
+    dead = [probe.branches[index] for index in probe.dead]
+    names = joined([branch.name for branch in dead])
+    most = max(branch.most for branch in dead)
+    what = f"shuts branch {names}: at most {most:.1e} on {probe.num_inputs} standard normal inputs"
+    yield from finding(subject, shut, what, {"branch": names, "most": most})
+
+
+def planted(subject: CheckpointSubject) -> CheckpointSubject:
+    return holding(subject, {**healthy(), f"{GATE}.fc2.bias": ((3,), (0.0, 0.0, -20.0))})
+
+
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, examines="checkpoint", profile="smoke", blocked_by=("CKP101", "CKP102")
+)
