@@ -62,6 +62,8 @@ class Holdings(TorchDispatchMode):
         self._nodes = NodePlaces()
         self._phase = ""
         self._held: dict[int, Any] = {}
+        self.round = 0  # what is allocated from now on belongs to it
+        self._rounds: Counter[int] = Counter()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -89,6 +91,10 @@ class Holdings(TorchDispatchMode):
         """Whether the tensor's memory was allocated while this watched."""
         return any(held.untyped_storage()._cdata in self._held for held in tensors_in(tensor))
 
+    def left_by(self, number: int) -> int:
+        """Bytes allocated in that round that are still held."""
+        return self._rounds[number]
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -110,19 +116,21 @@ class Holdings(TorchDispatchMode):
         if key in self._held or not size:
             return
         place = self._place()
-        self._held[key] = weakref.ref(storage, self._forgetting(key, size, place))
+        self._held[key] = weakref.ref(storage, self._forgetting(key, size, place, self.round))
         self.held_bytes += size
         self.made_bytes += size
         self.made_by_place[place] += size
         self.by_place[place] += size
+        self._rounds[self.round] += size
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
         self.most_by_place[place] = max(self.most_by_place[place], self.by_place[place])
 
-    def _forgetting(self, key: int, size: int, place: Place) -> Callable[[Any], None]:
+    def _forgetting(self, key: int, size: int, place: Place, number: int) -> Callable[[Any], None]:
         def forget(_: Any) -> None:
             self._held.pop(key, None)
             self.held_bytes -= size
             self.by_place[place] -= size
+            self._rounds[number] -= size
 
         return forget
 

@@ -1,6 +1,7 @@
 """PRF301 memory-grows-with-steps
 
-Detects: memory that identical steps allocate and that is still held after each of them, more with every step.
+Detects: memory that steps of the same few lengths allocate and that is still held after each, more with every step. A
+    bounded container is none: it states its bound, or has dropped what the first steps left when the last are taken.
 Matters: the run is fine for an hour and out of memory after a night; a held loss keeps its whole graph.
 Fix: drop what the line named allocates: store `loss.item()` or a detached copy of bounded number, never the tensor of
 each step; bound the cache, and do not key it by a tensor.
@@ -8,45 +9,36 @@ each step; bound the cache, and do not key it by a tensor.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor, nn
 
 from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
+from nsa_doctor.finding import Finding, Note
 from nsa_doctor.measurement import Mode
-from nsa_doctor.probes.steps import Step, Steps, grows_steadily
+from nsa_doctor.probes.steps import STEPS_OF_A_CYCLE, Step, Steps, grows_steadily, has_gone_on
 from nsa_doctor.repro import again
 from nsa_doctor.subject import Subject
 from nsa_doctor.wording import short_bytes
 
-_LENGTH = 17
-_WARM_UP = 2  # lazy tables are built
-_FIRST = 6
-_MANY = 100  # a cache of fewer entries is full by then: it has dropped what the first steps left
-_LAST = 4
 _NUMBER_BYTES, _NUMBERS = 8, 16
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     ways: list[tuple[Mode, bool]] = [("train", False), ("no_grad", False)]
     ways += [("train", True)] if subject.train_step is not None else []
     for mode, is_loop in ways:
         if mode not in subject.modes:
             continue
-        steps = Steps(subject, min(_LENGTH, subject.max_length), mode, is_loop=is_loop)
-        first = steps.take(_FIRST)[_WARM_UP:]
-        if not _grows(first, steps):
-            continue
-        last = steps.go_on(_MANY, _LAST)
-        if _grows(last, steps) and last[-1].held_bytes > first[-1].held_bytes:
-            yield _finding(steps, first)
+        steps = Steps(subject, mode, is_loop=is_loop)
+        if (grown := steps.grow(partial(_grows, steps), partial(_goes_on, steps))) is not None:
+            yield _finding(steps, *grown)
             return
 
 
-def _finding(steps: Steps, first: list[Step]) -> Finding:
-    begin, end = first[0], first[-1]
-    per_step = (end.held_bytes - begin.held_bytes) / (len(first) - 1)
-    grown = {place: held - begin.held_by_place.get(place, 0) for place, held in end.held_by_place.items()}
+def _finding(steps: Steps, first: list[Step], last: list[Step]) -> Finding | Note:
+    per_step = (last[-1].held_bytes - last[0].held_bytes) / (len(last) - 1) / STEPS_OF_A_CYCLE
+    grown = {place: held - first[0].held_by_place.get(place, 0) for place, held in last[-1].held_by_place.items()}
     where, attribute = max(grown, key=lambda place: grown[place]), ""
     if (holder := steps.holder()) is not None:
         owner, attribute = holder
@@ -54,14 +46,16 @@ def _finding(steps: Steps, first: list[Step]) -> Finding:
     elif steps.is_loop:
         where, attribute = steps.loop_place(), steps.loop_holder()
     way = "in the training loop" if steps.is_loop else steps.mode
+    held_in = f", held in {attribute}" if attribute else ""
+    message = f"each step leaves {short_bytes(round(per_step))} more behind{held_in}: on and on for {steps.num_steps}"
+    if steps.may_be_trimmed():
+        return Note(message=f"{message} steps ({way}), though its code takes out of it past some number", where=where)
     return Finding(
-        message=f"each identical step leaves {short_bytes(round(per_step))} more behind"
-        f"{f', held in {attribute}' if attribute else ''}: {short_bytes(begin.held_bytes)} after {_WARM_UP + 1} steps, "
-        f"{short_bytes(end.held_bytes)} after {_FIRST}, and on and on for {_FIRST + _MANY + _LAST} ({way})",
+        message=f"{message} steps, whatever is dropped in between ({way})",
         where=where,
         evidence={
             "bytes_per_step": per_step,
-            "num_steps": _FIRST + _MANY + _LAST,
+            "num_steps": steps.num_steps,
             "held_in": attribute,
             "num_places": sum(more > 0 for more in grown.values()),
             "mode": way,
@@ -81,11 +75,15 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=keeps_every_output)
 
 
-def _grows(taken: list[Step], steps: Steps) -> bool:
+def _grows(steps: Steps, taken: list[Step]) -> bool:
     held = [step.held_bytes for step in taken]
     # A loop may well keep a record: some numbers a step, and one of each parameter.
-    record = _NUMBER_BYTES * (_NUMBERS + steps.num_parameters) if steps.is_loop else 0
+    record = _NUMBER_BYTES * (_NUMBERS + steps.num_parameters) * STEPS_OF_A_CYCLE if steps.is_loop else 0
     return grows_steadily(held) and held[-1] - held[0] > record * (len(held) - 1)
+
+
+def _goes_on(steps: Steps, first: list[Step], last: list[Step]) -> bool:
+    return steps.left_for_good(first) or has_gone_on(lambda step: step.held_bytes, first, last)
 
 
 CHECK = Check(

@@ -1,11 +1,12 @@
 """PRF302 step-slows-as-it-repeats
 
-Detects: a step that runs more operations, or produces more bytes, each time it is repeated on the same input.
+Detects: a step that runs more operations, or produces more bytes, each time it is repeated at the same lengths, beyond
+    the bounds of what it walks over.
 Matters: tokens per second fall all night long, and no single step is to blame.
 Fix: look at the line named: something it walks over or joins is added to by every step, and never cleared.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -14,15 +15,9 @@ from torch import Tensor, nn
 from nsa_doctor.check import Check
 from nsa_doctor.finding import Finding
 from nsa_doctor.measurement import Mode
-from nsa_doctor.probes.steps import Step, Steps, grows_steadily
+from nsa_doctor.probes.steps import STEPS_OF_A_CYCLE, Step, Steps, grows_steadily, has_gone_on
 from nsa_doctor.repro import again
 from nsa_doctor.subject import Subject
-
-_LENGTH = 17
-_WARM_UP = 2  # lazy tables are built
-_FIRST = 6
-_MANY = 60  # what is bounded has reached its bound by then
-_LAST = 4
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -30,33 +25,30 @@ def run(subject: Subject) -> Iterator[Finding]:
     for mode in modes:
         if mode not in subject.modes:
             continue
-        steps = Steps(subject, min(_LENGTH, subject.max_length), mode)
-        first = steps.take(_FIRST)[_WARM_UP:]
-        if not _slows(first):
-            continue
-        last = steps.go_on(_MANY, _LAST)
-        if _slows(last):
-            yield _finding(subject, first[0], last[-1], mode)
+        steps = Steps(subject, mode)
+        if (grown := steps.grow(lambda taken: bool(_slowing(taken)), _goes_on)) is not None:
+            yield _finding(steps, grown[0][0], grown[1][-1])
             return
 
 
-def _finding(subject: Subject, first: Step, last: Step, mode: Mode) -> Finding:
+def _finding(steps: Steps, first: Step, last: Step) -> Finding:
     grown = {place: made - first.made_by_place.get(place, 0) for place, made in last.made_by_place.items()}
     worst = max(grown, key=lambda place: grown[place])
     return Finding(
-        message=f"the same step does more each time: step {_FIRST + _MANY + _LAST} runs {last.num_operations:,} "
-        f"operations that produce {last.made_bytes:,} bytes, step {_WARM_UP + 1} ran {first.num_operations:,} that "
-        f"produced {first.made_bytes:,} ({mode})",
+        message=f"the same {STEPS_OF_A_CYCLE} steps do more each time: after {last.at * STEPS_OF_A_CYCLE} they run "
+        f"{last.num_operations:,} operations that produce {last.made_bytes:,} bytes, after "
+        f"{first.at * STEPS_OF_A_CYCLE} they ran {first.num_operations:,} that produced {first.made_bytes:,} "
+        f"({steps.mode})",
         where=worst,
         evidence={
-            "num_steps": _FIRST + _MANY + _LAST,
+            "num_steps": steps.num_steps,
             "operations_first": first.num_operations,
             "operations_last": last.num_operations,
             "bytes_first": first.made_bytes,
             "bytes_last": last.made_bytes,
-            "mode": mode,
+            "mode": steps.mode,
         },
-        repro=again(subject, "PRF302"),
+        repro=again(steps.subject, "PRF302"),
     )
 
 
@@ -71,8 +63,14 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=joins_all_that_was)
 
 
-def _slows(taken: list[Step]) -> bool:
-    return any(grows_steadily([getattr(step, name) for step in taken]) for name in ("num_operations", "made_bytes"))
+def _slowing(taken: list[Step]) -> list[Callable[[Step], int]]:
+    """The amounts that every cycle has more of."""
+    amounts: tuple[Callable[[Step], int], ...] = (lambda step: step.num_operations, lambda step: step.made_bytes)
+    return [amount for amount in amounts if grows_steadily([amount(step) for step in taken])]
+
+
+def _goes_on(first: list[Step], last: list[Step]) -> bool:
+    return any(has_gone_on(amount, first, last) for amount in _slowing(last))
 
 
 CHECK = Check(
