@@ -6,7 +6,7 @@ from rich.table import Table
 
 from nsa_doctor.finding import Report
 from nsa_doctor.measurement import GRADIENTS, MODES, OTHERS, OUTPUT, TARGETS, Census, Measurement
-from nsa_doctor.wording import joined, short_bytes, short_count, short_number
+from nsa_doctor.wording import escaped, joined, short_bytes, short_count, short_number
 
 _TROUBLE_WORDS = {
     "raised": "raises",
@@ -29,7 +29,7 @@ def sweep_tables(report: Report) -> Iterator[tuple[str, Table | None]]:
         rows.setdefault(point.length, []).append(measurement)
     for (dtype, values), rows in sections.items():
         shown = _shown(rows, report.options.get("lengths", ()))
-        heading = dtype if values == "normal" else f"{dtype}, {values} input"
+        heading = escaped(dtype if values == "normal" else f"{dtype}, {values} input")
         yield heading, _table(shown, not report.options.get("forward_only"))
         if hidden := sorted(set(rows) - set(shown)):
             yield f"and {len(hidden)} more lengths from {hidden[0]} to {hidden[-1]}: all finite", None
@@ -59,7 +59,7 @@ def _table(rows: Mapping[int, list[Measurement]], has_gradients: bool) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, collapse_padding=True)
     table.add_column("S", justify="right", no_wrap=True)
     for name in names:
-        table.add_column("gated output" if name == OUTPUT and len(names) > 2 else name, min_width=9)
+        table.add_column("gated output" if name == OUTPUT and len(names) > 2 else escaped(name), min_width=9)
     table.add_column("seconds", justify="right", no_wrap=True)
     table.add_column("peak", justify="right", no_wrap=True)
     for length, row in rows.items():

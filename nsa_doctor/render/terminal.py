@@ -37,7 +37,7 @@ def render(report: Report, *, colour: bool = False, width: int = 80, traceback: 
     if report.command != "sweep" and report.verdict is None:
         console.print()
         for line in fuzz_targets(report) if report.command == "fuzz" else overview(report):
-            console.print(line)
+            console.print(escaped(line))
     if report.throughput:
         console.print()
     for part in speed_parts(report.throughput):
