@@ -79,10 +79,12 @@ def _required(
     accepted: Mapping[str, Accepted],
     evidence: Evidence,
 ) -> Required:
+    missing = (evidence.missing or {}).get(code, "")
     are_accepted = bool(findings) and all(finding.fingerprint in accepted for finding in findings)
     stands, reason = _stands(requirement, result, are_accepted)
     if result is None:
-        reason = (evidence.missing or {}).get(code, "it was not run")
+        stands = "not offered" if missing and requirement.where_offered else "unknown"
+        reason = missing or "it was not run"
     verdict = "absent" if result is None else result.verdict.value
     return Required(code=code, verdict=verdict, because=requirement.because, stands=stands, reason=reason)
 

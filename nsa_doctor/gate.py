@@ -39,7 +39,9 @@ class Requirement(Strict):
 
     codes: Codes = Field(description="codes or their beginnings, such as [FWD, NAN101]")
     because: Name = Field(description="why a verdict needs them, in a sentence")
-    where_offered: bool = Field(default=False, description="a check of a part that the subject lacks may be skipped")
+    where_offered: bool = Field(
+        default=False, description="may be skipped where the subject lacks the part, or no checkpoint is given"
+    )
 
 
 class Limit(Strict):

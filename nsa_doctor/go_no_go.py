@@ -2,18 +2,19 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nsa_doctor import run as running
 from nsa_doctor.baseline import compare
+from nsa_doctor.checkpoints.fault import USAGE
 from nsa_doctor.conclude import environment, subject_facts
 from nsa_doctor.decide import Evidence, decide
 from nsa_doctor.finding import Report
 from nsa_doctor.gate import Gate
+from nsa_doctor.gate_stats import Examined, GateStatsRequest, examine_checkpoints
 from nsa_doctor.identity import commit_of, version_of
-from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
+from nsa_doctor.laboratory import Assignment, IsolatedLaboratory, UsageError
 from nsa_doctor.run import Listener, RunRequest
 from nsa_doctor.runs.facts import facts_of
 from nsa_doctor.runs.matching import mismatches
@@ -43,17 +44,9 @@ class GoNoGoRequest:
     gate: Gate
     module_checks: RunRequest | None = None
     run: RunRecord | None = None
-    checkpoint: Path | None = None
+    checkpoint: GateStatsRequest | None = None
     earlier: Earlier | None = None
     again: str = ""
-
-
-@dataclass
-class _Gathered:
-    """The report so far."""
-
-    report: Report
-    missing: dict[str, str] = field(default_factory=dict)
 
 
 def go_no_go(request: GoNoGoRequest, listen: Listener = lambda told, done, total: None) -> Report:
@@ -62,41 +55,52 @@ def go_no_go(request: GoNoGoRequest, listen: Listener = lambda told, done, total
     Raises UsageError when the subject cannot be examined at all and DoctorBrokeError when the doctor's code fails.
     """
     start = time.perf_counter()
-    gathered = _Gathered(_empty(request))
-    _examine_module(request, gathered, listen)
-    _examine_checkpoint(request, gathered, listen)
-    report = replace(gathered.report, subject=_identified(gathered.report.subject))
+    checkpoint = None if request.checkpoint is None else _read_checkpoint(request.checkpoint, listen)
+    report = _examined(request, listen)
+    report = replace(report, subject=_identified(report.subject))
+    if checkpoint is not None:
+        report = _with_checkpoint(report, checkpoint, request.gate)
     if request.run is not None:
         report = replace(report, run=facts_of(request.run), notes=(*report.notes, *request.run.notes))
     report = replace(report, command="go-no-go", seconds=time.perf_counter() - start)
-    return replace(report, verdict=decide(report, request.gate, _evidence(request, report, gathered.missing)))
+    return replace(report, verdict=decide(report, request.gate, _evidence(request, report)))
 
 
-def _examine_module(request: GoNoGoRequest, gathered: _Gathered, listen: Listener) -> None:
+def _read_checkpoint(request: GateStatsRequest, listen: Listener) -> Examined:
+    """Read it first: what is no checkpoint at all should not cost a minute to find out."""
+    examined = examine_checkpoints(request, listen)
+    if examined.interrupted:
+        raise KeyboardInterrupt
+    for reading in examined.readings:
+        if reading.fault in USAGE:
+            raise UsageError(f"--checkpoint {reading.sentence}")
+    return examined
+
+
+def _with_checkpoint(report: Report, examined: Examined, gate: Gate) -> Report:
+    asked = {entry.manual.code for entry in gate.checks}
+    return replace(
+        report,
+        results=(*report.results, *(result for result in examined.results if result.code in asked)),
+        gates=examined.gates,
+        notes=(*report.notes, *(note for reading in examined.readings for note in reading.notes)),
+    )
+
+
+def _examined(request: GoNoGoRequest, listen: Listener) -> Report:
+    """The report of the module's checks; of the module alone where the gate requires none of it."""
     if request.module_checks is not None:
-        gathered.report = running.run(request.module_checks, listen)
-        return
+        return running.run(request.module_checks, listen)
     laboratory = IsolatedLaboratory(request.assignment)  # a run has to be matched with something
     try:
         laboratory.load()
     finally:
         laboratory.close()
-    subject = subject_facts(request.assignment.spec, laboratory.facts)
-    gathered.report = replace(gathered.report, subject=subject, environment=environment(laboratory.facts))
-
-
-def _examine_checkpoint(request: GoNoGoRequest, gathered: _Gathered, listen: Listener) -> None:
-    for entry in request.gate.checks:
-        if entry.examines != "module":
-            gathered.missing[entry.manual.code] = _NEEDED[entry.examines]
-
-
-def _empty(request: GoNoGoRequest) -> Report:
     return Report(
         command="go-no-go",
-        subject={"name": request.assignment.spec or request.assignment.config or "nsa"},
+        subject=subject_facts(request.assignment.spec, laboratory.facts),
         options={"seed": request.assignment.seed, "profile": request.gate.profile},
-        environment=environment({}),
+        environment=environment(laboratory.facts),
     )
 
 
@@ -109,13 +113,15 @@ def _identified(subject: Mapping[str, Any]) -> dict[str, Any]:
     return {**subject, "identity": identity}
 
 
-def _evidence(request: GoNoGoRequest, report: Report, missing: Mapping[str, str]) -> Evidence:
+def _evidence(request: GoNoGoRequest, report: Report) -> Evidence:
     run, earlier = request.run, request.earlier
+    given = {"module": True, "checkpoint": request.checkpoint is not None, "run": run is not None}
+    missing = [entry for entry in request.gate.checks if not given[entry.examines]]
     return Evidence(
         measured=None if run is None else numbers_of(run),
         device_name="" if run is None else run.device_name,
         mismatches=() if run is None else tuple(mismatches(run, report.subject)),
-        missing=missing,
+        missing={entry.manual.code: _NEEDED[entry.examines] for entry in missing},
         baseline=None if earlier is None else compare(report, earlier.report, earlier.name),
         baseline_because="" if earlier is None else earlier.because,
         again=request.again,

@@ -15,6 +15,7 @@ from nsa_doctor.laboratory import Assignment, UsageError
 
 if TYPE_CHECKING:
     from nsa_doctor.gate import Gate
+    from nsa_doctor.gate_stats import GateStatsRequest
     from nsa_doctor.go_no_go import Earlier
     from nsa_doctor.runs.record import RunRecord
 
@@ -27,6 +28,9 @@ def go_no_go(
     ] = None,
     run: Annotated[
         Path | None, typer.Option(help="Folder of a training run, as evidence for the gate's limits.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="A checkpoint to read: its gates and whether it is sound.")
     ] = None,
     baseline: Annotated[Path | None, typer.Option(help="An earlier report.json to compare with.")] = None,
     because: Annotated[
@@ -61,11 +65,23 @@ def go_no_go(
         dtype=dtype,
         profile=required.profile,
     )
-    evidence: dict[str, Any] = {"run": read_run_option(run), "earlier": _earlier(baseline, because)}
+    evidence: dict[str, Any] = {
+        "run": read_run_option(run),
+        "checkpoint": _checkpoint(checkpoint),
+        "earlier": _earlier(baseline, because),
+    }
     check_bundle(output)
     again = _again(
-        {"gate": chosen, "run": run, "baseline": baseline, "because": because, "config": config, "subject": subject},
-        {"input": input_kind, "width": width, "dtype": dtype, "device": device, "seed": seed},
+        {"gate": chosen, "run": run, "checkpoint": checkpoint, "baseline": baseline, "because": because},
+        {
+            "config": config,
+            "subject": subject,
+            "input": input_kind,
+            "width": width,
+            "dtype": dtype,
+            "device": device,
+            "seed": seed,
+        },
     )
     from nsa_doctor import go_no_go as deciding
     from nsa_doctor import progress
@@ -100,6 +116,14 @@ def _gate(source: str) -> "Gate":
         return load_gate(source)
     except ConfigError as error:
         raise UsageError(f"--gate {error}") from error
+
+
+def _checkpoint(path: str | None) -> "GateStatsRequest | None":
+    from nsa_doctor.gate_stats import stats_request
+
+    if path is None:
+        return None
+    return stats_request(files=[path], pattern=None, num_branches=3, activation=None, seed=0, timeout=60.0)
 
 
 def read_run_option(folder: Path | None) -> "RunRecord | None":

@@ -66,6 +66,14 @@ def test_what_was_not_run_is_unknown_with_its_reason():
     assert (ruling.decision, ruling.why) == ("UNKNOWN", ("FWD201: not checked: no --checkpoint was given",))
 
 
+def test_evidence_that_was_not_given_is_missing_only_where_the_gate_insists():
+    asked = [{"codes": ["FWD101"], "because": "x"}, {"codes": ["CKP101"], "because": "x", "where_offered": True}]
+    evidence = Evidence(missing={"CKP101": "no --checkpoint was given"})
+    assert decide(report(result("FWD101")), gate(require=asked), evidence).decision == "GO"
+    asked[1]["where_offered"] = False
+    assert decide(report(result("FWD101")), gate(require=asked), evidence).decision == "UNKNOWN"
+
+
 def test_a_time_out_is_a_no_go():
     ruling = decide(report(result("FWD101"), result("FWD201", Verdict.TIMEOUT)), gate(), Evidence())
     assert ruling.decision == "NO-GO"
