@@ -64,6 +64,9 @@ class NSAConfig(SparsityConfig):
     d_k: Size = Field(description="size of a query and key head; even, for RoPE")
     d_v: Size = Field(description="size of a value head")
     rope_theta: PositiveFloat = Field(default=10_000.0, description="base of the rotary frequencies")
+    branch: Literal["all", "cmp", "sel", "win"] = Field(
+        default="all", description="all branches weighed by the gate, or one alone, to narrow a fault down"
+    )
 
     @model_validator(mode="after")
     def _check_heads(self) -> "NSAConfig":
@@ -98,15 +101,37 @@ class TrainConfig(Strict):
     batch_size: Size = Field(default=8, description="rows per micro-batch")
     lr: PositiveFloat = Field(default=3e-4, description="peak learning rate")
     lr_schedule: Literal["cosine", "constant"] = Field(default="cosine", description="shape after warm-up")
+    lr_floor: float = Field(default=0.0, ge=0, description="learning rate of a cosine's last step")
     warmup_steps: Count = Field(default=0, description="steps of linear warm-up")
-    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled decay")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled decay, of matrices alone")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="AdamW's decay of the mean gradient")
+    beta2: float = Field(default=0.95, ge=0, lt=1, description="AdamW's decay of the mean squared gradient")
     grad_clip: float = Field(default=0.0, ge=0, description="largest gradient norm; 0 leaves it alone")
     accumulate_grad_batches: Size = Field(default=1, description="micro-batches per optimizer step")
     log_every: Size = Field(default=20, description="steps between log lines")
-    eval_every: Count = Field(default=0, description="steps between evaluations; 0 for none")
+    eval_every: Count = Field(default=0, description="steps between evaluations; 0 for the first and last alone")
+    eval_batches: Count = Field(default=8, description="held-out micro-batches per evaluation; 0 for no evaluation")
+    sample_tokens: Count = Field(default=64, description="tokens written as a sample at each evaluation; 0 for none")
     save_every: Count = Field(default=0, description="steps between checkpoints; 0 for the last alone")
+    keep_last: Size = Field(default=3, description="checkpoints kept")
+    on_nonfinite: Literal["stop", "trace", "skip"] = Field(
+        default="stop", description="a loss or gradient that is not finite stops, is traced first, or is left out"
+    )
+    watchdog_seconds: PositiveFloat = Field(default=180.0, description="a step or a batch slower than this is dumped")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(default=1337, description="seed of weights and data order")
     out_dir: Name = Field(default="artifacts", description="where a run writes")
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> "TrainConfig":
+        if self.warmup_steps > self.steps:
+            raise ValueError(f"warmup_steps must be at most steps={self.steps}, got {self.warmup_steps}")
+        if self.lr_floor > self.lr:
+            raise ValueError(f"lr_floor must be at most lr={self.lr}, got {self.lr_floor}")
+        if self.lr_floor and self.lr_schedule == "constant":
+            raise ValueError(f"lr_floor must be 0 with a constant schedule, got {self.lr_floor}")
+        if self.eval_every and not self.eval_batches:
+            raise ValueError(f"eval_every must be 0 without eval_batches, got {self.eval_every}")
+        return self
 
 
 class RuntimeConfig(Strict):
@@ -116,6 +141,15 @@ class RuntimeConfig(Strict):
     precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="dtype of activations")
     use_flash: bool = Field(default=False, description="ask for flash-attn; refused where it cannot serve")
     use_triton_sel: Literal[False] = Field(default=False, description="no Triton selection kernel exists")
+    compile: bool = Field(default=False, description="compile each block with torch.compile")
+    activation_checkpointing: bool = Field(default=False, description="recompute a block's inside in the backward pass")
+    distributed: Literal["ddp", "fsdp2", "none"] = Field(
+        default="ddp", description="how the processes of torchrun share a step; without torchrun there is one"
+    )
+    compare_ranks_every: Count = Field(
+        default=100, description="steps between comparisons of the parameters of all processes; 0 for none"
+    )
+    monitors: bool = Field(default=True, description="heartbeat, tables, gates, watchdog, samples and plot")
 
     @model_validator(mode="after")
     def _check_flash(self) -> "RuntimeConfig":

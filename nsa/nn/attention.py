@@ -46,7 +46,7 @@ class NSAttention(nn.Module):
         self.qkv = Projection(config)
         self.compress_k = Compressor(config.phi, self.geometry, config.d_k, bias=False)
         self.compress_v = Compressor(config.phi, self.geometry, config.d_v)
-        self.gate = Gate(config.d_k, config.gate, config.gate_temperature)
+        self.gate = Gate(config.d_k, config.gate, config.gate_temperature, config.branch)
         self.out_proj = linear(config.n_heads * config.d_v, config.dim)
 
     def forward(
@@ -99,8 +99,11 @@ class NSAttention(nn.Module):
         )
         if cache is not None and reads is not None:
             cache.count(reads)
+        # One branch alone is no product with zeros: what is not finite in the others must not reach it.
+        alone = {"cmp": output.compressed, "sel": output.selected, "win": output.sliding}
+        gated = alone.get(self.config.branch, output.out)
         return BranchOutputs(
-            output.compressed, output.selected, output.sliding, gated=output.out, gates=gates, slots=output.slots
+            output.compressed, output.selected, output.sliding, gated=gated, gates=gates, slots=output.slots
         )
 
     def new_cache(self, batch: int = 1, max_length: int | None = None, *, count_reads: bool = False) -> NSACache:

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nsa.config import ModelConfig, NSAConfig, RunConfig, builtin_configs, load_config, parse_config
+from nsa.config import (
+    ModelConfig,
+    NSAConfig,
+    RunConfig,
+    RuntimeConfig,
+    TrainConfig,
+    builtin_configs,
+    load_config,
+    parse_config,
+)
 from nsa.ops.geometry import Geometry
 from nsa.strict import ConfigError
 
@@ -134,7 +143,7 @@ BAD_DOCUMENTS: dict[str, tuple[object, str]] = {
     "key-unknown": (document(nsa={"lsel": 64}), "unknown key nsa.lsel (value 64 (int)): did you mean l_sel"),
     "key-in-another-section": (
         document(runtime={"w": 64}),
-        "unknown key runtime.w (value 64 (int)): allowed are device, precision, use_flash, use_triton_sel",
+        f"unknown key runtime.w (value 64 (int)): allowed are {', '.join(sorted(RuntimeConfig.model_fields))}",
     ),
     "key-missing": ({"model": {"dim": 64}}, "model.n_heads is missing: query heads"),
     "geometry-l": (document(nsa={"l": 33}), "nsa.l must be a multiple of d=16, got 33"),
@@ -191,6 +200,26 @@ BAD_DOCUMENTS: dict[str, tuple[object, str]] = {
         document(runtime={"use_flash": True}),
         "runtime.use_flash must be false in precision fp32 (flash-attn serves bf16 and fp16), got True",
     ),
+    "warm-up-longer-than-the-run": (
+        document(train={"steps": 9, "warmup_steps": 10}),
+        "train.warmup_steps must be at most steps=9, got 10",
+    ),
+    "floor-above-the-peak": (
+        document(train={"lr": 1e-4, "lr_floor": 2e-4}),
+        "train.lr_floor must be at most lr=0.0001, got 0.0002",
+    ),
+    "no-effect-floor": (
+        document(train={"lr_floor": 1e-5, "lr_schedule": "constant"}),
+        "train.lr_floor must be 0 with a constant schedule, got 1e-05",
+    ),
+    "no-effect-eval-every": (
+        document(train={"eval_every": 5, "eval_batches": 0}),
+        "train.eval_every must be 0 without eval_batches, got 5",
+    ),
+    "branch": (
+        document(model=MODEL | {"branch": "window"}),
+        "model.branch must be 'all', 'cmp', 'sel' or 'win', got 'window' (str)",
+    ),
     "empty-name": (document(train={"out_dir": ""}), "train.out_dir must have at least 1 character, got '' (str)"),
     "terminal-escape-in-value": (
         document(train={"out_dir": "\x1b[31m\n"}),
@@ -198,8 +227,8 @@ BAD_DOCUMENTS: dict[str, tuple[object, str]] = {
     ),
     "terminal-escape-in-key": (
         document(train={"\x1b[31m\n": 1}),
-        r"unknown key train.'\x1b[31m\n' (value 1 (int)): allowed are accumulate_grad_batches, batch_size, eval_every, "
-        "grad_clip, log_every, lr, lr_schedule, out_dir, save_every, seed, seq_len, steps, warmup_steps, weight_decay",
+        r"unknown key train.'\x1b[31m\n' (value 1 (int)): allowed are "
+        f"{', '.join(sorted(TrainConfig.model_fields))}",
     ),
     "surrogate": (
         document(train={"out_dir": "\ud800"}),
