@@ -84,6 +84,15 @@ class ChildGarbledError(ChildDiedError):
         return "the process wrote into a file descriptor that is not its own, where its answers are read"
 
 
+class ChildDeafError(ChildDiedError):
+    """The child closed the pipe its answers come through, and lived on until it was ended."""
+
+    @property
+    def sentence(self) -> str:
+        """What it did."""
+        return "the process closed file descriptors that are not its own, and with them the way its answers come"
+
+
 class ChildProcess:
     """One child, asked one thing at a time over pipes of its own; what the subject prints goes nowhere.
 
@@ -207,11 +216,10 @@ class ChildProcess:
 
     def _died(self) -> ChildDiedError:
         try:
-            status = self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:  # it closed its pipe and lives on
+            failure = ChildDiedError(self._process.wait(timeout=5), self._remains())
+        except subprocess.TimeoutExpired:
             self.kill()
-            status = self._process.returncode
-        failure = ChildDiedError(status, self._remains())
+            failure = ChildDeafError(self._process.returncode, self._remains())
         self.close()
         return failure
 

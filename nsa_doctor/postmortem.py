@@ -56,13 +56,10 @@ def _kind(failure: ChildHungError | ChildDiedError) -> TroubleKind:
 
 def _place(remains: Remains, packages: tuple[str, ...], code: Sequence[CodeRange]) -> tuple[Place, bool]:
     """Where the child was seen, or last wrote that it was; failing that the deepest line its stacks hold."""
-    if remains.sighting is not None:
-        place = _told(remains.sighting.get("place", {}))
-        if place.file:
-            return place, bool(remains.sighting.get("is_exact"))
+    told = _told((remains.sighting or {}).get("place"))
     stack = FrameFilter(packages).of_dump(remains.dump)
-    if not stack:
-        return Place(), False
+    if told.file or not stack:
+        return told, bool((remains.sighting or {}).get("is_exact"))
     place = Place(**asdict(stack[0]))
     for line in stack:
         for file, first, last, path, name in code:
@@ -71,8 +68,10 @@ def _place(remains: Remains, packages: tuple[str, ...], code: Sequence[CodeRange
     return place, False
 
 
-def _told(place: Mapping[str, Any]) -> Place:
-    """A place read from memory that the subject could have written to."""
+def _told(place: Any) -> Place:
+    """A place read from memory that the subject could have written to; none where there is none."""
+    if not isinstance(place, Mapping):
+        return Place()
     words = {name: str(place.get(name, "")) for name in ("module", "module_class", "file", "function")}
     line = place.get("line", 0)
     return Place(**words, line=line if isinstance(line, int) else 0)

@@ -44,11 +44,11 @@ class Sighting:
 
 @dataclass(frozen=True)
 class _Look:
-    """One frame as it was at one moment, and the frame it had called."""
+    """One frame as it was at one moment: its line, and what differs when it has gone on since and come back."""
 
     frame: FrameType
     line: int
-    at: tuple[int, int]
+    state: tuple[int, ...]
 
 
 class Lookout:
@@ -77,7 +77,7 @@ class Lookout:
         for _ in range(_LOOKS):
             looks.append(sys._current_frames())
             for thread, frame in looks[-1].items():
-                stacks.setdefault(thread, []).append(_stack(frame))
+                stacks.setdefault(thread, []).append(self._stack(frame))
             time.sleep(_LOOK_SECONDS)
         phase = phase_of(looks[-1].get(self._thread))
         others = [thread for thread in stacks if thread not in (self._thread, threading.get_ident())]
@@ -85,7 +85,8 @@ class Lookout:
             seen = attempt(lambda thread=thread: self._seen(stacks.get(thread, [])))
             if isinstance(seen, Sighting):
                 return replace(seen, phase=phase)
-        return Sighting(phase=phase)
+        place, is_exact = self.owner(looks[-1].get(self._thread))  # it may run compiled, without a line
+        return Sighting(place=place, phase=phase, is_exact=is_exact)
 
     def owner(self, frame: FrameType | None) -> tuple[Place, bool]:
         """The module in whose method or backward a frame is, without a line, and whether it is that very one."""
@@ -123,10 +124,18 @@ class Lookout:
         if deepest is None:
             return None
         same = [look for stack in stacks for look in stack if look.frame is deepest.frame]
-        moves = len({look.at for look in same}) > 1
+        moves = len({look.state for look in same}) > 1
         loop = loop_around(deepest.frame.f_code, {look.line for look in same}) if moves else None
         place, is_exact = self.describe(deepest.frame, loop[0] if loop else deepest.line)
         return Sighting(place=place, loop=loop, is_exact=is_exact)
+
+    def _stack(self, frame: FrameType) -> list[_Look]:
+        looks: list[_Look] = []
+        for each in _outwards(frame):
+            called = id(looks[-1].frame) if looks else 0
+            held = map(id, each.f_locals.values()) if self.frames.rank_of(each.f_code) else ()
+            looks.append(_Look(each, each.f_lineno, (each.f_lasti, called, *held)))
+        return looks
 
     def _deepest(self, innermost_first: Sequence[_Look]) -> _Look | None:
         best: _Look | None = None
@@ -183,14 +192,6 @@ def context_of(frame: FrameType) -> FunctionCtx | None:
     code = frame.f_code
     first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
     return first if isinstance(first, FunctionCtx) else None
-
-
-def _stack(frame: FrameType) -> list[_Look]:
-    looks, inner = [], 0
-    for each in _outwards(frame):
-        looks.append(_Look(each, each.f_lineno, (each.f_lasti, inner)))
-        inner = id(each)
-    return looks
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
