@@ -17,7 +17,7 @@ class PerTokenScorer(SparseAttention):
                     own = t // BLOCK
                     best = importance[b, g, t, : own + 1].argsort(descending=True, stable=True)
                     forced = torch.tensor([0, own])
-                    others = best[(best != 0) & (best != own)]
+                    others = best[(best != 0) & (best != own)]  # here
                     blocks = torch.unique(torch.cat([forced, others[: CHOSEN - len({0, own})]]))  # here
                     picked[b, g, t, blocks] = True
         return picked
