@@ -28,7 +28,7 @@ def speed_parts(timed: Mapping[str, Any]) -> Iterator[str | Table]:
     if exponents:
         yield "\ngrows with the length to the power (95 % interval):"
         for name, found in exponents.items():
-            yield f"  {name:<16}{found['value']:5.2f}  ({found['low']:.2f} to {found['high']:.2f})"
+            yield f"  {escaped(name):<16}{found['value']:5.2f}  ({found['low']:.2f} to {found['high']:.2f})"
     if timed["shares"]:
         yield f"\nshare of the time at S={rows[-1]['length']}, by sampling:"
         for name, share in list(timed["shares"].items())[:_MOST_PARTS]:
