@@ -53,6 +53,23 @@ def growing(
     return works, keep(works, _growing(works, amount, least))
 
 
+def padded(works: Sequence[Work], least: int) -> list[LineWork]:
+    """Lines whose loop goes so many rounds or more at every length, as one over the longest length there may be does.
+
+    None where some of them need each other's results round by round: a recurrence may be padded.
+    """
+    rounds = [{line.place: max(line.sites.values(), default=0) for line in work.lines} for work in works]
+    longer = works[-1]
+    found = [
+        (number, line)
+        for number, line in enumerate(longer.lines)
+        if min(counts.get(line.place, 0) for counts in rounds) >= least
+    ]
+    if any(longer.flow.longest_chain(number) >= least / 2 for number, _ in found):
+        return []
+    return [line for _, line in found]
+
+
 def amounts(works: Sequence[Work], place: Place, amount: Callable[[LineWork], int]) -> list[int]:
     """The amount of one line in each pass."""
     return [sum(amount(line) for line in work.lines if line.place == place) for work in works]

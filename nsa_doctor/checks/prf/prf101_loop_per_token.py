@@ -1,18 +1,20 @@
 """PRF101 loop-per-token
 
 Detects: a Python loop over tokens: operations started one by one, at least three for every four further tokens, whose
-steps do not need each other's results.
+steps do not need each other's results; one over as many rounds as there may be tokens; plain Python over their pairs.
 Matters: every operation costs some microseconds to start, so that a device does nothing but wait for Python.
 Fix: do the whole tile at once with a batched operation; a recurrence, whose steps need each other, is not reported.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
 from nsa_doctor.check import Check
+from nsa_doctor.checks.looping import loop_of_plain_python, loop_to_a_limit
 from nsa_doctor.finding import Finding
 from nsa_doctor.probes.per_token import amounts, by_code, growing, sequential
 from nsa_doctor.probes.work import LineWork, Work, heaviest
@@ -48,7 +50,10 @@ def run(subject: Subject) -> Iterator[Finding]:
                 },
                 repro=again(subject, "PRF101"),
             )
-        if lines:
+        others = () if lines else chain(loop_to_a_limit(subject, works, mode), loop_of_plain_python(subject))
+        if (other := next(iter(others), None)) is not None:
+            yield other
+        if lines or other is not None:
             return
 
 
