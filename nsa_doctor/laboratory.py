@@ -19,7 +19,7 @@ _MOST_FAILURES = 3
 _MOST_TRIED_AGAIN = 2  # to see more of where it ends
 _TRIED_AGAIN_SECONDS = 60.0
 _ONCE_HUNG = 0.25
-_LEAST_PATIENCE = 3.0
+_LEAST_PATIENCE = 5.0
 _MARGIN = 4.0  # times the slowest call that came back
 _TRACING_FACTOR = 4.0  # a traced pass may take this many times as long as a measured one
 
@@ -141,7 +141,7 @@ class IsolatedLaboratory:
             return Result.from_json(answer["checked"])
         verdict = Verdict.TIMEOUT if answer.kind == "timeout" else Verdict.FAIL
         message = f"the call does not return: {answer.message}" if answer.kind == "timeout" else answer.message
-        message += f" in {answer.phase}" if answer.phase else ""
+        message += f" {'while' if answer.phase == 'loading' else 'in'} {answer.phase}" if answer.phase else ""
         message += f" at S={self._last_length}" if self._last_length is not None else ""
         options = self.facts.get("options", ())
         repro = shlex.join(["nsa-doctor", "run", "--select", code, *options, "--seed", str(self.assignment.seed)])
