@@ -21,6 +21,7 @@ from nsa_doctor.commands.throughput import throughput
 from nsa_doctor.laboratory import DoctorBrokeError, UsageError
 from nsa_doctor.output import CannotWriteError, say
 from nsa_doctor.runner import Caught, attempt
+from nsa_doctor.wording import escaped
 
 USAGE, BROKEN = 2, 4
 _TYPERS_INTERRUPTED = 130  # typer makes this of a KeyboardInterrupt that comes out of a command
@@ -77,5 +78,5 @@ def serve(arguments: list[str]) -> int:
 
 
 def _complain(sentence: str, code: int) -> int:
-    say(f"nsa-doctor: {sentence}\n", sys.stderr)
+    say(f"nsa-doctor: {escaped(sentence)}\n", sys.stderr)
     return code

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 from nsa_doctor.finding import Report
 from nsa_doctor.render.conform import Conformity
 from nsa_doctor.render.json import FORMAT, VERSION
+from nsa_doctor.wording import escaped
 
 SCHEMA = Path(__file__).with_name("report.schema.json")
 STANDARD_INPUT = "-"
@@ -30,7 +31,7 @@ class UnreadableReportError(ValueError):
 def read_report(source: str | os.PathLike[str]) -> Report:
     """The report in a file, or in standard input for `-`; raises UnreadableReportError."""
     is_input = str(source) == STANDARD_INPUT
-    name = "standard input" if is_input else str(source)
+    name = "standard input" if is_input else escaped(str(source))
     if is_input and sys.stdin is None:
         raise UnreadableReportError(f"{name}: is closed; {_REMEDY}")
     try:

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from nsa_doctor.finding import Report
 from nsa_doctor.probes.local import LocalLaboratory
+from nsa_doctor.render import json as as_json
+from nsa_doctor.render.reading import parse_report
 from nsa_doctor.subject import Subject
 from nsa_doctor.subjects import load_subject
 from nsa_doctor.subjects.nsa import builtin_subject
@@ -16,6 +19,7 @@ from nsa_doctor.subjects.request import SubjectRequest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+REPORT = f'{{\n  "format": "{as_json.FORMAT}"'
 
 
 @pytest.fixture
@@ -42,9 +46,25 @@ def doctor() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*words: str, **options) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "nsa_doctor", *words]
         settings = {"capture_output": True, "text": True, "cwd": HERE, "env": environment(), **options}
-        return subprocess.run(command, check=False, **settings)
+        done = subprocess.run(command, check=False, **settings)
+        if (done.stdout or "").startswith(REPORT):
+            parse_report(done.stdout)
+        return done
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def readable_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every report that a test writes is as its schema says, and comes back as it was."""
+    write = as_json.render
+
+    def written(report: Report) -> str:
+        text = write(report)
+        assert write(parse_report(text)) == text
+        return text
+
+    monkeypatch.setattr(as_json, "render", written)
 
 
 def environment() -> dict[str, str]:

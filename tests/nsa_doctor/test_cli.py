@@ -33,7 +33,7 @@ REFUSED = [  # words, what the sentence must hold
     (["sweep", "--seed", "x"], "Invalid value for '--seed'"),
     (["sweep", "--timeout", "0"], "--timeout must be a number of seconds above 0"),
     (["sweep", "--timeout", "nan"], "--timeout must be a number of seconds above 0"),
-    (["sweep", "--format", "html"], "--format cannot be 'html'"),
+    (["sweep", "--format", "pdf"], "--format cannot be 'pdf'"),
     (
         ["sweep", "--output", "/nowhere/report.json"],
         "/nowhere/report.json: cannot be written: No such file or directory",
