@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, Field, PositiveFloat, model_validator
 
 from nsa.ops.geometry import Geometry
-from nsa.plain_yaml import read_plain_yaml
+from nsa.plain_yaml import parse_plain_yaml, read_plain_yaml
 from nsa.strict import ConfigError, Strict, nearest, plain, shown
 
 
@@ -208,6 +208,26 @@ def parse_config(document: object) -> RunConfig:
         train=_build(TrainConfig, sections.get("train", {}), "train"),
         runtime=_build(RuntimeConfig, sections.get("runtime", {}), "runtime"),
     )
+
+
+def with_changes(config: RunConfig, changes: Iterable[str]) -> RunConfig:
+    """The configuration with each `section.key=value` in its place, the value read as in a file.
+
+    Raises ConfigError with one sentence.
+    """
+    document = config.model_dump(exclude_unset=True)
+    document["nsa"] = {key: document["model"].pop(key) for key in _NSA_KEYS & document["model"].keys()}
+    for change in changes:
+        place, equals, text = change.partition("=")
+        section, dot, key = place.partition(".")
+        if not (equals and dot):
+            raise ConfigError(f"a change must read section.key=value, got {shown(change)}")
+        try:
+            value = parse_plain_yaml(text)
+        except ValueError as error:
+            raise ConfigError(f"{plain(place)}: {error}") from None
+        document.setdefault(section, {})[key] = value
+    return parse_config(document)
 
 
 def builtin_configs() -> dict[str, Path]:

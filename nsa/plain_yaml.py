@@ -19,7 +19,11 @@ def read_plain_yaml(path: Path) -> object:
 
     Raises ValueError with one sentence that does not name the file; what came from the file is escaped in it.
     """
-    text = _read_text(path)
+    return parse_plain_yaml(_read_text(path))
+
+
+def parse_plain_yaml(text: str) -> object:
+    """The value that text holds; raises ValueError as `read_plain_yaml` does."""
     try:
         return yaml.load(text, _PlainLoader)  # noqa: S506 (a SafeLoader)
     except yaml.MarkedYAMLError as error:
