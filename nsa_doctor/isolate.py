@@ -195,7 +195,7 @@ class ChildProcess:
 
     def _hung(self, seconds: float) -> ChildHungError:
         sighting = self._seen()
-        os.kill(self._process.pid, signal.SIGUSR1)  # the child's faulthandler writes all stacks
+        self._process.send_signal(signal.SIGUSR1)  # the child's faulthandler writes all stacks
         end = time.monotonic() + _DUMP_SECONDS
         size = -1
         while time.monotonic() < end and (size <= 0 or os.fstat(self._dump.fileno()).st_size != size):
@@ -211,6 +211,8 @@ class ChildProcess:
             os.write(self._questions, b"?")
         end = time.monotonic() + _SIGHTING_SECONDS
         while (sighting := self._sighting.read()) is None and time.monotonic() < end:
+            if self._process.poll() is not None:  # ended meanwhile, by a person's interruption perhaps
+                break
             time.sleep(0.05)
         return sighting
 

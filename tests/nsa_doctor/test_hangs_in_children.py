@@ -1,12 +1,17 @@
 """What a user reads of a call that hangs or ends its process, through child processes and all."""
 
+import signal
+import threading
+
 import pytest
 
 from nsa_doctor import registry
 from nsa_doctor.finding import Decision, Verdict
-from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
+from nsa_doctor.isolate import ChildProcess
+from nsa_doctor.laboratory import Assignment, InterruptedLaboratoryError, IsolatedLaboratory
 from nsa_doctor.measurement import Point
 from nsa_doctor.run import RunRequest, run
+from nsa_doctor.runner import attempt
 
 from .conftest import HERE, is_marked
 
@@ -71,6 +76,27 @@ def test_an_autograd_function_that_ends_in_backward_is_its_modules(name: str) ->
     assert trouble.phase == "backward"
     assert trouble.place.module == "layers.1"
     assert is_marked(trouble.place.file, trouble.place.line)
+
+
+def test_an_interruption_while_a_hang_is_looked_at_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = threading.Event()
+    look = ChildProcess._seen
+
+    def seen(child: ChildProcess):
+        looked_at.set()
+        return look(child)
+
+    monkeypatch.setattr(ChildProcess, "_seen", seen)
+    examined = laboratory("hangs:holds_the_interpreter", timeout=0.5)
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(attempt(examined.load)))
+    asking.start()
+    assert looked_at.wait(60)
+    child = examined._child
+    examined.interrupt()
+    asking.join(60)
+    assert isinstance(answers[0].error, InterruptedLaboratoryError)
+    assert child._process.returncode == -signal.SIGKILL
 
 
 def test_a_hang_that_the_sweep_does_not_meet_is_told_once_with_module_and_line() -> None:
