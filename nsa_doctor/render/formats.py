@@ -22,6 +22,7 @@ FORMATS: Mapping[str, Format] = {
     "md": Format("nsa_doctor.render.markdown", (".md", ".markdown")),
     "junit": Format("nsa_doctor.render.junit", (".xml",)),
     "sarif": Format("nsa_doctor.render.sarif", (".sarif", ".sarif.json")),
+    "html": Format("nsa_doctor.render.html", (".html", ".htm")),
     "github": Format("nsa_doctor.render.github"),
 }
 

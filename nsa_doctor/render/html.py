@@ -1,0 +1,96 @@
+"""A report as one page: nothing is loaded, nothing runs, and it reads on a phone, on paper, in light and in dark."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jinja2
+from markupsafe import Markup
+
+from nsa_doctor.finding import Decision, Report
+from nsa_doctor.render.again import command_line
+from nsa_doctor.render.cards import cards
+from nsa_doctor.render.checks_told import families, missing, tally
+from nsa_doctor.render.html_text import breakable, command_words, facts, finished, lines, prose, short
+from nsa_doctor.render.own_score import own_score
+from nsa_doctor.render.pictures.gates import gates_picture
+from nsa_doctor.render.pictures.growth import growth_picture
+from nsa_doctor.render.pictures.picture import Picture
+from nsa_doctor.render.pictures.sweep import sweep_picture
+from nsa_doctor.render.pictures.timeline import timeline_picture
+from nsa_doctor.render.subject_told import environment_facts, subject_facts
+from nsa_doctor.render.summary import conditions
+from nsa_doctor.render.why import lead, reasons
+from nsa_doctor.runner import Caught, attempt
+
+_PAGE = Path(__file__).with_name("page")
+_KINDS = {Decision.GO: "go", Decision.NO_GO: "no-go", Decision.UNKNOWN: "unknown"}
+_PICTURES: Sequence[tuple[str, Callable[[Report], Picture | None]]] = (
+    ("the sweep", sweep_picture),
+    ("the gates", gates_picture),
+    ("time and memory", growth_picture),
+    ("the training run", timeline_picture),
+)
+
+
+def render(report: Report, *, excerpts: bool = True) -> str:
+    """The report as HTML; `excerpts` shows source around each finding, where the file can be read here and now."""
+    pictures, not_drawn = _pictures(report)
+    return _environment().get_template("page.html").render(
+        style=Markup((_PAGE / "style.css").read_text(encoding="utf-8")),  # noqa: S704 (a file of ours)
+        report=report,
+        kind=_KINDS[report.decision],
+        title=f"{report.decision.value}: {short(str(report.subject.get('name', '')))}",
+        lead=lead(report),
+        reasons=list(reasons(report)),
+        tally=list(tally(report)),
+        subject=list(subject_facts(report)),
+        configuration=list(facts(_configuration(report))),
+        cards=cards(report, excerpts=excerpts),
+        missing=list(missing(report)),
+        pictures=pictures,
+        not_drawn=not_drawn,
+        families=list(families(report)),
+        environment=list(environment_facts(report)),
+        short_environment=conditions(report),
+        ruling=report.verdict,
+        score=own_score(),
+        again=command_line(report),
+    )  # fmt: skip
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    """Where every value is made inert on its way into the page, whatever the template says."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_PAGE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=finished,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    own = {"lines": lines, "breakable": breakable, "prose": prose, "command": command_words, "short": short}
+    environment.filters.update(own, quoted=partial(quote, safe=""))
+    return environment
+
+
+def _configuration(report: Report) -> Mapping[str, Any]:
+    found = report.subject.get("identity", {}).get("configuration")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _pictures(report: Report) -> tuple[list[Picture], list[str]]:
+    """What can be drawn, and a sentence for what cannot: a verdict must not be lost for want of a picture."""
+    drawn, failed = [], []
+    for name, draw in _PICTURES:
+        picture = attempt(partial(draw, report))
+        if isinstance(picture, Caught):
+            if isinstance(picture.error, (KeyboardInterrupt, SystemExit)):
+                raise picture.error
+            failed.append(f"The picture of {name} could not be drawn: {picture.sentence}.")
+        elif picture is not None:
+            drawn.append(picture)
+    return drawn, failed
