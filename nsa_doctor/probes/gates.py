@@ -27,126 +27,33 @@ from nsa_doctor.subject import Subject, WrongOutputError
 _MOST_WEIGHTS, _MOST_SWITCHES = 16, 64  # of a softmax, of sigmoids side by side
 _LENGTH, _ROWS = 160, 2
 _PRODUCTS = frozenset(
-    (
-        *(
-            "linear",
-            "matmul",
-            "__matmul__",
-            "__rmatmul__",
-            "mm",
-            "addmm",
-            "bmm",
-            "baddbmm",
-            "einsum",
-            "conv1d",
-        ),
-    )
+    {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "addmm", "bmm", "baddbmm", "einsum", "conv1d"}
 )
-_MULTIPLY = frozenset(
-    (
-        *(
-            "mul",
-            "__mul__",
-            "__rmul__",
-            "mul_",
-            "__imul__",
-            "multiply",
-            "addcmul",
-            "lerp",
-        ),
-    )
-)
+_MULTIPLY = frozenset({"mul", "__mul__", "__rmul__", "mul_", "__imul__", "multiply", "addcmul", "lerp"})
 _SAME = frozenset(
     (
-        *(
-            "view",
-            "reshape",
-            "flatten",
-            "unflatten",
-            "unsqueeze",
-            "squeeze",
-            "transpose",
-            "permute",
-            "movedim",
-        ),
-        *(
-            "swapaxes",
-            "contiguous",
-            "clone",
-            "expand",
-            "expand_as",
-            "repeat_interleave",
-            "to",
-            "float",
-            "double",
-        ),
-        *(
-            "half",
-            "bfloat16",
-            "type_as",
-            "type",
-            "chunk",
-            "split",
-            "unbind",
-            "__getitem__",
-            "t",
-            "__get__",
-            "view_as",
-        ),
-        *(
-            "tensor_split",
-            "narrow",
-            "select",
-            "repeat",
-            "rearrange",
-            "mean",
-            "cat",
-            "stack",
-            "detach",
-            "round",
-        ),
+        *("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "transpose", "permute", "movedim"),
+        *("swapaxes", "contiguous", "clone"),
+        *("expand", "expand_as", "repeat_interleave", "to", "float", "double", "half", "bfloat16", "type_as"),
+        *("type", "chunk", "split", "unbind"),
+        *("__getitem__", "t", "__get__", "view_as", "tensor_split", "narrow", "select", "repeat", "rearrange"),
+        *("mean", "cat", "stack", "detach", "round"),
     )
 )
-_SCALES = frozenset(
+_SHIFTS = frozenset(
+    {"add", "__add__", "__radd__", "add_", "__iadd__", "sub", "__sub__", "__rsub__", "sub_", "__isub__"}
+)
+_SCALES = _SHIFTS | frozenset(
     (
-        *(
-            "add",
-            "__add__",
-            "__radd__",
-            "sub",
-            "__sub__",
-            "__rsub__",
-            "div",
-            "__truediv__",
-            "true_divide",
-            "mul",
-        ),
-        *(
-            "__mul__",
-            "__rmul__",
-            "clamp",
-            "tanh",
-            "neg",
-        ),
+        *("div", "__truediv__", "true_divide", "div_", "__itruediv__", "mul", "__mul__", "__rmul__", "mul_"),
+        *("__imul__", "neg", "tanh"),
+        *("clamp", "clamp_", "clip", "clip_", "masked_fill", "masked_fill_", "where"),
     )
 )
 _RANKS = frozenset(
     (
-        *(
-            "topk",
-            "max",
-            "argmax",
-            "sort",
-            "argsort",
-            "multinomial",
-            "amax",
-            "gt",
-            "ge",
-            "__gt__",
-            "__ge__",
-            "kthvalue",
-        ),
-        *("one_hot",),
+        *("topk", "max", "argmax", "sort", "argsort", "multinomial", "amax", "gt", "ge", "__gt__", "__ge__"),
+        *("kthvalue", "one_hot"),
     )
 )
 _USES = _MULTIPLY | _PRODUCTS
@@ -156,7 +63,9 @@ _USES = _MULTIPLY | _PRODUCTS
 class Gate:
     """What a gate computed: `weights` [B, S, ..., K] over K parts as used, `parameters` the names it is made of.
 
-    `where` is the module that holds them; `use` where the weights meet what they weigh.
+    `where` is the module that holds them; `use` where the weights meet what they weigh. `scales` are those of the
+    parameters that only multiply its logits; `is_shifted` says that something else than a parameter is added to them.
+    An elementwise gate weighs feature by feature what is as wide as itself, and mixes no branches.
     """
 
     where: Place
@@ -166,6 +75,9 @@ class Gate:
     use: Place = field(default_factory=Place)
     is_used: bool = False
     is_router: bool = False
+    is_elementwise: bool = False
+    scales: frozenset[str] = frozenset()
+    is_shifted: bool = False
 
     @property
     def values(self) -> Tensor:
@@ -189,11 +101,20 @@ class Gate:
         return float((self.values.amax(0) - self.values.amin(0)).amax())
 
 
+@dataclass(frozen=True)
+class _Logits:
+    """What is on its way to be the weights of a gate: what it is made of, what only scales it, what was added to it."""
+
+    parameters: tuple[str, ...]
+    scales: frozenset[str] = frozenset()
+    shifts: tuple[Any, ...] = ()
+
+
 def gates(sp: Specimen, x: Tensor) -> tuple[list[Gate], Tensor]:
     """Every gate of one forward pass with gradients, and the output; those of the `gate` seam where none is seen."""
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
-    finder = _Finder(sp.module, places)
+    finder = _Finder(sp.module, places, num_tokens=x.shape[0] * x.shape[1])
     uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with torch.enable_grad():
         with uncompiled, finder, places.watching():
@@ -241,12 +162,13 @@ def gradients_of(gate: Gate, output: Tensor, module: nn.Module, seed: int) -> tu
 
 
 class _Finder(TorchFunctionMode):
-    def __init__(self, module: nn.Module, places: Places) -> None:
+    def __init__(self, module: nn.Module, places: Places, num_tokens: int) -> None:
         super().__init__()
+        self._num_tokens = num_tokens
         self.gates: list[Gate] = []
         self._module, self._places = module, places
         self._names = {id(parameter): (name,) for name, parameter in module.named_parameters()}
-        self._logits: dict[int, tuple[str, ...]] = {}
+        self._logits: dict[int, _Logits] = {}
         self._weights: dict[int, Gate] = {}
         self._alive: list[Any] = []
 
@@ -269,21 +191,45 @@ class _Finder(TorchFunctionMode):
         weights = [self._weights[id(tensor)] for tensor in given if id(tensor) in self._weights]
         for gate in weights:
             gate.is_router |= name in _RANKS
-            others = [t for t in given if id(t) not in self._weights and id(t) not in self._names and t.numel() > 1]
+            least = 2 if name in _PRODUCTS else self._num_tokens  # a product with fewer scales them all alike
+            others = [
+                t for t in given if id(t) not in self._weights and id(t) not in self._names and t.numel() >= least
+            ]
             if name in _USES and others and not gate.is_used:
                 gate.is_used, gate.use = True, self._places.here()[0]
-        if weights and (name in _SAME or (name in _SCALES and not _others(given, self._weights, self._names))):
+                gate.is_elementwise = any(_is_elementwise(gate, given, other) for other in others)
+        if weights and (name in _SAME or (name in _SCALES and not self._is_other(given, self._weights))):
             self._mark(self._weights, made, weights[0])
         elif logits and name in ("softmax", "sigmoid"):
             self._found(name, made[0], logits[0], args, kwargs)
-        elif logits and (name in _SAME or (name in _SCALES and not _others(given, self._logits, self._names))):
-            self._mark(self._logits, made, tuple(dict.fromkeys(n for part in (*logits, *names) for n in part)))
+        elif logits and name in _SAME:
+            self._mark(self._logits, made, _joined(logits))
+        elif logits and name in _SCALES and not self._is_other(given, self._logits):
+            joined = _joined(logits)
+            known = frozenset(n for part in names for n in part)
+            own = [each for each in (*args, *kwargs.values()) if id(each) not in self._logits]
+            if name in _SHIFTS:
+                shifts = tuple(each for each in own if id(each) not in self._names)
+                joined = _Logits((*joined.parameters, *known), joined.scales, (*joined.shifts, *shifts))
+            else:
+                joined = _Logits((*joined.parameters, *known), joined.scales | known, joined.shifts)
+            self._mark(self._logits, made, joined)
         elif names and len(names) < len(given) and name in _PRODUCTS:
-            self._mark(self._logits, made, tuple(n for part in names for n in part))
+            self._mark(self._logits, made, _Logits(tuple(n for part in names for n in part)))
         elif names and len(names) == len(given) and name in _SAME:
             self._mark(self._names, made, tuple(n for part in names for n in part))
 
-    def _found(self, name: str, weights: Tensor, parameters: tuple[str, ...], args: Any, kwargs: Any) -> None:
+    def _is_other(self, given: list[Tensor], known: dict[int, Any]) -> bool:
+        """Whether some tensor tells one token from another by numbers, and is none of those known."""
+        return any(
+            tensor.is_floating_point()
+            and tensor.numel() >= self._num_tokens
+            and id(tensor) not in known
+            and id(tensor) not in self._names
+            for tensor in given
+        )
+
+    def _found(self, name: str, weights: Tensor, logits: _Logits, args: Any, kwargs: Any) -> None:
         is_softmax = name == "softmax"
         dim = kwargs.get("dim", args[1] if len(args) > 1 else -1) if is_softmax else -1
         if weights.ndim < 3 or not weights.is_floating_point() or (dim is not None and dim % weights.ndim == 1):
@@ -291,12 +237,14 @@ class _Finder(TorchFunctionMode):
         size = weights.shape[dim if isinstance(dim, int) else -1]
         if size > (_MOST_WEIGHTS if is_softmax else _MOST_SWITCHES) or (is_softmax and dim % weights.ndim == 0):
             return
-        path = parameters[0].rpartition(".")[0]
+        path = logits.parameters[0].rpartition(".")[0]
         where = Place(module=path, module_class=type(self._module.get_submodule(path)).__name__)
         line = self._places.here()[0]
         where = Place(**{**vars(line), "module": where.module, "module_class": where.module_class})
         shown = weights if dim in (-1, weights.ndim - 1) else weights.movedim(dim, -1)
-        gate = Gate(where=where, weights=shown, is_softmax=is_softmax, parameters=parameters)
+        parameters = tuple(dict.fromkeys(logits.parameters))
+        gate = Gate(where=where, weights=shown, is_softmax=is_softmax, parameters=parameters, scales=logits.scales)
+        gate.is_shifted = any(_shifts(each, is_softmax) for each in logits.shifts)
         self.gates.append(gate)
         self._mark(self._weights, [weights], gate)
 
@@ -306,9 +254,28 @@ class _Finder(TorchFunctionMode):
             self._alive.append(tensor)  # or its id would be given to another
 
 
-def _others(given: list[Tensor], *known: dict[int, Any]) -> bool:
-    """Whether some tensor of more than one value is none of those known."""
-    return any(tensor.numel() > 1 and not any(id(tensor) in book for book in known) for tensor in given)
+def _joined(logits: list[_Logits]) -> _Logits:
+    return _Logits(
+        tuple(dict.fromkeys(name for part in logits for name in part.parameters)),
+        frozenset().union(*(part.scales for part in logits)),
+        tuple(shift for part in logits for shift in part.shifts),
+    )
+
+
+def _shifts(value: Any, is_softmax: bool) -> bool:
+    """Whether adding it makes other weights of equal logits: a softmax forgets what is added to all of them."""
+    if isinstance(value, Tensor):
+        flat = value.detach().flatten()
+        return bool(flat.any()) and (not is_softmax or bool((flat != flat[0]).any()))
+    return not is_softmax and isinstance(value, (int, float)) and value != 0
+
+
+def _is_elementwise(gate: Gate, given: list[Tensor], other: Tensor) -> bool:
+    """Whether the weights, whole, multiply something of their own shape."""
+    shape = gate.weights.shape
+    return (
+        shape[-1] > 1 and other.shape == shape and any(tensor.shape == shape for tensor in given if tensor is not other)
+    )
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from nsa_doctor.check import Check
 from nsa_doctor.finding import Finding, Note
-from nsa_doctor.probes.gates import gates, gates_of, take_steps
+from nsa_doctor.probes.gates import Gate, gates, gates_of, take_steps
 from nsa_doctor.repro import again
 from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.subject import Subject
 
-_NUM_MIXED = 2  # one weight alone scales what it gates, and may well start at a constant
+_NUM_MIXED = 2  # one weight alone scales what it gates, and may well start at a constant; so may each feature's own
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
@@ -26,28 +26,36 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     if not found:
         raise NotApplicableError("it has no gate that could be found")
     named = dict(sp.module.named_parameters())
-    zero = [
-        gate
-        for gate in found
-        if gate.parameters and not any(bool(named[name].any()) for name in gate.parameters if name in named)
-    ]
+    zero = sorted((gate for gate in found if _is_zero(gate, named)), key=lambda gate: not _is_mixing(gate))
     if not zero:
         return
     first = zero[0]
     value = float(first.values[0, 0])
     take_steps(sp, x, 1)
     moved = any(gate.where == first.where and gate.spread > 0 for gate in gates(sp, x)[0])
-    if moved and first.values.shape[-1] < _NUM_MIXED and not subject.offers("gate"):
-        yield Note(message=f"{' and '.join(first.parameters)} start at zero; a step moves them", where=first.where)
+    names = " and ".join(name for name in first.parameters if name not in first.scales)
+    if moved and not _is_mixing(first) and not subject.offers("gate"):
+        yield Note(message=f"{names} start at zero; a step moves them", where=first.where)
         return
     others = f", as are {len(zero) - 1} other gates" if len(zero) > 1 else ""
     yield Finding(
-        message=f"{' and '.join(first.parameters)} are exactly zero{others}: every weight is {value:.4g} whatever the "
+        message=f"{names} are exactly zero{others}: every weight is {value:.4g} whatever the "
         f"input; one optimizer step {'moves it' if moved else 'does not move it'}",
         where=first.where,
         evidence={"gates": len(zero), "value": value, "a step moves it": moved},
         repro=again(subject, "GAT101"),
     )
+
+
+def _is_zero(gate: Gate, named: dict[str, nn.Parameter]) -> bool:
+    """Whether nothing but zeros makes its logits; what only scales them does not count."""
+    own = [named[name] for name in gate.parameters if name in named and name not in gate.scales]
+    return bool(own) and not gate.is_shifted and not any(bool(parameter.any()) for parameter in own)
+
+
+def _is_mixing(gate: Gate) -> bool:
+    """Whether it weighs branches against each other: not a number alone, nor each feature by itself."""
+    return gate.values.shape[-1] >= _NUM_MIXED and not gate.is_elementwise
 
 
 def planted(subject: Subject) -> Subject:
