@@ -34,6 +34,7 @@ SICK = [  # name, the one code that finds it, module, what the message says
     ("renormalised", "GRD202", "part", "2 parameters (part.router.weight, part.router.bias) is rounding alone"),
     ("renormalised_in_float32", "GRD202", "part", "2 parameters (part.router.weight, part.router.bias)"),
     ("plain_list", "GRD203", "part", "the attribute layers of _PlainList"),
+    ("one_of_two_frozen", "GRD203", "part", "2 trainable tensors, held by the attribute layers of _OneOfTwoFrozen"),
     ("plain_attribute", "GRD203", "part", "table['scale']"),
     ("product", "GRD203", "part", "the attribute weight of _Product"),
     ("fresh_parameter", "GRD203", "part", "made anew in every forward pass"),
@@ -55,6 +56,7 @@ HEALTHY = [
     "top_one_with_loss",
     "bias_before_norm",
     "faint_part",
+    "frozen_in_a_list",
 ]
 
 

@@ -196,6 +196,19 @@ class _PlainList(nn.Module):
         return x
 
 
+class _OneOfTwoFrozen(nn.Module):
+    """A plain list of which one part is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(DIM, DIM).requires_grad_(False), nn.Linear(DIM, DIM)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x).tanh()  # here
+        return x
+
+
 class _PlainAttribute(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -253,6 +266,7 @@ clamped = lambda: Host(_Clamped())  # noqa: E731
 renormalised = lambda: Host(_Renormalised())  # noqa: E731
 renormalised_in_float32 = lambda: Host(_RenormalisedInFloat32())  # noqa: E731
 plain_list = lambda: Host(_PlainList())  # noqa: E731
+one_of_two_frozen = lambda: Host(_OneOfTwoFrozen())  # noqa: E731
 plain_attribute = lambda: Host(_PlainAttribute())  # noqa: E731
 product = lambda: Host(_Product())  # noqa: E731
 fresh_parameter = lambda: Host(_FreshParameter())  # noqa: E731

@@ -183,6 +183,18 @@ class _FaintPart(nn.Module):
         return x + self.scale * self.linear(x)
 
 
+class _FrozenInAList(nn.Module):
+    """Frozen parts are kept out of the parameters on purpose: in a plain list, or as a tensor in a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.features = nn.Linear(DIM, DIM), [nn.Linear(DIM, DIM).requires_grad_(False)]
+        self.table = (nn.Parameter(torch.randn(DIM), requires_grad=False),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + self.features[0](x.float()).to(x.dtype) * self.table[0].to(x.dtype)
+
+
 experts = lambda: Host(_Experts(is_dense=False))  # noqa: E731
 dense_experts = lambda: Host(_Experts(is_dense=True))  # noqa: E731
 zero_projection = lambda: Host(_ZeroProjection())  # noqa: E731
@@ -199,3 +211,4 @@ top_two = lambda: Host(_TopTwo(num_chosen=2))  # noqa: E731
 top_one_with_loss = lambda: Host(_TopTwo(num_chosen=1))  # noqa: E731
 bias_before_norm = lambda: Host(_BiasBeforeNorm())  # noqa: E731
 faint_part = lambda: Host(_FaintPart())  # noqa: E731
+frozen_in_a_list = lambda: Host(_FrozenInAList())  # noqa: E731
