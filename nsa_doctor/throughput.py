@@ -147,7 +147,13 @@ def _below(
     return Finding(
         code=_CODE,
         message=f"{words} is {measured:.3g} at S={length}, and the limit is {floor.limit:g}: {floor.because}",
-        evidence={"measured": measured, "limit": floor.limit, "spread": spread, "length": length},
+        evidence={
+            "quantity": floor.quantity,
+            "measured": measured,
+            "limit": floor.limit,
+            "spread": spread,
+            "length": length,
+        },
         repro=f"nsa-doctor throughput --seq {length} --device {request.assignment.device} {options} "
         f"--seed {request.assignment.seed}",
     )

@@ -13,9 +13,9 @@ def command_line(report: Report) -> str:
     """One line to paste; nothing where the report does not tell enough."""
     if report.verdict is not None and report.verdict.again:
         return report.verdict.again
-    asked = _ASKED.get(report.command)
-    options = report.options
-    if asked is None or "seed" not in options or not (words := asked(report)):
+    asked, options = _ASKED.get(report.command), report.options
+    words = None if asked is None else asked(report)
+    if words is None or "seed" not in options:
         return ""
     words += map(str, report.subject.get("options", ()))
     words += _given("--dtype", options.get("dtype"))
@@ -23,44 +23,53 @@ def command_line(report: Report) -> str:
     return shlex.join(["nsa-doctor", report.command, *words, "--seed", str(options["seed"])])
 
 
-def _run(report: Report) -> list[str]:
+def _run(report: Report) -> list[str] | None:
     checks, profile = report.options.get("checks", ()), report.options.get("profile")
     if not checks or profile not in PROFILES:
-        return []
+        return None
     usual = [entry.manual.code for entry in registry.select((), (), cast(Profile, profile))]
     return [*_given("--select", ",".join(checks), usual=",".join(usual)), "--profile", profile]
 
 
-def _sweep(report: Report) -> list[str]:
-    options = report.options
-    words = _lengths(report)
+def _sweep(report: Report) -> list[str] | None:
+    options, words = report.options, _lengths(report)
+    if words is None:
+        return None
     words += _given("--dtype", _listed(options, "dtypes"), usual=report.subject.get("dtype"))
     words += _given("--values", _listed(options, "values"), usual="normal")
     words += ["--boundaries"] if options.get("boundaries") else []
     return words + (["--forward-only"] if options.get("forward_only") else [])
 
 
-def _throughput(report: Report) -> list[str]:
-    return _lengths(report) + _given("--floors", report.options.get("floors"))
+def _throughput(report: Report) -> list[str] | None:
+    words = _lengths(report)
+    return None if words is None else words + _given("--floors", report.options.get("floors"))
 
 
-def _fuzz(report: Report) -> list[str]:
+def _fuzz(report: Report) -> list[str] | None:
     targets, examples = report.options.get("targets", ()), report.options.get("examples")
     if not targets or report.options.get("replay") is not None:
-        return []
+        return None
     return ["all" if len(targets) > 1 else targets[0], *_given("--examples", examples)]
 
 
-def _lengths(report: Report) -> list[str]:
-    return _given("--seq", _listed(report.options, "lengths"))
+def _gate_stats(report: Report) -> list[str]:
+    options = report.options
+    words = _given("--pattern", options.get("pattern")) + _given("--activation", options.get("activation"))
+    return words + _given("--num-branches", options.get("num_branches"), usual=3)
 
 
-_ASKED: Mapping[str, Callable[[Report], list[str]]] = {
+def _lengths(report: Report) -> list[str] | None:
+    return _given("--seq", _listed(report.options, "lengths")) or None
+
+
+_ASKED: Mapping[str, Callable[[Report], list[str] | None]] = {
     "run": _run,
     "sweep": _sweep,
     "anomaly": _lengths,
     "throughput": _throughput,
     "fuzz": _fuzz,
+    "gate-stats": _gate_stats,
 }
 
 

@@ -39,9 +39,11 @@ def uri(path: str) -> str:
     return head + slash + quote(rest, safe=_SAFE, errors="replace")
 
 
-def absolute_uri(file: str) -> str:
-    """`file:///…` of an absolute path."""
+def uri_elsewhere(file: str) -> str:
+    """`file:///…` of a path outside the repository; of a relative one, a reference."""
     posix = _path(file).as_posix()
+    if not _path(file).is_absolute():
+        return uri(posix)
     return f"file://{'' if posix.startswith('/') else '/'}{quote(posix, safe=_SAFE, errors='replace')}"
 
 

@@ -9,7 +9,7 @@ from nsa_doctor import registry
 from nsa_doctor.check import Manual
 from nsa_doctor.finding import Finding, Report, Result, Scalar, Verdict
 from nsa_doctor.render.json import strict
-from nsa_doctor.render.locating import absolute_uri, in_repository, is_file, line_of, subjects_file, uri
+from nsa_doctor.render.locating import in_repository, is_file, line_of, subjects_file, uri, uri_elsewhere
 from nsa_doctor.render.summary import acceptances, conclusion, conditions, family_of, subject_line
 from nsa_doctor.wording import escaped
 
@@ -98,7 +98,7 @@ def _location(finding: Finding, report: Report) -> dict[str, Any]:
     if known and (path := in_repository(known, report)) is not None:
         artifact = {"uri": uri(path), "uriBaseId": _ROOT}
     elif known:
-        artifact = {"uri": absolute_uri(known)}
+        artifact = {"uri": uri_elsewhere(known)}
     else:
         name = escaped(str(report.subject.get("name", ""))) or "subject"
         artifact = {"uri": uri(name), "description": {"text": "The subject; no file is known."}}
