@@ -77,28 +77,29 @@ def _find_directory(source: Source) -> tuple[int, int, int]:
     if beyond:
         what = f"{beyond} bytes follow its end" if beyond > 0 else "its comment reaches beyond its end"
         raise corrupt(source.name, what)
-    position = source.num_bytes - size + place
-    end = position
-    locator = position - _LOCATOR_BYTES
-    is_64 = locator >= 0 and source.read(locator, 4) == _LOCATOR
-    if is_64:
-        end, count, length, start = _find_directory64(source, locator)
-    elif _NO_16 in (here, count) or _NO_32 in (length, start):
-        raise corrupt(source.name, "its directory's real size is missing")
-    elif disk or first_disk or here != count:
+    position = end = source.num_bytes - size + place
+    if disk or first_disk or here != count:
         raise corrupt(source.name, "it claims to be a part of several")
+    locator = position - _LOCATOR_BYTES
+    if locator >= 0 and source.read(locator, len(_LOCATOR)) == _LOCATOR:
+        end, *wide = _find_directory64(source, locator)
+        for narrow, none, value in zip((count, length, start), (_NO_16, _NO_32, _NO_32), wide, strict=True):
+            if narrow not in (none, value):
+                raise corrupt(source.name, f"its end says both {narrow} and {value}")
+        count, length, start = wide
     if start + length != end or count * _CENTRAL_BYTES > length:
         raise corrupt(source.name, f"its directory does not lie where its end says ({start} + {length}, not {end})")
     return count, start, end
 
 
 def _find_directory64(source: Source, locator: int) -> tuple[int, int, int, int]:
+    """Where the larger record of the end lies, the number of entries, and length and start of their directory."""
     (end,) = struct.unpack_from("<Q", source.read(locator, _LOCATOR_BYTES), 8)
-    if end + _END64_BYTES > locator:
-        raise corrupt(source.name, "its end points beyond itself")
+    if end + _END64_BYTES != locator:
+        raise corrupt(source.name, "its end points elsewhere")
     record = source.read(end, _END64_BYTES)
-    _, disk, first_disk, here, count, length, start = struct.unpack_from("<Q4x2I4Q", record, 4)
-    if record[:4] != _END64 or disk or first_disk or here != count:
+    disk, first_disk, here, count, length, start = struct.unpack_from("<2I4Q", record, 16)
+    if record[: len(_END64)] != _END64 or disk or first_disk or here != count:
         raise corrupt(source.name, "its end points at something else")
     return end, count, length, start
 

@@ -121,21 +121,20 @@ def _tensor(path: _Path, node: Any, storages: Storages) -> Stored | None:
 
 
 def _view(name: str, kind: str, arguments: tuple[Any, ...], storages: Storages) -> Stored:
-    broken = corrupt(storages.name, f"the description of {quoted(name)} makes no sense")
     if len(arguments) < 4 or not isinstance(arguments[0], Kept):
-        raise broken
+        raise _broken(name, storages)
     kept = _kept(arguments[0].key)
     first, shape, strides = arguments[1], _sizes(arguments[2]), _sizes(arguments[3])
     if kept is None or shape is None or strides is None or len(shape) != len(strides):
-        raise broken
+        raise _broken(name, storages)
     key, dtype, count = kept
     if kind == "_rebuild_tensor_v3":
         dtype = arguments[6].text if len(arguments) > 6 and isinstance(arguments[6], Name) else ""
         if dtype not in DTYPES:
-            raise broken
+            raise _broken(name, storages)
         dtype = dtype.removeprefix("torch.")
     if type(first) is not int or first < 0:
-        raise broken
+        raise _broken(name, storages)
     storage = storages.windows.get(key)
     if storage is None:
         raise corrupt(storages.name, f"the values of {quoted(name)} are missing (entry {quoted(key)})")
@@ -155,6 +154,10 @@ def _view(name: str, kind: str, arguments: tuple[Any, ...], storages: Storages) 
     )
     check_extent(tensor)
     return replace(tensor, unread="it is one process's part of a distributed tensor") if _is_local(name) else tensor
+
+
+def _broken(name: str, storages: Storages) -> FaultError:
+    return corrupt(storages.name, f"the description of {quoted(name)} makes no sense")
 
 
 def _is_local(name: str) -> bool:

@@ -1,5 +1,6 @@
 """A folder that torch.distributed.checkpoint wrote: metadata, itself a pickle, and files of many small archives."""
 
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -8,11 +9,12 @@ from typing import Any
 
 from nsa_doctor.checkpoints.beside import open_beside
 from nsa_doctor.checkpoints.contents import Contents, Divided, Piece
-from nsa_doctor.checkpoints.fault import FaultError, corrupt, quoted, too_much
+from nsa_doctor.checkpoints.fault import FaultError, corrupt, incomplete, quoted, too_much
 from nsa_doctor.checkpoints.limits import MOST_DIMENSIONS, MOST_PICKLE, MOST_TENSORS, Deadline
 from nsa_doctor.checkpoints.pickles import Made, Name, Row, Table, read_pickle
 from nsa_doctor.checkpoints.source import Source
 from nsa_doctor.checkpoints.symbols import DTYPES, is_metadata
+from nsa_doctor.wording import short_count
 
 METADATA = ".metadata"
 
@@ -104,6 +106,11 @@ def _divided(
         if any(first + size > whole for first, size, whole in zip(offsets, sizes, shape, strict=True)):
             raise corrupt(metadata.name, f"a piece of {quoted(name)} lies outside of it")
         pieces.append(Piece(offsets=offsets, shape=sizes, open=opening((name, offsets))))
+    there, whole = sum(math.prod(piece.shape) for piece in pieces), math.prod(shape)
+    if there != whole:
+        raise incomplete(
+            metadata.name, f"of {quoted(name)} {there:,} values are stored, and it has {short_count(whole)}"
+        )
     return Divided(name=name, dtype=dtype, shape=shape, pieces=tuple(pieces))
 
 

@@ -37,18 +37,20 @@ _PACKED = (
 )
 _GIVE = "give a .safetensors or .pt file, or the folder of a checkpoint"
 _AGAIN = "load it with torch.load(weights_only=True) if you trust its source, and save it again, best as safetensors"
-_HEAD_BYTES = 512
+_HEAD_BYTES, _FEWEST_BYTES, _FEW_BYTES = 512, 8, 64
 
 
 def refuse(source: Source, deadline: Deadline) -> NoReturn:
     """Raise the fault that says what the file is, if it is not one of the kinds that are read."""
     head = source.read(0, min(_HEAD_BYTES, source.num_bytes))
     name, suffix = source.name, name_suffix(source.name)
-    if len(head) < 8 and suffix == ".safetensors":
+    if len(head) < _FEWEST_BYTES and suffix in _OWN_SUFFIXES:
         raise cut_short(name, f"it has {source.num_bytes} bytes")
     if not head.strip(b"\0"):
         if _is_all_zero(source, deadline):
-            raise cut_short(name, "it holds nothing but zero bytes, and was never written out")
+            raise FaultError(
+                "truncated", f"{name} holds nothing but zero bytes: it was never written out; copy or save it again"
+            )
         raise corrupt(name, "it begins with zero bytes as no checkpoint does")
     if len(head) > 262 and head[257:262] == b"ustar":
         _refuse_tar(source, deadline)
@@ -66,14 +68,11 @@ def refuse(source: Source, deadline: Deadline) -> NoReturn:
     for magic, kind in _KINDS:
         if head.startswith(magic):
             raise FaultError("foreign", f"{name} is {kind}, not a checkpoint; {_GIVE}")
-    if source.num_bytes < _LEAST_BYTES and suffix in _OWN_SUFFIXES:
-        raise cut_short(name, f"it has {source.num_bytes} bytes")
     if _is_text(head):
         raise FaultError("foreign", f"{name} is text, not a checkpoint; {_GIVE}")
+    if source.num_bytes < _FEW_BYTES and suffix in _OWN_SUFFIXES:
+        raise cut_short(name, f"it has {source.num_bytes} bytes")
     raise FaultError("foreign", f"{name} is of no kind that is known, it begins with {head[:8].hex(' ')}; {_GIVE}")
-
-
-_LEAST_BYTES = 64
 
 
 def name_suffix(name: str) -> str:

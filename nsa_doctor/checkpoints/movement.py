@@ -40,7 +40,7 @@ def movements(
 
 def _relative(gate: FoundGate, earlier: FoundGate) -> float | None:
     """The norm of the difference of all parameters over that of the earlier ones."""
-    now, then = list(_parameters(gate)), list(_parameters(earlier))
+    now, then = gate.tensors, earlier.tensors
     if [tensor.shape for tensor in now] != [tensor.shape for tensor in then]:
         return None
     difference = size = 0.0
@@ -59,16 +59,6 @@ def _relative(gate: FoundGate, earlier: FoundGate) -> float | None:
     if not np.isfinite(difference) or not np.isfinite(size):
         return None
     return float(np.sqrt(difference / size)) if size else float(np.sqrt(difference))
-
-
-def _parameters(gate: FoundGate) -> Iterator[Tensor]:
-    for layer in (gate.hidden, gate.last):
-        if layer is not None:
-            yield layer.weight
-            if layer.bias is not None:
-                yield layer.bias
-    if gate.constant is not None:
-        yield gate.constant
 
 
 def _num_moved(tensors: Sequence[Tensor], before: Mapping[str, Tensor], deadline: Deadline) -> int:

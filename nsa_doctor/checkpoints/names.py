@@ -53,6 +53,13 @@ class FoundGate:
     odd: Tensor | None = None
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Its parameters, the hidden layer's first."""
+        layers = (layer for layer in (self.hidden, self.last) if layer is not None)
+        parts = [part for layer in layers for part in (layer.weight, layer.bias)]
+        return tuple(part for part in (*parts, self.constant) if part is not None)
+
+    @property
     def num_outputs(self) -> int:
         """How many weights it gives; 0 where that is not known."""
         if self.last is not None:

@@ -54,7 +54,7 @@ def _is_safetensors(source: Source, head: bytes) -> bool:
     """By the brace that begins its header; by its name where that is missing and the file is no text."""
     if head[8:9] == b"{" and header_length(head) <= MOST_HEADER:
         return True
-    is_text = all(byte >= ord(" ") or chr(byte).isspace() for byte in head)
+    is_text = all(ord(" ") <= byte <= ord("~") or chr(byte).isspace() for byte in head)
     return len(head) >= 8 and any(head) and not is_text and name_suffix(source.name) == SUFFIX
 
 

@@ -11,12 +11,13 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nsa_doctor.checkpoints.fault import FaultError, quoted
+from nsa_doctor.checkpoints.fault import FaultError, corrupt, cut_short, quoted, unsafe
 from nsa_doctor.checkpoints.limits import MOST_OPERATIONS, Deadline
 from nsa_doctor.checkpoints.symbols import is_called
 
 _CLOCK_EVERY = 65_536
-_CODE = "do not load it; get it from a source you trust, or save the state_dict alone, best as safetensors"
+_WORDS_AT_THE_END = ("exhausted", "not enough", "no newline", "but only")  # of what pickletools raises
+_CODE = "do not load it, get it from a source you trust; of your own, save the state_dict alone, best as safetensors"
 
 
 class Name:
@@ -83,17 +84,16 @@ def read_pickle(data: bytes, where: str, is_allowed: Callable[[str], bool], dead
                 return machine.pop(), place + 1
             machine.do(operation.name, argument)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error) as error:
-        raise FaultError("corrupt", f"{where} is corrupt: {_told(error)}; restore it from a copy") from None
-    raise FaultError("corrupt", f"{where} is corrupt: its pickle has no end; restore it from a copy")
+        raise _fault_of(error, where) from None
+    raise cut_short(where, "its pickle has no end")
 
 
-def _told(error: Exception) -> str:
+def _fault_of(error: Exception, where: str) -> FaultError:
     """Why a pickle makes no sense."""
     if isinstance(error, _MeaninglessError):
-        return str(error)
-    return (
-        "its pickle breaks off" if "exhausted" in str(error) or "not enough" in str(error) else "its pickle is broken"
-    )
+        return corrupt(where, str(error))
+    is_short = any(words in str(error) for words in _WORDS_AT_THE_END)
+    return cut_short(where, "its pickle breaks off") if is_short else corrupt(where, "its pickle is broken")
 
 
 class _MeaninglessError(ValueError):
@@ -264,7 +264,7 @@ class _Machine:
         pass
 
     def _unsafe(self, what: str) -> FaultError:
-        return FaultError("unsafe", f"{self._where} is unsafe: loading it runs code, for it {what}; {_CODE}")
+        return unsafe(self._where, f"it {what}, so that loading it can run code", _CODE)
 
 
 def _pairs(items: list[Any]) -> Iterator[tuple[Any, Any]]:

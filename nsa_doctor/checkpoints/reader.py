@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nsa_doctor.checkpoints.fault import quoted
 from nsa_doctor.checkpoints.record import Activation, Reading
 
+_END_SECONDS = 2.0
 _SPARE_SECONDS = 5.0  # for Python and numpy
 
 
@@ -53,8 +55,19 @@ def read_checkpoint(path: str, request: ReadRequest, since: str | None = None) -
         sentence = f"{quoted(path)} is not read after {request.seconds:g} s; --timeout allows more"
         return Reading(path=path, fault="limit", sentence=sentence)
     finally:
-        child.kill()
+        _end(child)
     return _answer(path, child.returncode, told, errors)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """End it, and wait for no more than a moment: what hangs in the kernel cannot be ended at all."""
+    child.kill()
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(_END_SECONDS)
+    for pipe in (child.stdin, child.stdout, child.stderr):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
 
 
 def _answer(path: str, status: int, told: str, errors: str) -> Reading:

@@ -1,5 +1,6 @@
 """The room in which a checkpoint is read: a process of its own, held to limits, that answers one request and ends."""
 
+import gc
 import json
 import os
 import sys
@@ -8,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from nsa_doctor.checkpoints import figures, names
+from nsa_doctor.checkpoints import names
 from nsa_doctor.checkpoints.contents import Contents, Stored, Tensor
 from nsa_doctor.checkpoints.fault import FaultError, quoted
 from nsa_doctor.checkpoints.figures import read_gate
@@ -28,13 +29,17 @@ _SHARE_OF_TIME = 0.8  # what is left is for the answer
 def main() -> None:
     """Answer the request on standard input; the answer is one line on standard output."""
     request = json.loads(sys.stdin.buffer.readline())
+    gc.disable()  # nothing goes round in circles for long, and looking for it takes longer than the work
     confine(request["seconds"])
-    answer = attempt(lambda: _answer(request))
-    if isinstance(answer, Caught):
-        answer = _caught(answer, request)
-    sys.stdout.write(json.dumps(answer))
+    sys.stdout.write(json.dumps(answered(request)))
     sys.stdout.flush()
     os._exit(0)
+
+
+def answered(request: dict[str, Any]) -> dict[str, Any]:
+    """What was `read`, or how the doctor's own code `broke`."""
+    answer = attempt(lambda: _answer(request))
+    return _caught(answer, request) if isinstance(answer, Caught) else answer
 
 
 def _caught(caught: Caught, request: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +91,7 @@ def _read(contents: Contents, request: dict[str, Any], deadline: Deadline) -> Re
     for gate in found:
         deadline.check("reading the gates")
         gates.append(read_gate(gate, layers[gate.module], request["num_branches"], kind, temperature, request["seed"]))
-    seen = scan(contents, deadline)
+    seen = scan(contents, deadline, {tensor.name for gate in found for tensor in gate.tensors})
     notes = [*contents.notes, *seen.notes(), *([said] if said and gates else []), *_notes(gates)]
     return Reading(
         path=request["path"],
@@ -152,6 +157,3 @@ def _moved(
         find(contents.tensors, request), contents.tensors, before, earlier.tensors, request["since"], deadline
     )
     return tuple(replace(gate, drift=drifts.get(gate.module)) for gate in reading.gates)
-
-
-__all__ = ["figures", "find", "main"]

@@ -6,7 +6,7 @@ and a tensor of one number, or all of one infinity, as running extremes are befo
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from nsa_doctor.checkpoints.contents import Contents, Stored, Summed, Tensor
@@ -48,8 +48,11 @@ class Scan:
         return [f"infinities as masks and unset extremes have them: {joined(self.masks[:3])}{more}"]
 
 
-def scan(contents: Contents, deadline: Deadline) -> Scan:
-    """Look at everything, until the time is up; a FaultError at the first bytes that are not what was written."""
+def scan(contents: Contents, deadline: Deadline, never_masks: Collection[str] = ()) -> Scan:
+    """Look at everything, until the time is up; a FaultError at the first bytes that are not what was written.
+
+    Tensors of the names `never_masks` are none, whatever they look like.
+    """
     seen = Scan()
     for summed in contents.summed:
         if deadline.is_over:
@@ -60,7 +63,7 @@ def scan(contents: Contents, deadline: Deadline) -> Scan:
         if deadline.is_over:
             seen.num_left = len(tensors) - index
             break
-        _look_at(tensor, seen, deadline)
+        _look_at(tensor, seen, deadline, tensor.name not in never_masks)
     return seen
 
 
@@ -89,11 +92,11 @@ def _bytes(tensor: Tensor) -> int:
     return math.prod(tensor.shape)
 
 
-def _look_at(tensor: Tensor, seen: Scan, deadline: Deadline) -> None:
+def _look_at(tensor: Tensor, seen: Scan, deadline: Deadline, may_be_mask: bool) -> None:
     if isinstance(tensor, Stored) and tensor.unread:
         seen.unread[tensor.unread] = seen.unread.get(tensor.unread, 0) + 1
         return
-    total, count, is_flat = Unfinite(), 0, True
+    total, count = Unfinite(), 0
     for part in _parts(tensor, deadline):
         if not is_float(part.dtype):
             continue
@@ -106,8 +109,7 @@ def _look_at(tensor: Tensor, seen: Scan, deadline: Deadline) -> None:
             count += stretch.count
     if not total.total:
         return
-    is_flat = total.num_nan == 0 and total.num_inf == 0 and _is_zero_else(tensor, total, deadline)
-    if is_flat or _is_extreme(tensor, total, count):
+    if may_be_mask and (_is_extreme(tensor, total, count) or _is_zero_else(tensor, total, deadline)):
         seen.masks.append(quoted(tensor.name))
         return
     seen.num_not_finite += 1
@@ -140,7 +142,9 @@ def _is_extreme(tensor: Tensor, total: Unfinite, count: int) -> bool:
 
 
 def _is_zero_else(tensor: Tensor, total: Unfinite, deadline: Deadline) -> bool:
-    """Whether every value but those that are infinite is exactly zero, more than one of them."""
+    """Whether it holds minus infinity, and otherwise exact zeros alone, more than one of them."""
+    if total.num_nan or total.num_inf:
+        return False
     num_zero = num_other = 0
     for part in _parts(tensor, deadline):
         for stretch in stretches(part):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from nsa_doctor.checkpoints.fault import FaultError, quoted
+from nsa_doctor.checkpoints.fault import FaultError, cut_short, quoted
 
 _KINDS = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -29,7 +29,7 @@ class Source:
     def read(self, start: int, count: int) -> bytes:
         """Exactly that many bytes from there on; a FaultError where the file does not have them."""
         if start < 0 or count < 0 or start + count > self.num_bytes:
-            raise FaultError("truncated", f"{self.name} ends before byte {start + count}: it is cut short")
+            raise cut_short(self.name, f"it has {self.num_bytes:,} bytes, and {start + count:,} are spoken of")
         parts, position, left = [], self.start + start, count
         while left:
             try:
@@ -45,7 +45,7 @@ class Source:
     def window(self, start: int, count: int, name: str) -> "Source":
         """A part of it, as if it were a file of its own."""
         if start < 0 or count < 0 or start + count > self.num_bytes:
-            raise FaultError("truncated", f"{self.name} ends before {name}: it is cut short")
+            raise cut_short(self.name, f"it has {self.num_bytes:,} bytes, and {start + count:,} are spoken of")
         return replace(self, name=name, start=self.start + start, num_bytes=count)
 
 
@@ -63,7 +63,8 @@ def opened(path: str, name: str) -> Iterator[Source]:
 
 
 def _descriptor(path: str, name: str) -> int:
-    kind_of(path, name)  # opening a pipe or a device may wait, or do something
+    if kind_of(path, name) == "folder":  # and opening a pipe or a device may wait, or do something
+        raise FaultError("irregular", f"{name} is a folder where a file should be; give the path of the checkpoint")
     try:
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

@@ -1,0 +1,15 @@
+"""Reads many files in one process that is held to the limits of the room: a line of JSON for each path on its input."""
+
+import json
+import sys
+
+from nsa_doctor.checkpoints.limits import confine
+from nsa_doctor.checkpoints.room import answered
+
+_SECONDS = 100.0
+USUAL = {"since": None, "pattern": None, "num_branches": 3, "activation": None, "seed": 0, "seconds": 30.0}
+
+if __name__ == "__main__":
+    confine(_SECONDS)
+    for line in sys.stdin:
+        print(json.dumps(answered({**USUAL, "path": json.loads(line)})), flush=True)

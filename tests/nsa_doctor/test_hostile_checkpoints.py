@@ -1,0 +1,159 @@
+"""Hostile, broken and odd checkpoints: none is executed, none hangs, each gets one sentence and its exit code.
+
+Here the library reads them, all in one process; `python -m tests.hostile` gives every one to the command.
+"""
+
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nsa_doctor.checkpoints import reader
+from nsa_doctor.checkpoints.judging import judged
+from nsa_doctor.checkpoints.reader import ReadRequest, read_checkpoint
+from nsa_doctor.checkpoints.record import Reading
+from nsa_doctor.finding import Verdict
+from tests.hostile import code
+from tests.hostile.__main__ import complaints
+from tests.hostile.case import canary
+from tests.hostile.corpus import every_case
+
+from .conftest import ROOT, environment
+
+CASES = {case.name: case for case in every_case() if not case.is_slow}
+BY_THE_COMMAND = (
+    *("code-name-with-escapes", "path-fifo", "compressed", "names-that-a-terminal-obeys", "not-finite-nan-elsewhere"),
+)
+
+
+@dataclass(frozen=True)
+class Read:
+    """A file of the corpus, and what came of it."""
+
+    folder: Path
+    path: str
+    answer: dict
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Read]:
+    """Every case made, and all read in one process."""
+    made: dict[str, tuple[Path, str]] = {}
+    for name, case in CASES.items():
+        folder = tmp_path_factory.mktemp("case")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about what is written here
+            made[name] = folder, str(case.make(folder))
+    lines = "".join(json.dumps(path) + "\n" for _, path in made.values())
+    command = [sys.executable, "-m", "tests.hostile.many"]
+    done = subprocess.run(
+        command, input=lines, capture_output=True, text=True, cwd=ROOT, env=environment(), check=False
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (len(answers), done.returncode) == (len(made), 0), done.stderr
+    return {name: Read(*place, answer) for (name, place), answer in zip(made.items(), answers, strict=True)}
+
+
+def wrong(name: str, read: dict[str, Read]) -> Iterator[str]:
+    """What is not as it should be: the fault, the words, the sentence's manners, and the verdict that follows."""
+    case, found = CASES[name], read[name]
+    if canary(found.folder).exists():
+        yield "the file's code was executed"
+    reading = reading_of(found)
+    if reading.fault not in (case.kinds or (None,)):
+        yield f"{reading.fault}, not {' or '.join(case.kinds)}: {reading.sentence}"
+    if case.says not in (reading.sentence or json.dumps(found.answer, ensure_ascii=False)):
+        yield f"does not say {case.says!r}: {reading.sentence}"
+    if not reading.sentence.isprintable() or len(reading.sentence) > 600 or reading.sentence.endswith((".", "!")):
+        yield f"is no sentence for a terminal: {reading.sentence!r}"
+    results = judged(reading, (reading.path,))
+    verdicts = {result.verdict for result in results if result.is_required}
+    code = 1 if Verdict.FAIL in verdicts else 3 if Verdict.SKIP in verdicts else 0
+    if Verdict.CRASH in verdicts or code not in (case.codes if case.codes != {2} else {1}):
+        yield f"ends in {code}: {[(result.code, result.verdict, result.reason) for result in results]}"
+    if sum(len(result.findings) for result in results) > 1:
+        yield "is told more than once"
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("cut-")])
+def test_a_file_is_told_for_what_it_is(name: str, read: dict[str, Read]) -> None:
+    assert list(wrong(name, read)) == []
+
+
+@pytest.mark.parametrize("kind", sorted({name.rsplit("-", 1)[0] for name in CASES if name.startswith("cut-")}))
+def test_a_file_that_is_cut_short_anywhere_is_told(kind: str, read: dict[str, Read]) -> None:
+    names = [name for name in CASES if name.startswith(kind)]
+    assert len(names) >= 20
+    assert [(name, what) for name in names for what in wrong(name, read)] == []
+
+
+def reading_of(found: Read) -> Reading:
+    assert "broke" not in found.answer, found.answer["traceback"]
+    return Reading.from_json(found.answer["read"])
+
+
+@pytest.mark.parametrize("name", BY_THE_COMMAND)
+def test_the_command_ends_as_it_should(name: str, read: dict[str, Read], doctor: Callable) -> None:
+    found = read[name]
+    done = doctor("gate-stats", "--quiet", "--", found.path)
+    assert list(complaints(CASES[name], found.folder, done.returncode, done.stdout, done.stderr)) == []
+
+
+def test_the_corpus_is_armed(tmp_path: Path) -> None:
+    """Python's own pickle runs the code, or a corpus that runs nothing would prove nothing."""
+    harmless = []
+    for name, data in code.live(tmp_path):
+        program = "import pickle, sys; x = pickle.load(sys.stdin.buffer); list(x) if type(x) is map else None"
+        subprocess.run([sys.executable, "-c", program], input=data, check=False, capture_output=True, cwd=ROOT)
+        harmless += [] if canary(tmp_path).exists() else [name]
+        canary(tmp_path).unlink(missing_ok=True)
+    assert harmless == []
+
+
+def test_missing_empty_cut_short_damaged_unsafe_and_not_finite_are_six_sentences(read: dict[str, Read]) -> None:
+    names = ("path-missing", "file-empty", "cut-archive-0", "crc-of-a-tensor", "code-reduce-system")
+    told = [reading_of(read[name]).sentence.split("'", 2)[2] for name in names]
+    finding = next(
+        finding.message
+        for result in judged(reading_of(read["not-finite-nan-elsewhere"]), ())
+        for finding in result.findings
+    )
+    shapes = [" ".join(sentence.split()[:4]) for sentence in (*told, finding)]
+    assert len(set(shapes)) == 6, shapes
+
+
+def test_what_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_PROGRAM", "import time; time.sleep(60)")
+    monkeypatch.setattr(reader, "_SPARE_SECONDS", 0.0)
+    reading = read_checkpoint(str(tmp_path), ReadRequest(seconds=0.2))
+    assert reading.fault == "limit"
+    assert reading.sentence.endswith("is not read after 0.2 s; --timeout allows more")
+
+
+def test_what_ends_its_process_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_PROGRAM", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    reading = read_checkpoint(str(tmp_path), ReadRequest())
+    assert reading.fault == "limit"
+    assert "died by signal 11" in reading.sentence
+
+
+def test_time_that_runs_out_is_told(tmp_path: Path) -> None:
+    case = next(case for case in every_case() if case.name == "pickle-too-many-parts")
+    reading = read_checkpoint(str(case.make(tmp_path)), ReadRequest(seconds=0.3))
+    assert (reading.fault, "takes more than" in reading.sentence) == ("limit", True)
+
+
+def test_memory_that_runs_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    less = "from nsa_doctor.checkpoints import limits; limits.MOST_MEMORY = 2**26"
+    monkeypatch.setattr(reader, "_PROGRAM", reader._PROGRAM.replace("\nmain()", f"\n{less}\nmain()"))
+    path = tmp_path / "wide.safetensors"
+    text = b'{"":[' + b"{}," * 2_000_000 + b"0]}"
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    reading = read_checkpoint(str(path), ReadRequest())
+    assert reading.fault == "limit", reading
+    assert "of memory to read" in reading.sentence
