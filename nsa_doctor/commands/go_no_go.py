@@ -4,9 +4,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from nsa_doctor import options
 from nsa_doctor.commands import option_types as given
@@ -23,19 +21,11 @@ _FOLDER = Path("go-no-go")
 
 
 def go_no_go(
-    gate: Annotated[
-        str | None, typer.Option(help="ci, production, foreign, or a file; production, or foreign with --subject.")
-    ] = None,
-    run: Annotated[
-        Path | None, typer.Option(help="Folder of a training run, as evidence for the gate's limits.")
-    ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="A checkpoint to read: its gates and whether it is sound.")
-    ] = None,
-    baseline: Annotated[Path | None, typer.Option(help="An earlier report.json to compare with.")] = None,
-    because: Annotated[
-        str | None, typer.Option(help="Why findings of the --baseline may stay; without a reason they may not.")
-    ] = None,
+    gate: given.GateFile = None,
+    run: given.RunFolder = None,
+    checkpoint: given.Checkpoint = None,
+    baseline: given.Baseline = None,
+    because: given.Because = None,
     device: given.Device = "cpu",
     dtype: given.Dtype = None,
     config: given.Config = None,
@@ -44,10 +34,8 @@ def go_no_go(
     width: given.Width = None,
     seed: given.Seed = 0,
     jobs: given.Jobs = None,
-    timeout: Annotated[float, typer.Option(help="Seconds one call of the subject may take.")] = 30.0,
-    output: Annotated[
-        Path, typer.Option(help="Folder to write report.json, .html, .md, .sarif and junit.xml to.")
-    ] = _FOLDER,
+    timeout: given.CallSeconds = 30.0,
+    output: given.Bundle = _FOLDER,
     quiet: given.Quiet = False,
     traceback: given.Traceback = False,
 ) -> int:

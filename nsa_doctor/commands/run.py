@@ -22,7 +22,7 @@ def run(
     seed: given.Seed = 0,
     jobs: given.Jobs = None,
     fail_fast: given.FailFast = False,
-    timeout: Annotated[float, typer.Option(help="Seconds one call of the subject may take.")] = 30.0,
+    timeout: given.CallSeconds = 30.0,
     form: given.Format = None,
     output: given.Output = None,
     quiet: given.Quiet = False,
