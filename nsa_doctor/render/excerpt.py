@@ -2,7 +2,6 @@
 
 import ast
 import os
-import stat
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -74,16 +73,12 @@ def _bounds(source: Source, function: str, number: int) -> tuple[int, int] | Non
 def _source(path: str) -> Source | None:
     """A regular file of Python of moderate size; a pipe or a device is not waited for."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        if not Path(path).is_file():
+            return None
+        with open(path, "rb", opener=_without_waiting) as file:
+            content = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError):
         return None
-    with open(descriptor, "rb") as file:
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return None
-            content = file.read(_MOST_BYTES + 1)
-        except OSError:
-            return None
     if len(content) > _MOST_BYTES:
         return None
     try:
@@ -94,6 +89,10 @@ def _source(path: str) -> Source | None:
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
     return Source(tuple(text.split("\n")), tuple(_functions(tree)))
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _functions(tree: ast.Module) -> Iterator[tuple[str, int, int]]:

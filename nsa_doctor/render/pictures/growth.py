@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _WIDTH, _HEIGHT = 360, 270
 _BOX = (54.0, 12.0, 204.0, 222.0)
 _MOST_TICKS = 6
+_LEAST, _MOST = 1e-12, 1e18  # of seconds or bytes that anything takes
 _LAST_PART = 8  # what a pass costs whatever its length hides how it grows: only the last three octaves of a sweep tell
 _LEAST_APART = 15.0
 _STYLES = (("one", "o", "-"), ("two", "s", "-"), ("three", "^", "-"), ("four", "D", "-"))
@@ -105,7 +106,7 @@ def _swept(measurements: Sequence[Measurement], quantity: str, name: str) -> Ite
 
 def _positive(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """Those that a log axis can show."""
-    return tuple((length, float(amount)) for length, amount in points if length > 0 and 0 < amount < math.inf)
+    return tuple((length, float(amount)) for length, amount in points if length > 0 and _LEAST < amount < _MOST)
 
 
 def _exponent(found: Mapping[str, float] | None) -> Exponent | None:

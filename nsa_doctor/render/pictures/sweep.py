@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsa_doctor.finding import Report
+from nsa_doctor.lengths import evenly
 from nsa_doctor.measurement import DTYPES, GRADIENTS, MODES, OTHERS, OUTPUT, TARGETS, VALUES, Measurement
 from nsa_doctor.render.pictures.paper import PAINT, SMALL, Sheet, axes, drawn, label_text, words
 from nsa_doctor.render.pictures.picture import Key, Panel, Picture, Table, tabled
@@ -30,13 +31,13 @@ _MODE_WORDS = {"train": "training", "eval": "eval mode", "no_grad": "no_grad"}
 
 @dataclass(frozen=True)
 class _Grid:
-    """What one panel shows: points down, tensors across; `hidden` points are all finite."""
+    """What one panel shows: points down, tensors across; `hidden` says how many points there are beside these."""
 
     name: str
     has_usual_input: bool
     targets: tuple[str, ...]
     rows: tuple[Measurement, ...]
-    hidden: int
+    hidden: str
 
     @property
     def left(self) -> float:
@@ -87,9 +88,8 @@ def _grids(measurements: Sequence[Measurement]) -> Iterator[_Grid]:
         )
         shown = _shown(rows)
         targets = [name for name in known if any(state_of(row, name) for row in shown)]
-        hidden = len(rows) - len(shown)
         name = f"{dtype}, {_MODE_WORDS.get(mode, mode)}" + ("" if is_usual else ", unusual input")
-        yield _Grid(name, is_usual, tuple(targets[:_MOST_COLUMNS]), tuple(shown), hidden)
+        yield _Grid(name, is_usual, tuple(targets[:_MOST_COLUMNS]), tuple(shown), _hidden(rows, shown))
 
 
 def _shown(rows: Sequence[Measurement]) -> list[Measurement]:
@@ -97,10 +97,18 @@ def _shown(rows: Sequence[Measurement]) -> list[Measurement]:
     if len(rows) <= _MOST_ROWS:
         return list(rows)
     bad = [index for index, row in enumerate(rows) if not row.is_finite]
-    wanted = dict.fromkeys(bad)
-    wanted |= dict.fromkeys(near for index in bad for near in (index - 1, index + 1) if 0 <= near < len(rows))
-    wanted |= dict.fromkeys(round(step * (len(rows) - 1) / (_MOST_ROWS - 1)) for step in range(_MOST_ROWS))
+    around = [near for index in bad for near in (index - 1, index + 1) if 0 <= near < len(rows)]
+    ends = [0, *bad[:1], len(rows) - 1]
+    wanted = dict.fromkeys(
+        [*ends, *evenly(bad, _MOST_ROWS - len(ends)), *around, *evenly(range(len(rows)), _MOST_ROWS)]
+    )
     return [rows[index] for index in sorted(list(wanted)[:_MOST_ROWS])]
+
+
+def _hidden(rows: Sequence[Measurement], shown: Sequence[Measurement]) -> str:
+    count = len(rows) - len(shown)
+    bad = sum(not row.is_finite for row in rows) - sum(not row.is_finite for row in shown)
+    return f"; {count} more points, {f'{bad} not' if bad else 'all'} finite" if count else ""
 
 
 def _targets(measurements: Sequence[Measurement]) -> list[str]:
@@ -141,8 +149,7 @@ def _panel(number: int, grid: _Grid, above: float) -> Panel:
         for place, column, state in grid.states():
             _draw_cell(own, column * _CELL, place * _CELL, state, f"cell-{place}-{column}")
 
-    hidden = f"; {grid.hidden} more points, all finite" if grid.hidden else ""
-    return Panel(drawn(sheet, draw), f"{grid.name}{hidden}")
+    return Panel(drawn(sheet, draw), f"{grid.name}{grid.hidden}")
 
 
 def _draw_cell(own: "Axes", x: float, y: float, state: State, name: str) -> None:
