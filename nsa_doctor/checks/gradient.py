@@ -50,6 +50,15 @@ def shortest(make: Make, length: int, is_wrong: Callable[[Bench], bool]) -> tupl
     return length, right
 
 
+def told_apart(first: float, second: float) -> tuple[str, str]:
+    """Both with three digits, or as many as it takes to tell them apart."""
+    for digits in range(3, 17):
+        told = f"{first:.{digits}g}", f"{second:.{digits}g}"
+        if told[0] != told[1]:
+            return told
+    return repr(first), repr(second)
+
+
 def _maker(made: Specimen) -> Make:
     def make(length: int) -> Bench:
         rows = 2 if length <= _LONGEST_WITH_NEIGHBOUR and made.subject.profile != "smoke" else 1

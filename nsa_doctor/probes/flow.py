@@ -64,7 +64,7 @@ class Recording:
         return [
             event
             for event in after
-            if key in event.reads or node in event.nodes or any(event is call for call in around)
+            if key in event.reads or (node is not None and node in event.nodes) or any(event is call for call in around)
         ]
 
     def hidden_writes(self, number: int, readers: Sequence[Event]) -> list[Event]:
@@ -105,10 +105,11 @@ class Flow(TorchFunctionMode):
         for tensor in given:
             self.meet(tensor)
         version = [tensor._version for tensor in given] if self._places is not None else []
+        had = any(tensor.requires_grad for tensor in given)  # detach_ takes it away
         result = func(*args, **kwargs)
         if self._places is not None:
             changed = [tensor for tensor, before in zip(given, version, strict=True) if tensor._version != before]
-            self._note(func, given, changed, result)
+            self._note(func, given, changed, result, had)
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self.meet(leaf)
@@ -153,7 +154,7 @@ class Flow(TorchFunctionMode):
             )
         )
 
-    def _note(self, func: Any, given: list[Tensor], changed: list[Tensor], result: Any) -> None:
+    def _note(self, func: Any, given: list[Tensor], changed: list[Tensor], result: Any, had: bool) -> None:
         name = (resolve_name(func) or getattr(func, "__name__", str(func))).removesuffix(".__get__")
         short = name.rpartition(".")[2]
         assert self._places is not None
@@ -168,7 +169,7 @@ class Flow(TorchFunctionMode):
         inside = None if torch.is_grad_enabled() else _function_running()
         if inside is not None:
             self._insides[inside] = place
-        had = inside is None and any(tensor.requires_grad for tensor in given)
+        had = inside is None and had
         floating = [tensor for tensor in (*outputs, *changed) if tensor.is_floating_point()]
         keeps = any(tensor.requires_grad for tensor in floating)
         self.recording.events.append(
@@ -215,7 +216,7 @@ def _is_in_graph(tensor: Tensor) -> bool:
 
 def _node_of(tensor: Tensor) -> Any:
     """What autograd knows the tensor by: the node that made it, or the one that accumulates its gradient."""
-    if tensor.grad_fn is not None:
+    if tensor.grad_fn is not None or not tensor.requires_grad:  # detached in place
         return tensor.grad_fn
     return torch.autograd.graph.get_gradient_edge(tensor).node
 

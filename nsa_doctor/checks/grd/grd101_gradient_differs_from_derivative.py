@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.check import Check
-from nsa_doctor.checks.gradient import benches, shortest
+from nsa_doctor.checks.gradient import Make, benches, shortest, told_apart
 from nsa_doctor.finding import Finding, Note
 from nsa_doctor.probes.derivative import Agreement, Slope
 from nsa_doctor.probes.fault import find_fault
 from nsa_doctor.probes.places import definition_place
 from nsa_doctor.probes.slopes import Bench
+from nsa_doctor.probes.truncation import truncation
 from nsa_doctor.repro import again
 from nsa_doctor.runner import NotComparableError
 from nsa_doctor.subject import Subject
@@ -34,33 +35,31 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         could_tell = could_tell or agreement is not Agreement.UNKNOWN
         if agreement is Agreement.DIFFERS:
             least, right = shortest(make, length, lambda bench: bench.agreement(_SEEDS) is Agreement.DIFFERS)
-            yield _told(subject, mode, least, right, make(least))
+            yield _told(subject, mode, least, right, make)
             return
     if not could_tell:
         raise NotComparableError("central differences change with their step at every length, so nothing can be said")
 
 
-def _told(subject: Subject, mode: str, length: int, right: int | None, bench: Bench) -> Finding | Note:
+def _told(subject: Subject, mode: str, length: int, right: int | None, make: Make) -> Finding | Note:
+    bench = make(length)
     fault = find_fault(bench)
     slope = _whole(bench) if fault is None else fault.slope
     place = definition_place(bench.specimen.module) if fault is None else fault.place
     sought = f"; it goes wrong in {fault.what}" if fault else ""
-    message = (
-        f"the gradient is {slope.autograd:.3g} along a random direction and central differences give "
-        f"{slope.numeric:.3g} (to {slope.uncertainty:.1g}) at S={length} in {mode} mode{sought}"
-    )
-    if fault and fault.reason:
-        return Note(message=f"{message}; {fault.reason}", where=place)
+    gradient, difference = told_apart(slope.autograd, slope.numeric)
+    message = f"the gradient is {gradient} along a random direction and central differences give {difference} "
+    message += f"(to {slope.uncertainty:.1g}) at S={length} in {mode} mode{sought}"
+    reason = fault.reason if fault else ""
+    if right and fault and not reason and (cut := truncation(make, length, place)):
+        message, reason = f"{message}; {cut}", "truncated on purpose" if cut.is_documented else ""
+    if reason:
+        return Note(message=f"{message}; {reason}", where=place)
+    numbers = {"gradient": slope.autograd, "central difference": slope.numeric}
     return Finding(
         message=message,
         where=place,
-        evidence={
-            "length": length,
-            "mode": mode,
-            "gradient": slope.autograd,
-            "central difference": slope.numeric,
-            "dtype": bench.specimen.dtype,
-        },
+        evidence={"length": length, "mode": mode, **numbers, "dtype": bench.specimen.dtype},
         control=f"they agree at S={right}" if right else "",
         repro=again(subject, "GRD101"),
     )
