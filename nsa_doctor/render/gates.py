@@ -1,5 +1,6 @@
 """The gates of checkpoints as tables: what each gives its branches and its verdict, then its parameters."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -35,8 +36,7 @@ def gate_tables(report: Report) -> Iterator[tuple[str, Table | None]]:
         if len(gates) > _MOST_GATES:
             yield f"{name}and {len(gates) - _MOST_GATES} more gates (--format json has them)", None
     if any(gate["probe"] for gate in report.gates):
-        seed = report.options["seed"]
-        yield _legend(report.gates, seed), None
+        yield _legend(report.gates, report.options.get("seed", 0)), None
 
 
 def _legend(gates: Sequence[Mapping[str, Any]], seed: int) -> str:
@@ -58,7 +58,8 @@ def _weights(gates: Sequence[Mapping[str, Any]]) -> Table:
     table = _table()
     table.add_column("gate", overflow="fold", max_width=_WIDEST_LAYER)
     for name in branches[:_MOST_BRANCHES]:
-        table.add_column(_SHORT.get(name, f"[{name}]" if not name.isdigit() else name), justify="right", no_wrap=True)
+        own = name if name.isdigit() else f"[{escaped(name)}]"
+        table.add_column(_SHORT.get(name, own), justify="right", no_wrap=True)
     for name in ("entropy", "flat", *(("drift",) if has_drift else ())):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict")
@@ -98,6 +99,8 @@ def _figures(part: Mapping[str, Any] | None) -> list[str]:
 
 def _number(value: float) -> str:
     """Three digits where they are easy to read, else a power of ten."""
+    if not math.isfinite(value):
+        return str(value)
     if value == 0 or 1e-3 <= abs(value) < 1e5:
         return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     mantissa, exponent = f"{value:.1e}".split("e")
@@ -107,8 +110,8 @@ def _number(value: float) -> str:
 def _verdict(gate: Mapping[str, Any]) -> str:
     """In words, with every illness; why it is not known where it was not tried."""
     if gate["illnesses"]:
-        return ", ".join(gate["illnesses"])
-    return f"not probed: {escaped(gate['unprobed'])}" if gate["unprobed"] else str(gate["verdict"])
+        return escaped(", ".join(gate["illnesses"]))
+    return f"not probed: {escaped(gate['unprobed'])}" if gate["unprobed"] else escaped(str(gate["verdict"]))
 
 
 def _template(layer: str) -> str:

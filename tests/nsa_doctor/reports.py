@@ -8,7 +8,7 @@ from typing import Any
 from nsa_doctor.check import Manual
 from nsa_doctor.finding import Finding, Report, Result, Verdict
 from nsa_doctor.measurement import Census, Measurement, Place, Point, Trouble
-from nsa_doctor.ruling import Accepted, Compared, Held, Required, Ruling
+from nsa_doctor.ruling import Accepted, Compared, Held, Kept, Required, Ruling
 
 REPOSITORY = "/home/me/repo"
 HOSTILE = {
@@ -57,59 +57,74 @@ def result(code: str, name: str, verdict: Verdict, *findings: Finding, reason: s
     return Result(code=code, name=name, verdict=verdict, findings=findings, reason=reason, **more)
 
 
+HANG = finding(
+    "HNG101",
+    "a call at S=17 does not return within 30 s; it stands in a loop over tokens",
+    place("my_pkg/attn.py", 88, "layers.0.attn", "SparseAttention", "_select"),
+    control="returns at S=16 and 18",
+    length=17,
+    mode="train",
+)
+FUTURE = finding(
+    "FWD201",
+    "token 40 changes when tokens 64 to 127 do, by 0.31, at S=128",
+    place("my_pkg/attn.py", 52, "layers.0.attn", "SparseAttention", "forward"),
+    control="unchanged at S=64",
+    also=("FWD202", "GRD103"),
+    length=128,
+    error=0.3125,
+    token=40,
+    has_gradient=True,
+    bound=float("nan"),
+)
+NAMED = finding(
+    "NAN101",
+    "3 of 34 rows are not finite at S=17 in `gate|<b>@octocat</b>`",
+    place("my_pkg/we ird,na:me%.py", 7, "layers.0.<script>alert(1)</script>", "Gate]]>\x1b[31m\u202e", "<lambda>"),
+    num_nan=3,
+    detail="first\n|second|\n```third",
+    largest=float("inf"),
+)
+OVERWRITTEN = finding(
+    "GRD401",
+    "mul_ saved at my_pkg/gate.py:12 is overwritten at my_pkg/gate.py:14 🩺",
+    place("my_pkg/gate.py", 14, "layers.1.gate", "Gate", "forward"),
+    version=2,
+)
+RANGES = finding(
+    "SEL104", "block 3 is chosen twice by token 200", place(module="layers.0.attn", name="SparseAttention")
+)
+SLOW = finding(
+    "PRF401", "tokens per second is 6 at S=512, and the limit is 1000", place(), quantity="train", measured=6.0
+)
+RESULTS = (
+    result("ENV102", "software-that-cannot-work-together", Verdict.PASS, seconds=0.004),
+    result("HNG101", "call-does-not-return", Verdict.TIMEOUT, HANG, seconds=30.25),
+    result("GRD401", "saved-tensor-overwritten", Verdict.FAIL, OVERWRITTEN, seconds=0.5),
+    result("FWD201", "future-changes-output", Verdict.FAIL, FUTURE, seconds=1.5),
+    result("FWD202", "prefix-changes", Verdict.FAIL, reason="seen beside FWD201, which may explain it"),
+    result("NAN101", "output-not-finite", Verdict.FAIL, NAMED),
+    result("SEL104", "duplicated-or-overlapping", Verdict.FAIL, RANGES),
+    result("GRD101", "gradient-differs-from-derivative", Verdict.SKIP, reason="means nothing while NAN101 fails"),
+    result("GAT101", "gate-all-zero", Verdict.SKIP, reason="it has no gate", is_required=False),
+    result("DEC101", "decode-differs-from-prefill", Verdict.CRASH, reason="KeyError: '|x|'", seconds=0.1),
+    result("PRF401", "slower-than-its-floor", Verdict.FAIL, SLOW),
+)
+CENSUS = Census(name="output", num_values=34, num_nan=3, num_inf=0, largest=float("inf"), num_rows=34, num_bad_rows=3)
+TROUBLE = Trouble(
+    kind="raised", message="ValueError: ]]> \x1b[31m", place=HANG.where, phase="forward", traceback="Traceback\n <b>"
+)
+MEASUREMENTS = (
+    Measurement(
+        point=Point(length=16), censuses=(replace(CENSUS, num_nan=0, largest=2.5),), seconds=0.01, peak_bytes=4096
+    ),
+    Measurement(point=Point(length=17, mode="no_grad"), censuses=(CENSUS,), seconds=float("nan"), notes=("one",)),
+    Measurement(point=Point(length=18, dtype="bfloat16"), trouble=TROUBLE),
+)
+
+
 def examined() -> Report:
     """What `run` may say of a subject with several faults and of hostile names."""
-    hang = finding(
-        "HNG101",
-        "a call at S=17 does not return within 30 s; it stands in a loop over tokens",
-        place("my_pkg/attn.py", 88, "layers.0.attn", "SparseAttention", "_select"),
-        control="returns at S=16 and 18",
-        length=17,
-        mode="train",
-    )
-    future = finding(
-        "FWD201",
-        "token 40 changes when tokens 64 to 127 do, by 0.31, at S=128",
-        place("my_pkg/attn.py", 52, "layers.0.attn", "SparseAttention", "forward"),
-        control="unchanged at S=64",
-        also=("FWD202", "GRD103"),
-        length=128,
-        error=0.3125,
-        token=40,
-        has_gradient=True,
-        bound=float("nan"),
-    )
-    named = finding(
-        "NAN101",
-        "3 of 34 rows are not finite at S=17 in `gate|<b>@octocat</b>`",
-        place("my_pkg/we ird,na:me%.py", 7, "layers.0.<script>alert(1)</script>", "Gate]]>\x1b[31m\u202e", "<lambda>"),
-        num_nan=3,
-        detail="first\n|second|\n```third",
-        largest=float("inf"),
-    )
-    overwritten = finding(
-        "GRD401",
-        "mul_ saved at my_pkg/gate.py:12 is overwritten at my_pkg/gate.py:14 🩺",
-        place("my_pkg/gate.py", 14, "layers.1.gate", "Gate", "forward"),
-        version=2,
-    )
-    ranges = finding(
-        "SEL104", "block 3 is chosen twice by token 200", place(module="layers.0.attn", name="SparseAttention")
-    )
-    slow = finding(
-        "PRF401", "tokens per second is 6 at S=512, and the limit is 1000", place(), quantity="train", measured=6.0
-    )
-    points = [Point(length=16), Point(length=17, mode="no_grad"), Point(length=18, dtype="bfloat16")]
-    census = Census(
-        name="output", num_values=34, num_nan=3, num_inf=0, largest=float("inf"), num_rows=34, num_bad_rows=3
-    )
-    trouble = Trouble(
-        kind="raised",
-        message="ValueError: ]]> \x1b[31m",
-        place=hang.where,
-        phase="forward",
-        traceback="Traceback\n <b>",
-    )
     return Report(
         command="run",
         subject={
@@ -130,37 +145,29 @@ def examined() -> Report:
             "device_name": "2 threads",
             "repository": REPOSITORY,
         },
-        results=(
-            result("ENV102", "software-that-cannot-work-together", Verdict.PASS, seconds=0.004),
-            result("HNG101", "call-does-not-return", Verdict.TIMEOUT, hang, seconds=30.25),
-            result("GRD401", "saved-tensor-overwritten", Verdict.FAIL, overwritten, seconds=0.5),
-            result("FWD201", "future-changes-output", Verdict.FAIL, future, seconds=1.5),
-            result("FWD202", "prefix-changes", Verdict.FAIL, reason="seen beside FWD201, which may explain it"),
-            result("NAN101", "output-not-finite", Verdict.FAIL, named),
-            result("SEL104", "duplicated-or-overlapping", Verdict.FAIL, ranges),
-            result(
-                "GRD101", "gradient-differs-from-derivative", Verdict.SKIP, reason="means nothing while NAN101 fails"
-            ),
-            result("GAT101", "gate-all-zero", Verdict.SKIP, reason="it has no gate", is_required=False),
-            result("DEC101", "decode-differs-from-prefill", Verdict.CRASH, reason="KeyError: '|x|'", seconds=0.1),
-            result("PRF401", "slower-than-its-floor", Verdict.FAIL, slow),
-        ),
-        measurements=(
-            Measurement(
-                point=points[0], censuses=(replace(census, num_nan=0, largest=2.5),), seconds=0.01, peak_bytes=4096
-            ),
-            Measurement(point=points[1], censuses=(census,), seconds=float("nan"), notes=("one",)),
-            Measurement(point=points[2], trouble=trouble),
-        ),
+        results=RESULTS,
+        measurements=MEASUREMENTS,
         notes=("not examined in float16: the subject does not run in it on cpu", "see | https://example.com & @team"),
         seconds=42.5,
     )
 
 
+def held(title: str, unit: str, bound: str, measured: float | None, kept: Kept, because: str, device: str = "") -> Held:
+    measure = title.replace(" ", "_")
+    return Held(
+        measure=measure,
+        title=title,
+        unit=unit,
+        bound=bound,
+        measured=measured,
+        kept=kept,
+        because=because,
+        device=device,
+    )
+
+
 def ruled() -> Report:
     """The same, held against a gate."""
-    report = examined()
-    slow = report.results[-1].findings[0]
     ruling = Ruling(
         decision="NO-GO",
         gate="production",
@@ -174,51 +181,16 @@ def ruled() -> Report:
             Required(code="ENV102", verdict="PASS", because="kernels must start", stands="passed"),
         ),
         limits=(
-            Held(
-                measure="tokens_per_second",
-                title="speed",
-                unit="tokens/s",
-                bound="at least 1000",
-                measured=6.0,
-                kept="broken",
-                because="the bill",
-            ),
-            Held(
-                measure="loss_ratio",
-                title="loss ratio",
-                unit="",
-                bound="at most 0.9",
-                measured=0.5,
-                kept="kept",
-                because="it learns",
-            ),
-            Held(
-                measure="resumes",
-                title="resumes",
-                unit="",
-                bound="at least 1",
-                measured=None,
-                kept="not measured",
-                because="crashes happen",
-            ),
-            Held(
-                measure="tokens_per_second",
-                title="speed",
-                unit="tokens/s",
-                bound="at least 9000",
-                measured=6.0,
-                kept="other device",
-                because="it is fast",
-                device="H200",
-            ),
+            held("speed", "tokens/s", "at least 1000", 6.0, "broken", "the bill"),
+            held("loss ratio", "", "at most 0.9", 0.5, "kept", "it learns"),
+            held("resumes", "", "at least 1", None, "not measured", "crashes happen"),
+            held("speed", "tokens/s", "at least 9000", 6.0, "other device", "it is fast", "H200"),
         ),
-        accepted=(Accepted(fingerprint=slow.fingerprint, code="PRF401", because="a CPU | is slow"),),
-        baseline=Compared(
-            report="old.json", new=(report.findings[0].fingerprint,), fixed=("0" * 16,), unchanged=(slow.fingerprint,)
-        ),
+        accepted=(Accepted(fingerprint=SLOW.fingerprint, code="PRF401", because="a CPU | is slow"),),
+        baseline=Compared(report="old.json", new=(HANG.fingerprint,), fixed=("0" * 16,), unchanged=(SLOW.fingerprint,)),
         again="nsa-doctor go-no-go --gate production --subject my_pkg.attn:make",
     )
-    return replace(report, command="go-no-go", verdict=ruling)
+    return replace(examined(), command="go-no-go", verdict=ruling)
 
 
 _CHOSEN = {"verdict", "mode", "values", "dtype", "kind", "stands", "kept", "decision", "command", "repository"}
