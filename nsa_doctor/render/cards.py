@@ -10,7 +10,7 @@ from nsa_doctor.render.excerpt import SourceLine, Sources
 from nsa_doctor.render.locating import in_repository
 from nsa_doctor.render.summary import acceptances, findings_told, long_evidence, measured
 
-_MOST_CARDS = 200
+_MOST_CARDS, _MOST_TRACEBACKS = 200, 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,16 @@ def cards(report: Report, *, excerpts: bool) -> Cards:
     sources = Sources(repository if isinstance(repository, str) else "") if excerpts else None
     shown = list(_cards(report, pairs[:_MOST_CARDS], sources))
     return Cards(shown, len(pairs) - len(shown))
+
+
+def tracebacks(report: Report) -> Iterator[tuple[str, str]]:
+    """(where it was seen first, text) of each traceback of the subject's."""
+    seen: set[str] = set()
+    for each in report.measurements:
+        trouble, point = each.trouble, each.point
+        if trouble is not None and trouble.traceback not in ("", *seen) and len(seen) < _MOST_TRACEBACKS:
+            seen.add(trouble.traceback)
+            yield f"Traceback at S={point.length} in {point.dtype} ({point.mode})", trouble.traceback
 
 
 def _cards(report: Report, pairs: Sequence[tuple[Result, Finding]], sources: Sources | None) -> Iterator[Card]:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from nsa_doctor.finding import Decision, Report
 from nsa_doctor.render.again import command_line
-from nsa_doctor.render.cards import cards
+from nsa_doctor.render.cards import cards, tracebacks
 from nsa_doctor.render.checks_told import families, missing, tally
 from nsa_doctor.render.html_text import breakable, command_words, facts, finished, lines, prose, short
 from nsa_doctor.render.own_score import own_score
@@ -49,6 +49,7 @@ def render(report: Report, *, excerpts: bool = True) -> str:
         subject=list(subject_facts(report)),
         configuration=list(facts(_configuration(report))),
         cards=cards(report, excerpts=excerpts),
+        tracebacks=list(tracebacks(report)),
         missing=list(missing(report)),
         pictures=pictures,
         not_drawn=not_drawn,

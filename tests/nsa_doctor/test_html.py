@@ -238,6 +238,12 @@ def test_a_card_tells_what_where_and_what_to_do(fixed: None) -> None:
     assert "/home/me/repo" not in card.text
 
 
+def test_a_traceback_of_the_subject_is_folded_below_its_findings() -> None:
+    (fold,) = (each for each in page_named("examined").by_id("findings").children if each.tag == "details")
+    assert fold.one("summary").text == "Traceback at S=18 in bfloat16 (train)"
+    assert fold.one("pre").text == "Traceback\n <b>"
+
+
 def test_reasons_lead_to_their_cards() -> None:
     page = page_of(examined())
     assert [link.attributes["href"] for link in page.by_id("why").all("a")] == [f"#finding-{n}" for n in range(1, 7)]
