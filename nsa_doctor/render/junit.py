@@ -68,7 +68,7 @@ def _checked(result: Result, report: Report) -> _Case:
         outcome, message = "skipped", f"accepted: {'; '.join(reasons)}"
     return _Case(
         group=f"{_NAME}.{family_of(result.code)[0]}",
-        name=f"{result.code} {result.name}",
+        name=result.code if result.code.endswith(result.name) else f"{result.code} {result.name}",
         seconds=result.seconds,
         outcome=outcome,
         kind=result.verdict.value,
