@@ -6,6 +6,7 @@ import torch
 
 from nsa_doctor.measurement import Mode
 from nsa_doctor.probes.derivative import has_steps
+from nsa_doctor.probes.farther import length_that_loses_more
 from nsa_doctor.probes.slopes import Bench
 from nsa_doctor.probes.specimen import Specimen, comparable_specimen, specimen
 from nsa_doctor.runner import NotComparableError
@@ -22,7 +23,8 @@ _SHORTER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 def benches(subject: Subject, only_one_length: bool = False) -> Iterator[tuple[Mode, int, Make]]:
     """(mode, length, what makes a bench of a length in that mode): eval mode at each length, then training mode at one.
 
-    Training mode is left out of the shortest profile, and where two runs of it differ whatever the seed.
+    A longer one comes after them where a forward pass shows that a gradient gets lost in it on a further line. Training
+    mode is left out of the shortest profile, and where two runs of it differ whatever the seed.
     """
     lengths = [length for length in _LENGTHS[subject.profile] if length <= subject.max_length]
     if only_one_length:
@@ -31,6 +33,10 @@ def benches(subject: Subject, only_one_length: bool = False) -> Iterator[tuple[M
     wide = _differentiable(comparable_specimen(subject, mode=evaluated))
     for length in lengths:
         yield evaluated, length, _maker(wide)
+    if subject.profile == "quick" and lengths and not only_one_length:
+        longer = length_that_loses_more(specimen(subject, mode=evaluated), lengths[-1])
+        if longer is not None:
+            yield evaluated, longer, _maker(wide)
     if evaluated == "eval" and "train" in subject.modes and subject.profile != "smoke":
         make = _maker(specimen(subject, dtype=wide.dtype, mode="train"))
         length = min(_LENGTH_IN_TRAINING, subject.max_length)
