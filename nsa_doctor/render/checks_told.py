@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from nsa_doctor.finding import Report, Result, Verdict
 from nsa_doctor.render.summary import family_of, findings_told
+from nsa_doctor.ruling import Kept
 
 _MOST_RESULTS = 1000
 
@@ -45,12 +46,22 @@ _ENDS: Mapping[Verdict, tuple[str, str]] = {
     Verdict.SKIP: ("skip", "not checked"),
     Verdict.PASS: ("pass", "passed"),
 }
+_LIMITS: Mapping[Kept, tuple[str, str]] = {
+    "broken": ("fail", "broken"),
+    "not measured": ("skip", "not measured"),
+    "kept": ("pass", "kept"),
+}
 _IDLE = ("idle", "not applicable")
 
 
 def tally(report: Report) -> Iterator[Count]:
-    """How many checks ended in each way, the gravest first."""
+    """How many checks ended in each way, the gravest first; then how a gate's limits were kept."""
     yield from _counted(report.results)
+    limits = report.verdict.limits if report.verdict is not None else ()
+    for kept, (kind, word) in _LIMITS.items():
+        number = sum(each.kept == kept for each in limits)
+        if number:
+            yield Count(kind, f"limit{'' if number == 1 else 's'} {word}", number)
 
 
 def families(report: Report) -> Iterator[Family]:

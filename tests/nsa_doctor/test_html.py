@@ -271,6 +271,21 @@ def test_a_check_that_the_gate_asked_for_and_nobody_ran_is_not_forgotten() -> No
     assert re.search(r"CKP101\s+not run: no --checkpoint was given", told.by_id("missing").text)
 
 
+def test_checks_and_limits_are_counted_below_the_verdict() -> None:
+    told = [each.text for each in page_named("ruled").one("ul", "tally").all("li")]
+    assert told == [
+        "6 failed",
+        "1 timed out",
+        "1 crashed",
+        "1 not checked",
+        "1 passed",
+        "1 not applicable",
+        "1 limit broken",
+        "1 limit not measured",
+        "1 limit kept",
+    ]
+
+
 def test_every_check_stands_with_its_end() -> None:
     page = page_of(ruled())
     rows = [row for table in page.by_id("checks").all("table") for row in table.all("tr")][:]

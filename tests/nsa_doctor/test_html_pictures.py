@@ -180,7 +180,7 @@ def test_growth_of_a_sweep_is_fitted_where_it_shows(power: int) -> None:
         measured(2**n, census("output"), seconds=max(1e-2, 1e-6 * 2 ** (n * power))) for n in range(15 * 2 // power)
     ]
     (said,) = [each for each in picture_of("growth", replace(BARE, measurements=tuple(rows))).told if "pass" in each]
-    assert said.startswith(f"A pass, train: grows as S^{power}.00 from S=")
+    assert said.startswith(f"A pass in training: grows as S^{power}.00 from S=")
 
 
 def test_growth_draws_no_line_through_one_length() -> None:

@@ -25,6 +25,7 @@ _LAST_PART = 8  # what a pass costs whatever its length hides how it grows: only
 _LEAST_APART = 15.0
 _STYLES = (("one", "o", "-"), ("two", "s", "-"), ("three", "^", "-"), ("four", "D", "-"))
 _DENSE_STYLES = (("soft", "o", ":"), ("soft", "s", ":"))
+_MODE_WORDS = {"train": "in training", "eval": "in eval mode", "no_grad": "without gradients"}
 _KINDS = {"forward": "forward", "train": "with backward", "dense_forward": "dense forward", "dense_train": "dense both"}
 
 
@@ -100,7 +101,14 @@ def _swept(measurements: Sequence[Measurement], quantity: str, name: str) -> Ite
             if len(points) > 1:
                 last = [point for point in points if point[0] * _LAST_PART >= points[-1][0]]
                 fit = fitted_exponent(*zip(*last, strict=True))
-                yield _Line(f"{name}, {mode}", points, _STYLES[0 if quantity == "seconds" else 2], (), fit, last[0][0])
+                yield _Line(
+                    f"{name} {_MODE_WORDS[mode]}",
+                    points,
+                    _STYLES[0 if quantity == "seconds" else 2],
+                    (),
+                    fit,
+                    last[0][0],
+                )
                 return
 
 
