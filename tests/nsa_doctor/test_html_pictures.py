@@ -224,6 +224,14 @@ def test_a_run_without_times_is_drawn_by_its_steps() -> None:
     assert any(each.endswith(" step") for each in letters(svg(picture_of("run", replace(BARE, run=run)))))
 
 
+def test_a_run_that_left_no_heartbeats_still_tells_its_facts() -> None:
+    run = {**trained().run, "series": {name: [] for name in trained().run["series"]}, "silences": []}
+    picture = picture_of("run", replace(BARE, run=run))
+    assert picture.panels == ()
+    assert "1 stack dump: watchdog_stackdump_1.txt" in picture.told
+    assert ("training steps made", "399") in picture.table.rows
+
+
 @pytest.mark.parametrize("count", [8, 100, 799])
 def test_thinning_keeps_the_extremes(count: int) -> None:
     points = [

@@ -48,16 +48,16 @@ class _Run:
 
 
 def timeline_picture(report: Report) -> Picture | None:
-    """The time line; nothing where the report has no run with at least two heartbeats."""
-    run = _read(report.run)
-    if run is None:
+    """The run's facts, and its time line where it left at least two heartbeats; nothing where there is no run."""
+    if not report.run:
         return None
+    run = _read(report.run)
     return Picture(
         name="run",
         title="Training run",
         short="Run",
         told=tuple(_told(report.run)),
-        panels=tuple(_panel(kind, run) for kind in _WIDTHS),
+        panels=tuple(_panel(kind, run) for kind in _WIDTHS) if run is not None else (),
         table=_table(report.run),
     )
 
