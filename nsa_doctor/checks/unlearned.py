@@ -226,7 +226,7 @@ def _behind_zero(sp: Specimen, x: Tensor, zero: Sequence[tuple[str, nn.Parameter
         with torch.no_grad():
             tensor.add_(1)
         _, watch = watched_pass(sp, x, [])
-        freed = [name for name, p in zero if p.grad is not None and bool((p.grad != 0).any())]
+        freed = [name for name, p in zero if p.grad is not None and not is_zero(p.grad)]
         with torch.no_grad():
             tensor.zero_()
         if freed:
@@ -246,8 +246,9 @@ def _descend(module: nn.Module) -> None:
     """A small step down the gradient, each value by a share of itself."""
     with torch.no_grad():
         for parameter in module.parameters():
-            if parameter.grad is not None and bool(torch.isfinite(parameter.grad).all()):
-                parameter.add_(parameter.grad.sign() * parameter.abs(), alpha=-LEARNING_RATE)
+            gradient = None if parameter.grad is None else parameter.grad.to_dense()
+            if gradient is not None and bool(torch.isfinite(gradient).all()):
+                parameter.add_(gradient.sign() * parameter.abs(), alpha=-LEARNING_RATE)
 
 
 def _by_line(found: Sequence[Unlearned], module: nn.Module) -> list[Unlearned]:

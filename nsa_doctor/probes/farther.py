@@ -14,21 +14,22 @@ from nsa_doctor.probes.specimen import Specimen
 from nsa_doctor.runner import SubjectFailedError
 
 _FARTHEST = (1029, 521)  # beyond 1024, and beyond 512
-_MOST_CALLS = 20_000  # what a longer pass may be expected to make: less than a second's worth
+_MOST_CALLS, _MOST_PRODUCTS = 20_000, 1e10  # of torch, and of parameters by tokens: about a second's worth of each
 _FURTHER = 8  # tokens after the first that loses it, for the loss to be felt
 
 
 def length_that_loses_more(sp: Specimen, known: int) -> int | None:
     """A length, little beyond the first at which some line loses a gradient that none loses at the `known` length.
 
-    None where no line does, or where so long a pass makes too many calls to be tried.
+    None where no line does, or where so long a pass is too much work to be tried.
     """
     before = _losses(sp, known)
     if before is None:
         return None
+    num_values = sum(parameter.numel() for parameter in sp.module.parameters())
     for length in _FARTHEST:
         length = min(length, sp.subject.max_length)
-        if length <= known or before.num_calls * length / known > _MOST_CALLS:
+        if length <= known or before.num_calls * length / known > _MOST_CALLS or num_values * length > _MOST_PRODUCTS:
             continue
         after = _losses(sp, length)
         if after is None:

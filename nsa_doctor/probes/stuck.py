@@ -35,5 +35,5 @@ def freed_together(sp: Specimen, x: Tensor, candidates: Sequence[tuple[str, nn.P
 
 
 def is_zero(values: Tensor) -> bool:
-    """Whether it holds zeros alone."""
-    return not bool((values != 0).any())
+    """Whether it holds zeros alone; a gradient may be sparse."""
+    return not bool((values.to_dense() != 0).any())

@@ -57,6 +57,7 @@ HEALTHY = [
     "bias_before_norm",
     "faint_part",
     "frozen_in_a_list",
+    "sparse_gradients",
 ]
 
 

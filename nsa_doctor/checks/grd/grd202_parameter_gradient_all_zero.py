@@ -24,6 +24,7 @@ from nsa_doctor.checks.unlearned import (
 )
 from nsa_doctor.finding import Finding
 from nsa_doctor.probes.specimen import comparable_specimen, specimen
+from nsa_doctor.probes.stuck import is_zero
 from nsa_doctor.repro import again
 from nsa_doctor.subject import Subject
 
@@ -45,7 +46,7 @@ def _erased(subject: Subject) -> list[Unlearned]:
     own = specimen(subject, mode="train")
     length = lengths_for(subject)[0]
     comparable_pass(own, own.input(length))
-    if all(p.grad is None or bool((p.grad != 0).any()) for _, p in trainable(own.module)):
+    if all(p.grad is None or not is_zero(p.grad) for _, p in trainable(own.module)):
         return []
     sp = comparable_specimen(subject, mode="train")
     return erased(sp, sp.input(length))

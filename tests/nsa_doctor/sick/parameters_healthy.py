@@ -97,10 +97,10 @@ class _SpareParts(nn.Module):
 class _Embeddings(nn.Module):
     """Most rows are never seen; the table is read as the head too."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_sparse: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(997, DIM)
-        self.positions = nn.Embedding(4096, DIM)
+        self.positions = nn.Embedding(4096, DIM, sparse=is_sparse)
 
     def forward(self, ids: Tensor) -> Tensor:
         h = self.embedding(ids) + self.positions(torch.arange(ids.shape[1]))
@@ -212,3 +212,4 @@ top_one_with_loss = lambda: Host(_TopTwo(num_chosen=1))  # noqa: E731
 bias_before_norm = lambda: Host(_BiasBeforeNorm())  # noqa: E731
 faint_part = lambda: Host(_FaintPart())  # noqa: E731
 frozen_in_a_list = lambda: Host(_FrozenInAList())  # noqa: E731
+sparse_gradients = lambda: _Embeddings(is_sparse=True)  # noqa: E731
