@@ -11,6 +11,7 @@ from nsa_doctor.measurement import VALUES, Point
 _NUM_LENGTHS: Mapping[Profile, int] = {"smoke": 5, "quick": 14, "full": 1 << 16}
 _NUM_FOR_VALUES: Mapping[Profile, int] = {"smoke": 0, "quick": 2, "full": 6}
 _LONGEST_FOR_VALUES: Mapping[Profile, int] = {"smoke": 0, "quick": 520, "full": 1 << 24}
+_DEAR = 1100
 _UNLUCKY = (1, 512, 128, 2, 2048, 1024, 64, 257)  # one token, whole blocks of every usual size, a prime
 
 
@@ -38,7 +39,12 @@ def sweep_points(profile: Profile, facts: Mapping[str, Any]) -> list[Point]:
 
 
 def _chosen(lengths: Sequence[int], count: int) -> list[int]:
-    """At most `count` of them: the largest, those at which most code breaks, and others evenly between."""
+    """At most `count` of them: the largest, those at which most code breaks, and others evenly between.
+
+    Of those that are picked for their place alone, the dearest are left out while there are others: where time grows
+    with the square of the length, one at the end costs as much as all below the middle.
+    """
     first = [length for length in (lengths[-1], *_UNLUCKY) if length in lengths][:count]
     others = [length for length in lengths if length not in first]
-    return sorted({*first, *evenly(others, count - len(set(first)))})
+    cheap = [length for length in others if length <= max(_DEAR, lengths[-1] // 2)]
+    return sorted({*first, *evenly(cheap if len(cheap) >= count else others, count - len(set(first)))})

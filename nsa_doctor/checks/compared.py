@@ -60,7 +60,9 @@ def told(
 
 
 def cuts_of(length: int, count: int) -> Sequence[int]:
-    """Where to cut a sequence: after one token, before the last, and evenly between."""
+    """Where to cut a sequence: before the last token, in the middle, and from three on after the first and evenly."""
+    if count == 2:
+        return sorted({length // 2, length - 1} & set(range(1, length)))
     even = (round(length * (index + 1) / (count - 1)) for index in range(count - 2))
     return sorted({1, length - 1, *even} & set(range(1, length)))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.probes.finite import isfinite
-from nsa_doctor.probes.precision import effective_precision, noise_floor
+from nsa_doctor.probes.precision import effective_precision, least_noise, noise_floor
 from nsa_doctor.probes.specimen import Specimen, require_finite
 from nsa_doctor.runner import NotComparableError
 
@@ -50,18 +50,25 @@ class Baseline:
         `loudness` says how many times as large the input was elsewhere: rounding is as many times as large.
         """
         expected = self.output[rows, tokens]
-        scale = expected.double().abs().flatten(2).amax(-1)
-        if departure(output, expected, torch.finfo(expected.dtype).eps * scale) is None:
+        if departure(output, expected, loudness * self._least_floor[rows, tokens]) is None:
             return None
         return departure(output, expected, loudness * self.floor[rows, tokens])
+
+    @cached_property
+    def _least_floor(self) -> Tensor:
+        """What the floor is above in any case, known without a pass: what lies within it needs no dearer judge."""
+        eps = torch.finfo(self.output.dtype).eps
+        return least_noise(self.output, eps) + self._across(eps)
+
+    def _across(self, eps: float) -> float:
+        """A transform over all tokens, as long convolutions do it, rounds each by what the largest one loses."""
+        return _ROUNDINGS * eps * float(self.output.abs().max())
 
     @cached_property
     def floor(self) -> Tensor:
         """How far rounding moves each token [B, S]; costs several passes, so only what differs at all asks for it."""
         eps = effective_precision(self.specimen, min(_LENGTH_FOR_PRECISION, self.x.shape[1])).eps
-        # A transform over all tokens, as long convolutions do it, rounds each token by what the largest one loses.
-        across = _ROUNDINGS * eps * float(self.output.abs().max())
-        floor = noise_floor(self.specimen, self.x, eps) + across
+        floor = noise_floor(self.specimen, self.x, eps) + self._across(eps)
         if not bool(isfinite(floor).all()):
             raise NotComparableError(f"rounding alone makes the output not finite at S={self.x.shape[1]}")
         return floor

@@ -54,8 +54,12 @@ def noise_floor(specimen: Specimen, x: Tensor, eps: float) -> Tensor:
         for index in range(_NUM_PERTURBATIONS):
             moved = _perturbed(specimen, x, eps, index).double()
             floor = torch.maximum(floor, (moved - base).abs().flatten(2).amax(-1))
-        scale = base.abs().flatten(2).amax(-1)
-    return _SAFETY * (floor + eps * scale)
+    return _SAFETY * floor + least_noise(base, eps)
+
+
+def least_noise(output: Tensor, eps: float) -> Tensor:
+    """What `noise_floor` is at least for this output [B, S, ...]: the rounding of its own values, [B, S]."""
+    return _SAFETY * eps * output.double().abs().flatten(2).amax(-1)
 
 
 class _CastWatcher(TorchDispatchMode):

@@ -23,7 +23,6 @@ from nsa_doctor.subject import Subject
 
 _NUM_CUTS = {"smoke": 3, "quick": 5, "full": 9}
 _LARGE = 30.0
-_MODES: tuple[Mode, ...] = ("eval", "train")
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,10 @@ def run(subject: Subject) -> Iterator[Finding]:
     plans = [_Plan(length, _NUM_CUTS[subject.profile]) for length in lengths]
     plans += [_Plan(lengths[0], 3, scale=_LARGE), _Plan(lengths[0], 3, "train")]
     plans += [_Plan(length, 3) for length in middle_lengths(subject)]
-    plans += [_Plan(length, 3, mode) for length in long_length(subject) for mode in _MODES]
+    plans += [_Plan(length, 3, "train") for length in middle_lengths(subject)[-1:]]
+    plans += [_Plan(length, 2) for length in long_length(subject)]
+    if subject.profile == "full":
+        plans += [_Plan(subject.max_length, 3, "train")]
     yield from one(_examine(subject, plan) for plan in plans if plan.length > 1 and plan.mode in subject.modes)
 
 
