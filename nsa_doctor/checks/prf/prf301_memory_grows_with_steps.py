@@ -47,11 +47,12 @@ def _finding(steps: Steps, first: list[Step], last: list[Step]) -> Finding | Not
         where, attribute = steps.loop_place(), steps.loop_holder()
     way = "in the training loop" if steps.is_loop else steps.mode
     held_in = f", held in {attribute}" if attribute else ""
-    message = f"each step leaves {short_bytes(round(per_step))} more behind{held_in}: on and on for {steps.num_steps}"
+    message = f"each step leaves {short_bytes(round(per_step))} more behind{held_in}, and still does after "
+    message += f"{steps.num_steps:,} steps ({way})"
     if steps.may_be_trimmed():
-        return Note(message=f"{message} steps ({way}), though its code takes out of it past some number", where=where)
+        return Note(message=f"{message}, though its code takes out of it past some number", where=where)
     return Finding(
-        message=f"{message} steps, whatever is dropped in between ({way})",
+        message=message,
         where=where,
         evidence={
             "bytes_per_step": per_step,
