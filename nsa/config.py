@@ -27,6 +27,19 @@ Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_printable)]
 
 
+_VOCABULARY = {"byte": 256, "gpt2": 50_257}
+_FILES = ("text", "jsonl", "parquet")
+_DOCUMENTS = ("end_token", "shuffle_buffer", "heldout_every")
+_USED_BY_DATASET: Mapping[str, tuple[str, ...]] = {
+    "synthetic": (),
+    "needle": (),
+    "fineweb_edu": (*_DOCUMENTS, "text_field", "subset"),
+    "text": (*_DOCUMENTS, "text_by"),
+    "jsonl": (*_DOCUMENTS, "text_field"),
+    "parquet": (*_DOCUMENTS, "text_field"),
+}
+
+
 class SparsityConfig(Strict):
     """The section `nsa`: which keys a query reads, and how the branches are mixed."""
 
@@ -88,9 +101,48 @@ class ModelConfig(NSAConfig):
 
 
 class DataConfig(Strict):
-    """The section `data`."""
+    """The section `data`. A field that the dataset or the tokenizer does not use must not be given."""
 
+    dataset: Name = Field(
+        default="synthetic", description="synthetic, needle, fineweb_edu, text:PATH, jsonl:PATH or parquet:PATH"
+    )
     tokenizer: Name = Field(default="byte", description="byte, gpt2, or a tokenizers file")
+    end_token: Name | None = Field(default=None, description="a tokenizers file's token that ends each document")
+    text_field: Name | None = Field(default=None, description="field or column that holds the text; default text")
+    text_by: Literal["line", "paragraph", "file"] | None = Field(
+        default=None, description="what is one document of text:PATH; default paragraph: blank lines part them"
+    )
+    subset: Name | None = Field(default=None, description="a part of fineweb_edu, such as sample-10BT; default all")
+    shuffle_buffer: Count = Field(
+        default=0, description="documents shuffled among themselves; 0 for the order they lie in"
+    )
+    heldout_every: Annotated[int, Field(ge=2, le=2**31 - 1)] = Field(
+        default=20, description="one document in so many is held out, chosen by its text"
+    )
+    limit_seconds: PositiveFloat = Field(default=120.0, description="longest wait for a batch")
+
+    @model_validator(mode="after")
+    def _check_dataset(self) -> "DataConfig":
+        if self.kind not in _USED_BY_DATASET or bool(self.path) != (self.kind in _FILES):
+            allowed = type(self).model_fields["dataset"].description
+            raise ValueError(f"dataset must be {allowed}, got {shown(self.dataset)}")
+        for name, field in type(self).model_fields.items():
+            is_optional = any(name in names for names in _USED_BY_DATASET.values())
+            if is_optional and name not in _USED_BY_DATASET[self.kind] and getattr(self, name) != field.default:
+                raise ValueError(f"{name} has no effect with dataset {plain(self.dataset)}: leave it out")
+        if self.end_token is not None and self.tokenizer in _VOCABULARY:
+            raise ValueError(f"end_token must be left out with tokenizer {self.tokenizer}: it is for a tokenizers file")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """The dataset's name, without its path."""
+        return self.dataset.partition(":")[0]
+
+    @property
+    def path(self) -> str:
+        """What follows the kind of local files; empty for the others."""
+        return self.dataset.partition(":")[2]
 
 
 class TrainConfig(Strict):
@@ -237,7 +289,6 @@ def builtin_configs() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-_VOCABULARY = {"byte": 256, "gpt2": 50_257}
 _NSA_KEYS = frozenset(SparsityConfig.model_fields)
 _SECTION_KEYS: Mapping[str, frozenset[str]] = {
     "model": frozenset(ModelConfig.model_fields) - _NSA_KEYS,

@@ -47,8 +47,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.ops.*": (),
     "nsa.nn": MODEL,
     "nsa.nn.*": MODEL,
-    "nsa.data": ("nsa.data.*", "nsa.config", "nsa.types"),
-    "nsa.data.*": ("nsa.data.*", "nsa.config", "nsa.types"),
+    "nsa.data": ("nsa.data.*", "nsa.config", "nsa.strict", "nsa.types"),
+    "nsa.data.*": ("nsa.data.*", "nsa.config", "nsa.strict", "nsa.types"),
     "nsa.train": ("nsa.train.*", "nsa.data", "nsa.data.*", "nsa", *MODEL),
     "nsa.train.*": ("nsa.train.*", "nsa.data", "nsa.data.*", "nsa", *MODEL),
 }
