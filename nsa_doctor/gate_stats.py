@@ -131,7 +131,8 @@ def examine_checkpoints(request: GateStatsRequest, listen: Listener = lambda tol
             listen(path, len(readings), len(request.paths))
     except KeyboardInterrupt:
         interrupted = True
-    words = (*request.paths, *request.words)
+    ends = ("--",) if any(path.startswith("-") for path in request.paths) else ()
+    words = (*request.words, *ends, *request.paths) if ends else (*request.paths, *request.words)
     return Examined(
         results=judged_together([judged(reading, words) for reading in readings]),
         readings=tuple(readings),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nsa_doctor.checkpoints.fault import FaultError, corrupt, cut_short, quoted, too_much, unsafe
-from nsa_doctor.checkpoints.limits import MOST_TENSORS
+from nsa_doctor.checkpoints.limits import MOST_DIRECTORY, MOST_TENSORS
 from nsa_doctor.checkpoints.source import Source
 from nsa_doctor.wording import short_bytes
 
@@ -48,6 +48,8 @@ def read_directory(source: Source) -> dict[str, Entry]:
     count, start, end = _find_directory(source)
     if count > MOST_TENSORS:
         raise too_much(source.name, f"{count:,} entries", MOST_TENSORS)
+    if end - start > MOST_DIRECTORY:
+        raise too_much(source.name, f"a directory of {end - start:,} bytes", MOST_DIRECTORY)
     records = sorted(_records(source, count, start, end), key=lambda record: record.header)
     _check_names(source, records)
     _check_packing(source, records)

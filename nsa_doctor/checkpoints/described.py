@@ -1,7 +1,7 @@
 """Tensors as a pickle describes them, each held against the bytes it claims to lie in."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from nsa_doctor.checkpoints.contents import Stored
@@ -153,15 +153,11 @@ def _view(name: str, kind: str, arguments: tuple[Any, ...], storages: Storages) 
         is_swapped=storages.is_swapped,
     )
     check_extent(tensor)
-    return replace(tensor, unread="it is one process's part of a distributed tensor") if _is_local(name) else tensor
+    return tensor
 
 
 def _broken(name: str, storages: Storages) -> FaultError:
     return corrupt(storages.name, f"the description of {quoted(name)} makes no sense")
-
-
-def _is_local(name: str) -> bool:
-    return name.endswith("._local_tensor")
 
 
 def _kept(key: Any) -> tuple[str, str, int | None] | None:

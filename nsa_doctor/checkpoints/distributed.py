@@ -10,7 +10,7 @@ from typing import Any
 from nsa_doctor.checkpoints.beside import open_beside
 from nsa_doctor.checkpoints.contents import Contents, Divided, Piece
 from nsa_doctor.checkpoints.fault import FaultError, corrupt, incomplete, quoted, too_much
-from nsa_doctor.checkpoints.limits import MOST_DIMENSIONS, MOST_PICKLE, MOST_TENSORS, Deadline
+from nsa_doctor.checkpoints.limits import LONGEST_NAME, MOST_DIMENSIONS, MOST_PICKLE, MOST_TENSORS, Deadline
 from nsa_doctor.checkpoints.pickles import Made, Name, Row, Table, read_pickle
 from nsa_doctor.checkpoints.source import Source
 from nsa_doctor.checkpoints.symbols import DTYPES, is_metadata
@@ -58,6 +58,8 @@ def read_distributed(
     for name, value in tensors.pairs:
         if type(name) is not str or not isinstance(value, Made):
             raise corrupt(metadata.name, "what it says of its contents makes no sense")
+        if len(name) > LONGEST_NAME:
+            raise too_much(metadata.name, f"a name of {len(name):,} characters", LONGEST_NAME)
         if value.name.endswith(".BytesStorageMetadata"):
             opaque[name] = opening((name, ()))
         else:

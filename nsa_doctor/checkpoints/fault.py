@@ -31,10 +31,14 @@ class FaultError(Exception):
 
 def quoted(name: object) -> str:
     """A name from a file, short enough for a sentence and harmless on a terminal."""
-    text = str(name) if isinstance(name, (str, int, float, bool, type(None))) else type(name).__name__
-    if len(text) > _LONGEST_NAME:
-        text = f"{text[: _LONGEST_NAME - _KEPT_END]}...{text[-_KEPT_END:]}"
-    return repr(text)
+    return repr(shortened(str(name) if isinstance(name, str) else type(name).__name__))
+
+
+def shortened(text: str) -> str:
+    """The text, of a long one its beginning and its end."""
+    if len(text) <= _LONGEST_NAME:
+        return text
+    return f"{text[: _LONGEST_NAME - _KEPT_END]}...{text[-_KEPT_END:]}"
 
 
 def cut_short(name: str, what: str) -> FaultError:

@@ -7,15 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nsa_doctor.checkpoints.contents import Tensor
-from nsa_doctor.checkpoints.fault import FaultError
+from nsa_doctor.checkpoints.fault import FaultError, shortened
 from nsa_doctor.checkpoints.names import FoundGate, Layer
 from nsa_doctor.checkpoints.record import FLAT_SLOPE, NEARLY_ALL, Activation, Branch, Figures, Gate, Probe
 from nsa_doctor.checkpoints.values import read_values
 
 MOST_VALUES = 2**24
-_NUM_INPUTS = 256
+_NUM_INPUTS, _FEWEST_INPUTS = 256, 64
 _MOST_ODD_BRANCHES = 16  # of a gate with another number of branches than was said
-_MOST_WORK = 2**34  # multiplications of one probe
+_MOST_WORK = 2**31  # multiplications of one probe
+_LOCAL = "_local_tensor"  # what a distributed tensor calls the part that one process has
 _NSA_BRANCHES = ("compressed", "selected", "sliding")
 _Array = NDArray[np.float64]
 
@@ -26,21 +27,26 @@ def read_gate(
     """Read one gate's parameters and try it out; what cannot be read or tried is said in `unprobed`."""
     odd = found.odd
     if odd is not None:
-        return _unprobed(layer, found.module, odd, f"a tensor of shape {list(odd.shape)}, which is no gate's")
+        return _unprobed(
+            layer, shortened(found.module), odd, f"a tensor of shape {list(odd.shape)}, which is no gate's"
+        )
     if found.constant is not None:
         return _constant(found, layer, activation or "softmax", temperature)
     last, hidden = found.last, found.hidden
     assert last is not None
+    if _LOCAL in last.weight.name.split("."):
+        why = "it is one process's part of a distributed tensor"
+        return _unprobed(layer, shortened(found.module), last.weight, why)
     try:
         parts = [_parameters(each) for each in (last, hidden) if each is not None]
     except FaultError as fault:
         if fault.kind not in ("limit", "unsupported", "incomplete"):
             raise
-        return _unprobed(layer, found.module, last.weight, f"not read: {fault.sentence}")
+        return _unprobed(layer, shortened(found.module), last.weight, f"not read: {fault.sentence}")
     kind = activation or ("sigmoid" if _has_heads(last, num_branches) else "softmax")
     gate = Gate(
         layer=layer,
-        module=found.module,
+        module=shortened(found.module),
         form=_form(last, hidden, kind, temperature),
         weight=_figures(parts[0][0], last.weight),
         bias=None if last.bias is None else _figures(parts[0][1], last.bias),
@@ -53,11 +59,8 @@ def read_gate(
         num_branches = last.num_outputs
     if last.num_outputs % num_branches:
         return _with(gate, f"it gives {last.num_outputs} weights, which is no multiple of {num_branches} branches")
-    work = _NUM_INPUTS * sum(math.prod(weight.shape) for weight, _ in parts)
-    if work > _MOST_WORK:
-        return _with(gate, "it is too large to be tried out")
     names = _NSA_BRANCHES if num_branches == len(_NSA_BRANCHES) and found.module.endswith("gate.fc2") else ()
-    logits = _logits(parts, seed)
+    logits = _logits(parts, seed, _num_inputs(parts))
     if not np.isfinite(logits).all():
         return _with(gate, "its logits overflow on standard normal inputs")
     return Gate(**{**vars(gate), "probe": probe(logits / temperature, num_branches, kind, names)})
@@ -88,7 +91,7 @@ def _constant(found: FoundGate, layer: str, kind: Activation, temperature: float
     values = read_values(found.constant, MOST_VALUES)
     gate = Gate(
         layer=layer,
-        module=found.module,
+        module=shortened(found.module),
         form=f"{found.num_outputs} learned numbers -> {_activation(kind, temperature)}",
         weight=None,
         bias=_figures(values, found.constant),
@@ -142,10 +145,16 @@ def _activation(kind: Activation, temperature: float) -> str:
     return kind if temperature == 1.0 else f"{kind} at temperature {temperature:g}"
 
 
-def _logits(parts: Sequence[tuple[_Array, _Array]], seed: int) -> _Array:
+def _num_inputs(parts: Sequence[tuple[_Array, _Array]]) -> int:
+    """As many as there is time for."""
+    size = sum(weight.size for weight, _ in parts)
+    return max(_FEWEST_INPUTS, min(_NUM_INPUTS, _MOST_WORK // max(size, 1)))
+
+
+def _logits(parts: Sequence[tuple[_Array, _Array]], seed: int, count: int) -> _Array:
     """[inputs, outputs] of the last layer, `parts` being it and the hidden one before it, if any."""
     weight, bias = parts[-1]
-    x = np.random.default_rng(seed).standard_normal((_NUM_INPUTS, weight.shape[1]))
+    x = np.random.default_rng(seed).standard_normal((count, weight.shape[1]))
     with np.errstate(all="ignore"):
         if len(parts) > 1:
             hidden = x @ weight.T + bias

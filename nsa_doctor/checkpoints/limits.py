@@ -18,9 +18,12 @@ MOST_HEADER = 100_000_000  # the safetensors library's own
 MOST_PICKLE = 64 * 2**20
 MOST_INDEX = 64 * 2**20
 MOST_NESTING = 64
+MOST_DIRECTORY = 64 * 2**20  # of an archive
+LONGEST_NAME = 20_000
 MOST_FILES = 16_384
 MOST_DIMENSIONS = 64
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_USUAL_SPACE = 2**29
 _OWN_FILES, _NONE = 64, resource.RLIM_INFINITY
 _SPARE_SECONDS = 15  # the parent ends what overruns; this is for a child whose parent is gone
 
@@ -78,7 +81,11 @@ def peak_bytes() -> int:
 
 
 def _address_space() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    """What this process has reserved so far, more or less."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except OSError:
+        return _USUAL_SPACE
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 

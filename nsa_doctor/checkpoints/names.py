@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nsa_doctor.checkpoints.contents import Tensor
+from nsa_doctor.checkpoints.fault import shortened
 from nsa_doctor.checkpoints.patterns import matcher
 
 _GATE = re.compile(r"(^|_)gat(e|es|er|ing)(_|\d|$)|^g_proj$|strategy_combine|branch_(weight|mix|logit)")
@@ -109,16 +110,15 @@ def similar_names(tensors: Sequence[Tensor]) -> list[str]:
     for tensor in tensors:
         if _is_gate(tensor.name) and not _OPTIMIZER.search(tensor.name):
             kind = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", stripped(tensor.name))
-            kinds.setdefault(kind, f"{stripped(tensor.name)} {list(tensor.shape)}")
+            kinds.setdefault(kind, f"{shortened(stripped(tensor.name))} {list(tensor.shape[:8])}")
     return list(kinds.values())[:_MOST_SIMILAR]
 
 
 def stripped(name: str) -> str:
     """The name without what wraps a whole model."""
     parts = [part for part in name.split(".") if part not in _EVERYWHERE]
-    while len(parts) > 1 and parts[0] in _WRAPPERS:
-        parts.pop(0)
-    return ".".join(parts)
+    first = next((index for index, part in enumerate(parts) if part not in _WRAPPERS), len(parts) - 1)
+    return ".".join(parts[first:])
 
 
 def unique_layers(modules: Sequence[str]) -> dict[str, str]:

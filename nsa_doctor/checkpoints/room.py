@@ -11,13 +11,13 @@ from typing import Any
 
 from nsa_doctor.checkpoints import names
 from nsa_doctor.checkpoints.contents import Contents, Stored, Tensor
-from nsa_doctor.checkpoints.fault import FaultError, quoted
+from nsa_doctor.checkpoints.fault import FaultError, quoted, shortened
 from nsa_doctor.checkpoints.figures import read_gate
 from nsa_doctor.checkpoints.limits import MOST_MEMORY, Deadline, confine, peak_bytes
 from nsa_doctor.checkpoints.movement import movements
 from nsa_doctor.checkpoints.names import FoundGate
 from nsa_doctor.checkpoints.open_checkpoint import open_checkpoint
-from nsa_doctor.checkpoints.record import Activation, Gate, Reading
+from nsa_doctor.checkpoints.record import Activation, Drift, Gate, Reading
 from nsa_doctor.checkpoints.scan import scan
 from nsa_doctor.runner import Caught, attempt
 from nsa_doctor.wording import short_bytes
@@ -63,9 +63,12 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     with ExitStack() as stack:
         contents = open_checkpoint(request["path"], stack, deadline)
         _open_opaque(contents, deadline)
-        reading = _read(contents, request, deadline)
+        found = find(contents.tensors, request)
+        reading = _read(contents, found, request, deadline)
         if request["since"] is not None:
-            reading = replace(reading, gates=_moved(contents, reading, request, stack, deadline))
+            drifts = _drifts(contents, found, request, stack, deadline)
+            gates = zip(reading.gates, found, strict=True)
+            reading = replace(reading, gates=tuple(replace(each, drift=drifts.get(by.module)) for each, by in gates))
     seconds = time.monotonic() - start
     return {"read": replace(reading, seconds=seconds, peak_bytes=peak_bytes()).to_json()}
 
@@ -83,14 +86,17 @@ def _open_opaque(contents: Contents, deadline: Deadline) -> None:
         contents.notes += [note for note in part.notes if note not in contents.notes]
 
 
-def _read(contents: Contents, request: dict[str, Any], deadline: Deadline) -> Reading:
-    found = find(contents.tensors, request)
+def _read(contents: Contents, found: list[FoundGate], request: dict[str, Any], deadline: Deadline) -> Reading:
     kind, temperature, said = _assumed(contents, request)
     layers = names.unique_layers([gate.module for gate in found])
     gates = []
     for gate in found:
-        deadline.check("reading the gates")
-        gates.append(read_gate(gate, layers[gate.module], request["num_branches"], kind, temperature, request["seed"]))
+        layer = shortened(layers[gate.module])
+        if deadline.is_over:
+            module = shortened(gate.module)
+            gates.append(Gate(layer=layer, module=module, form="not known", weight=None, unprobed="there was no time"))
+        else:
+            gates.append(read_gate(gate, layer, request["num_branches"], kind, temperature, request["seed"]))
     seen = scan(contents, deadline, {tensor.name for gate in found for tensor in gate.tensors})
     notes = [*contents.notes, *seen.notes(), *([said] if said and gates else []), *_notes(gates)]
     return Reading(
@@ -147,13 +153,10 @@ def _some(gates: list[Gate]) -> str:
     return f"{quoted(gates[0].layer)}{others}"
 
 
-def _moved(
-    contents: Contents, reading: Reading, request: dict[str, Any], stack: ExitStack, deadline: Deadline
-) -> tuple[Gate, ...]:
-    """The gates with how far they went since an earlier file."""
+def _drifts(
+    contents: Contents, found: list[FoundGate], request: dict[str, Any], stack: ExitStack, deadline: Deadline
+) -> dict[str, Drift]:
+    """How far gates went since an earlier file."""
     earlier = open_checkpoint(request["since"], stack, deadline)
     before = {names.stripped(gate.module): gate for gate in find(earlier.tensors, request)}
-    drifts = movements(
-        find(contents.tensors, request), contents.tensors, before, earlier.tensors, request["since"], deadline
-    )
-    return tuple(replace(gate, drift=drifts.get(gate.module)) for gate in reading.gates)
+    return movements(found, contents.tensors, before, earlier.tensors, request["since"], deadline)

@@ -7,7 +7,7 @@ from nsa_doctor.checkpoints.contents import Contents, Stored
 from nsa_doctor.checkpoints.dtypes import BYTES
 from nsa_doctor.checkpoints.fault import corrupt, cut_short, quoted, too_much
 from nsa_doctor.checkpoints.json_text import read_json
-from nsa_doctor.checkpoints.limits import MOST_DIMENSIONS, MOST_HEADER, MOST_TENSORS, Deadline
+from nsa_doctor.checkpoints.limits import LONGEST_NAME, MOST_DIMENSIONS, MOST_HEADER, MOST_TENSORS, Deadline
 from nsa_doctor.checkpoints.source import Source
 
 SUFFIX = ".safetensors"
@@ -64,6 +64,9 @@ def read_safetensors(source: Source, deadline: Deadline) -> Contents:
 
 def _tensors(source: Source, values: Source, header: dict[str, Any]) -> Iterator[Stored]:
     """The tensors by where they lie, which must be one behind the other from the first byte to the last."""
+    longest = max(map(len, header), default=0)
+    if longest > LONGEST_NAME:
+        raise too_much(source.name, f"a name of {longest:,} characters", LONGEST_NAME)
     extents = sorted((_extent(source, name, entry), name) for name, entry in header.items())
     free, last = 0, ""
     for (start, end), name in extents:

@@ -9,15 +9,17 @@ import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
+from numpy.typing import NDArray
+
 from nsa_doctor.checkpoints.contents import Contents, Stored, Summed, Tensor
 from nsa_doctor.checkpoints.dtypes import Unfinite, decoded, is_float, unfinite
-from nsa_doctor.checkpoints.fault import FaultError, quoted
+from nsa_doctor.checkpoints.fault import FaultError, quoted, shortened
 from nsa_doctor.checkpoints.limits import Deadline
 from nsa_doctor.checkpoints.record import NotFinite
 from nsa_doctor.checkpoints.values import CHUNK_BYTES, piece_of, stretches
 from nsa_doctor.wording import joined, short_bytes
 
-_MOST_NAMED = 20
+_MOST_NAMED, _MOST_REASONS = 20, 3
 _LEAST_MASK = 0.25
 
 
@@ -33,7 +35,9 @@ class Scan:
 
     def unseen(self, deadline: Deadline) -> str:
         """Which tensors were not looked at and why; nothing when all were."""
-        parts = [f"{count:,} of them: {why}" for why, count in self.unread.items()]
+        parts = [f"{count:,} of them: {why}" for why, count in [*self.unread.items()][:_MOST_REASONS]]
+        if len(self.unread) > _MOST_REASONS:
+            parts.append(f"{sum([*self.unread.values()][_MOST_REASONS:]):,} of them for other reasons")
         if self.num_left:
             parts.append(
                 f"{self.num_left:,} of them: there was no time in {deadline.seconds:g} s; --timeout allows more"
@@ -97,25 +101,29 @@ def _look_at(tensor: Tensor, seen: Scan, deadline: Deadline, may_be_mask: bool) 
         seen.unread[tensor.unread] = seen.unread.get(tensor.unread, 0) + 1
         return
     total, count = Unfinite(), 0
-    for part in _parts(tensor, deadline):
-        if not is_float(part.dtype):
-            continue
-        for stretch in stretches(part):
-            if deadline.is_over:
-                seen.num_left += 1
-                return
-            for chunk in stretch.chunks():
-                total += unfinite(chunk, stretch.dtype)
-            count += stretch.count
-    if not total.total:
-        return
-    if may_be_mask and (_is_extreme(tensor, total, count) or _is_zero_else(tensor, total, deadline)):
+    for values, dtype in _numbers(tensor, deadline):
+        total += unfinite(values, dtype)
+        count += values.size
+    is_mask = bool(total.total) and may_be_mask and _may_be_mask(tensor, total, count, deadline)
+    if deadline.is_over:
+        seen.num_left += 1
+    elif is_mask:
         seen.masks.append(quoted(tensor.name))
-        return
-    seen.num_not_finite += 1
-    if len(seen.not_finite) < _MOST_NAMED:
+    elif total.total:
+        seen.num_not_finite += 1
         infinite = total.num_inf + total.num_minus_inf
-        seen.not_finite.append(NotFinite(name=tensor.name, num_nan=total.num_nan, num_inf=infinite, num_values=count))
+        bad = NotFinite(name=shortened(tensor.name), num_nan=total.num_nan, num_inf=infinite, num_values=count)
+        seen.not_finite += [bad] if len(seen.not_finite) < _MOST_NAMED else []
+
+
+def _numbers(tensor: Tensor, deadline: Deadline) -> Iterator[tuple[NDArray, str]]:
+    """All of them that can be other than finite, until the time is up."""
+    for part in _parts(tensor, deadline):
+        for stretch in stretches(part) if is_float(part.dtype) else ():
+            for values in stretch.chunks():
+                if deadline.is_over:
+                    return
+                yield values, stretch.dtype
 
 
 def _parts(tensor: Tensor, deadline: Deadline) -> Iterator[Stored]:
@@ -132,24 +140,15 @@ def _parts(tensor: Tensor, deadline: Deadline) -> Iterator[Stored]:
         yield piece_of(tensor, contents.tensors, piece.shape)
 
 
-def _is_extreme(tensor: Tensor, total: Unfinite, count: int) -> bool:
-    """One number, all of one infinity, or a matrix of which a good part is minus infinity."""
+def _may_be_mask(tensor: Tensor, total: Unfinite, count: int, deadline: Deadline) -> bool:
+    """One number, all of one infinity, a matrix that is minus infinity for a good part, or that among zeros alone."""
     if total.num_nan:
         return False
     if count == 1 or count in (total.num_inf, total.num_minus_inf):
         return True
-    return not total.num_inf and len(tensor.shape) > 1 and total.num_minus_inf >= _LEAST_MASK * count
-
-
-def _is_zero_else(tensor: Tensor, total: Unfinite, deadline: Deadline) -> bool:
-    """Whether it holds minus infinity, and otherwise exact zeros alone, more than one of them."""
-    if total.num_nan or total.num_inf:
+    if total.num_inf:
         return False
-    num_zero = num_other = 0
-    for part in _parts(tensor, deadline):
-        for stretch in stretches(part):
-            for chunk in stretch.chunks():
-                values = decoded(chunk, stretch.dtype)
-                num_zero += int((values == 0).sum())
-                num_other += int(values.size)
-    return num_zero > 1 and num_zero + total.num_minus_inf == num_other
+    if len(tensor.shape) > 1 and total.num_minus_inf >= _LEAST_MASK * count:
+        return True
+    num_zero = sum(int((decoded(values, dtype) == 0).sum()) for values, dtype in _numbers(tensor, deadline))
+    return num_zero > 1 and num_zero + total.num_minus_inf == count

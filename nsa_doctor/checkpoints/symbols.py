@@ -78,16 +78,23 @@ _MADE = frozenset(
     }
 )
 
-# Tensors of several processes; torch takes them with weights_only=True once torch.distributed.tensor is imported.
-_DISTRIBUTED = frozenset(
+# Tensors of several processes, and ragged ones; torch takes them with weights_only=True once it has imported these.
+IMPORTED_LATE = frozenset(
     {
+        "torch._dynamo.decorators._DimRange",
+        "torch.distributed._mesh_layout._FlatLayout",
+        "torch.distributed._mesh_layout._MeshLayout",
         "torch.distributed.device_mesh.DeviceMesh",
         "torch.distributed.tensor._dtensor_spec.DTensorSpec",
+        "torch.distributed.tensor._dtensor_spec.ShardOrderEntry",
         "torch.distributed.tensor._dtensor_spec.TensorMeta",
         "torch.distributed.tensor.DTensor",
         "torch.distributed.tensor.placement_types.Partial",
         "torch.distributed.tensor.placement_types.Replicate",
         "torch.distributed.tensor.placement_types.Shard",
+        "torch.distributed.tensor.placement_types._StridedShard",
+        "torch.nested._internal.nested_tensor.NestedTensor",
+        "torch.nested._internal.nested_tensor._rebuild_njt",
     }
 )
 
@@ -136,7 +143,7 @@ DISTRIBUTED_METADATA = (
 _CALLED = (
     TENSORS
     | _MADE
-    | _DISTRIBUTED
+    | IMPORTED_LATE
     | (HOLDS_DATA - {"builtins.object"})
     | frozenset(name for name in DISTRIBUTED_METADATA if name not in DTYPES)
     | _TENSOR_CLASSES
@@ -146,7 +153,7 @@ _CALLED = (
 
 def is_plain(name: str) -> bool:
     """Whether a file of weights may ask for it."""
-    return name in WEIGHTS_ONLY or name in HOLDS_DATA or name in _DISTRIBUTED
+    return name in WEIGHTS_ONLY or name in HOLDS_DATA or name in IMPORTED_LATE
 
 
 def is_metadata(name: str) -> bool:

@@ -89,7 +89,7 @@ def _read(tensor: Stored) -> NDArray[np.float64]:
     if 0 in tensor.shape:
         return np.zeros(tensor.shape)
     span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.strides, strict=True))
-    if span <= 4 * math.prod(tensor.shape):
+    if span <= 2 * math.prod(tensor.shape):
         data = elements(tensor.storage.read(tensor.first * size, span * size), tensor.dtype, tensor.is_swapped)
         flat = decoded(data, tensor.dtype)
         steps = tuple(stride * flat.itemsize for stride in tensor.strides)

@@ -196,6 +196,12 @@ def test_the_list_of_names_is_that_of_torch() -> None:
     assert not symbols.HOLDS_DATA & allowed
 
 
+def test_what_torch_allows_once_a_module_is_imported_is_on_the_list() -> None:
+    late = set(torch._weights_only_unpickler._get_user_allowed_globals())
+    assert late  # torch.distributed is imported here
+    assert late <= symbols.IMPORTED_LATE
+
+
 def test_no_name_on_the_list_leads_to_a_module_that_runs_things() -> None:
     names = symbols.WEIGHTS_ONLY | symbols.HOLDS_DATA | symbols.DISTRIBUTED_METADATA
     modules = {name.rpartition(".")[0] for name in names}
@@ -210,3 +216,22 @@ def test_every_dtype_of_torch_has_its_size() -> None:
     finite = {"float4_e2m1fn_x2"}  # none of its patterns is NaN or infinite
     floats = {name for name, dtype in named.items() if dtype.is_floating_point or dtype.is_complex}
     assert floats == {name for name in named if is_float(name)} | finite
+
+
+def test_what_there_was_no_time_for_is_counted(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2), "b": torch.full((2,), torch.nan)}, tmp_path / "x.pt")
+    with ExitStack() as stack:
+        contents, deadline = contents_of(tmp_path / "x.pt", stack), Deadline(0)
+        seen = scan(contents, deadline)
+        assert (seen.num_left, seen.num_not_finite) == (2, 0)
+        assert seen.unseen(deadline) == "2 of them: there was no time in 0 s; --timeout allows more"
+
+
+def test_one_tensor_that_is_longer_than_the_time_is_left(tmp_path: Path) -> None:
+    header = b'{"w":{"dtype":"F32","shape":[274877906944],"data_offsets":[0,1099511627776]}}'
+    with (tmp_path / "x.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 2**40)  # of which nothing takes room on the disk
+    with ExitStack() as stack:
+        contents = contents_of(tmp_path / "x.safetensors", stack)
+        assert scan(contents, Deadline(0.1)).num_left == 1
