@@ -1,0 +1,106 @@
+"""Files of a run: written whole or not at all, and one sentence when they cannot be."""
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nsa.train.failures import CannotWriteError
+
+_ADVICE = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some of the quota",
+    errno.EROFS: "give a folder that can be written to",
+    errno.EACCES: "give a folder you own",
+    errno.EPERM: "give a folder you own",
+    errno.ENOTDIR: "give a folder",
+    errno.EEXIST: "give a folder",
+}
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise CannotWriteError, naming `path`, for what the operating system refuses."""
+    try:
+        yield
+    except OSError as error:
+        advice = _ADVICE.get(error.errno or 0)
+        raise CannotWriteError(
+            f"{path}: cannot be written: {error.strerror or error}{f'; {advice}' if advice else ''}"
+        ) from error
+
+
+def make_folder(path: Path) -> None:
+    """With its parents, if there is none."""
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """A reader sees the old file or the new one, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(path):
+        try:
+            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+            settle(temporary)
+            temporary.replace(path)
+            settle(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Plain data, readable by a person."""
+    write_whole(path, json.dumps(value, indent=2) + "\n")
+
+
+class Lines:
+    """A file that grows by whole lines, each with the operating system before `add` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with writing(path):
+            self._file = path.open("ab", buffering=0)  # what a full disk refused is not tried again at the end
+            if self._file.tell() and not _ends_its_line(path):
+                self._file.write(b"\n")  # the last line of a killed run was cut short
+
+    def add(self, line: str) -> None:
+        """Raises CannotWriteError."""
+        content = f"{line}\n".encode()
+        with writing(self.path):
+            while content:
+                content = content[self._file.write(content) or 0 :]
+
+    def close(self) -> None:
+        """No line follows."""
+        self._file.close()
+
+
+def settle(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def create_unique(folder: Path, prefix: str, stamp: int) -> Path:
+    """An empty file `prefix_<stamp>.txt`, with the next free number when two are made in one second."""
+    while True:
+        path = folder / f"{prefix}_{stamp}.txt"
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            stamp += 1
+        else:
+            return path
+
+
+def _ends_its_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

@@ -1,0 +1,44 @@
+"""How much of each branch the layers take, seen on a fixed row; looking changes nothing."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from nsa.nn.gate import Gate
+from nsa.train.objective import Objective
+from nsa.train.record import GateRecord
+
+
+@torch.no_grad()
+def look_at_gates(objective: Objective, row: Int[Tensor, "B longer"], step: int) -> list[GateRecord]:
+    """One record for each layer, from one forward pass of its own."""
+    seen: list[Tensor] = []
+    gates = [module for module in objective.modules() if isinstance(module, Gate)]
+    with _recording(gates, seen):
+        objective(row, torch.zeros_like(row))
+    return [_record(step, layer, weights.flatten(0, -2).double()) for layer, weights in enumerate(seen)]
+
+
+@contextmanager
+def _recording(gates: Sequence[nn.Module], seen: list[Tensor]) -> Iterator[None]:
+    def note(_gate: nn.Module, _inputs: tuple[Tensor, ...], weights: Tensor) -> None:
+        seen.append(weights.detach())
+
+    handles = [gate.register_forward_hook(note) for gate in gates]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _record(step: int, layer: int, weights: Tensor) -> GateRecord:
+    """From weights [tokens · groups, 3]."""
+    means = weights.mean(0).tolist()
+    spread = weights.std(0, correction=0).max().item()
+    return GateRecord(
+        step=step, layer=layer, compressed=means[0], selected=means[1], sliding=means[2], spread=float(spread)
+    )

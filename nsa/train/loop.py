@@ -1,0 +1,193 @@
+"""The steps of a run: fetch, forward, backward, look, and only then let the optimizer touch the weights."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nsa.data import Batch
+from nsa.train.failures import NotFiniteError, OutOfDataError, StoppedError
+from nsa.train.feed import Feed
+from nsa.train.looks import Looks
+from nsa.train.moments import model_tensors
+from nsa.train.monitors import Monitors
+from nsa.train.nonfinite import NotFinite, keep_batches, save_tensors
+from nsa.train.objective import num_targets
+from nsa.train.optimizer import clip_gradients, gradient_norm, not_finite_gradients, set_learning_rate
+from nsa.train.record import StepRecord
+from nsa.train.saving import History, save
+from nsa.train.schedule import learning_rate
+from nsa.train.setup import Machinery, explaining_memory
+from nsa.train.signals import Signals
+from nsa.train.spread import accumulating, require_equal_copies
+from nsa.train.tracer import Tracer
+from nsa.train.world import World
+
+_SECONDS_TO_COMPILE = 1800.0
+_MOST_SKIPPED_IN_A_ROW = 10
+_MOST_KEPT = 3
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What the steps of a run work on."""
+
+    machinery: Machinery
+    feed: Feed
+    world: World
+    monitors: Monitors
+    looks: Looks
+    signals: Signals
+    folder: Path
+    tracer: Tracer | None = None
+    history: History = field(default_factory=History)
+
+    def run(self, first_step: int) -> None:
+        """All steps from `first_step` to the last; raises a TrainError where that is not to be."""
+        train = self.machinery.config.train
+        for step in range(first_step, train.steps + 1):
+            record, must_stop = self._step(step, is_first=step == first_step)
+            self.history.add(record)
+            self.monitors.step(record)
+            self._after(step)
+            if must_stop:
+                self._save(step)
+                number = max(int(each[0]) for each in self.world.gather([float(self.signals.requested)]))
+                stopped = StoppedError(number, "")
+                raise StoppedError(
+                    number, f"stopped by {stopped.name} after step {step}, and saved: go on with --resume auto"
+                )
+            if step == train.steps or (train.save_every and step % train.save_every == 0):
+                self._save(step)
+
+    def _step(self, step: int, *, is_first: bool) -> tuple[StepRecord, bool]:
+        """One optimizer step, and whether a process was asked to stop."""
+        began = time.perf_counter()
+        self.monitors.enter("waiting for a batch", step)
+        batches = self.feed.step()
+        fetched = time.perf_counter()
+        slow = _SECONDS_TO_COMPILE if is_first and self.machinery.config.runtime.compile else None
+        self.monitors.enter("forward and backward", step, slow)
+        own = sum(num_targets(each.documents) for each in batches)
+        count = int(sum(each[0] for each in self.world.gather([float(own)])))
+        if count == 0:
+            raise OutOfDataError(f"the batch of step {step} has nothing to predict: every document in it is one token")
+        with explaining_memory(self.machinery.config):
+            sums = self._backward(batches, count)
+        norm = gradient_norm(self.machinery.model.parameters())
+        losses = [float(each) for each in torch.stack(sums).tolist()]
+        told = self.world.gather([sum(losses), float(norm), float(self.signals.requested)])
+        loss = sum(each[0] for each in told) / count
+        rate = learning_rate(step, self.machinery.config.train)
+        if math.isfinite(loss) and all(math.isfinite(each[1]) for each in told):
+            clip_gradients(self.machinery.model.parameters(), self.machinery.config.train.grad_clip, norm)
+            set_learning_rate(self.machinery.optimizer, rate)
+            self.machinery.optimizer.step()
+            self.history.skipped_in_a_row = 0
+        else:
+            guilty = tuple(rank for rank, each in enumerate(told) if not math.isfinite(each[0]))
+            self._refuse(step, losses, float(norm), guilty if self.world.size > 1 else (), batches, count)
+        self.machinery.optimizer.zero_grad(set_to_none=True)
+        now = time.perf_counter()
+        record = StepRecord(
+            step=step,
+            loss=loss,
+            learning_rate=rate,
+            gradient_norm=float(norm),
+            tokens=self.world.size * sum(each.tokens[:, 1:].numel() for each in batches),
+            seconds=now - began,
+            fetch_seconds=fetched - began,
+        )
+        return record, any(each[2] for each in told)
+
+    def _backward(self, batches: Sequence[Batch], count: int) -> list[Tensor]:
+        """Gradients of the mean over `count` targets of all processes; returns the summed loss of each micro-batch.
+
+        What spreads the model over processes averages their gradients, hence the factor.
+        """
+        sums = []
+        for index, batch in enumerate(batches):
+            with accumulating(self.machinery.called, is_last=index == len(batches) - 1):
+                with self.machinery.precision():
+                    loss = self.machinery.called(*self._on_device(batch))
+                (loss * (self.world.size / count)).backward()
+            sums.append(loss.detach())
+        return sums
+
+    def _on_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        device = self.machinery.device
+        return batch.tokens.to(device, non_blocking=True), batch.documents.to(device, non_blocking=True)
+
+    def _after(self, step: int) -> None:
+        """What is due every so many steps."""
+        config = self.machinery.config
+        every = config.runtime.compare_ranks_every
+        if every and (step % every == 0 or step == config.train.steps):
+            require_equal_copies(self.machinery.model, self.world, step)
+        is_last = step == config.train.steps
+        if step % config.train.log_every == 0 or is_last:
+            self.monitors.enter("looking at the gates", step)
+            self.looks.at_gates(step)
+        if is_last or (config.train.eval_every and step % config.train.eval_every == 0):
+            self.monitors.enter("evaluation", step)
+            self.looks.at_held_out(step, self.history)
+
+    def _save(self, step: int) -> None:
+        self.monitors.enter("saving a checkpoint", step)
+        path = save(self.machinery, self.feed, self.world, self.history, self.folder, step)
+        self.monitors.event(f"saved {path.name}", step)
+
+    def _refuse(
+        self,
+        step: int,
+        losses: Sequence[float],
+        norm: float,
+        guilty: tuple[int, ...],
+        batches: Sequence[Batch],
+        count: int,
+    ) -> None:
+        """Keep what a step that is not finite was made of; raises NotFiniteError unless it is to be skipped."""
+        policy = self.machinery.config.train.on_nonfinite
+        fault = NotFinite(
+            step=step,
+            losses=tuple(losses),
+            gradient_norm=norm,
+            parameters=tuple(not_finite_gradients(self.machinery.model)),
+            guilty_ranks=guilty,
+        )
+        self.history.skipped.append(step)
+        self.history.skipped_in_a_row += 1
+        traced = self._trace(batches, count) if policy == "trace" else ""
+        sentence = f"{fault.sentence()}{f'; {traced}' if traced else ''}"
+        if policy != "skip" or len(self.history.skipped) <= _MOST_KEPT:
+            place = keep_batches(self.folder, fault, batches, self.world.rank, traced)
+            weights = model_tensors(self.machinery.model)
+            if self.world.is_first:
+                save_tensors(place / "model.safetensors", weights)
+            sentence += f"; the weights are those before the step, the batch is in {place}"
+        self.monitors.event(f"not finite: {sentence}", step, sum(losses) / count)
+        if policy != "skip":
+            raise NotFiniteError(f"stopped: {sentence}")
+        if self.history.skipped_in_a_row >= _MOST_SKIPPED_IN_A_ROW:
+            raise NotFiniteError(f"stopped after {_MOST_SKIPPED_IN_A_ROW} skipped steps in a row: {sentence}")
+        self.monitors.say(f"step {step:04d} | skipped: {sentence}")
+
+    def _trace(self, batches: Sequence[Batch], count: int) -> str:
+        """What the tracer says of the first micro-batch that it sees anything in."""
+        assert self.tracer is not None
+        for batch in batches:
+
+            def again(batch: Batch = batch) -> Tensor:
+                with self.machinery.precision():
+                    loss: Tensor = self.machinery.objective(*self._on_device(batch)) / count
+                return loss
+
+            self.machinery.optimizer.zero_grad(set_to_none=True)
+            told = self.tracer(self.machinery.model, again)
+            if told:
+                return told
+        return "the tracer saw nothing that is not finite when the step was computed again"

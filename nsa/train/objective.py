@@ -1,0 +1,54 @@
+"""What training minimises: the cross-entropy of the next token, summed, and how many tokens it was summed over."""
+
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from nsa.nn import Transformer
+
+_IGNORED = -100
+_MOST_LOGITS = 1 << 27  # at a time: half a gigabyte in float32
+
+
+class Objective(nn.Module):
+    """A model with its loss; one module, so that what spreads a model over processes sees every call of it.
+
+    checkpointing: keep a block's input alone for the backward pass, and compute its inside again.
+    """
+
+    def __init__(self, model: Transformer, *, checkpointing: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        if checkpointing:
+            for block in model.blocks:
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+    def forward(self, tokens: Int[Tensor, "B longer"], documents: Int[Tensor, "B longer"]) -> Float[Tensor, ""]:
+        """The loss summed over all targets; logits are made and dropped again in parts that fit."""
+        targets = next_tokens(tokens, documents).flatten()
+        hidden = self.model.hidden_states(tokens[:, :-1]).flatten(0, 1)
+        rows = max(1, _MOST_LOGITS // self.model.config.vocab_size)
+        if hidden.shape[0] <= rows:
+            return self._summed(hidden, targets)
+        parts = zip(hidden.split(rows), targets.split(rows), strict=True)
+        return torch.stack([checkpoint(self._summed, *part, use_reentrant=False) for part in parts]).sum()
+
+    def _summed(self, hidden: Float[Tensor, "N dim"], targets: Int[Tensor, " N"]) -> Float[Tensor, ""]:
+        logits = self.model.logits(hidden[None])[0]
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return cross_entropy(wide, targets, ignore_index=_IGNORED, reduction="sum")
+
+
+def next_tokens(tokens: Int[Tensor, "B longer"], documents: Int[Tensor, "B longer"]) -> Int[Tensor, "B S"]:
+    """For every token but the last the one after it; none where that begins another document."""
+    is_boundary = documents[:, 1:] != documents[:, :-1]
+    return tokens[:, 1:].masked_fill(is_boundary, _IGNORED)
+
+
+def num_targets(documents: Int[Tensor, "B longer"]) -> int:
+    """How many tokens of a batch have to be predicted."""
+    return int((documents[:, 1:] == documents[:, :-1]).sum())
