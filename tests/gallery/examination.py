@@ -15,7 +15,7 @@ from tests.gallery.cases import Case
 
 ROOT = Path(__file__).parents[2]
 FOUND = 1  # exit code
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
