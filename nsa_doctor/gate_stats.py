@@ -21,6 +21,7 @@ _LARGEST_SEED = 2**32 - 1
 _MOST_BRANCHES = 64
 _MOST_SECONDS = 7 * 24 * 3600.0
 _MOST_FILES = 1000
+_SHOWN_DIGITS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +101,7 @@ def gate_stats(request: GateStatsRequest, listen: Listener = lambda told, done, 
             "description": "; ".join(_description(reading, several) for reading in examined.readings),
             "options": list(request.paths),
             "files": [_file(reading) for reading in examined.readings],
+            **({} if several else {"identity": _identity(examined.readings)}),
         },
         options={
             "seed": request.read.seed,
@@ -152,6 +154,11 @@ def _told(gate: Gate, reading: Reading) -> dict[str, Any]:
     return {"checkpoint": reading.path, "verdict": gate.verdict, "illnesses": list(gate.illnesses), **asdict(gate)}
 
 
+def _identity(readings: Sequence[Reading]) -> dict[str, str]:
+    """Which file exactly a verdict is bound to."""
+    return {"file": readings[0].path, "sha256": readings[0].sha256} if readings else {}
+
+
 def _file(reading: Reading) -> dict[str, Any]:
     """What is known of a file, its gates apart."""
     told = asdict(reading)
@@ -164,7 +171,8 @@ def _description(reading: Reading, has_name: bool) -> str:
     if reading.fault is not None:
         return f"{name}not read"
     tensors = f"{reading.num_tensors:,} tensor{'' if reading.num_tensors == 1 else 's'}"
-    return f"{name}{reading.kind}, {tensors}, {short_bytes(reading.num_bytes)}"
+    digest = f", sha256 {reading.sha256[:_SHOWN_DIGITS]}" if reading.sha256 else ""
+    return f"{name}{reading.kind}, {tensors}, {short_bytes(reading.num_bytes)}{digest}"
 
 
 def _notes(readings: Iterable[Reading], has_name: bool) -> Iterable[str]:

@@ -56,15 +56,20 @@ class Summed:
 
 @dataclass(kw_only=True)
 class Contents:
-    """The tensors of a checkpoint, what can be held against a checksum, and what its configuration says of gates.
+    """The tensors of a checkpoint and its files, what can be held against a checksum, what is said of gates in it.
 
     `opaque` are parts that hold no tensor and are still to be looked at, by name.
     """
 
     kind: str
-    num_bytes: int = 0
+    files: list[Source]
     tensors: list[Tensor] = field(default_factory=list)
     summed: list[Summed] = field(default_factory=list)
     opaque: Mapping[str, Callable[[], "Contents"]] = field(default_factory=dict)
     settings: dict[str, str | float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.num_bytes for file in self.files)

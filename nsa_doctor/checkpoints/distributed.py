@@ -44,7 +44,7 @@ def read_distributed(
     if len(found) > MOST_TENSORS:
         raise too_much(metadata.name, f"{len(found):,} pieces", MOST_TENSORS)
     files = open_beside(metadata, folder, (place.file for place in found.values()), stack)
-    contents = Contents(kind="distributed checkpoint", num_bytes=sum(file.num_bytes for file in files.values()))
+    contents = Contents(kind="distributed checkpoint", files=[metadata, *files.values()])
 
     def opening(key: tuple[str, tuple[int, ...]]) -> Callable[[], Contents]:
         name, offsets = key

@@ -158,6 +158,7 @@ class NotFinite:
 class Reading:
     """Everything that was read of one checkpoint; with a `fault` nothing else is known.
 
+    `sha256` is that of the file, of several that of theirs one after the other, empty where there was no time.
     `unseen` says which tensors were not looked at and why, `similar` names that look like gates where none matched.
     """
 
@@ -166,6 +167,7 @@ class Reading:
     fault: FaultKind | None = None
     sentence: str = ""
     num_bytes: int = 0
+    sha256: str = ""
     num_tensors: int = 0
     gates: tuple[Gate, ...] = ()
     not_finite: tuple[NotFinite, ...] = ()

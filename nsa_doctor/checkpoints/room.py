@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from nsa_doctor.checkpoints import names
+from nsa_doctor.checkpoints.content_hash import digest
 from nsa_doctor.checkpoints.contents import Contents, Stored, Tensor
 from nsa_doctor.checkpoints.fault import FaultError, quoted, shortened
 from nsa_doctor.checkpoints.figures import read_gate
@@ -103,6 +104,7 @@ def _read(contents: Contents, found: list[FoundGate], request: dict[str, Any], d
         path=request["path"],
         kind=contents.kind,
         num_bytes=contents.num_bytes,
+        sha256=digest(contents.files, deadline),
         num_tensors=len(contents.tensors),
         gates=tuple(gates),
         not_finite=tuple(seen.not_finite),

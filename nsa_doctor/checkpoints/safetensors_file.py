@@ -57,7 +57,7 @@ def read_safetensors(source: Source, deadline: Deadline) -> Contents:
     deadline.check(f"reading {source.name}")
     header.pop("__metadata__", None)
     values = source.window(_LENGTH_BYTES + length, room - length, f"{source.name}: its values")
-    contents = Contents(kind="safetensors", num_bytes=source.num_bytes)
+    contents = Contents(kind="safetensors", files=[source])
     contents.tensors += _tensors(source, values, header)
     return contents
 

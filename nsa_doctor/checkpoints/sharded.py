@@ -17,13 +17,13 @@ SUFFIX = ".index.json"
 def read_sharded(index: Source, folder: Path, stack: ExitStack, read: Callable[[Source], Contents]) -> Contents:
     """The tensors of all files the index names, each read by `read`; the files stay open as long as the stack."""
     names = _names(index)
-    contents = Contents(kind="sharded checkpoint", num_bytes=index.num_bytes)
+    contents = Contents(kind="sharded checkpoint", files=[index])
     kinds: dict[str, None] = {}
     seen: dict[str, str] = {}
     files = open_beside(index, folder, names.values(), stack)
     for file, source in files.items():
         part = read(source)
-        contents.num_bytes += part.num_bytes
+        contents.files += part.files
         contents.tensors += part.tensors
         contents.summed += part.summed
         contents.settings |= part.settings

@@ -21,7 +21,7 @@ def read_torch_archive(source: Source, deadline: Deadline, kind: str = "torch ar
     entries = archive.read_directory(source)
     root = _root(source, entries)
     _check_entries(source, root, entries)
-    contents = Contents(kind=kind, num_bytes=source.num_bytes)
+    contents = Contents(kind=kind, files=[source])
     asked: set[str] = set()
 
     def is_allowed(name: str) -> bool:

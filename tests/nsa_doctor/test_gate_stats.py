@@ -1,5 +1,6 @@
 """`nsa-doctor gate-stats`: gates are found, put in numbers, judged layer by layer, and followed from file to file."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -299,6 +300,14 @@ def test_containers_give_the_same_numbers(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "m.safetensors")
     found = [reading(saved(tmp_path / "m.pt", tensors)), reading(str(tmp_path / "m.safetensors"))]
     assert found[0].gates == found[1].gates
+
+
+def test_a_report_says_which_file_it_is_about(tmp_path: Path) -> None:
+    path = saved(tmp_path / "m.pt", model("healthy"))
+    expected = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    report = report_of(path)
+    assert report.subject["identity"] == {"file": path, "sha256": expected}
+    assert f"sha256 {expected[:16]}" in terminal.render(report)
 
 
 def test_a_reading_survives_its_way_through_json(tmp_path: Path) -> None:

@@ -3,10 +3,14 @@
 Here the library reads them, all in one process; `python -m tests.hostile` gives every one to the command.
 """
 
+import contextlib
 import json
+import random
+import struct
 import subprocess
 import sys
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +21,13 @@ from nsa_doctor.checkpoints import reader
 from nsa_doctor.checkpoints.judging import judged
 from nsa_doctor.checkpoints.reader import ReadRequest, read_checkpoint
 from nsa_doctor.checkpoints.record import Reading
+from nsa_doctor.checkpoints.room import answered
 from nsa_doctor.finding import Verdict
 from tests.hostile import code
 from tests.hostile.__main__ import complaints
 from tests.hostile.case import canary
 from tests.hostile.corpus import every_case
+from tests.hostile.many import USUAL
 
 from .conftest import ROOT, environment
 
@@ -125,6 +131,80 @@ def test_missing_empty_cut_short_damaged_unsafe_and_not_finite_are_six_sentences
     )
     shapes = [" ".join(sentence.split()[:4]) for sentence in (*told, finding)]
     assert len(set(shapes)) == 6, shapes
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_mutated_file_is_read_or_refused(seed: int, tmp_path: Path) -> None:
+    """Whatever becomes of its bytes: no exception that nobody foresaw, no sentence that a terminal obeys."""
+    numbers = random.Random(seed)
+    path, file = MUTATED[seed % len(MUTATED)](tmp_path)
+    original = file.read_bytes()
+    for _ in range(60):
+        file.write_bytes(mutated(original, numbers))
+        if numbers.random() < 0.7:
+            mend_sums(file)  # so that what comes behind the checksums is reached
+        answer = answered({**USUAL, "path": str(path)})
+        assert "broke" not in answer, answer["traceback"]
+        assert answer["read"]["sentence"].isprintable()
+    assert not canary(tmp_path).exists()
+
+
+def archive_of(name: str) -> Callable[[Path], tuple[Path, Path]]:
+    def make(folder: Path) -> tuple[Path, Path]:
+        path = Path(next(case for case in every_case() if case.name == name).make(folder))
+        return path, path
+
+    return make
+
+
+def part_of(name: str, pattern: str) -> Callable[[Path], tuple[Path, Path]]:
+    def make(folder: Path) -> tuple[Path, Path]:
+        path = Path(next(case for case in every_case() if case.name == name).make(folder))
+        return path, next(path.glob(pattern))
+
+    return make
+
+
+MUTATED = (
+    archive_of("healthy-training"),
+    archive_of("healthy-safetensors-of-odd-dtypes"),
+    archive_of("healthy-views"),
+    archive_of("code-legacy-tar"),
+    archive_of("legacy-without-code"),
+    archive_of("sharded-healthy"),
+    part_of("distributed-healthy", ".metadata"),
+    part_of("distributed-healthy", "*.distcp"),
+)
+
+
+def mutated(content: bytes, numbers: random.Random) -> bytes:
+    """A few bytes changed, lost, doubled or put in, mostly near the head."""
+    data = bytearray(content)
+    for _ in range(numbers.choice((1, 1, 2, 8))):
+        place = numbers.randrange(len(data) if numbers.random() < 0.5 else min(len(data), 1000))
+        match numbers.randrange(4):
+            case 0:
+                data[place] ^= 1 << numbers.randrange(8)
+            case 1:
+                data[place] = numbers.choice(b"\x00\xff\x80.Rc(Q\x93\x81bt")
+            case 2:
+                del data[place : place + numbers.choice((1, 4, 50))]
+            case 3:
+                data[place : place + 8] = numbers.choice((b"\xff" * 8, bytes(8), (2**62).to_bytes(8, "little")))
+    return bytes(data)
+
+
+def mend_sums(path: Path) -> None:
+    """Makes the checksums of an archive's entries right again."""
+    data = bytearray(path.read_bytes())
+    place = data.find(b"PK\x01\x02")
+    while place >= 0:
+        with contextlib.suppress(struct.error):
+            (size,), (header,) = struct.unpack_from("<I", data, place + 24), struct.unpack_from("<I", data, place + 42)
+            first = header + 30 + sum(struct.unpack_from("<2H", data, header + 26))
+            struct.pack_into("<I", data, place + 16, zlib.crc32(data[first : first + size]))
+        place = data.find(b"PK\x01\x02", place + 4)
+    path.write_bytes(data)
 
 
 def test_what_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
