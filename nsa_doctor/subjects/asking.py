@@ -100,7 +100,10 @@ def _failure(guess: Subject, module: nn.Module, point: Point) -> SubjectFailedEr
 
 
 def _is_taken_in(guess: Subject, module: nn.Module, length: int) -> bool:
-    """Whether two modules with parameters do their work before it raises: the wrong input fails at the first."""
+    """Whether two modules with parameters do their work before it raises: the wrong input fails at the first.
+
+    One will do where it takes nothing but the right kind and width.
+    """
     done: list[nn.Module] = []
     held = [part for part in module.modules() if part is not module and any(True for _ in part.parameters(False))]
     handles = [part.register_forward_hook(lambda part, _given, _made: done.append(part)) for part in held]
@@ -109,7 +112,7 @@ def _is_taken_in(guess: Subject, module: nn.Module, length: int) -> bool:
     finally:
         for handle in handles:
             handle.remove()
-    return len(set(done)) > 1
+    return len(set(done)) > 1 or any(isinstance(part, (nn.Linear, nn.Embedding)) for part in done)
 
 
 def _largest_vocabulary(

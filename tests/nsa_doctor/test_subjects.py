@@ -65,6 +65,20 @@ def test_a_module_that_fails_at_one_length_is_asked_at_another(sick: Callable[..
     assert (subject.input, subject.width) == ("embeddings", 16)
 
 
+class _RaisesAfterItsProjection(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.qkv(x).view(1, 2, 3)  # raises in torch, as a fused kernel does that cannot serve
+
+
+def test_what_fails_behind_its_first_projection_is_a_failure_of_the_subject() -> None:
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,)), _RaisesAfterItsProjection)
+    assert (subject.input, subject.width) == ("embeddings", 16)
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [
