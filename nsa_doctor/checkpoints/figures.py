@@ -1,7 +1,8 @@
 """A gate in numbers: its parameters, and the weights it gives to standard normal inputs, computed in float64."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ _NUM_INPUTS, _FEWEST_INPUTS = 256, 64
 _MOST_ODD_BRANCHES = 16  # of a gate with another number of branches than was said
 _MOST_WORK = 2**31  # multiplications of one probe
 _LOCAL = "_local_tensor"  # what a distributed tensor calls the part that one process has
+_ACTIVATIONS: tuple[Activation, ...] = ("softmax", "sigmoid")
 _NSA_BRANCHES = ("compressed", "selected", "sliding")
 _Array = NDArray[np.float64]
 
@@ -25,29 +27,24 @@ def read_gate(
     found: FoundGate, layer: str, num_branches: int, activation: Activation | None, temperature: float, seed: int
 ) -> Gate:
     """Read one gate's parameters and try it out; what cannot be read or tried is said in `unprobed`."""
-    odd = found.odd
+    module, odd, last, hidden = shortened(found.module), found.odd, found.last, found.hidden
     if odd is not None:
-        return _unprobed(
-            layer, shortened(found.module), odd, f"a tensor of shape {list(odd.shape)}, which is no gate's"
-        )
+        return _unprobed(layer, module, odd, f"a tensor of shape {list(odd.shape[:8])}, which is no gate's")
     if found.constant is not None:
         return _constant(found, layer, activation or "softmax", temperature)
-    last, hidden = found.last, found.hidden
     assert last is not None
     if _LOCAL in last.weight.name.split("."):
-        why = "it is one process's part of a distributed tensor"
-        return _unprobed(layer, shortened(found.module), last.weight, why)
+        return _unprobed(layer, module, last.weight, "it is one process's part of a distributed tensor")
     try:
         parts = [_parameters(each) for each in (last, hidden) if each is not None]
     except FaultError as fault:
         if fault.kind not in ("limit", "unsupported", "incomplete"):
             raise
-        return _unprobed(layer, shortened(found.module), last.weight, f"not read: {fault.sentence}")
-    kind = activation or ("sigmoid" if _has_heads(last, num_branches) else "softmax")
+        return _unprobed(layer, module, last.weight, f"not read: {fault.sentence}")
     gate = Gate(
         layer=layer,
-        module=shortened(found.module),
-        form=_form(last, hidden, kind, temperature),
+        module=module,
+        form=_form(last, hidden, activation or "softmax", temperature),
         weight=_figures(parts[0][0], last.weight),
         bias=None if last.bias is None else _figures(parts[0][1], last.bias),
         hidden_weight=None if hidden is None else _figures(parts[1][0], hidden.weight),
@@ -58,21 +55,37 @@ def read_gate(
     if last.num_outputs % num_branches and 2 <= last.num_outputs <= _MOST_ODD_BRANCHES:
         num_branches = last.num_outputs
     if last.num_outputs % num_branches:
-        return _with(gate, f"it gives {last.num_outputs} weights, which is no multiple of {num_branches} branches")
-    names = _NSA_BRANCHES if num_branches == len(_NSA_BRANCHES) and found.module.endswith("gate.fc2") else ()
-    logits = _logits(parts, seed, _num_inputs(parts))
+        why = f"it gives {last.num_outputs} weights, which is no multiple of {num_branches} branches"
+        return replace(gate, unprobed=why)
+    logits = _logits(parts, seed, _num_inputs(parts)) / temperature
     if not np.isfinite(logits).all():
-        return _with(gate, "its logits overflow on standard normal inputs")
-    return Gate(**{**vars(gate), "probe": probe(logits / temperature, num_branches, kind, names)})
+        return replace(gate, unprobed="its logits overflow on standard normal inputs")
+    is_nsa = found.module.endswith("gate.fc2")
+    names = _NSA_BRANCHES if is_nsa and num_branches == len(_NSA_BRANCHES) else ()
+    tried = {kind: replace(gate, probe=probe(logits, num_branches, kind, names)) for kind in _ACTIVATIONS}
+    kind, doubt = (activation, "") if activation else _taken_for(tried, is_nsa, last.num_outputs > num_branches)
+    form = _form(last, hidden, kind, temperature)
+    return replace(gate, form=form, unprobed=doubt) if doubt else replace(tried[kind], form=form)
 
 
-def _has_heads(last: Layer, num_branches: int) -> bool:
-    """Whether it gives several sets of weights: such gates are switches, where one set is mostly a softmax."""
-    return last.num_outputs > num_branches and last.num_outputs % num_branches == 0
+def _taken_for(tried: Mapping[Activation, Gate], is_nsa: bool, has_heads: bool) -> tuple[Activation, str]:
+    """What turns logits into weights where nobody says it, and a doubt where the verdict would hang on that.
 
-
-def _with(gate: Gate, why: str) -> Gate:
-    return Gate(**{**vars(gate), "unprobed": why})
+    A softmax has no reason to shift all its logits by so much that sigmoids would be flat in all branches. Several sets
+    of weights are mostly switches; what is called as nsa calls it is a softmax, as in nsa.
+    """
+    softmax, sigmoid = tried["softmax"], tried["sigmoid"]
+    assert sigmoid.probe is not None
+    if has_heads:
+        return "sigmoid", ""
+    if not softmax.illnesses and sigmoid.probe.flat >= NEARLY_ALL:
+        return "sigmoid", ""
+    is_bad_switch = bool(sigmoid.illnesses) or sigmoid.probe.is_stuck
+    if is_nsa or bool(softmax.illnesses) == is_bad_switch or (not softmax.illnesses and not sigmoid.illnesses):
+        return "softmax", ""
+    well, ill = ("sigmoid", "softmax") if softmax.illnesses else ("softmax", "sigmoid")
+    illness = (softmax.illnesses or sigmoid.illnesses)[0]
+    return "softmax", f"healthy as a {well} and {illness} as a {ill}; --activation says which it is"
 
 
 def _unprobed(layer: str, module: str, tensor: Tensor, why: str) -> Gate:
@@ -99,7 +112,7 @@ def _constant(found: FoundGate, layer: str, kind: Activation, temperature: float
     if gate.num_bad:
         return gate
     logits = np.broadcast_to(values / temperature, (_NUM_INPUTS, values.size))
-    return Gate(**{**vars(gate), "probe": probe(logits, found.num_outputs, kind, ())})
+    return replace(gate, probe=probe(logits, found.num_outputs, kind, ()))
 
 
 def _parameters(layer: Layer) -> tuple[_Array, _Array]:
@@ -181,7 +194,6 @@ def probe(logits: _Array, num_branches: int, kind: Activation, names: Sequence[s
         weights = _sigmoid(grouped)
         slopes = weights * (1 - weights)
     num_heads = grouped.shape[1]
-    flat_as_sigmoid = _sigmoid(grouped) * _sigmoid(-grouped) < FLAT_SLOPE
     leader, led = _leader(weights, kind)
     outputs = weights.reshape(len(logits), -1)
     labels = names or tuple(str(index) for index in range(num_branches))
@@ -198,7 +210,7 @@ def probe(logits: _Array, num_branches: int, kind: Activation, names: Sequence[s
         spread=float((outputs.max(0) - outputs.min(0)).max()),
         leader=leader,
         led=led,
-        shifted=float(flat_as_sigmoid.all(-1).mean()),
+        is_stuck=bool(((slopes < FLAT_SLOPE).mean(0) >= NEARLY_ALL).any()),
         dead=_dead(outputs.max(0), num_heads, num_branches),
     )
 

@@ -47,9 +47,9 @@ class Probe:
     """What a gate makes of standard normal inputs.
 
     `entropy` is 1 where branches share evenly and 0 where one takes all; `flat` the share of weights whose slope is as
-    good as zero; `spread` how far a weight goes from one input to another; `leader` the branch that takes nearly
-    everything most often, for the share `led` of the inputs; `shifted` the share of inputs on which a sigmoid would be
-    flat in all branches alike.
+    good as zero, `is_stuck` whether one of them is flat by itself on nearly all inputs; `spread` how far a weight goes
+    from one input to another; `leader` the branch that takes nearly everything most often, for the share `led` of the
+    inputs; `dead` the branches that get nothing.
     """
 
     num_inputs: int
@@ -60,7 +60,7 @@ class Probe:
     spread: float
     leader: int
     led: float
-    shifted: float = 0.0
+    is_stuck: bool = False
     dead: tuple[int, ...] = ()
 
 
@@ -110,13 +110,6 @@ class Gate:
     def is_blind(self) -> bool:
         """Whether it gives every input the same weights, though nothing worse is wrong with it."""
         return self.probe is not None and self.probe.spread <= _ROUNDING and not self.illnesses
-
-    @property
-    def is_shifted(self) -> bool:
-        """Whether it would be saturated were it a sigmoid and not the healthy softmax it is taken for."""
-        if self.probe is None or self.probe.activation != "softmax" or self.illnesses:
-            return False
-        return self.probe.shifted >= NEARLY_ALL
 
     @property
     def illnesses(self) -> tuple[Illness, ...]:

@@ -133,20 +133,18 @@ def _assumed(contents: Contents, request: dict[str, Any]) -> tuple[Activation | 
     is_known = said in ("softmax", "sigmoid")
     if request["activation"] is not None or not is_known:
         return request["activation"], 1.0, ""
-    is_number = isinstance(temperature, float) and 1e-6 < temperature < 1e6
     kind: Activation = "softmax" if said == "softmax" else "sigmoid"
-    return kind, temperature if is_number and kind == "softmax" else 1.0, f"the configuration in the file says {kind}"  # type: ignore[return-value]
+    is_number = isinstance(temperature, float) and 1e-6 < temperature < 1e6
+    divisor = float(temperature) if is_number and kind == "softmax" else 1.0
+    return kind, divisor, f"the configuration in the file says {kind}"
 
 
 def _notes(gates: list[Gate]) -> list[str]:
     """What is odd about gates and not wrong by itself."""
     blind = [gate for gate in gates if gate.is_blind and not gate.is_constant]
-    shifted = [gate for gate in gates if gate.is_shifted]
     told = []
     if blind:
         told.append(f"{_some(blind)} the same weights to every input so far: the layer before the bias gives zero")
-    if shifted:
-        told.append(f"{_some(shifted)} logits that would saturate a sigmoid; --activation sigmoid judges them as one")
     return told
 
 

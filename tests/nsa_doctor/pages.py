@@ -113,7 +113,7 @@ def gate(
         "spread": 0.2,
         "leader": 0,
         "led": 0.0,
-        "shifted": 0.0,
+        "is_stuck": False,
         "dead": [],
     }
     figures = {

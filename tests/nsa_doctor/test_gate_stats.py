@@ -237,12 +237,38 @@ def test_no_gate_is_unknown_and_names_what_comes_near(tmp_path: Path) -> None:
     assert "a.g_proj.weight [12, 8]" in terminal.render(report)
 
 
-@pytest.mark.parametrize(("activation", "verdict"), [(None, "healthy"), ("sigmoid", "saturated")])
-def test_a_sigmoid_is_judged_as_one_when_it_is_said_to_be(activation: str | None, verdict: str, tmp_path: Path) -> None:
-    path = saved(tmp_path / "m.pt", {"gate.weight": torch.randn(3, 8) * 0.1, "gate.bias": torch.full((3,), 30.0)})
-    found = reading(path, activation=activation)
-    assert [gate.verdict for gate in found.gates] == [verdict]
-    assert any("would saturate a sigmoid" in note for note in found.notes) == (activation is None)
+@pytest.mark.parametrize(
+    ("activation", "verdict"), [(None, "saturated"), ("softmax", "healthy"), ("sigmoid", "saturated")]
+)
+def test_logits_that_no_softmax_would_have_are_a_sigmoid_s(
+    activation: str | None, verdict: str, tmp_path: Path
+) -> None:
+    """All shifted alike, which a softmax does not see; unless it is said to be one."""
+    for name in ("gate", "gate.fc2"):
+        tensors = {f"{name}.weight": torch.randn(3, 8) * 0.1, f"{name}.bias": torch.full((3,), 30.0)}
+        assert verdicts(saved(tmp_path / "m.pt", tensors), activation=activation) == [verdict]
+
+
+def test_a_verdict_that_hangs_on_the_activation_is_left_open(tmp_path: Path) -> None:
+    """A healthy switch for each branch looks like a softmax that has collapsed."""
+    tensors = {"gate.weight": torch.randn(3, 8) * 0.05, "gate.bias": torch.tensor([5.0, -1, -1])}
+    path = saved(tmp_path / "m.pt", tensors)
+    (gate,) = reading(path).gates
+    assert gate.unprobed == "healthy as a sigmoid and collapsed as a softmax; --activation says which it is"
+    assert report_of(path).decision is Decision.UNKNOWN
+    assert verdicts(path, activation="sigmoid") == ["healthy"]
+    assert verdicts(path, activation="softmax") == ["collapsed"]
+    renamed = {f"gate.fc2.{key.rpartition('.')[2]}": tensor for key, tensor in tensors.items()}
+    assert verdicts(saved(tmp_path / "n.pt", renamed)) == ["collapsed"]
+
+
+ILL_EITHER_WAY = {"collapsed": [20.0, 0, 0], "dead branch": [0, 0, -20.0]}
+
+
+@pytest.mark.parametrize("verdict", ILL_EITHER_WAY)
+def test_what_is_ill_either_way_needs_no_saying(verdict: str, tmp_path: Path) -> None:
+    tensors = {"gate.weight": torch.randn(3, 8) * 0.05, "gate.bias": torch.tensor(ILL_EITHER_WAY[verdict])}
+    assert verdicts(saved(tmp_path / "m.pt", tensors)) == [verdict]
 
 
 def test_the_configuration_in_a_file_says_which_activation(tmp_path: Path) -> None:
