@@ -5,6 +5,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from torch.distributed import is_torchelastic_launched
+
 from nsa import ConfigError
 from nsa.config import RunConfig, load_config, with_changes
 from nsa.train.failures import TrainError
@@ -82,5 +84,6 @@ def _end(sentence: str, code: int) -> int:
 if __name__ == "__main__":
     exit_code = main()
     quiet_exit()
-    sys.stdout.flush()
-    os._exit(exit_code) if exit_code == 6 else sys.exit(exit_code)
+    if is_torchelastic_launched():
+        os._exit(exit_code)  # taking an exchange down whose other end is gone may wait for ever
+    sys.exit(exit_code)

@@ -6,12 +6,16 @@ import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from nsa.train.files import Lines
 from nsa.train.memory import memory
 from nsa.train.record import StepRecord
+
+ENDED = "ended: "
+_LONGEST_LINE = 65_536
 
 
 class Heartbeat:
@@ -60,3 +64,15 @@ class Heartbeat:
         }
         with self._lock:
             self._lines.add(json.dumps(line))
+
+
+def last_beat(folder: Path, rank: int) -> dict[str, Any] | None:
+    """The last whole line of a process; None when there is none."""
+    try:
+        with (folder / f"heartbeat_rank{rank}.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_LINE))
+            lines = file.read().splitlines()
+        found = json.loads(lines[-1])
+        return found if isinstance(found, dict) and isinstance(found.get("ts"), float) else None
+    except (OSError, ValueError, IndexError):
+        return None

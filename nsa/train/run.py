@@ -12,6 +12,7 @@ from nsa.train.environment import describe
 from nsa.train.failures import RankError, RefusedError, TrainError
 from nsa.train.feed import Feed, OpenLoader
 from nsa.train.files import write_json
+from nsa.train.heartbeat import ENDED
 from nsa.train.looks import Looks
 from nsa.train.loop import Loop
 from nsa.train.moments import load_model_tensors, model_tensors
@@ -184,7 +185,7 @@ def _told_at_the_end(monitors: Monitors) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _try_to_tell(monitors, f"ended: {str(error) or type(error).__name__}")
+        _try_to_tell(monitors, f"{ENDED}{str(error) or type(error).__name__}")
         raise
 
 

@@ -17,9 +17,11 @@ import torch
 from torch import distributed
 
 from nsa.train.failures import RankError, RefusedError
+from nsa.train.heartbeat import ENDED, last_beat
 
 _REASON = "failure_rank{rank}.json"
 _SECONDS_TO_SAY_WHY = 3.0
+_SECONDS_TO_SETTLE = 0.2
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def joined(timeout_seconds: float, device: str) -> Iterator[World]:
     except (RuntimeError, ValueError) as error:
         raise RefusedError(f"the processes cannot reach each other: {_first_line(error)}") from error
     yield World(distributed.get_rank(), distributed.get_world_size(), distributed.get_node_local_rank(0))
+    time.sleep(_SECONDS_TO_SETTLE)  # gloo's thread may still need the interpreter that its end is waited for with
     distributed.destroy_process_group()
 
 
@@ -106,7 +109,7 @@ def naming_the_dead(world: World, folder: Path) -> Iterator[None]:
         if world.size == 1 or not _is_lost_contact(error):
             raise
         reason = _wait_for(lambda: _reason_of_another(world, folder))
-        raise RankError(reason or f"lost contact with another process: {_first_line(error)}") from error
+        raise RankError(reason or _silent(world, folder) or f"lost another process: {_first_line(error)}") from error
 
 
 def _reason_of_another(world: World, folder: Path) -> str | None:
@@ -119,6 +122,16 @@ def _reason_of_another(world: World, folder: Path) -> str | None:
             return f"rank {rank} ended the run: {told['reason']}"
         except (OSError, ValueError, KeyError, TypeError):
             continue
+    return None
+
+
+def _silent(world: World, folder: Path) -> str | None:
+    """The process that left no word: those that live have told by now of how they ended."""
+    for rank in range(world.size):
+        last = last_beat(folder, rank)
+        if rank != world.rank and last is not None and not str(last.get("msg")).startswith(ENDED):
+            seconds = time.time() - float(last["ts"])
+            return f"rank {rank} ended without a word, its last heartbeat {seconds:.1f} s ago at step {last['step']}"
     return None
 
 
@@ -136,4 +149,4 @@ def _is_lost_contact(error: RuntimeError) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:300]
+    return ascii(str(error).strip().partition("\n")[0][:300])[1:-1]

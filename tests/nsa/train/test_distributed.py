@@ -1,0 +1,112 @@
+"""Two processes with gloo: the losses of one, and an end within bounded time, with its reason, when one goes wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nsa.train import TrainError
+from nsa.train.feed import rows_and_batches
+from nsa.train.setup import build
+from nsa.train.world import World
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """What became of every scenario of `two_ranks`, and the folder with their runs."""
+    folder = tmp_path_factory.mktemp("ranks")
+    command = [sys.executable, "-m", "tests.nsa.train.two_ranks", str(folder)]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=True)
+    return json.loads(answer.stdout), folder
+
+
+def sentences(told, name):
+    return [text.partition("SENTENCE ")[2].strip() for text in told[0][name]["said"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "alike"),
+    [
+        ("ddp", {}),
+        ("fsdp2", {}),
+        ("resumed", {}),
+        ("alone", {"model": {"branch": "win"}, "batch_size": 1, "accumulate_grad_batches": 4}),
+    ],
+)
+def test_two_processes_have_the_losses_of_one(name, alike, told, run, losses):
+    assert told[0][name]["codes"] == [0, 0], told[0][name]["said"]
+    expected, found = losses(run(**alike)), losses(told[1] / name)
+    assert [step for step, _ in found] == (list("456") if name == "resumed" else list("123456"))
+    for (_, one), (_, two) in zip(expected[-len(found) :], found, strict=True):
+        assert float(two) == pytest.approx(float(one), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "resumed"])
+def test_the_weights_are_whole_and_those_of_one(name, told, run):
+    one, two = load_file(run() / "model.safetensors"), load_file(told[1] / name / "model.safetensors")
+    for weight, value in one.items():
+        torch.testing.assert_close(two[weight], value, rtol=1e-2, atol=1e-4)
+
+
+def test_every_process_has_its_heartbeat(told, beats):
+    for rank in (0, 1):
+        found = beats(told[1] / "ddp", rank)
+        assert {beat["rank"] for beat in found} == {rank}
+        assert [beat["step"] for beat in found if beat["msg"] == "step"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_checkpoint_of_shards_is_read_by_one_process(told, run, losses):
+    folder = run(save_every=3, resume=str(told[1] / "fails"))
+    assert [step for step, _ in losses(folder)] == list("456")
+    expected = losses(told[1] / "resumed")
+    for (_, one), (_, two) in zip(losses(folder), expected, strict=True):
+        assert float(two) == pytest.approx(float(one), rel=1e-4)
+
+
+def test_a_process_that_fails_ends_the_run_with_its_reason(told):
+    reason = "shard 3 of corpus: cannot be read: No such file or directory"
+    assert told[0]["fails"]["codes"] == [6, 4]
+    assert sentences(told, "fails") == [f"rank 1 ended the run: {reason}", reason]
+
+
+def test_a_process_that_is_killed_ends_the_run_and_is_named(told):
+    assert told[0]["dies"]["codes"] == [6, -9]
+    assert sentences(told, "dies")[0].startswith("rank 1 ended without a word, its last heartbeat ")
+    assert told[0]["dies"]["seconds"] < 40
+
+
+def test_processes_that_drift_apart_are_noticed_by_name(told):
+    assert told[0]["drifts"]["codes"] == [6, 6]
+    assert sentences(told, "drifts") == ["after step 4 rank 1 holds another norm.weight than rank 0"] * 2
+
+
+def test_a_signal_to_one_process_saves_and_stops_both(told):
+    assert told[0]["stopped"]["codes"] == [143, 143]
+    assert [path.name for path in (told[1] / "stopped" / "checkpoints").iterdir()] == ["step_00000004"]
+
+
+def test_fewer_rows_than_processes_are_refused(told):
+    assert told[0]["too-small"]["codes"] == [2, 2]
+    assert "must be a multiple of the 2 processes" in sentences(told, "too-small")[0]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "accumulated", "processes", "expected"),
+    [(8, 1, 1, (8, 1)), (8, 1, 2, (4, 1)), (1, 16, 2, (1, 8)), (8, 3, 2, (6, 2)), (4, 1, 4, (1, 1)), (6, 2, 4, (3, 1))],
+)
+def test_the_rows_of_a_step_are_dealt_out_evenly(batch_size, accumulated, processes, expected, config):
+    train = config(batch_size=batch_size, accumulate_grad_batches=accumulated).train
+    rows, batches = rows_and_batches(train, processes)
+    assert (rows, batches) == expected
+    assert rows * batches * processes == batch_size * accumulated
+
+
+def test_several_processes_without_a_way_to_share_are_refused(config):
+    with pytest.raises(TrainError, match=r"runtime\.distributed must be ddp or fsdp2 for 2 processes, got none"):
+        build(config(runtime={"distributed": "none"}), World(0, 2), torch.device("cpu"))
