@@ -1,9 +1,10 @@
 """A run's facts as a report carries them: series to draw, silences, numbers, names."""
 
 import itertools
+import math
 from typing import Any
 
-from nsa_doctor.runs.numbers import numbers_of
+from nsa_doctor.runs.numbers import is_time, numbers_of
 from nsa_doctor.runs.record import RunRecord
 
 _MOST_POINTS = 5_000
@@ -12,10 +13,10 @@ _MOST_NAMES = 200
 
 
 def facts_of(run: RunRecord) -> dict[str, Any]:
-    """Plain data; a series longer than a picture can show keeps evenly spaced points and every value not finite."""
+    """Plain data; a series longer than a picture can show keeps evenly spaced points and every loss not finite."""
     own = [beat for beat in run.beats if beat.rank == 0]
     stride = max(1, len(own) // _MOST_POINTS)
-    kept = own[::stride]
+    kept = [beat for index, beat in enumerate(own) if index % stride == 0 or _is_not_finite(beat.loss)]
     names = ("ts", "step", "loss", "tokens_per_second", "memory")
     return {
         "folder": run.folder,
@@ -30,6 +31,10 @@ def facts_of(run: RunRecord) -> dict[str, Any]:
 
 def _silences(run: RunRecord) -> list[list[float]]:
     """The longest times without a heartbeat of rank 0: (from, seconds)."""
-    times = [beat.ts for beat in run.beats if beat.rank == 0 and beat.ts is not None]
+    times = [beat.ts for beat in run.beats if beat.rank == 0 and is_time(beat.ts)]
     gaps = sorted(([before, after - before] for before, after in itertools.pairwise(times)), key=lambda gap: -gap[1])
     return sorted(gap for gap in gaps[:_MOST_SILENCES] if gap[1] > 0)
+
+
+def _is_not_finite(value: float | None) -> bool:
+    return value is not None and not math.isfinite(value)

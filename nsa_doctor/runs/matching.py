@@ -3,15 +3,17 @@
 A report once certified a small model by its run and concluded for a large one (REPORTED_BUGS.md, r023).
 """
 
+import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nsa.config import parse_config
-from nsa.strict import ConfigError
+from nsa.strict import ConfigError, plain, shown
 from nsa_doctor.identity import digest
 from nsa_doctor.runs.record import RunRecord
 
 _MOST_DIFFERENCES = 4
+_SHORTEST_COMMIT = 7
 
 
 def mismatches(run: RunRecord, subject: Mapping[str, Any]) -> Iterator[str]:
@@ -26,15 +28,18 @@ def mismatches(run: RunRecord, subject: Mapping[str, Any]) -> Iterator[str]:
             f"{where} does not say which configuration it had (env.json has neither config nor configuration_hash), "
             f"so it is no evidence about {name}"
         )
-    elif wanted_hash not in (digest(own) if own else None, told_hash):
+    elif not wanted_hash or wanted_hash != (digest(own) if own else told_hash):
         yield f"{where} is of another configuration than {name}: {_differences(own, wanted) or 'its hash differs'}"
-    commit, now = _text(run.environment.get("commit")), _text(identity.get("commit"))
-    if commit and now and commit.split()[0][:12] != now.split()[0][:12]:
-        yield f"{where} was made with commit {commit}; examined is commit {now}"
-    flags = run.environment.get("flags")
-    told = {key: str(value) for key, value in flags.items() if value is not None} if isinstance(flags, dict) else {}
-    if told != dict(identity.get("flags") or {}) and isinstance(flags, dict):
-        yield f"{where} had the flags {_flags(told)}; examined is {name} with {_flags(identity.get('flags') or {})}"
+    commit, now = run.environment.get("commit"), identity.get("commit")
+    if commit and now and not _is_same_commit(commit, now):
+        yield f"{where} was made with commit {plain(str(commit))}; examined is commit {now}"
+    flags, flags_now = run.environment.get("flags"), identity.get("flags") or {}
+    if flags is not None and not isinstance(flags, dict):
+        yield f"{where} tells its flags in a form that cannot be compared: {shown(flags)}, not a mapping"
+    elif flags is not None:
+        told = {key: str(value) for key, value in flags.items() if value is not None}
+        if told != dict(flags_now):
+            yield f"{where} had the flags {_flags(told)}; examined is {name} with {_flags(flags_now)}"
 
 
 def model_configuration(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,13 +54,21 @@ def model_configuration(config: Mapping[str, Any]) -> dict[str, Any]:
 def _differences(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """`dim 128 and not 768, …` for the first few keys that differ."""
     differing = [key for key in {**wanted, **own} if own.get(key) != wanted.get(key)] if own and wanted else []
-    told = [f"{key} {own.get(key)!r} and not {wanted.get(key)!r}" for key in differing[:_MOST_DIFFERENCES]]
+    told = [
+        f"{plain(str(key))} {reprlib.repr(own.get(key))} and not {reprlib.repr(wanted.get(key))}"
+        for key in differing[:_MOST_DIFFERENCES]
+    ]
     return ", ".join(told) + (" …" if differing[_MOST_DIFFERENCES:] else "")
 
 
 def _flags(flags: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in sorted(flags.items())) or "none"
+    return plain(", ".join(f"{key}={value}" for key, value in sorted(flags.items()))) or "none"
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+def _is_same_commit(told: Any, now: str) -> bool:
+    """One may be an abbreviation of the other; what follows the hash, such as `+ changes`, is not compared."""
+    one, other = (str(each).split(maxsplit=1)[:1] for each in (told, now))
+    if not one or not other:
+        return False
+    shorter, longer = sorted((one[0], other[0]), key=len)
+    return len(shorter) >= _SHORTEST_COMMIT and longer.startswith(shorter)

@@ -4,6 +4,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import TypeGuard
 
 from nsa_doctor.runs.record import RunRecord
 
@@ -33,6 +34,11 @@ def numbers_of(run: RunRecord) -> dict[str, float | None]:
     }
 
 
+def is_time(ts: float | None) -> TypeGuard[float]:
+    """Whether it says when."""
+    return ts is not None and math.isfinite(ts)
+
+
 def _finite(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None and math.isfinite(value)]
 
@@ -46,15 +52,23 @@ def _loss_ratio(losses: Sequence[float]) -> float | None:
     if len(losses) < 2:
         return None
     count = _part(losses)
-    first, last = statistics.fmean(losses[:count]), statistics.fmean(losses[-count:])
+    first, last = _mean(losses[:count]), _mean(losses[-count:])
     return last / first if first else math.nan
+
+
+def _mean(values: Sequence[float]) -> float:
+    """NaN when they cannot be added up: too large, or infinities of both signs."""
+    try:
+        return statistics.fmean(values)
+    except (OverflowError, ValueError):
+        return math.nan
 
 
 def _longest_silence(run: RunRecord) -> float | None:
     """The longest gap between two heartbeats of one rank; a process that starts anew starts a new clock."""
     gaps: list[float] = []
     for rank in {beat.rank for beat in run.beats}:
-        own = [(beat.ts, beat.msg) for beat in run.beats if beat.rank == rank and beat.ts is not None]
+        own = [(beat.ts, beat.msg) for beat in run.beats if beat.rank == rank and is_time(beat.ts)]
         gaps += [after - before for (before, _), (after, msg) in itertools.pairwise(own) if not _starts_anew(msg)]
     return max(gaps) if gaps else None
 

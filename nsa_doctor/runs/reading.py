@@ -17,6 +17,7 @@ from nsa_doctor.runs.record import Beat, RunRecord
 
 _MOST_BEATS = 1_000_000
 _LONGEST_LINE = 65_536
+_LARGEST_BEATS = 1 << 30
 _LARGEST_FACTS = 4 << 20
 _HEARTBEATS = re.compile(r"heartbeat_rank(\d{1,6})\.jsonl")
 _CHECKPOINT = re.compile(r"(checkpoint|ckpt|step|epoch|model)[-_.]?\w*(\.(pt|pth|ckpt|safetensors))?")
@@ -38,9 +39,9 @@ class RunError(ValueError):
 
 def read_run(folder: Path) -> RunRecord:
     """What the folder shows; raises RunError when it is none, or holds nothing that a run writes."""
-    if not folder.is_dir():
-        raise RunError(f"{folder}: {'is not a folder' if folder.exists() else 'no such folder'}; name a run's own")
     try:
+        if not folder.is_dir():
+            raise RunError(f"{folder}: {'is not a folder' if folder.exists() else 'no such folder'}; name a run's own")
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         raise RunError(f"{folder}: cannot be read: {error.strerror}") from None
@@ -50,6 +51,8 @@ def read_run(folder: Path) -> RunRecord:
         beats = list(_table(folder / "training.csv", notes))
     environment = _facts(folder / "env.json", notes) if "env.json" in names else {}
     if not beats and not environment:
+        if notes:
+            raise RunError(f"{folder}: holds nothing of a run that can be read: {'; '.join(notes)}")
         raise RunError(f"{folder}: holds no heartbeat_rank0.jsonl, no training.csv and no env.json of a run")
     return RunRecord(
         folder=str(folder),
@@ -97,6 +100,9 @@ def _lines(path: Path, notes: list[str]) -> Iterator[str]:
                 line = file.readline(_LONGEST_LINE)
                 if not line:
                     return
+                if file.tell() > _LARGEST_BEATS:
+                    notes.append(f"{path.name}: only the first {_LARGEST_BEATS >> 20} MiB were read")
+                    return
                 if line.strip():
                     yield line.decode("utf-8", errors="replace")
             notes.append(f"{path.name}: only the first {_MOST_BEATS} lines were read")
@@ -143,7 +149,7 @@ def _facts(path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _checkpoints(folder: Path, names: Iterable[str]) -> Iterator[str]:
-    """Names of checkpoints in the folder and in its `checkpoints`, the unfinished ones left out."""
+    """Names of checkpoints in the folder and in its `checkpoints`, the unfinished and the empty ones left out."""
     inner = folder / "checkpoints"
     try:
         deeper = sorted(path.name for path in inner.iterdir()) if inner.is_dir() else []
@@ -151,5 +157,14 @@ def _checkpoints(folder: Path, names: Iterable[str]) -> Iterator[str]:
         deeper = []
     for name in itertools.chain(names, (f"checkpoints/{name}" for name in deeper)):
         last = name.rpartition("/")[2]
-        if name != "checkpoints" and _CHECKPOINT.fullmatch(last) and not last.endswith(("csv", "json", "tmp")):
+        is_called_one = name != "checkpoints" and _CHECKPOINT.fullmatch(last)
+        if is_called_one and not last.endswith(("csv", "json", "tmp")) and not _is_empty(folder / name):
             yield name
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether a save that failed left this: a file of no bytes, or a link to nothing."""
+    try:
+        return path.stat().st_size == 0 and not path.is_dir()
+    except OSError:
+        return True

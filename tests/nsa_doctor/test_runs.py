@@ -183,3 +183,79 @@ def test_another_commit_or_other_flags_are_told(write):
     assert [any(word in sentence for sentence in told) for word in ("commit aaaa", "NSA_USE_FA2=1")] == [True, True]
     same = subject(commit="aaaaaaaaaaaa + changes", flags={"NSA_USE_FA2": "1"})
     assert list(mismatches(read_run(write([beat(1)], environment)), same)) == []
+
+
+@pytest.mark.parametrize("losses", [[1e308] * 40, [math.inf, -math.inf] * 20])
+def test_losses_too_large_to_add_up_spoil_the_ratio_alone(write, losses):
+    found = numbers(write([beat(step, loss=loss) for step, loss in enumerate(losses)]))
+    assert not math.isfinite(found["loss_ratio"])
+    assert found["steps"] == 39
+
+
+def test_a_time_that_is_no_number_hides_no_silence(write):
+    beats = [beat(1, ts=1.0), beat(2, ts=5.0), beat(3, ts=math.nan), beat(4, ts=math.inf), beat(5, ts=7000.0)]
+    folder = write(beats)
+    assert numbers(folder)["longest_silence_seconds"] == 6995
+    assert facts_of(read_run(folder))["silences"] == [[1.0, 4.0], [5.0, 6995.0]]
+
+
+def test_a_thinned_series_keeps_every_loss_that_is_not_finite(write):
+    folder = write([beat(step, loss=math.nan if step == 7001 else 1.0) for step in range(20_003)])
+    assert sum(math.isnan(loss) for loss in facts_of(read_run(folder))["series"]["loss"]) == 1
+
+
+@pytest.mark.parametrize(("commit", "is_same"), [("a" * 7, True), ("a" * 40, True), ("b" * 7, False), ("a", False)])
+def test_a_commit_may_be_abbreviated_as_git_does(write, commit, is_same):
+    told = subject()["identity"]["configuration_hash"]
+    run = read_run(write([beat(1)], {"configuration_hash": told, "commit": commit}))
+    assert (list(mismatches(run, subject(commit="a" * 12))) == []) is is_same
+
+
+@pytest.mark.parametrize("parts", [{"commit": " "}, {"commit": 12}, {"flags": "NSA_USE_FA2=1"}, {"flags": ["a"]}])
+def test_what_cannot_be_compared_is_no_evidence(write, parts):
+    told = subject()["identity"]["configuration_hash"]
+    run = read_run(write([beat(1)], {"configuration_hash": told, **parts}))
+    (sentence,) = mismatches(run, subject(commit="a" * 12))
+    assert next(iter(parts)) in sentence
+
+
+def test_a_run_that_gives_a_configuration_and_the_hash_of_another_is_no_evidence(write):
+    told = subject()["identity"]["configuration_hash"]
+    run = read_run(write([beat(1)], {"config": {"model": {**MODEL, "dim": 128}}, "configuration_hash": told}))
+    assert "dim 128 and not 64" in "".join(mismatches(run, subject()))
+
+
+def test_no_run_is_evidence_about_a_subject_without_a_configuration(write):
+    run = read_run(write([beat(1)], {"config": {"model": {"dim": 3}}, "configuration_hash": ""}))
+    assert list(mismatches(run, {"name": "mine", "identity": {}})) != []
+
+
+def test_an_absurd_configuration_makes_no_absurd_sentence(write):
+    run = read_run(write([beat(1)], {"config": {"model": {"dim": "x" * 10_000, "heads": [[[[[[[[[1]]]]]]]]]}}}))
+    assert all(len(sentence) < 500 for sentence in mismatches(run, subject()))
+
+
+def test_files_that_are_there_but_tell_nothing_are_named(write):
+    with pytest.raises(RunError, match=r"heartbeat_rank0.jsonl: 1 line is no heartbeat.*env.json: is not a JSON"):
+        read_run(write(["rubbish"], ["no object"]))
+
+
+def test_a_name_too_long_for_the_disk_is_no_folder(tmp_path):
+    with pytest.raises(RunError, match="File name too long"):
+        read_run(tmp_path / ("x" * 300))
+
+
+def test_an_empty_file_is_no_checkpoint(write):
+    folder = write([beat(1)])
+    (folder / "model.pt").touch()
+    (folder / "step_1.pt").symlink_to("nowhere")
+    assert numbers(folder)["checkpoints"] == 0
+    (folder / "model.pt").write_bytes(b"PK")
+    assert numbers(folder)["checkpoints"] == 1
+
+
+def test_heartbeats_of_absurd_size_are_read_in_part(write, monkeypatch):
+    monkeypatch.setattr("nsa_doctor.runs.reading._LARGEST_BEATS", 100_000)
+    folder = write([beat(1)])
+    os.truncate(folder / "heartbeat_rank0.jsonl", 1 << 30)
+    assert "heartbeat_rank0.jsonl: only the first 0 MiB were read" in read_run(folder).notes
