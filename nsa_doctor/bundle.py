@@ -22,6 +22,9 @@ def check_folder(folder: Path) -> None:
     """Find out before the work starts whether a bundle can be written there; raises CannotWriteError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            if (folder / name).is_dir():
+                raise CannotWriteError(f"{folder / name}: is a folder, where a report belongs; give another --output")
         with tempfile.TemporaryDirectory(dir=folder, prefix=".nsa-doctor."):
             pass
     except OSError as error:

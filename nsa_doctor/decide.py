@@ -45,7 +45,7 @@ def decide(report: Report, gate: Gate, evidence: Evidence) -> Ruling:
     unknown = [*evidence.mismatches, *_unknowns(required), *_not_measured(limits)]
     if report.interrupted:
         unknown.append("the examination was interrupted")
-    if not any(each.stands in ("passed", "accepted") for each in required) and not limits:
+    if not any(each.stands in ("passed", "accepted", "failed") for each in required) and not limits:
         unknown.append("nothing that the gate requires was examined")
     why = against + unknown if against or unknown else _all_well(required, limits, accepted)
     return Ruling(

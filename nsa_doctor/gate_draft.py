@@ -8,6 +8,7 @@ from nsa_doctor.wording import escaped
 
 _MARGIN = 0.2  # of a run's speed, which varies from machine to machine and from day to day
 _CODES_A_LINE = 9
+_LONGEST_DEVICE = 100
 # Of a run's numbers: which way a limit goes, and what it is drafted as when the run shows this number.
 _AT_LEAST = ("steps", "tokens_per_second", "checkpoints", "resumes")
 _AT_MOST = {"loss_ratio": 0.95, "nonfinite_losses": 0.0, "watchdog_dumps": 0.0, "memory_growth": 0.05}
@@ -58,9 +59,9 @@ def _limits(measured: Mapping[str, float | None], device_name: str) -> Iterator[
         yield "limits:"
     for name, bound, value in drafted:
         yield f"  - measure: {name}"
-        yield f"    {bound}: {value:g}"
-        if name == "tokens_per_second" and device_name:
-            yield f"    device: {_text(device_name)}"
+        yield f"    {bound}: {value!r}"
+        if name == "tokens_per_second" and device_name.isprintable() and device_name:
+            yield f"    device: {_text(device_name[:_LONGEST_DEVICE])}"
         yield f"    because: {_text(f'the run that this gate was drafted from showed {known[name]:.4g}')}"
 
 
@@ -85,8 +86,8 @@ def _is_not_offered(result: Result) -> bool:
 
 
 def _text(text: str) -> str:
-    """A scalar that YAML reads back as this text: JSON's strings are YAML's."""
-    return json.dumps(text, ensure_ascii=True)
+    """A scalar that YAML reads back as this text: JSON's strings are YAML's, its surrogate pairs are not."""
+    return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def _comment(text: str) -> str:

@@ -98,7 +98,8 @@ class Session:
 
     def _command(self) -> CommandLine:
         assignment = self.assignment
-        named = ("--subject", assignment.spec) if assignment.spec else ()
+        asked = {"--subject": assignment.spec, "--input": assignment.input, "--width": assignment.width}
+        named = tuple(word for option, value in asked.items() if value is not None for word in (option, str(value)))
         return CommandLine(
             options=tuple(self.facts.get("options", named)),
             device=assignment.device,

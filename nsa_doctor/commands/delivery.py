@@ -70,7 +70,7 @@ def deliver_bundle(report: Report, folder: Path, traceback: bool) -> int:
     from nsa_doctor.render import terminal
 
     signals.ignore_signals()
-    written = write_bundle(folder, report)
     say(terminal.render(report, colour=is_terminal(sys.stdout), traceback=traceback), sys.stdout)
+    written = write_bundle(folder, report)
     say(f"written to {folder}: {', '.join(path.name for path in written)}\n", sys.stdout)
     return ENDED_EARLY if report.interrupted else EXIT_CODES[report.decision]

@@ -1,5 +1,6 @@
 """`nsa-doctor gate-init`."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -64,6 +65,7 @@ def gate_init(
         return ENDED_EARLY
     signals.ignore_signals()
     write_whole(output, draft(report, numbers_of(record) if record else {}, record.device_name if record else ""))
-    options_given = f" --subject {subject}" if subject else f" --config {config}" if config else ""
-    say(f"written: {output}; try it with: nsa-doctor go-no-go --gate {output}{options_given}\n", sys.stdout)
+    asked = {"gate": output, "run": run, "subject": subject, "config": config, "input": input_kind, "width": width}
+    words = [word for name, value in asked.items() if value is not None for word in (f"--{name}", str(value))]
+    say(f"written: {output}; try it with: {shlex.join(['nsa-doctor', 'go-no-go', *words])}\n", sys.stdout)
     return 0

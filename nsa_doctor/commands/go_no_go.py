@@ -69,6 +69,7 @@ def go_no_go(
             "dtype": dtype,
             "device": device,
             "seed": seed,
+            "timeout": f"{timeout:g}",
         },
     )
     from nsa_doctor import go_no_go as deciding
@@ -111,7 +112,8 @@ def _checkpoint(path: str | None) -> "GateStatsRequest | None":
 
     if path is None:
         return None
-    return stats_request(files=[path], pattern=None, num_branches=3, activation=None, seed=0, timeout=60.0)
+    asked = stats_request(files=[path], pattern=None, num_branches=3, activation=None, seed=0, timeout=60.0)
+    return replace(asked, read=replace(asked.read, wants_shapes=True))
 
 
 def read_run_option(folder: Path | None) -> "RunRecord | None":

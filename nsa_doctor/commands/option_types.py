@@ -25,7 +25,9 @@ Format = Annotated[
 Output = Annotated[Path | None, typer.Option(help="Write the report to this file too.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show tracebacks.")]
-GateFile = Annotated[str | None, typer.Option(help="ci, production, foreign or a file; production if not given.")]
+GateFile = Annotated[
+    str | None, typer.Option(help="ci, production, foreign or a file; else production, and foreign for a --subject.")
+]
 RunFolder = Annotated[Path | None, typer.Option(help="Folder of a training run, for the gate's limits.")]
 Checkpoint = Annotated[str | None, typer.Option(help="A checkpoint: is it sound, and are its gates?")]
 Baseline = Annotated[Path | None, typer.Option(help="An earlier report.json to compare with.")]

@@ -228,3 +228,10 @@ def test_a_gate_file_that_cannot_be_is_refused_in_a_sentence(tmp_path, text, com
 def test_a_missing_gate_file_names_the_built_in_ones(tmp_path):
     with pytest.raises(ConfigError, match="built in are ci, foreign, production"):
         load_gate(str(tmp_path / "none.yaml"))
+
+
+def test_where_a_check_failed_nothing_says_that_none_was_examined():
+    ruling = decide(
+        report(result("FWD101", Verdict.SKIP, reason="r"), result("FWD201", Verdict.FAIL)), gate(), Evidence()
+    )
+    assert not any("nothing that the gate requires" in why for why in ruling.why)

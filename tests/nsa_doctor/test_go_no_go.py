@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,13 @@ import yaml
 from nsa.config import load_config
 from nsa_doctor import bundle
 from nsa_doctor.cli import serve
-from nsa_doctor.finding import Report
+from nsa_doctor.commands.delivery import deliver_bundle
+from nsa_doctor.finding import Report, Result, Verdict
 from nsa_doctor.gate import load_gate
+from nsa_doctor.gate_draft import draft
+from nsa_doctor.laboratory import Assignment
 from nsa_doctor.output import CannotWriteError
+from nsa_doctor.session import Session
 
 SMALL = Path(__file__).with_name("small.yaml")
 GATE = """
@@ -193,3 +198,48 @@ def test_a_drafted_gate_requires_what_fails_and_offers_to_accept_it(tmp_path, ru
     assert "# accept:" in text
     code, report = decide(tmp_path, "--gate", str(path), "--subject", subject)
     assert (code, report["decision"]) == (1, "NO-GO")
+
+
+def test_a_folder_in_the_place_of_a_report_is_refused_before_the_work(tmp_path, gate, capsys):
+    (tmp_path / "report.md").mkdir()
+    assert serve(["go-no-go", "--gate", gate(), "--output", str(tmp_path)]) == 2
+    assert "report.md: is a folder" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_told_all_the_same(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    report = Report(command="go-no-go", subject={"name": "x"}, options={"seed": 0}, environment={})
+    with pytest.raises(CannotWriteError):
+        deliver_bundle(report, tmp_path / "file", traceback=False)
+    assert "UNKNOWN" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("device_name", ["GPU \N{GRINNING FACE}", "x" * 300, "a\ud800b", "two\nlines"])
+def test_a_drafted_gate_can_be_read_whatever_the_run_said(tmp_path, device_name):
+    measured = {"steps": 1234567.0, "tokens_per_second": 1.25e6}
+    report = Report(
+        command="run",
+        subject={"name": "x"},
+        options={},
+        environment={},
+        results=(Result(code="FWD101", name="n", verdict=Verdict.PASS),),
+    )
+    path = tmp_path / "mine.yaml"
+    path.write_text(draft(report, measured, device_name), encoding="utf-8")
+    steps, speed = load_gate(str(path)).limits
+    assert (steps.bound, speed.bound) == (1234567, 1e6)
+    assert speed.device.lower() in device_name.lower()
+
+
+def test_the_command_that_a_drafted_gate_comes_with_can_be_pasted(tmp_path, run_folder, capsys):
+    path = tmp_path / "my gate.yaml"
+    words = ["--subject", a_leaky_subject(), "--input", "embeddings", "--run", run_folder({})]
+    assert serve(["gate-init", *words, "--profile", "smoke", "--output", str(path), "--quiet", "--jobs", "1"]) == 0
+    told = shlex.split(capsys.readouterr().out.partition("try it with: ")[2])
+    assert told[2:4] == ["--gate", str(path)]
+    assert set(words) <= set(told)
+
+
+def test_what_hangs_is_tried_again_with_the_options_given():
+    session = Session(Assignment(spec="a.b:c", input="tokens", width=9), frozenset())
+    assert session._command().options == ("--subject", "a.b:c", "--input", "tokens", "--width", "9")
