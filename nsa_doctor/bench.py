@@ -18,7 +18,7 @@ from nsa_doctor.measurement import Diagnosis, Measurement, Point, to_json
 from nsa_doctor.probes.births import diagnose
 from nsa_doctor.probes.environment import environment, flags, routes
 from nsa_doctor.probes.heartbeat import made_known, watched
-from nsa_doctor.probes.identity import file_of, shape_of, sources_of
+from nsa_doctor.probes.identity import file_of, shape_of, shapes_of, sources_of
 from nsa_doctor.probes.lookout import Lookout
 from nsa_doctor.probes.measure import measure, trouble_of
 from nsa_doctor.probes.perform import Conditions
@@ -164,6 +164,7 @@ def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | Non
         "lengths": subject.lengths,
         "spread": spread_lengths(subject.geometry, subject.max_length, _MOST_SPREAD),
         "identity": _identity(subject, None if isinstance(module, Caught) else module),
+        "parameters": {} if isinstance(module, Caught) else shapes_of(module),
         "code": [] if isinstance(module, Caught) else module_code(module)[:_MOST_CODE_RANGES],
         "environment": _environment(conditions),
     }

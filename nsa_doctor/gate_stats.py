@@ -162,7 +162,7 @@ def _identity(readings: Sequence[Reading]) -> dict[str, str]:
 def _file(reading: Reading) -> dict[str, Any]:
     """What is known of a file, its gates apart."""
     told = asdict(reading)
-    del told["gates"]
+    del told["gates"], told["shapes"]
     return told
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from nsa_doctor import run as running
 from nsa_doctor.baseline import compare
 from nsa_doctor.checkpoints.fault import USAGE
+from nsa_doctor.checkpoints.fit import misfits
 from nsa_doctor.conclude import environment, subject_facts
 from nsa_doctor.decide import Evidence, decide
 from nsa_doctor.finding import Report
@@ -56,14 +57,17 @@ def go_no_go(request: GoNoGoRequest, listen: Listener = lambda told, done, total
     """
     start = time.perf_counter()
     checkpoint = None if request.checkpoint is None else _read_checkpoint(request.checkpoint, listen)
-    report = _examined(request, listen)
+    facts: dict[str, Any] = {}
+    report = _examined(request, listen, facts)
     report = replace(report, subject=_identified(report.subject))
     if checkpoint is not None:
         report = _with_checkpoint(report, checkpoint, request.gate)
     if request.run is not None:
         report = replace(report, run=facts_of(request.run), notes=(*report.notes, *request.run.notes))
     report = replace(report, command="go-no-go", seconds=time.perf_counter() - start)
-    return replace(report, verdict=decide(report, request.gate, _evidence(request, report)))
+    return replace(
+        report, verdict=decide(report, request.gate, _evidence(request, report, _misfits(checkpoint, report, facts)))
+    )
 
 
 def _read_checkpoint(request: GateStatsRequest, listen: Listener) -> Examined:
@@ -87,13 +91,14 @@ def _with_checkpoint(report: Report, examined: Examined, gate: Gate) -> Report:
     )
 
 
-def _examined(request: GoNoGoRequest, listen: Listener) -> Report:
-    """The report of the module's checks; of the module alone where the gate requires none of it."""
+def _examined(request: GoNoGoRequest, listen: Listener, facts: dict[str, Any]) -> Report:
+    """The report of the module's checks; of the module alone where the gate requires none of it. Fills in the facts."""
     if request.module_checks is not None:
-        return running.run(request.module_checks, listen)
+        return running.run(request.module_checks, listen, facts.update)
     laboratory = IsolatedLaboratory(request.assignment)  # a run has to be matched with something
     try:
         laboratory.load()
+        facts.update(laboratory.facts)
     finally:
         laboratory.close()
     return Report(
@@ -113,14 +118,21 @@ def _identified(subject: Mapping[str, Any]) -> dict[str, Any]:
     return {**subject, "identity": identity}
 
 
-def _evidence(request: GoNoGoRequest, report: Report) -> Evidence:
+def _misfits(examined: Examined | None, report: Report, facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why a checkpoint is none of the subject; nothing of one that could not be read, which its own check tells."""
+    readings = [] if examined is None else [reading for reading in examined.readings if reading.fault is None]
+    name = str(report.subject["name"])
+    return tuple(told for reading in readings for told in misfits(reading, facts.get("parameters", {}), name))
+
+
+def _evidence(request: GoNoGoRequest, report: Report, unfit: tuple[str, ...]) -> Evidence:
     run, earlier = request.run, request.earlier
     given = {"module": True, "checkpoint": request.checkpoint is not None, "run": run is not None}
     missing = [entry for entry in request.gate.checks if not given[entry.examines]]
     return Evidence(
         measured=None if run is None else numbers_of(run),
         device_name="" if run is None else run.device_name,
-        mismatches=() if run is None else tuple(mismatches(run, report.subject)),
+        mismatches=(*unfit, *(() if run is None else mismatches(run, report.subject))),
         missing={entry.manual.code: _NEEDED[entry.examines] for entry in missing},
         baseline=None if earlier is None else compare(report, earlier.report, earlier.name),
         baseline_because="" if earlier is None else earlier.because,

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,9 +29,14 @@ class RunRequest:
     command: str = "run"
 
 
-def run(request: RunRequest, listen: Listener = lambda told, done, total: None) -> Report:
+def run(
+    request: RunRequest,
+    listen: Listener = lambda told, done, total: None,
+    learn: Callable[[Mapping[str, Any]], None] = lambda facts: None,
+) -> Report:
     """Examine, conclude; a KeyboardInterrupt ends it early and keeps what was found.
 
+    `learn` is told the subject's facts as soon as they are known.
     Raises UsageError when the subject cannot be examined at all and DoctorBrokeError when the doctor's code fails.
     """
     start = time.perf_counter()
@@ -41,6 +46,7 @@ def run(request: RunRequest, listen: Listener = lambda told, done, total: None) 
     interrupted = False
     try:
         session.load(laboratories[0])
+        learn(session.facts)
         if session.facts:
             for laboratory in laboratories[1:]:
                 laboratory.facts = session.facts

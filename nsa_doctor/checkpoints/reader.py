@@ -17,13 +17,17 @@ _SPARE_SECONDS = 5.0  # for Python and numpy
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRequest:
-    """What to look for in a checkpoint, and the seconds it may take; `pattern` None finds gates by themselves."""
+    """What to look for in a checkpoint, and the seconds it may take; `pattern` None finds gates by themselves.
+
+    With `wants_shapes` the shapes of all tensors are told too.
+    """
 
     pattern: str | None = None
     num_branches: int = 3
     activation: Activation | None = None
     seed: int = 0
     seconds: float = 60.0
+    wants_shapes: bool = False
 
 
 class ReaderBrokeError(Exception):

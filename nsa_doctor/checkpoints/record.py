@@ -1,7 +1,7 @@
 """What was read of a checkpoint, as frozen records that travel between processes as JSON."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self
 
 from nsa_doctor.checkpoints.fault import FaultKind
@@ -152,7 +152,8 @@ class Reading:
     """Everything that was read of one checkpoint; with a `fault` nothing else is known.
 
     `sha256` is that of the file, of several that of theirs one after the other, empty where there was no time.
-    `unseen` says which tensors were not looked at and why, `similar` names that look like gates where none matched.
+    `unseen` says which tensors were not looked at and why, `similar` names that look like gates where none matched;
+    `shapes` of all tensors are there when they were asked for.
     """
 
     path: str
@@ -170,6 +171,7 @@ class Reading:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     peak_bytes: int = 0
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The record as plain dictionaries, lists and scalars."""
@@ -181,7 +183,8 @@ class Reading:
         gates = tuple(_gate(gate) for gate in data["gates"])
         not_finite = tuple(NotFinite(**each) for each in data["not_finite"])
         texts = {name: tuple(data[name]) for name in ("similar", "notes")}
-        return cls(**{**data, **texts, "gates": gates, "not_finite": not_finite})
+        shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
+        return cls(**{**data, **texts, "shapes": shapes, "gates": gates, "not_finite": not_finite})
 
 
 def _gate(data: Mapping[str, Any]) -> Gate:

@@ -107,6 +107,7 @@ def _read(contents: Contents, found: list[FoundGate], request: dict[str, Any], d
         sha256=digest(contents.files, deadline),
         num_tensors=len(contents.tensors),
         gates=tuple(gates),
+        shapes={tensor.name: tensor.shape for tensor in contents.tensors} if request["wants_shapes"] else {},
         not_finite=tuple(seen.not_finite),
         num_not_finite=seen.num_not_finite,
         unseen=seen.unseen(deadline),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from nsa_doctor.identity import digest, digest_of_bytes
 from nsa_doctor.runner import attempt
@@ -15,6 +16,12 @@ def shape_of(module: nn.Module) -> str:
     """A hash of every parameter's and buffer's name, shape and dtype: what a checkpoint of it has to fit."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return digest({name: [list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors.items()})
+
+
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter, by its name; lazy ones have none yet."""
+    known = {name: each for name, each in module.named_parameters() if not isinstance(each, UninitializedTensorMixin)}
+    return {name: tuple(parameter.shape) for name, parameter in known.items()}
 
 
 def sources_of(packages: Sequence[str]) -> str:
