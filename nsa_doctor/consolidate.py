@@ -8,8 +8,9 @@ from nsa_doctor.registry import Entry
 
 # What has to be mended first comes first: what ends the run, what poisons every value, then ever finer differences.
 _ORDER = (
-    *("CKP102", "CKP", "ENV", "HNG101", "GRD401", "GRD402", "GRD403", "FWD101", "FWD102", "NAN", "FWD206", "FWD208", "FWD207"),
-    *("FWD203", "FWD204", "FWD205", "FWD201", "FWD202", "SEL", "FWD", "GRD", "GAT", "DEC", "HNG", "PRF"),
+    *("CKP102", "CKP", "ENV", "HNG101", "GRD401", "GRD402", "GRD403", "FWD101", "FWD102", "NAN"),
+    *("FWD206", "FWD208", "FWD207", "FWD203", "FWD204", "FWD205", "FWD201", "FWD202", "SEL", "FWD"),
+    *("GRD", "GAT", "DEC", "HNG", "PRF"),
 )
 
 _REFUSED = "modified by an inplace operation"
