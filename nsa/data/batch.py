@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float32, Int32, Int64
 from torch import Tensor
 
-Words = Int64[np.ndarray, " length"]  # token ids of a stretch of text or of one row
+Words = Int64[np.ndarray, " _"]  # token ids of a stretch of text, of any length
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class Row:
     """seq_len + 1 tokens; documents count from 0 in each row."""
 
     tokens: Words
-    documents: Int32[np.ndarray, " length"]
+    documents: Int32[np.ndarray, " _"]
     sources: tuple[str, ...]
     epoch: int = 0
     questions: tuple[Question, ...] = ()

@@ -49,7 +49,7 @@ def reason(error: Exception) -> str:
             return f"is not UTF-8 text (byte {error.object[error.start]:#04x})"
         case UnicodeEncodeError():
             return f"holds half a surrogate pair at character {error.start}, which is no text"
-        case FileNotFoundError():
+        case FileNotFoundError() if type(error) is FileNotFoundError:  # and none of the hub's
             return "has vanished"
         case EOFError() | gzip.BadGzipFile() | zlib.error() | lzma.LZMAError():
             return f"is cut short or damaged: {_first_line(error)}"

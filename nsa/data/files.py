@@ -80,6 +80,4 @@ def _look_at(file: Path) -> None:
 
 
 def _open_plain(file: Path) -> BufferedReader | gzip.GzipFile:
-    with file.open("rb") as raw:
-        is_gzip = raw.read(2) == b"\x1f\x8b"
-    return gzip.open(file) if is_gzip else file.open("rb")
+    return gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb")

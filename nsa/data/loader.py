@@ -18,7 +18,7 @@ from nsa.data.errors import DataError
 from nsa.data.feeder import Feeder
 from nsa.data.progress import Progress
 from nsa.data.sources import Source, Split, open_source
-from nsa.strict import ConfigError, Strict, shown
+from nsa.strict import ConfigError, Strict, plain, shown
 
 _FORMAT: Literal[1] = 1
 
@@ -88,7 +88,7 @@ def open_loader(
     world_size: int = 1,
     split: Split = "train",
     state: Mapping[str, Any] | None = None,
-    limit_seconds: float | None = None,
+    limit_seconds: float | int | None = None,
 ) -> Loader:
     """Batches of `config.data` for one rank: `config.train.batch_size` rows of `config.train.seq_len + 1` tokens.
 
@@ -96,7 +96,7 @@ def open_loader(
     state: what `Loader.state()` gave, on any number of ranks. limit_seconds: by default `config.data.limit_seconds`.
     Raises DataError for what can be known before reading; the rest comes from `next`.
     """
-    limit = config.data.limit_seconds if limit_seconds is None else limit_seconds
+    limit = config.data.limit_seconds if limit_seconds is None else float(limit_seconds)
     if not limit > 0:
         raise ValueError(f"limit_seconds must be above 0, got {limit}")
     if not 0 <= rank < world_size:
@@ -137,7 +137,7 @@ def _opening(source: Source, given: Mapping[str, Any] | None) -> _State:
     if given is None:
         return _State(format=_FORMAT, identity=source.identity, step=0, rows=source.start)
     try:
-        state = _State(**{str(key): value for key, value in given.items()})
+        state = _State(**given)
         source.check(state.rows)
     except ConfigError as error:
         raise DataError(f"the saved position in the data cannot be used: {error}") from None
@@ -145,7 +145,7 @@ def _opening(source: Source, given: Mapping[str, Any] | None) -> _State:
         saved, now = state.identity.get(key), source.identity.get(key)
         if saved != now:
             raise DataError(
-                f"the saved position in the data is of a run with {key} {shown(saved)}, this run has {shown(now)}: "
-                "its rows would be others"
+                f"the saved position in the data is of a run with {plain(key)} {shown(saved)}, "
+                f"this run has {shown(now)}: its rows would be others"
             )
     return state

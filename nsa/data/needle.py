@@ -11,8 +11,8 @@ teach what to look for, far ones where to look. A guess among the values is righ
 
 import numpy as np
 
-from nsa.data.batch import Question, Row, Words
-from nsa.data.random_words import random_words
+from nsa.data.batch import Question, Row
+from nsa.data.random_words import RandomWords, random_words
 
 NUM_KEYS, NUM_VALUES, NUM_STRAWS = 16, 8, 32
 NEEDLE_VOCAB_SIZE = 64 + NUM_KEYS * NUM_VALUES
@@ -40,13 +40,13 @@ def needle_row(seed: int, split: str, index: int, length: int) -> Row:
     return Row(tokens, np.zeros(length, np.int32), ("needle",), questions=tuple(questions))
 
 
-def _asked_at_the_end(words: Words, length: int) -> list[tuple[int, int]]:
+def _asked_at_the_end(words: RandomWords, length: int) -> list[tuple[int, int]]:
     first = length - 2 * NUM_KEYS
     hidden = np.argsort(words[: first - GUARD], kind="stable")[:NUM_KEYS]
     return [(int(needle), first + 2 * turn) for turn, needle in enumerate(hidden)]
 
 
-def _asked_anywhere(words: Words, length: int) -> list[tuple[int, int]]:
+def _asked_anywhere(words: RandomWords, length: int) -> list[tuple[int, int]]:
     num_octaves = (length - 2).bit_length() - 1
     is_free = np.ones(length, bool)
     places = []

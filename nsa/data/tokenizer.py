@@ -56,7 +56,7 @@ def _bytes(text: str) -> Words:
 
 
 def _load_gpt2() -> Callable[[str], Words]:
-    with Blame("open", "tokenizer gpt2, from the hub"):
+    with Blame("open", "tokenizer gpt2 of the hub (a tokenizers file by its path needs no network)"):
         from tokenizers import Tokenizer as Library
 
         return _encoder(Library.from_pretrained("gpt2"), _GPT2_END, "gpt2")
