@@ -4,13 +4,15 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from torch.distributed import is_torchelastic_launched
 
 from nsa import ConfigError
 from nsa.config import RunConfig, load_config, with_changes
 from nsa.train.failures import TrainError
-from nsa.train.progress import quiet_exit
+from nsa.train.progress import Progress, quiet_exit
+from nsa.train.replay import replay
 from nsa.train.run import train
 
 _CODES = """\
@@ -25,7 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
     asked = _parser().parse_args(arguments)
     try:
-        train(_configuration(asked), resume=asked.resume)
+        if asked.replay is not None:
+            for line in replay(Path(asked.replay)):
+                Progress(sys.stdout, 0, 1).say(line)
+        else:
+            train(_configuration(asked), resume=asked.resume)
     except ConfigError as error:
         return _end(str(error), 2)
     except TrainError as error:
@@ -43,7 +49,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--config", required=True, help="a YAML file, or a built-in configuration by name")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", help="a YAML file, or a built-in configuration by name")
+    what.add_argument(
+        "--replay", metavar="FOLDER", help="compute a nonfinite_step_<n> of a run again, and nothing else"
+    )
     parser.add_argument("--dataset", help="in place of data.dataset: synthetic, text:PATH, jsonl:PATH, ...")
     parser.add_argument("--steps", help="in place of train.steps")
     parser.add_argument("--out-dir", help="in place of train.out_dir")

@@ -164,11 +164,11 @@ class Loop:
         traced = self._trace(batches, count) if policy == "trace" else ""
         sentence = f"{fault.sentence()}{f'; {traced}' if traced else ''}"
         if policy != "skip" or len(self.history.skipped) <= _MOST_KEPT:
-            place = keep_batches(self.folder, fault, batches, self.world.rank, traced)
+            place = keep_batches(self.folder, fault, batches, self.world.rank, traced, self.machinery.config)
             weights = model_tensors(self.machinery.model)
             if self.world.is_first:
                 save_tensors(place / "model.safetensors", weights)
-            sentence += f"; the weights are those before the step, the batch is in {place}"
+            sentence += f"; the weights are those before the step; --replay {place} computes it again"
         self.monitors.event(f"not finite: {sentence}", step, sum(losses) / count)
         if policy != "skip":
             raise NotFiniteError(f"stopped: {sentence}")

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nsa.config import RunConfig
 from nsa.data import Batch
 from nsa.train.failures import CannotWriteError
 from nsa.train.files import make_folder, write_json
@@ -47,7 +48,9 @@ class NotFinite:
         )
 
 
-def keep_batches(folder: Path, fault: NotFinite, batches: Sequence[Batch], rank: int, traced: str) -> Path:
+def keep_batches(
+    folder: Path, fault: NotFinite, batches: Sequence[Batch], rank: int, traced: str, config: RunConfig
+) -> Path:
     """nonfinite_step_<n>/: the batches of this process and what was seen; returns the folder."""
     place = folder / f"nonfinite_step_{fault.step:08d}"
     make_folder(place)
@@ -66,6 +69,7 @@ def keep_batches(folder: Path, fault: NotFinite, batches: Sequence[Batch], rank:
         "parameters": list(fault.parameters),
         "sources": [list(batch.sources) for batch in batches],
         "traced": traced,
+        "config": config.model_dump(mode="json"),
     }
     write_json(place / f"step_rank{rank}.json", facts)
     return place

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from nsa.train import TrainError
 from nsa.train.objective import Objective
+from nsa.train.replay import replay
 
 
 @pytest.fixture
@@ -132,3 +133,38 @@ def test_what_a_tracer_computes_again_is_the_same_loss(run, poison, losses):
     assert "the tracer saw nothing that is not finite" in sentence
     assert len(seen) == 1
     assert 1 < seen[0] < 5
+
+
+def test_a_kept_step_is_computed_again(run, poison, monkeypatch, tmp_path):
+    poison({3}, only_backward=True)
+    stop(run)
+    place = tmp_path / "run" / "nonfinite_step_00000003"
+    poison({1}, only_backward=True)
+    (line,) = replay(place, lambda model, compute: "norm makes the first nan")
+    assert line.startswith("micro-batch 0: loss ")
+    assert line.endswith("gradient norm nan, not finite in norm.weight; norm makes the first nan")
+    monkeypatch.undo()
+    (line,) = replay(place)
+    assert "nan" not in line
+
+
+@pytest.mark.parametrize("harm", ["gone", "empty", "json", "config", "batch", "weights"])
+def test_a_folder_that_holds_no_step_is_refused(harm, run, poison, tmp_path):
+    poison({2})
+    stop(run)
+    place = tmp_path / "run" / "nonfinite_step_00000002"
+    if harm == "gone":
+        place = tmp_path / "nowhere"
+    elif harm == "empty":
+        (place / "step_rank0.json").unlink()
+    elif harm == "json":
+        (place / "step_rank0.json").write_text("[")
+    elif harm == "config":
+        (place / "step_rank0.json").write_text('{"config": {"model": 3}}')
+    elif harm == "batch":
+        (place / "batch_rank0.safetensors").write_bytes(b"rubbish")
+    else:
+        (place / "model.safetensors").unlink()
+    with pytest.raises(TrainError) as caught:
+        list(replay(place))
+    assert caught.value.code == 2

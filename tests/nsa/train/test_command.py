@@ -1,0 +1,149 @@
+"""`python -m nsa.train`: what a user types, what is said back, and the exit code."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nsa.train.__main__ import main
+
+ROOT = Path(__file__).parents[3]
+FILE = """
+model: {dim: 16, n_heads: 2, n_kv_groups: 1, d_k: 8, d_v: 8, vocab_size: 256}
+nsa: {l: 4, d: 2, l_sel: 4, n_sel: 3, w: 6}
+train: {steps: 3, seq_len: 16, batch_size: 2, eval_batches: 1, sample_tokens: 2, log_every: 1}
+runtime: {device: cpu}
+"""
+
+
+@pytest.fixture
+def ask(tmp_path, capsys, monkeypatch):
+    """`ask("--steps", "2", …)`: exit code, what was said, what was complained of; the run is in `run`."""
+    (tmp_path / "c.yaml").write_text(FILE)
+    monkeypatch.setattr("nsa.train.run.draw", lambda *_: None)
+
+    def asking(*words):
+        try:
+            code = main(["--config", str(tmp_path / "c.yaml"), "--out-dir", str(tmp_path / "run"), *words])
+        except SystemExit as ended:
+            code = ended.code
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return asking
+
+
+def test_the_synthetic_data_are_trained_on_to_the_end(ask, tmp_path):
+    code, told, complained = ask("--dataset", "synthetic")
+    assert (code, complained) == (0, "")
+    assert "step 0003/3 | loss 5." in told
+    assert "finished: 3 steps" in told
+    assert (tmp_path / "run" / "model.pt").exists()
+
+
+def test_a_local_text_is_trained_on(ask, tmp_path):
+    (tmp_path / "it's.txt").write_text("\n\n".join(f"paragraph {number} of a text" for number in range(200)))
+    code, _, complained = ask("--dataset", f"text:{tmp_path / chr(105)}t's.txt")
+    assert (code, complained) == (0, "")
+
+
+def test_single_values_may_be_changed(ask):
+    assert "step 0002/2 |" in ask("--steps", "2", "--set", "train.lr=1e-3", "--set", "nsa.w=8")[1]
+
+
+def test_an_ended_run_goes_on(ask):
+    assert ask("--set", "train.save_every=1")[0] == 0
+    code, told, _ = ask("--set", "train.save_every=1", "--resume", "auto")
+    assert code == 0
+    assert "resumed from step_00000003" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--set", "train.lr=fast"], "train.lr must be a valid number, got 'fast' (str)"),
+        (["--set", "train.speed=1"], "unknown key train.speed"),
+        (["--steps", "many"], "train.steps must be a valid integer"),
+        (["--dataset", "nonsense"], "data.dataset must be"),
+        (["--dataset", "text:/nowhere/x.txt"], "/nowhere/x.txt"),
+        (["--resume", "/nowhere"], "--resume /nowhere: no such file or folder"),
+        (["--set", "model.vocab_size=99"], "model.vocab_size must be at least 256"),
+        (["--set", "runtime.precision=fp16"], "runtime.precision must be fp32 or bf16"),
+        (["--config", "/nowhere.yaml"], "/nowhere.yaml: no such file"),
+        (["--out-dir", "/dev/null/x"], "/dev/null"),
+        (["--replay", "/nowhere"], "not allowed with argument --config"),
+        (["--stpes", "3"], "unrecognized arguments: --stpes"),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_is_one_sentence_and_a_code(words, sentence, ask):
+    code, _, complained = ask(*words)
+    assert code == (5 if "--out-dir" in words else 2)
+    assert sentence in complained
+    assert "Traceback" not in complained
+
+
+def test_the_help_tells_the_exit_codes(ask):
+    code, told, _ = ask("--help")
+    assert code == 0
+    assert "130 and 143 saved and left" in told
+
+
+def test_a_folder_with_a_run_is_refused(ask):
+    ask()
+    code, _, complained = ask()
+    assert code == 2
+    assert "holds a run" in complained
+
+
+# As processes of their own.
+
+
+@pytest.fixture
+def start(tmp_path):
+    """`start("--steps", …)` begins a process and waits for its first step; its output goes to a pipe."""
+    (tmp_path / "c.yaml").write_text(FILE)
+    command = [sys.executable, "-m", "nsa.train", "--config", str(tmp_path / "c.yaml")]
+    started = []
+
+    def starting(*words, **options):
+        words = ("--out-dir", str(tmp_path / "run"), "--steps", "100000", *words)
+        process = subprocess.Popen(
+            [*command, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+        )
+        started.append(process)
+        while "step 0001/" not in process.stdout.readline():
+            assert process.poll() is None, process.stderr.read()
+        return process
+
+    yield starting
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_sigterm_saves_and_leaves_with_its_code(start, tmp_path):
+    process = start()
+    process.send_signal(signal.SIGTERM)
+    _, complained = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert complained.startswith("nsa.train: stopped by SIGTERM after step ")
+    assert "Traceback" not in complained
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
+    assert len(list((tmp_path / "run").glob("stackdump_*.txt"))) == 1
+
+
+def test_nobody_reading_the_output_does_not_end_the_run(start, tmp_path):
+    process = start()
+    process.stdout.close()
+    lines = (tmp_path / "run" / "training.csv").read_text().count("\n")
+    give_up = time.monotonic() + 60
+    while (tmp_path / "run" / "training.csv").read_text().count("\n") < lines + 20:
+        assert process.poll() is None
+        assert time.monotonic() < give_up
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) == 130
