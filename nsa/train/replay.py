@@ -24,7 +24,7 @@ _MOST_NAMES = 5
 
 
 def replay(folder: Path, tracer: Tracer | None = None) -> Iterator[str]:
-    """A line for each micro-batch: its loss, the norm of its gradient, and what the tracer says where one is not finite.
+    """A line for each micro-batch: loss, norm of the gradient, and what the tracer says where one is not finite.
 
     Raises RefusedError for a folder that holds no such step.
     """

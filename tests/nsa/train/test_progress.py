@@ -43,7 +43,7 @@ def test_a_terminal_has_a_line_that_renews_itself(monkeypatch):
     monkeypatch.setattr("nsa.train.progress._SECONDS_BETWEEN", 0.0)
     text = told(Terminal(), [1, 2, 3, 4, 5])
     assert [f"\rstep {step:04d}" in text for step in (1, 2, 3, 4)] == [False, True, True, True]
-    assert [line.split("\r")[-1][:9] for line in text.splitlines() if line.split("\r")[-1].strip()] == [
+    assert [line.split("\r")[-1][:9] for line in text.split("\n") if line.split("\r")[-1].strip()] == [
         "step 0001",
         "step 0005",
     ]
