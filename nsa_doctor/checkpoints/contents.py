@@ -54,6 +54,14 @@ class Summed:
     crc: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Hashed:
+    """A file whose SHA-256 is known."""
+
+    source: Source
+    sha256: str
+
+
 @dataclass(kw_only=True)
 class Contents:
     """The tensors of a checkpoint and its files, what can be held against a checksum, what is said of gates in it.
@@ -65,6 +73,7 @@ class Contents:
     files: list[Source]
     tensors: list[Tensor] = field(default_factory=list)
     summed: list[Summed] = field(default_factory=list)
+    hashed: list[Hashed] = field(default_factory=list)
     opaque: Mapping[str, Callable[[], "Contents"]] = field(default_factory=dict)
     settings: dict[str, str | float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

@@ -10,6 +10,7 @@ from nsa_doctor.checkpoints.distributed import METADATA, read_distributed
 from nsa_doctor.checkpoints.fault import FaultError, quoted
 from nsa_doctor.checkpoints.foreign import name_suffix, refuse
 from nsa_doctor.checkpoints.limits import MOST_HEADER, Deadline
+from nsa_doctor.checkpoints.manifested import MANIFEST, read_manifested
 from nsa_doctor.checkpoints.safetensors_file import SUFFIX, header_length, read_safetensors
 from nsa_doctor.checkpoints.source import Source, kind_of, opened
 from nsa_doctor.checkpoints.torch_archive import read_torch_archive
@@ -71,6 +72,11 @@ def _folder(folder: Path, name: str, stack: ExitStack, deadline: Deadline) -> Co
     if METADATA in names:
         metadata = stack.enter_context(opened(str(folder / METADATA), f"{name}: {METADATA}"))
         return _distributed(metadata, folder, stack, deadline)
+    if MANIFEST in names:
+        manifest = stack.enter_context(opened(str(folder / MANIFEST), f"{name}: {MANIFEST}"))
+        contents = read_manifested(manifest, folder, stack, lambda part: _file(part, deadline))
+        if contents is not None:
+            return contents
     if any(each.endswith(_PART) for each in names):
         raise FaultError(
             "incomplete", f"{name} is incomplete: its {METADATA} is missing, which is written last; save it again"
@@ -81,7 +87,7 @@ def _folder(folder: Path, name: str, stack: ExitStack, deadline: Deadline) -> Co
     if len(chosen) == 1:
         path = str(folder / chosen[0])
         return _open_file(path, quoted(path), stack, deadline)
-    inner = [each for each in names if (folder / each / METADATA).is_file()]
+    inner = [each for each in names if any((folder / each / inside).is_file() for inside in (METADATA, MANIFEST))]
     candidates = [quoted(each) for each in [*indices, *known, *inner][:3]]
     if candidates:
         told = f"it has {', '.join(candidates)}{' and others' if len(indices + known + inner) > 3 else ''}; give one"

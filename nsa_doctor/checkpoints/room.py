@@ -88,7 +88,7 @@ def _open_opaque(contents: Contents, deadline: Deadline) -> None:
 
 
 def _read(contents: Contents, found: list[FoundGate], request: dict[str, Any], deadline: Deadline) -> Reading:
-    kind, temperature, said = _assumed(contents, request)
+    kind, temperature, is_configured = _assumed(contents, request)
     layers = names.unique_layers([gate.module for gate in found])
     gates = []
     for gate in found:
@@ -97,9 +97,10 @@ def _read(contents: Contents, found: list[FoundGate], request: dict[str, Any], d
             module = shortened(gate.module)
             gates.append(Gate(layer=layer, module=module, form="not known", weight=None, unprobed="there was no time"))
         else:
-            gates.append(read_gate(gate, layer, request["num_branches"], kind, temperature, request["seed"]))
+            read = read_gate(gate, layer, request["num_branches"], kind, temperature, request["seed"])
+            gates.append(replace(read, form=f"{read.form}, as configured") if is_configured and read.probe else read)
     seen = scan(contents, deadline, {tensor.name for gate in found for tensor in gate.tensors})
-    notes = [*contents.notes, *seen.notes(), *([said] if said and gates else []), *_notes(gates)]
+    notes = [*contents.notes, *seen.notes(), *_notes(gates)]
     return Reading(
         path=request["path"],
         kind=contents.kind,
@@ -128,16 +129,14 @@ def find(tensors: list[Tensor], request: dict[str, Any]) -> list[FoundGate]:
     return found
 
 
-def _assumed(contents: Contents, request: dict[str, Any]) -> tuple[Activation | None, float, str]:
-    """How logits become weights: as asked for, else as a configuration in the file says."""
+def _assumed(contents: Contents, request: dict[str, Any]) -> tuple[Activation | None, float, bool]:
+    """How logits become weights and what divides them: as asked for, else as a configuration says, which is told."""
     said, temperature = contents.settings.get("gate"), contents.settings.get("gate_temperature", 1.0)
-    is_known = said in ("softmax", "sigmoid")
-    if request["activation"] is not None or not is_known:
-        return request["activation"], 1.0, ""
+    if request["activation"] is not None or said not in ("softmax", "sigmoid"):
+        return request["activation"], 1.0, False
     kind: Activation = "softmax" if said == "softmax" else "sigmoid"
     is_number = isinstance(temperature, float) and 1e-6 < temperature < 1e6
-    divisor = float(temperature) if is_number and kind == "softmax" else 1.0
-    return kind, divisor, f"the configuration in the file says {kind}"
+    return kind, float(temperature) if is_number and kind == "softmax" else 1.0, True
 
 
 def _notes(gates: list[Gate]) -> list[str]:

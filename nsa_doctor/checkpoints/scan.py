@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from numpy.typing import NDArray
 
+from nsa_doctor.checkpoints.content_hash import digest
 from nsa_doctor.checkpoints.contents import Contents, Stored, Summed, Tensor
 from nsa_doctor.checkpoints.dtypes import Unfinite, decoded, is_float, unfinite
 from nsa_doctor.checkpoints.fault import FaultError, quoted, shortened
@@ -62,6 +63,13 @@ def scan(contents: Contents, deadline: Deadline, never_masks: Collection[str] = 
         if deadline.is_over:
             break
         check_sum(summed, deadline)
+    for hashed in contents.hashed:
+        if digest([hashed.source], deadline) not in ("", hashed.sha256):
+            raise FaultError(
+                "crc",
+                f"{hashed.source.name} was changed or damaged: its SHA-256 is not the one it was written with; copy it "
+                "again, or use an earlier one",
+            )
     tensors = sorted(contents.tensors, key=_size)  # a gate is small: what matters most comes first
     for index, tensor in enumerate(tensors):
         if deadline.is_over:

@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
+from nsa.train.checkpoint import Snapshot, write_checkpoint
 from tests.hostile.case import LAYER, Calls, Case, archive, command, gate_tensors, pickled, safetensors, saved
 
 _METADATA = ".metadata"
@@ -22,6 +23,8 @@ def cases() -> Iterator[Case]:
         yield Case(f"sharded-{name}", make, kinds, says=says)
     for name, (change, kinds, says) in _DISTRIBUTED.items():
         yield Case(f"distributed-{name}", _distributed(change), kinds, says=says)
+    for name, (change, kinds, says) in _TRAINED.items():
+        yield Case(f"trained-{name}", _trained(change), kinds, says=says)
     yield Case("distributed-of-code-alone", _code_alone, ("unsafe",), says="'posix.system'")
     yield Case("distributed-of-lists", _nonsense, ("corrupt",), says="does not say what is stored where")
 
@@ -221,6 +224,53 @@ _DISTRIBUTED: dict[str, tuple[Change, tuple[str, ...], str]] = {
         ("irregular",),
         "where a file should be",
     ),
+}
+
+
+def _trained(change: Change) -> Callable[[Path], Path]:
+    """A checkpoint as nsa's own training writes it."""
+
+    def make(folder: Path) -> Path:
+        state = {"config": {"model": {"gate": "softmax", "gate_temperature": 1.0}}}
+        tensors = {"w": torch.ones(2)}
+        snapshot = Snapshot(step=3, model=gate_tensors(), optimizer=tensors, rng=tensors, state=state)
+        path = write_checkpoint(folder, snapshot, keep_last=1)
+        change(path)
+        return path
+
+    return make
+
+
+def _turn_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def _manifest(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    document = json.loads((path / "manifest.json").read_text())
+    change(document["files"])
+    (path / "manifest.json").write_text(json.dumps(document))
+
+
+def _lead_outside(files: dict[str, Any]) -> None:
+    files["../model.safetensors"] = files.pop("model.safetensors")
+
+
+_TRAINED: dict[str, tuple[Change, tuple[str, ...], str]] = {
+    "healthy": (lambda path: None, (), "softmax, as configured"),
+    "byte-changed": (lambda path: _turn_a_bit(path / "model.safetensors"), ("crc",), "SHA-256"),
+    "byte-of-the-optimizer-changed": (lambda path: _turn_a_bit(path / "optimizer.safetensors"), ("crc",), "SHA-256"),
+    "file-missing": (lambda path: (path / "rng.safetensors").unlink(), ("incomplete",), "is not there"),
+    "file-cut-short": (lambda path: _cut(path / "model.safetensors", 1), ("truncated",), "when it was written"),
+    "file-a-fifo": (
+        lambda path: ((path / "state.json").unlink(), os.mkfifo(path / "state.json")),
+        ("irregular",),
+        "a named pipe",
+    ),
+    "outside": (lambda path: _manifest(path, _lead_outside), *_OUTSIDE),
+    "manifest-no-json": (lambda path: (path / "manifest.json").write_text("{"), ("corrupt",), "is no JSON"),
+    "manifest-of-another": (lambda path: (path / "manifest.json").write_text('{"name": "app"}'), (), LAYER),
 }
 
 

@@ -2,12 +2,14 @@
 
 import json
 import sys
+from dataclasses import asdict
 
 from nsa_doctor.checkpoints.limits import confine
+from nsa_doctor.checkpoints.reader import ReadRequest
 from nsa_doctor.checkpoints.room import answered
 
 _SECONDS = 100.0
-USUAL = {"since": None, "pattern": None, "num_branches": 3, "activation": None, "seed": 0, "seconds": 30.0}
+USUAL = {**asdict(ReadRequest(seconds=30.0)), "since": None}
 
 if __name__ == "__main__":
     confine(_SECONDS)
