@@ -16,6 +16,7 @@ from nsa_doctor.checkpoints.limits import MOST_OPERATIONS, Deadline
 from nsa_doctor.checkpoints.symbols import is_called
 
 _CLOCK_EVERY = 65_536
+_PYTHON_3 = 3  # the first protocol that keeps the names of Python 3
 _WORDS_AT_THE_END = ("exhausted", "not enough", "no newline", "but only")  # of what pickletools raises
 _CODE = "do not load it, get it from a source you trust; of your own, save the state_dict alone, best as safetensors"
 
@@ -108,6 +109,7 @@ class _Machine:
         self._stack: list[Any] = []
         self._marked: list[list[Any]] = []
         self._memory: dict[int, Any] = {}
+        self._protocol = 0
 
     def do(self, operation: str, argument: Any) -> None:
         """Take one operation; raises what is caught above when it makes no sense."""
@@ -210,8 +212,10 @@ class _Machine:
         self._stack.append(self._named(module, name))
 
     def _named(self, module: str, name: str) -> Name:
-        """The name, if it may be asked for; what Python 2 called otherwise under its name of today."""
-        if (module, name) in _compat_pickle.NAME_MAPPING:
+        """The name, if it may be asked for; what Python 2 called otherwise under its name of today, as pickle does."""
+        if self._protocol >= _PYTHON_3:
+            pass
+        elif (module, name) in _compat_pickle.NAME_MAPPING:
             module, name = _compat_pickle.NAME_MAPPING[module, name]
         elif module in _compat_pickle.IMPORT_MAPPING:
             module = _compat_pickle.IMPORT_MAPPING[module]
@@ -260,6 +264,9 @@ class _Machine:
     def refuse(self, _argument: Any) -> None:
         raise self._unsafe("asks for a class by a number that only its author knows")
 
+    def set_protocol(self, number: int) -> None:
+        self._protocol = number
+
     def nothing(self, _argument: Any) -> None:
         pass
 
@@ -290,7 +297,7 @@ _CONSTANTS: dict[str, Callable[[], Any]] = {
     "EMPTY_DICT": Table,
 }
 _OPERATIONS: dict[str, Callable[[_Machine, Any], None]] = {
-    "PROTO": _Machine.nothing,
+    "PROTO": _Machine.set_protocol,
     "FRAME": _Machine.nothing,
     "MARK": _Machine.mark,
     "POP": _Machine.pop_any,

@@ -55,7 +55,9 @@ def read_safetensors(source: Source, deadline: Deadline) -> Contents:
         raise too_much(source.name, f"{count:,} tensors", MOST_TENSORS)
     header = read_json(text, f"{source.name}: its header")
     deadline.check(f"reading {source.name}")
-    header.pop("__metadata__", None)
+    notes = header.pop("__metadata__", {})
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+        raise corrupt(source.name, "its metadata is not text")
     values = source.window(_LENGTH_BYTES + length, room - length, f"{source.name}: its values")
     contents = Contents(kind="safetensors", files=[source])
     contents.tensors += _tensors(source, values, header)

@@ -166,6 +166,10 @@ _BY_HAND: dict[str, tuple[bytes, str]] = {
         b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n(cposix\nsystem\nctorch\nTensor\n)}tR.",
         "'posix.system'",
     ),
+    "name-of-python-2-in-protocol-4": (
+        b"\x80\x04" + _text("UserDict") + _text("OrderedDict") + b"\x93)R.",
+        "'UserDict.OrderedDict'",
+    ),
     "os-by-its-own-name": (b"\x80\x02cos\nsystem\n.", "'os.system'"),
     "nt": (b"\x80\x02cnt\nsystem\n.", "'nt.system'"),
     "hub": (b"\x80\x02ctorch.hub\nload\n.", "'torch.hub.load'"),

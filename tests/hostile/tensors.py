@@ -138,6 +138,7 @@ _HEADERS: dict[str, _Expected] = {
     "offsets-missing": ({"w": {"dtype": "F32", "shape": [4]}}, _FOUR, _CORRUPT, "makes no sense"),
     "entry-a-number": ({"w": 3}, _FOUR, _CORRUPT, "makes no sense"),
     "dtype-a-number": (_one(dtype=3), _FOUR, _CORRUPT, "makes no sense"),
+    "metadata-no-text": ({"__metadata__": {"a": {"b": 1}}, **_one()}, _FOUR, _CORRUPT, "metadata is not text"),
     "bytes-after": (_one(), _FOUR + b"more", _CORRUPT, "follow its last tensor"),
     "pickle-after": (_one(), _FOUR + b"\x80\x02cos\nsystem\n.", _CORRUPT, "follow its last tensor"),
     "archive-after": (_one(), _FOUR + b"PK\x03\x04", _CORRUPT, "follow its last tensor"),
