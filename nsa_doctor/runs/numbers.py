@@ -9,22 +9,24 @@ from typing import TypeGuard
 from nsa_doctor.runs.record import RunRecord
 
 _SHARE_AT_THE_ENDS = 0.1
+_FEWEST_LOSSES = 10
 _RESUMED = "resumed"
 
 
 def numbers_of(run: RunRecord) -> dict[str, float | None]:
-    """Every measure of `MEASURES`."""
+    """Every measure of `MEASURES`: rank 0's, but for losses that are not finite, which any rank may have."""
     own = [beat for beat in run.beats if beat.rank == 0]
     losses = [beat.loss for beat in run.steps if beat.loss is not None]
+    all_losses = [beat.loss for beat in run.beats if beat.loss is not None]
     speeds = _finite(beat.tokens_per_second for beat in own)
     fetches = [beat.fetch_seconds for beat in own if beat.fetch_seconds is not None]
     memory = _finite(beat.memory for beat in own)
     steps = [beat.step for beat in own if beat.step is not None]
     return {
-        "steps": float(max(steps)) if steps else None,
+        "steps": _steps_made(steps),
         "tokens_per_second": statistics.median(speeds[_part(speeds) :]) if speeds else None,
         "loss_ratio": _loss_ratio(losses),
-        "nonfinite_losses": float(sum(not math.isfinite(loss) for loss in losses)) if losses else None,
+        "nonfinite_losses": float(sum(not math.isfinite(loss) for loss in all_losses)) if all_losses else None,
         "watchdog_dumps": float(len(run.watchdog_dumps)),
         "first_batch_seconds": fetches[0] if fetches else None,
         "longest_silence_seconds": _longest_silence(run),
@@ -32,6 +34,14 @@ def numbers_of(run: RunRecord) -> dict[str, float | None]:
         "checkpoints": float(len(run.checkpoints)),
         "resumes": float(_resumes(run)),
     }
+
+
+def _steps_made(steps: Sequence[int]) -> float | None:
+    """From the first heartbeat's to the last, and those before it that it stands for: from 9,998 on few were made."""
+    if not steps:
+        return None
+    strides = [after - before for before, after in itertools.pairwise(sorted(set(steps)))]
+    return float(min(max(steps), max(steps) - min(steps) + (statistics.median_low(strides) if strides else 1)))
 
 
 def is_time(ts: float | None) -> TypeGuard[float]:
@@ -48,8 +58,8 @@ def _part(values: Sequence[float]) -> int:
 
 
 def _loss_ratio(losses: Sequence[float]) -> float | None:
-    """Mean of the last tenth over mean of the first; NaN when any of them is not finite."""
-    if len(losses) < 2:
+    """Mean of the last tenth over mean of the first, of ten at least; NaN when any of them is not finite."""
+    if len(losses) < _FEWEST_LOSSES:
         return None
     count = _part(losses)
     first, last = _mean(losses[:count]), _mean(losses[-count:])

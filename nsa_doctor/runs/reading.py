@@ -20,7 +20,9 @@ _LONGEST_LINE = 65_536
 _LARGEST_BEATS = 1 << 30
 _LARGEST_FACTS = 4 << 20
 _HEARTBEATS = re.compile(r"heartbeat_rank(\d{1,6})\.jsonl")
-_CHECKPOINT = re.compile(r"(checkpoint|ckpt|step|epoch|model)[-_.]?\w*(\.(pt|pth|ckpt|safetensors))?")
+_CHECKPOINT = re.compile(
+    r"((checkpoint|ckpt|step|epoch|model)[-_.]?)+\d[\w-]*(\.(pt|pth|ckpt|safetensors))?|[\w-]+\.(pt|pth|ckpt|safetensors)"
+)
 _NAMES = {  # of a Beat: what heartbeats and tables call it
     "ts": ("ts", "timestamp", "time"),
     "step": ("step", "iteration", "global_step"),
@@ -113,8 +115,15 @@ def _lines(path: Path, notes: list[str]) -> Iterator[str]:
 def _beat(data: Mapping[str, Any], rank: int) -> Beat:
     values = {own: _first_number(data, names) for own, names in _NAMES.items()}
     step = values.pop("step")
+    if values["loss"] is None and "loss" in data and _is_a_step(values):
+        values["loss"] = math.nan  # null is how many loggers write it
     is_whole = step is not None and math.isfinite(step) and step == int(step) and abs(step) < 2**53
     return Beat(rank=rank, step=int(step) if step is not None and is_whole else None, msg=_text(data), **values)
+
+
+def _is_a_step(values: Mapping[str, float | None]) -> bool:
+    """Whether the line is of a training step, whose loss is missing then, and not of something beside it."""
+    return values["tokens_per_second"] is not None or values["grad_norm"] is not None
 
 
 def _text(data: Mapping[str, Any]) -> str:

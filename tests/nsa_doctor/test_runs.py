@@ -68,7 +68,8 @@ def test_the_slow_first_steps_do_not_count(write):
 
 
 def test_losses_that_are_not_finite_are_counted_and_spoil_the_ratio(write):
-    found = numbers(write([beat(1), beat(2), '{"step": 3, "loss": NaN}', '{"step": 4, "loss": Infinity}']))
+    healthy = [beat(step) for step in range(1, 10)]
+    found = numbers(write([*healthy, '{"step": 10, "loss": NaN}', '{"step": 11, "loss": Infinity}']))
     assert found["nonfinite_losses"] == 2
     assert not math.isfinite(found["loss_ratio"])
 
@@ -100,10 +101,37 @@ def test_a_last_line_cut_short_costs_that_line_alone(write):
     assert run.notes == ("heartbeat_rank0.jsonl: 1 line is no heartbeat and left out",)
 
 
-def test_other_ranks_do_not_change_the_loss(write):
-    write([beat(1), beat(2)])
-    folder = write([beat(1, loss=math.nan)], rank=1)
-    assert numbers(folder)["nonfinite_losses"] == 0
+def test_a_loss_that_is_not_finite_counts_on_any_rank_and_the_ratio_is_that_of_rank_0(write):
+    write([beat(step) for step in range(1, 21)])
+    found = numbers(write([beat(1, loss=math.nan)], rank=1))
+    assert found["nonfinite_losses"] == 1
+    assert math.isfinite(found["loss_ratio"])
+
+
+def test_steps_are_those_that_were_made(write):
+    assert numbers(write([beat(step) for step in range(9_998, 10_002)]))["steps"] == 4
+    assert numbers(write([beat(step) for step in range(20, 201, 20)]))["steps"] == 200
+    assert numbers(write([beat(7)]))["steps"] == 1
+
+
+def test_a_step_whose_loss_is_null_is_one_that_is_not_finite(write):
+    assert numbers(write([beat(1), beat(2, loss=None)]))["nonfinite_losses"] == 1
+    assert numbers(write([beat(1), {"ts": 2.0, "step": 1, "msg": "saved", "loss": None}]))["nonfinite_losses"] == 0
+
+
+def test_a_few_losses_are_no_trend(write):
+    assert numbers(write([beat(1), beat(2)]))["loss_ratio"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("models", 0), ("steps", 0), ("modeling.py", 0), ("step_200", 1), ("checkpoint-7", 1), ("model.pt", 1)],
+)
+def test_what_is_called_like_a_checkpoint_is_one(write, name, count):
+    folder = write([beat(1)])
+    (folder / name).mkdir()
+    (folder / name / "model.safetensors").write_bytes(b"x")
+    assert numbers(folder)["checkpoints"] == count
 
 
 def test_a_table_serves_where_there_are_no_heartbeats(tmp_path):
@@ -117,7 +145,7 @@ def test_a_table_serves_where_there_are_no_heartbeats(tmp_path):
 )
 def test_a_line_of_rubbish_is_no_heartbeat_with_a_step(write, line):
     assert read_run(write([line, beat(7)])).beats[-1].step == 7
-    assert numbers(write([line, beat(7)]))["steps"] == 7
+    assert numbers(write([line, *(beat(step) for step in range(1, 8))]))["steps"] == 7
 
 
 @pytest.mark.parametrize("name", ["missing", "file", "empty"])
