@@ -1,9 +1,12 @@
 """Batches for one process: how the rows of a step are dealt out, and what a loader's failure ends."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
+
+from jaxtyping import Int
+from torch import Tensor
 
 from nsa.config import RunConfig, TrainConfig
 from nsa.data import Batch, DataError, open_loader
@@ -22,6 +25,8 @@ class Loader(Protocol):
     def __next__(self) -> Batch: ...
 
     def state(self) -> dict[str, Any]: ...
+
+    def oracle_loss(self, tokens: Int[Tensor, "B longer"]) -> float | None: ...
 
     def close(self) -> None: ...
 
@@ -88,6 +93,12 @@ class Feed:
         if not found:
             raise RefusedError(f"{self.description} has no held-out rows; give eval_batches 0 to do without")
         return found
+
+    def oracle_loss(self, batches: Sequence[Batch]) -> float | None:
+        """What the best predictor of a known source loses on these rows, per target; below it lies a leak."""
+        found = [self._loader.oracle_loss(batch.tokens) for batch in batches]
+        known = [each for each in found if each is not None]
+        return sum(known) / len(known) if known else None
 
     def state(self) -> dict[str, Any]:
         """The position in the training data."""

@@ -40,7 +40,7 @@ def _draw_loss(axes: Any, folder: Path, training: list[dict[str, Any]], vocab_si
     axes.plot(_numbers(training, "step"), _numbers(training, "loss"), linewidth=1, label="training")
     held_out = read_table(folder / "evaluations.csv")
     if held_out:
-        axes.plot(_numbers(held_out, "step"), _numbers(held_out, "loss"), "o-", markersize=4, label="held out")
+        axes.plot(_numbers(held_out, "step"), _numbers(held_out, "loss"), "o", markersize=4, label="held out")
     axes.axhline(math.log(vocab_size), color="grey", linestyle=":", label=f"ln {vocab_size}, knowing nothing")
     if entropy is not None:
         axes.axhline(entropy, color="black", linestyle="--", label=f"entropy of the data, {entropy:.3f}")

@@ -1,6 +1,6 @@
 """One run from its configuration to its last artefact."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +90,7 @@ def _train(run: _Run) -> Summary:
             monitors.event(start.msg, start.step)
             monitors.say(_opening(run, feed))
             with _told_at_the_end(monitors), _signals(monitors, config) as signals:
-                looks = Looks(run.machinery, world, monitors, batches, decode=_decode)
+                looks = Looks(run.machinery, world, monitors, batches, decode=_decoder(config))
                 loop = Loop(
                     run.machinery, feed, world, monitors, looks, signals, run.folder, run.tracer, history=history
                 )
@@ -99,7 +99,7 @@ def _train(run: _Run) -> Summary:
                     looks.at_held_out(0, history)
                 loop.run(start.step + 1)
                 monitors.enter("writing the results", config.train.steps)
-                metrics = _finish(run, feed, history)
+                metrics = _finish(run, feed, history, feed.oracle_loss(batches))
                 monitors.event("finished", config.train.steps)
                 monitors.say(f"finished: {_closing(metrics)}; in {run.folder}")
     return Summary(folder=run.folder, metrics=metrics)
@@ -139,7 +139,7 @@ def _restored(run: _Run) -> History:
     return History()
 
 
-def _finish(run: _Run, feed: Feed, history: History) -> dict[str, Any]:
+def _finish(run: _Run, feed: Feed, history: History, oracle_loss: float | None) -> dict[str, Any]:
     """The last artefacts; all processes gather, the first one writes."""
     weights = model_tensors(run.machinery.model)
     losses = history.held_out
@@ -154,6 +154,7 @@ def _finish(run: _Run, feed: Feed, history: History) -> dict[str, Any]:
         "first_held_out_loss": losses.get(0),
         "final_held_out_loss": losses.get(run.config.train.steps),
         "best_held_out_loss": min(losses.values(), default=None),
+        "held_out_oracle_loss": oracle_loss,
         "entropy": feed.entropy,
         "skipped_steps": history.skipped,
         "lives": history.lives,
@@ -222,6 +223,8 @@ def _closing(metrics: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _decode(ids: Sequence[int]) -> str:
-    """Bytes as text, as far as they are."""
-    return bytes(each for each in ids if each < 256).decode("utf-8", errors="replace")
+def _decoder(config: RunConfig) -> Callable[[Sequence[int]], str]:
+    """Bytes as text; ids of another tokenizer stay ids alone."""
+    if config.data.tokenizer != "byte":
+        return lambda ids: ""
+    return lambda ids: bytes(each for each in ids if each < 256).decode("utf-8", errors="replace")
