@@ -8,7 +8,7 @@ from pydantic import Field
 
 from nsa.config import Count
 from nsa.data.documents import Document, Shard
-from nsa.data.errors import DataError
+from nsa.data.errors import Blame, DataError
 from nsa.data.progress import Progress
 from nsa.data.random_words import random_order
 from nsa.strict import Strict
@@ -101,7 +101,9 @@ class Order:
                 self.progress.done()
 
     def _is_wanted(self, document: Document) -> bool:
-        digest = blake2b(document.text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        with Blame("read", document.name):
+            raw = document.text.encode("utf-8")  # half a surrogate pair is refused
+        digest = blake2b(raw, digest_size=8).digest()
         return (int.from_bytes(digest, "little") % self.heldout_every == 0) == self.is_heldout
 
     def _nothing(self) -> str:

@@ -16,6 +16,10 @@ from nsa.data.errors import DataError
 from nsa.data.order import Order, Placed, Position
 from nsa.data.progress import Progress
 
+Encode = Callable[[list[Document]], list[Words]]
+
+_CHUNK, _CHUNK_CHARACTERS = 32, 1 << 17
+
 
 class RowPosition(Position):
     """Where the next row begins: at token `offset` of the next document."""
@@ -24,7 +28,7 @@ class RowPosition(Position):
 
 
 def packed_rows(
-    order: Order, encode: Callable[[Document], Words], length: int, start: RowPosition, progress: Progress
+    order: Order, encode: Encode, length: int, start: RowPosition, progress: Progress
 ) -> Iterator[tuple[Row, RowPosition]]:
     """(row of `length` tokens, position of the row after it), without end."""
     offset, missing = start.offset, length
@@ -47,20 +51,32 @@ def packed_rows(
         offset = 0
 
 
-def _tokenized(
-    order: Order, encode: Callable[[Document], Words], start: RowPosition, progress: Progress
-) -> Iterator[tuple[Placed, Words]]:
-    barren = 0  # documents in a row that gave no token
-    epoch = start.epoch
-    for placed in order.documents(Position(**start.model_dump(exclude={"offset"}))):
-        progress.at("tokenize", placed.document.name)
-        ids = encode(placed.document)
-        progress.at("pack", placed.shard)
-        barren = 0 if ids.size else barren + 1
-        if barren and placed.at.epoch > epoch + 1:
-            raise DataError(f"{order.name}: the tokenizer makes no token of any document, the last {barren} among them")
-        epoch = placed.at.epoch if ids.size else epoch
-        yield placed, ids
+def _tokenized(order: Order, encode: Encode, start: RowPosition, progress: Progress) -> Iterator[tuple[Placed, Words]]:
+    fertile = start.epoch  # the last that gave a token
+    for chunk in _chunks(order.documents(Position(**start.model_dump(exclude={"offset"})))):
+        more = f" and {len(chunk) - 1} after it" if len(chunk) > 1 else ""
+        progress.at("tokenize", chunk[0].document.name + more)
+        for placed, ids in zip(chunk, encode([each.document for each in chunk]), strict=True):
+            progress.at("pack", placed.shard)
+            fertile = placed.at.epoch if ids.size else fertile
+            if placed.at.epoch > fertile + 1:
+                raise DataError(f"{order.name}: the tokenizer makes no token of any document")
+            yield placed, ids
+
+
+def _chunks(documents: Iterator[Placed]) -> Iterator[list[Placed]]:
+    """Documents in lists that a tokenizer spreads over the cores; those before a failure come before it."""
+    chunk: list[Placed] = []
+    try:
+        for placed in documents:
+            chunk.append(placed)
+            if len(chunk) == _CHUNK or sum(len(each.document.text) for each in chunk) >= _CHUNK_CHARACTERS:
+                yield chunk
+                chunk = []
+    except DataError:
+        if chunk:
+            yield chunk
+        raise
 
 
 def _row(stretches: list[tuple[Placed, Words]]) -> Row:

@@ -14,17 +14,19 @@ from nsa.data.documents import Document
 from nsa.data.errors import Blame, DataError
 from nsa.strict import plain
 
+Encoder = Callable[[list[str]], list[Words]]
+
 _GPT2_END = "<|endoftext|>"
 _LARGEST_FILE = 1 << 28
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """`load()` gives the function from text to ids, over the network for gpt2; ids are below `vocab_size`."""
+    """`load()` gives the function from texts to their ids, over the network for gpt2; ids are below `vocab_size`."""
 
     name: str
     vocab_size: int
-    load: Callable[[], Callable[[str], Words]]
+    load: Callable[[], Encoder]
     fingerprint: str
 
 
@@ -38,24 +40,25 @@ def open_tokenizer(data: DataConfig) -> Tokenizer:
     return _from_file(Path(data.tokenizer).expanduser(), data.end_token)
 
 
-def checked_ids(encode: Callable[[str], Words], document: Document, vocab_size: int) -> Words:
-    """The ids of a document, each below the model's `vocab_size`; raises DataError that names the first that is not."""
-    with Blame("tokenize", document.name):
-        ids = encode(document.text)
-    if ids.size and not (ids.min() >= 0 and ids.max() < vocab_size):
-        column = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
-        raise DataError(
-            f"{document.name}: token {column} has id {ids[column]}, and model.vocab_size is {vocab_size}: "
-            "give the model as many ids as the tokenizer has"
-        )
-    return ids
+def checked_ids(encode: Encoder, documents: list[Document], vocab_size: int) -> list[Words]:
+    """The ids of documents, each below the model's `vocab_size`; raises DataError that names the first that is not."""
+    with Blame("tokenize", documents[0].name):
+        found = encode([document.text for document in documents])
+    for document, ids in zip(documents, found, strict=True):
+        if ids.size and not (ids.min() >= 0 and ids.max() < vocab_size):
+            column = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
+            raise DataError(
+                f"{document.name}: token {column} has id {ids[column]}, and model.vocab_size is {vocab_size}: "
+                "give the model as many ids as the tokenizer has"
+            )
+    return found
 
 
-def _bytes(text: str) -> Words:
-    return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64)
+def _bytes(texts: list[str]) -> list[Words]:
+    return [np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64) for text in texts]
 
 
-def _load_gpt2() -> Callable[[str], Words]:
+def _load_gpt2() -> Encoder:
     with Blame("open", "tokenizer gpt2 of the hub (a tokenizers file by its path needs no network)"):
         from tokenizers import Tokenizer as Library
 
@@ -84,7 +87,7 @@ def _from_file(path: Path, end_token: str | None) -> Tokenizer:
     return Tokenizer(name, highest + 1, lambda: encode, blake2b(raw, digest_size=8).hexdigest())
 
 
-def _encoder(library: Any, end_token: str | None, name: str) -> Callable[[str], Words]:
+def _encoder(library: Any, end_token: str | None, name: str) -> Encoder:
     library.no_truncation()  # a file may ask for it, and then text would be lost
     library.no_padding()
     end = []
@@ -94,7 +97,8 @@ def _encoder(library: Any, end_token: str | None, name: str) -> Callable[[str], 
             raise DataError(f"{name}: has no token {plain(end_token)}, which data.end_token names")
         end = [number]
 
-    def encode(text: str) -> Words:
-        return np.array([*library.encode(text, add_special_tokens=False).ids, *end], np.int64)
+    def encode(texts: list[str]) -> list[Words]:
+        found = library.encode_batch_fast(texts, add_special_tokens=False)  # on all cores
+        return [np.array([*each.ids, *end], np.int64) for each in found]
 
     return encode

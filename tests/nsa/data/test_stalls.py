@@ -5,6 +5,7 @@ import pickle
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,10 @@ def our_threads() -> list[threading.Thread]:
 
 def waited_for(loader: Loader) -> Batch:
     """The next batch, however busy the machine is."""
-    while True:
-        try:
+    for _ in range(100):
+        with suppress(LoaderStalledError):
             return next(loader)
-        except LoaderStalledError:
-            continue
+    pytest.fail("no batch came")
 
 
 def blocking(gate: threading.Event, examples: Any = ()) -> Any:
@@ -57,11 +57,11 @@ def blocking(gate: threading.Event, examples: Any = ()) -> Any:
 
 
 def test_a_blocked_read_is_named(path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsa.data.documents._read_text", blocking(gate, [{"text": '{"text": "some"}'}] * 30))
+    monkeypatch.setattr("nsa.data.documents._read_text", blocking(gate, [{"text": '{"text": "some text"}'}] * 64))
     with open_loader(configured(f"jsonl:{path}"), limit_seconds=0.2) as loader:
         waited_for(loader)
         with pytest.raises(LoaderStalledError) as caught:
-            list(islice(loader, 9))
+            list(islice(loader, 99))
         gate.set()
     assert (caught.value.stage, caught.value.source) == ("read", str(path))
     assert 0 < caught.value.seconds < 5
@@ -91,7 +91,7 @@ def test_a_blocked_tokenizer_is_named_with_its_document(
 ) -> None:
     monkeypatch.setattr("nsa.data.tokenizer._bytes", lambda _: gate.wait())
     with open_loader(configured(f"jsonl:{path}", heldout_every=10**6), limit_seconds=0.2) as loader:
-        with pytest.raises(LoaderStalledError, match=r"at stage tokenize of .*line 1 for"):
+        with pytest.raises(LoaderStalledError, match=r"at stage tokenize of .*line 1 and 31 after it for"):
             next(loader)
         gate.set()
 

@@ -111,7 +111,7 @@ def test_an_id_beyond_the_vocabulary_names_document_and_id(path: Path, monkeypat
     from nsa.data import tokenizer
 
     plain = tokenizer._bytes
-    monkeypatch.setattr(tokenizer, "_bytes", lambda text: plain(text) + 200 * text.startswith("0003"))
+    monkeypatch.setattr(tokenizer, "_bytes", lambda texts: [ids + 200 * (ids[3] == ord("3")) for ids in plain(texts)])
     with open_loader(configured(f"jsonl:{path}", heldout_every=10**6)) as loader, pytest.raises(DataError) as caught:
         list(islice(loader, 9))
     assert str(caught.value) == (
