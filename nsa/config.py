@@ -9,22 +9,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, Field, PositiveFloat, model_validator
+from pydantic import BaseModel, Field, PositiveFloat, model_validator
 
 from nsa.ops.geometry import Geometry
 from nsa.plain_yaml import parse_plain_yaml, read_plain_yaml
-from nsa.strict import ConfigError, Strict, nearest, plain, shown
-
-
-def _printable(value: str) -> str:
-    if not value.isprintable():
-        raise ValueError("must be printable text")
-    return value
-
+from nsa.strict import ConfigError, Name, Strict, nearest, plain, shown
 
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Name = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_printable)]
 
 
 _VOCABULARY = {"byte": 256, "gpt2": 50_257}

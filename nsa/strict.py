@@ -4,9 +4,18 @@ import difflib
 import re
 import reprlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+
+def _printable(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("must be printable text")
+    return value
+
+
+Name = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_printable)]
 
 
 class ConfigError(ValueError):

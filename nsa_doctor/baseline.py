@@ -1,5 +1,7 @@
 """A report against an earlier one: which findings are new, which are gone, which are still there."""
 
+from collections.abc import Iterator
+
 from nsa_doctor.finding import Report
 from nsa_doctor.ruling import Compared
 
@@ -18,6 +20,13 @@ def compare(report: Report, earlier: Report, name: str) -> Compared:
         fixed=tuple(each for each in then if each not in now and codes[each] in looked_at),
         unchanged=tuple(each for each in now if each in then),
     )
+
+
+def mismatch(report: Report, earlier: Report, name: str) -> Iterator[str]:
+    """A sentence where the earlier report is about another subject, whose findings say nothing about this one."""
+    now, then = report.subject.get("name"), earlier.subject.get("name")
+    if now != then:
+        yield f"the baseline {name} is a report on {then}; examined is {now}"
 
 
 def _fingerprints(report: Report) -> tuple[str, ...]:

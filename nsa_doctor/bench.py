@@ -18,7 +18,7 @@ from nsa_doctor.measurement import Diagnosis, Measurement, Point, to_json
 from nsa_doctor.probes.births import diagnose
 from nsa_doctor.probes.environment import environment, flags, routes
 from nsa_doctor.probes.heartbeat import made_known, watched
-from nsa_doctor.probes.identity import file_of, shape_of, shapes_of, sources_of
+from nsa_doctor.probes.identity import file_of, made_of, shapes_of, sources_of
 from nsa_doctor.probes.lookout import Lookout
 from nsa_doctor.probes.measure import measure, trouble_of
 from nsa_doctor.probes.perform import Conditions
@@ -173,11 +173,11 @@ def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | Non
 def _identity(subject: Subject, module: torch.nn.Module | None) -> dict[str, Any]:
     """Which subject exactly, as far as its process can tell."""
     configuration = dict(subject.configuration)
-    shape = "" if module is None else shape_of(module)
+    made = "" if module is None else made_of(module)
     return {
         "configuration": configuration,
-        "configuration_hash": digest(configuration) if configuration else shape,
-        "shape": shape,
+        "configuration_hash": digest(configuration) if configuration else made,
+        "made_of": made,
         "sources": sources_of(subject.packages),
         "file": "" if module is None else file_of(module),
         "packages": subject.packages,

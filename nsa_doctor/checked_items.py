@@ -127,12 +127,11 @@ class CheckItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The doctor's words in place of a traceback through its own code."""
+        manual = self.entry.manual
         if isinstance(excinfo.value, CheckFailed):
-            return (
-                f"{self.entry.manual.code} {self.entry.manual.name}\n\n{excinfo.value}\n\nFix: {self.entry.manual.fix}"
-            )
+            return f"{excinfo.value}\n\n{manual.code} {manual.name}: {manual.detects}\nFix: {manual.fix}"
         if isinstance(excinfo.value, CheckUnknown):
-            return f"{self.entry.manual.code} {self.entry.manual.name} was not answered: {excinfo.value}"
+            return f"not answered: {excinfo.value}"
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:

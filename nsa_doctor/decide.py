@@ -8,6 +8,7 @@ from nsa_doctor.finding import Finding, Report, Result, Verdict
 from nsa_doctor.gate import Gate, Limit, Requirement
 from nsa_doctor.measures import MEASURES
 from nsa_doctor.ruling import Accepted, Compared, Held, Kept, Required, Ruling
+from nsa_doctor.wording import counted, plain_number
 
 Stands = Literal["passed", "accepted", "not offered", "failed", "unknown"]
 _MOST_NAMED = 12
@@ -154,7 +155,7 @@ def _held(limit: Limit, evidence: Evidence) -> Held:
         measure=limit.measure,
         title=measure.title,
         unit=measure.unit,
-        bound=f"{'at least' if limit.at_least is not None else 'at most'} {limit.bound:g}",
+        bound=f"{'at least' if limit.at_least is not None else 'at most'} {plain_number(limit.bound)}",
         measured=value,
         kept=kept,
         because=limit.because,
@@ -164,9 +165,9 @@ def _held(limit: Limit, evidence: Evidence) -> Held:
 
 def _broken(limits: Sequence[Held]) -> Iterable[str]:
     for each in limits:
-        if each.kept == "broken":
+        if each.kept == "broken" and each.measured is not None:
             unit = f" {each.unit}" if each.unit else ""
-            yield f"{each.title}: {each.measured:g}{unit}, must be {each.bound} ({each.because})"
+            yield f"{each.title}: {plain_number(each.measured)}{unit}, must be {each.bound} ({each.because})"
 
 
 def _not_measured(limits: Sequence[Held]) -> Iterable[str]:
@@ -183,7 +184,7 @@ def _not_measured(limits: Sequence[Held]) -> Iterable[str]:
 def _all_well(required: Sequence[Required], limits: Sequence[Held], accepted: Mapping[str, Accepted]) -> list[str]:
     passed = sum(each.stands == "passed" for each in required)
     kept = sum(each.kept == "kept" for each in limits)
-    said = [f"{passed} required checks passed"] if passed else []
-    said += [f"{kept} limits kept"] if kept else []
     known = [each.code for each in accepted.values()]
-    return said + ([f"{len(known)} known findings accepted: {', '.join(known)}"] if known else [])
+    said = [f"{counted(passed, 'required check')} passed"] if passed else []
+    said += [f"{counted(kept, 'limit')} kept"] if kept else []
+    return said + ([f"{counted(len(known), 'known finding')} accepted: {', '.join(known)}"] if known else [])

@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from nsa.config import Name
 from nsa.plain_yaml import read_plain_yaml
-from nsa.strict import ConfigError, Strict, nearest
+from nsa.strict import ConfigError, Name, Strict, nearest
 from nsa_doctor import registry
 from nsa_doctor.check import PROFILES
 from nsa_doctor.measures import MEASURES

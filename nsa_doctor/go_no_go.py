@@ -1,12 +1,12 @@
 """`nsa-doctor go-no-go`: everything a gate requires, gathered and decided."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from nsa_doctor import run as running
-from nsa_doctor.baseline import compare
+from nsa_doctor.baseline import compare, mismatch
 from nsa_doctor.checkpoints.fault import USAGE
 from nsa_doctor.checkpoints.fit import misfits
 from nsa_doctor.conclude import environment, subject_facts
@@ -125,6 +125,14 @@ def _misfits(examined: Examined | None, report: Report, facts: Mapping[str, Any]
     return tuple(told for reading in readings for told in misfits(reading, facts.get("parameters", {}), name))
 
 
+def _others(request: GoNoGoRequest, report: Report) -> Iterator[str]:
+    """Why the run or the earlier report is none of the subject."""
+    if request.run is not None:
+        yield from mismatches(request.run, report.subject)
+    if request.earlier is not None:
+        yield from mismatch(report, request.earlier.report, request.earlier.name)
+
+
 def _evidence(request: GoNoGoRequest, report: Report, unfit: tuple[str, ...]) -> Evidence:
     run, earlier = request.run, request.earlier
     given = {"module": True, "checkpoint": request.checkpoint is not None, "run": run is not None}
@@ -132,7 +140,7 @@ def _evidence(request: GoNoGoRequest, report: Report, unfit: tuple[str, ...]) ->
     return Evidence(
         measured=None if run is None else numbers_of(run),
         device_name="" if run is None else run.device_name,
-        mismatches=(*unfit, *(() if run is None else mismatches(run, report.subject))),
+        mismatches=(*unfit, *_others(request, report)),
         missing={entry.manual.code: _NEEDED[entry.examines] for entry in missing},
         baseline=None if earlier is None else compare(report, earlier.report, earlier.name),
         baseline_because="" if earlier is None else earlier.because,

@@ -36,6 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Read the options, if any are given; what cannot be is a usage error before anything is collected."""
     config.addinivalue_line("markers", f"{_MARK}: a check of nsa-doctor on --nsa-subject")
     if not (config.getoption("nsa_subject") or config.getoption("nsa_config")):
+        for name in ("select", "ignore", "input", "width", "dtype"):
+            if config.getoption(f"nsa_{name}") is not None:
+                raise pytest.UsageError(f"--nsa-{name} has no effect without --nsa-subject; add it, or leave it out")
         return
     from nsa_doctor.checked_items import Examining
     from nsa_doctor.options import OptionError

@@ -54,3 +54,13 @@ def short_bytes(count: int | None) -> str:
 def escaped(text: str) -> str:
     """Text from a subject with everything a terminal would obey made visible."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def counted(count: int, name: str) -> str:
+    """`1 limit`, `3 limits`."""
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
+
+
+def plain_number(value: float) -> str:
+    """A whole number in full, any other to four digits."""
+    return f"{value:,.0f}" if value == value and abs(value) < 1e15 and value == int(value) else f"{value:.4g}"

@@ -1,21 +1,41 @@
-"""Which module exactly: hashes of its shape and of the sources it was loaded from."""
+"""Which module exactly: hashes of what it is made of and of the sources it was loaded from."""
 
 import inspect
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from nsa_doctor.identity import digest, digest_of_bytes
 from nsa_doctor.runner import attempt
 
 
-def shape_of(module: nn.Module) -> str:
-    """A hash of every parameter's and buffer's name, shape and dtype: what a checkpoint of it has to fit."""
+def made_of(module: nn.Module) -> str:
+    """A hash of what the module is made of: classes, plain settings, and every tensor's name, shape and dtype."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return digest({name: [list(tensor.shape), str(tensor.dtype)] for name, tensor in tensors.items()})
+    shapes = {name: [_shape(tensor), str(tensor.dtype)] for name, tensor in tensors.items()}
+    settings = {name: [_class(part), _settings(part)] for name, part in module.named_modules()}
+    return digest({"tensors": shapes, "modules": settings})
+
+
+def _settings(part: nn.Module) -> dict[str, str]:
+    """Numbers, flags and words that a module was given: a window, a scale, whether it is causal."""
+    own = {name: value for name, value in vars(part).items() if not name.startswith("_") and name != "training"}
+    return {name: repr(value) for name, value in own.items() if _is_plain(value)}
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) in (bool, int, float, str) or (isinstance(value, tuple) and all(map(_is_plain, value)))
+
+
+def _class(part: nn.Module) -> str:
+    return f"{type(part).__module__}.{type(part).__qualname__}"
+
+
+def _shape(tensor: Tensor) -> list[int]:
+    return [] if isinstance(tensor, UninitializedTensorMixin) else list(tensor.shape)
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:

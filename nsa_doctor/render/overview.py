@@ -39,7 +39,7 @@ def not_checked(report: Report) -> Iterator[str]:
     if idle:
         families = dict.fromkeys(code[:3] for code in idle)
         counted = [f"{sum(code.startswith(family) for code in idle)} {family}" for family in families]
-        yield f"does not apply: {joined(counted)}, for parts it does not offer (--format json says which)"
+        yield f"does not apply: {joined(counted)}, for parts it does not offer (a report as json says which)"
 
 
 def missing(report: Report) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ from typing import Any
 from nsa_doctor.finding import Report
 from nsa_doctor.render.overview import not_checked, overview
 from nsa_doctor.ruling import Held, Ruling
+from nsa_doctor.wording import plain_number
 
 Line = tuple[str, str]  # a label, empty on further lines of the same, and a text to wrap beside it
 _DIGITS = 12
@@ -64,7 +65,7 @@ def examined_lines(report: Report) -> Iterator[Line]:
 def limit_text(held: Held) -> str:
     """`kept: speed: 370 tokens/s, at least 300 on A100`."""
     unit = f" {held.unit}" if held.unit else ""
-    measured = "not measured" if held.measured is None else f"{held.measured:.4g}{unit}"
+    measured = "not measured" if held.measured is None else f"{plain_number(held.measured)}{unit}"
     device = f" on {held.device}" if held.device else ""
     return f"{held.kept}: {held.title}: {measured}, {held.bound}{device}"
 
@@ -75,7 +76,13 @@ def _labelled(label: str, texts: Any) -> Iterator[Line]:
 
 
 def _commit(identity: dict[str, Any]) -> str:
-    return f"commit {identity['commit']}" if identity.get("commit") else f"sources {identity.get('sources', 'unknown')}"
+    return (
+        f"commit {identity['commit']}"
+        if identity.get("commit")
+        else f"sources with hash {identity['sources']}"
+        if identity.get("sources")
+        else "not known"
+    )
 
 
 def _device(environment: Any) -> str:

@@ -7,7 +7,6 @@ import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nsa.config import parse_config
 from nsa.strict import ConfigError, plain, shown
 from nsa_doctor.identity import digest
 from nsa_doctor.runs.record import RunRecord
@@ -44,6 +43,8 @@ def mismatches(run: RunRecord, subject: Mapping[str, Any]) -> Iterator[str]:
 
 def model_configuration(config: Mapping[str, Any]) -> dict[str, Any]:
     """The model's part of a configuration file, defaults filled in; as it is where it is not one of ours."""
+    from nsa.config import parse_config  # torch, which takes its time
+
     try:
         return parse_config(dict(config)).model.model_dump(mode="json") if config else {}
     except ConfigError:

@@ -110,6 +110,15 @@ def test_a_baseline_lets_known_findings_stay_only_for_a_reason(tmp_path, gate):
     assert (code, report["decision"]) == (0, "GO")
 
 
+def test_a_baseline_of_another_subject_is_none(tmp_path, gate):
+    decide(tmp_path, "--gate", gate(), "--subject", a_leaky_subject())
+    old = tmp_path / "old.json"
+    (tmp_path / "report" / "report.json").replace(old)
+    code, report = decide(tmp_path, "--gate", gate(), "--config", str(SMALL), "--baseline", str(old))
+    assert (code, report["decision"]) == (3, "UNKNOWN")
+    assert "is a report on" in report["verdict"]["why"][0]
+
+
 def test_a_run_of_another_configuration_makes_unknown_and_names_both(tmp_path, gate, run_folder):
     folder = run_folder(load_config("train_showcase").model_dump(mode="json"))
     code, report = decide(tmp_path, "--gate", gate(), "--config", str(SMALL), "--run", folder)

@@ -119,6 +119,7 @@ def test_a_call_that_hangs_fails_its_check_in_time(project):
         (("--nsa-subject", "attn"), "--nsa-subject must be package.module:factory, got 'attn'"),
         (("--nsa-subject", "attn:healthy", "--nsa-select", "XYZ"), "no check's code starts with 'XYZ'"),
         (("--nsa-subject", "attn:healthy", "--nsa-profile", "quik"), "did you mean quick"),
+        (("--nsa-select", "FWD"), "--nsa-select has no effect without --nsa-subject"),
     ],
 )
 def test_options_that_cannot_be_are_usage_errors(project, words, complaint):
