@@ -20,8 +20,7 @@ from pathlib import Path
 import torch
 
 from nsa.config import RunConfig, parse_config
-from nsa.train import run as running
-from nsa.train import train
+from nsa.train import results, train
 from nsa.train.table import read_table
 from tests.nsa.train.chain import VOCABULARY, open_chain
 
@@ -91,7 +90,7 @@ def live(folder: Path) -> int:
     code = 1
     try:
         torch.set_num_threads(1)
-        running.draw = lambda *_: None  # a second each time, and nothing is compared with it
+        results.draw = lambda *_: None  # a second each time, and nothing is compared with it
         train(configuration(folder), resume="auto", loader=open_chain)
         code = 0
     finally:

@@ -36,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _end(str(error), 2)
     except TrainError as error:
         return _end(str(error), error.code)
+    except OSError as error:  # of a place that only reading was tried in
+        return _end(f"{error.filename or 'a file'}: {error.strerror or error}", 5)
     except KeyboardInterrupt:
         return _end("interrupted before the first step", 130)
     return 0

@@ -9,6 +9,7 @@ from nsa.data import Batch
 from nsa.train.evaluate import held_out_loss, write_on
 from nsa.train.gates import look_at_gates
 from nsa.train.monitors import Monitors
+from nsa.train.retrieval import answers_by_depth
 from nsa.train.saving import History
 from nsa.train.setup import Machinery, explaining_memory
 from nsa.train.spread import whole
@@ -25,6 +26,7 @@ class Looks:
     ) -> None:
         self._machinery, self._world, self._monitors, self._held_out = machinery, world, monitors, held_out
         self._decode = decode
+        self._asks = any(batch.answers is not None for batch in held_out)
         config = machinery.config
         pattern = torch.arange(config.train.seq_len + 1)[None] % config.model.vocab_size
         self._row = (held_out[0].tokens[:1] if held_out else pattern).to(machinery.device)
@@ -45,9 +47,13 @@ class Looks:
         machinery.called.eval()
         with explaining_memory(machinery.config), machinery.precision():
             loss = held_out_loss(machinery.objective, self._held_out, self._world, machinery.device)
+        with whole(machinery.objective), machinery.precision():
+            depths = answers_by_depth(machinery.model, self._held_out, self._world, step) if self._asks else []
         machinery.called.train()
         history.held_out[step] = loss
         self._monitors.evaluated(step, loss)
+        self._monitors.answered(depths)
+        history.answered = {str(each.depth): each.right / each.asked for each in depths}
         num_tokens = machinery.config.train.sample_tokens
         if num_tokens and self._monitors.is_on:
             with whole(machinery.objective), machinery.precision(), self._eagerly():

@@ -9,27 +9,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nsa.data import Batch
-from nsa.train.failures import NotFiniteError, OutOfDataError, StoppedError
+from nsa.data import Batch, LoaderStalledError
+from nsa.train.failures import OutOfDataError, StoppedError
 from nsa.train.feed import Feed
 from nsa.train.looks import Looks
-from nsa.train.moments import model_tensors
 from nsa.train.monitors import Monitors
-from nsa.train.nonfinite import NotFinite, keep_batches, save_tensors
 from nsa.train.objective import num_targets
-from nsa.train.optimizer import clip_gradients, gradient_norm, not_finite_gradients, set_learning_rate
+from nsa.train.optimizer import clip_gradients, gradient_norm, set_learning_rate
 from nsa.train.record import StepRecord
+from nsa.train.refusal import Refusal
 from nsa.train.saving import History, save
 from nsa.train.schedule import learning_rate
 from nsa.train.setup import Machinery, explaining_memory
 from nsa.train.signals import Signals
 from nsa.train.spread import accumulating, require_equal_copies
-from nsa.train.tracer import Tracer
 from nsa.train.world import World
 
 _SECONDS_TO_COMPILE = 1800.0
-_MOST_SKIPPED_IN_A_ROW = 10
-_MOST_KEPT = 3
 
 
 @dataclass(frozen=True)
@@ -42,8 +38,8 @@ class Loop:
     monitors: Monitors
     looks: Looks
     signals: Signals
+    refusal: Refusal
     folder: Path
-    tracer: Tracer | None = None
     history: History = field(default_factory=History)
 
     def run(self, first_step: int) -> None:
@@ -68,7 +64,7 @@ class Loop:
         """One optimizer step, and whether a process was asked to stop."""
         began = time.perf_counter()
         self.monitors.enter("waiting for a batch", step)
-        batches = self.feed.step()
+        batches = self._fetch()
         fetched = time.perf_counter()
         slow = _SECONDS_TO_COMPILE if is_first and self.machinery.config.runtime.compile else None
         self.monitors.enter("forward and backward", step, slow)
@@ -90,7 +86,8 @@ class Loop:
             self.history.skipped_in_a_row = 0
         else:
             guilty = tuple(rank for rank, each in enumerate(told) if not math.isfinite(each[0]))
-            self._refuse(step, losses, float(norm), guilty if self.world.size > 1 else (), batches, count)
+            named = guilty if self.world.size > 1 else ()
+            self.refusal.refuse(self.history, step, batches, losses, float(norm), named)
         self.machinery.optimizer.zero_grad(set_to_none=True)
         now = time.perf_counter()
         record = StepRecord(
@@ -103,6 +100,15 @@ class Loop:
             fetch_seconds=fetched - began,
         )
         return record, any(each[2] for each in told)
+
+    def _fetch(self) -> list[Batch]:
+        """The micro-batches of a step; a loader that stalls leaves the stacks before it ends the run."""
+        try:
+            return self.feed.step()
+        except OutOfDataError as error:
+            if isinstance(error.__cause__, LoaderStalledError):
+                self.monitors.stalled("waiting for a batch", error.__cause__.seconds)
+            raise
 
     def _backward(self, batches: Sequence[Batch], count: int) -> list[Tensor]:
         """Gradients of the mean over `count` targets of all processes; returns the summed loss of each micro-batch.
@@ -140,54 +146,3 @@ class Loop:
         self.monitors.enter("saving a checkpoint", step)
         path = save(self.machinery, self.feed, self.world, self.history, self.folder, step)
         self.monitors.event(f"saved {path.name}", step)
-
-    def _refuse(
-        self,
-        step: int,
-        losses: Sequence[float],
-        norm: float,
-        guilty: tuple[int, ...],
-        batches: Sequence[Batch],
-        count: int,
-    ) -> None:
-        """Keep what a step that is not finite was made of; raises NotFiniteError unless it is to be skipped."""
-        policy = self.machinery.config.train.on_nonfinite
-        fault = NotFinite(
-            step=step,
-            losses=tuple(losses),
-            gradient_norm=norm,
-            parameters=tuple(not_finite_gradients(self.machinery.model)),
-            guilty_ranks=guilty,
-        )
-        self.history.skipped.append(step)
-        self.history.skipped_in_a_row += 1
-        traced = self._trace(batches, count) if policy == "trace" else ""
-        sentence = f"{fault.sentence()}{f'; {traced}' if traced else ''}"
-        if policy != "skip" or len(self.history.skipped) <= _MOST_KEPT:
-            place = keep_batches(self.folder, fault, batches, self.world.rank, traced, self.machinery.config)
-            weights = model_tensors(self.machinery.model)
-            if self.world.is_first:
-                save_tensors(place / "model.safetensors", weights)
-            sentence += f"; the weights are those before the step; --replay {place} computes it again"
-        self.monitors.event(f"not finite: {sentence}", step, sum(losses) / count)
-        if policy != "skip":
-            raise NotFiniteError(f"stopped: {sentence}")
-        if self.history.skipped_in_a_row >= _MOST_SKIPPED_IN_A_ROW:
-            raise NotFiniteError(f"stopped after {_MOST_SKIPPED_IN_A_ROW} skipped steps in a row: {sentence}")
-        self.monitors.say(f"step {step:04d} | skipped: {sentence}")
-
-    def _trace(self, batches: Sequence[Batch], count: int) -> str:
-        """What the tracer says of the first micro-batch that it sees anything in."""
-        assert self.tracer is not None
-        for batch in batches:
-
-            def again(batch: Batch = batch) -> Tensor:
-                with self.machinery.precision():
-                    loss: Tensor = self.machinery.objective(*self._on_device(batch)) / count
-                return loss
-
-            self.machinery.optimizer.zero_grad(set_to_none=True)
-            told = self.tracer(self.machinery.model, again)
-            if told:
-                return told
-        return "the tracer saw nothing that is not finite when the step was computed again"

@@ -17,7 +17,7 @@ from nsa.train.files import make_folder, write_whole
 from nsa.train.heartbeat import Heartbeat
 from nsa.train.memory import memory_in_use
 from nsa.train.progress import Progress
-from nsa.train.record import GateRecord, StepRecord
+from nsa.train.record import DepthRecord, GateRecord, StepRecord
 from nsa.train.stacks import dump_stacks
 from nsa.train.table import Table
 from nsa.train.watchdog import Watchdog
@@ -25,6 +25,7 @@ from nsa.train.world import World
 
 TRAINING = ("step", "loss", "lr", "grad_norm", "toks_per_s", "tokens", "seconds", "dt_fetch_s")
 EVALUATIONS = ("step", "loss")
+RETRIEVAL = ("step", "depth", "asked", "right")
 GATES = ("step", "layer", "cmp", "sel", "win", "spread")
 
 
@@ -40,10 +41,11 @@ class Monitors:
         self._step, self._stage = last_step, "the start"
         self._heartbeat: Heartbeat | None = None
         self._watchdog: Watchdog | None = None
+        self._retrieval: Table | None = None
         if self.is_on:
             self._heartbeat = Heartbeat(folder, world.rank, device)
             self._closing.callback(self._heartbeat.close)
-            self._watchdog = Watchdog(config.train.watchdog_seconds, self._stalled)
+            self._watchdog = Watchdog(config.train.watchdog_seconds, self.stalled)
         if self.writes_tables:
             self._training = Table(folder / "training.csv", TRAINING, last_step)
             self._evaluations = Table(folder / "evaluations.csv", EVALUATIONS, last_step)
@@ -110,6 +112,20 @@ class Monitors:
             self._events.add(step, {"held_out/loss": loss})
         self.say(f"step {step:04d} | held-out loss {loss:.4f}")
 
+    def answered(self, records: Sequence[DepthRecord]) -> None:
+        """Questions about needles were asked."""
+        if not records:
+            return
+        if self.writes_tables:
+            if self._retrieval is None:
+                self._retrieval = Table(self._folder / "retrieval.csv", RETRIEVAL, records[0].step - 1)
+                self._closing.callback(self._retrieval.close)
+            for each in records:
+                self._retrieval.add(each.step, each.depth, each.asked, each.right)
+                self._events.add(each.step, {f"needles/from_{each.depth}": each.right / each.asked})
+        shares = ", ".join(f"{100 * each.right / each.asked:.0f} % from {each.depth:g}" for each in records)
+        self.say(f"step {records[0].step:04d} | needles found by depth (0 is the start): {shares}")
+
     def gates(self, records: Sequence[GateRecord]) -> None:
         """The gates were looked at."""
         if self.writes_tables:
@@ -129,7 +145,10 @@ class Monitors:
         """stackdump_<ts>.txt, and where the run stands."""
         return dump_stacks(self._folder, "stackdump", f"{why}, in {self._stage} of step {self._step}")
 
-    def _stalled(self, stage: str, seconds: float) -> None:
+    def stalled(self, stage: str, seconds: float) -> None:
+        """Something takes longer than it may: watchdog_stackdump_<ts>.txt; called from the watchdog's thread too."""
+        if not self.is_on:
+            return
         step, why = self._step, f"{stage} of step {self._step} has taken {seconds:.1f} s"
         path = dump_stacks(self._folder, "watchdog_stackdump", f"{why}, at {time.time():.3f}")
         with suppress(CannotWriteError):  # the step itself will meet it

@@ -30,14 +30,15 @@ class Progress:
         self._stream, self._num_steps, self._log_every = stream, num_steps, log_every
         self._is_terminal = _is_terminal(stream)
         self._has_line, self._shown_at = False, 0.0
-        self._seconds_per_step: float | None = None
+        self._seconds_per_step, self._num_seen = 0.0, 0
 
     def step(self, record: StepRecord, memory_bytes: int | None) -> None:
         """A step was made."""
-        last = self._seconds_per_step
-        self._seconds_per_step = (
-            record.seconds if last is None else _SMOOTHING * last + (1 - _SMOOTHING) * record.seconds
-        )
+        self._num_seen += 1
+        if self._num_seen <= 2:  # the first step also warms up, and may compile
+            self._seconds_per_step = record.seconds
+        else:
+            self._seconds_per_step += (1 - _SMOOTHING) * (record.seconds - self._seconds_per_step)
         is_due = record.step % self._log_every == 0 or record.step in (1, self._num_steps)
         now = time.monotonic()
         if is_due:
@@ -59,7 +60,7 @@ class Progress:
             self._has_line = False
 
     def _line(self, record: StepRecord, memory_bytes: int | None) -> str:
-        seconds_left = (self._num_steps - record.step) * (self._seconds_per_step or 0.0)
+        seconds_left = (self._num_steps - record.step) * self._seconds_per_step
         parts = [
             f"step {record.step:04d}/{self._num_steps}",
             f"loss {record.loss:.4f}",

@@ -31,3 +31,13 @@ class GateRecord:
     selected: float
     sliding: float
     spread: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthRecord:
+    """Questions about needles from `depth` on (0 the start of a row, 1 just before the question), and answers given."""
+
+    step: int
+    depth: float
+    asked: int
+    right: int

@@ -14,7 +14,6 @@ from nsa import ConfigError
 from nsa.config import RunConfig
 from nsa.train.failures import RefusedError
 from nsa.train.moments import load_model_tensors
-from nsa.train.objective import num_targets
 from nsa.train.optimizer import gradient_norm, not_finite_gradients
 from nsa.train.setup import Machinery, build, device_of, device_type
 from nsa.train.tracer import Tracer, installed_tracer
@@ -46,12 +45,8 @@ def replay(folder: Path, tracer: Tracer | None = None) -> Iterator[str]:
 
 
 def _told(machinery: Machinery, tokens: Tensor, documents: Tensor, tracer: Tracer | None) -> str:
-    count = max(num_targets(documents), 1)
-
     def compute() -> Tensor:
-        with machinery.precision():
-            loss: Tensor = machinery.objective(tokens.to(machinery.device), documents.to(machinery.device)) / count
-        return loss
+        return machinery.loss(tokens, documents)
 
     machinery.optimizer.zero_grad(set_to_none=True)
     loss = compute()

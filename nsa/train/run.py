@@ -15,15 +15,15 @@ from nsa.train.files import write_json
 from nsa.train.heartbeat import ENDED
 from nsa.train.looks import Looks
 from nsa.train.loop import Loop
-from nsa.train.moments import load_model_tensors, model_tensors
+from nsa.train.moments import load_model_tensors
 from nsa.train.monitors import Monitors
-from nsa.train.plot import draw
+from nsa.train.refusal import Refusal
+from nsa.train.results import write_results
 from nsa.train.saving import History, data_state, restore
 from nsa.train.setup import Machinery, build, device_of, device_type
 from nsa.train.signals import Signals
 from nsa.train.start import Start, find_start, held
 from nsa.train.tracer import Tracer, installed_tracer
-from nsa.train.weights import write_weights
 from nsa.train.world import World, forget_reasons, joined, naming_the_dead, say_why
 
 
@@ -91,15 +91,21 @@ def _train(run: _Run) -> Summary:
             monitors.say(_opening(run, feed))
             with _told_at_the_end(monitors), _signals(monitors, config) as signals:
                 looks = Looks(run.machinery, world, monitors, batches, decode=_decoder(config))
-                loop = Loop(
-                    run.machinery, feed, world, monitors, looks, signals, run.folder, run.tracer, history=history
-                )
+                refusal = Refusal(run.machinery, world, monitors, run.folder, run.tracer)
+                loop = Loop(run.machinery, feed, world, monitors, looks, signals, refusal, run.folder, history)
                 if start.step == 0:
                     looks.at_gates(0)
                     looks.at_held_out(0, history)
                 loop.run(start.step + 1)
                 monitors.enter("writing the results", config.train.steps)
-                metrics = _finish(run, feed, history, feed.oracle_loss(batches))
+                metrics = write_results(
+                    run.folder,
+                    run.machinery,
+                    world,
+                    history,
+                    entropy=feed.entropy,
+                    oracle_loss=feed.oracle_loss(batches),
+                )
                 monitors.event("finished", config.train.steps)
                 monitors.say(f"finished: {_closing(metrics)}; in {run.folder}")
     return Summary(folder=run.folder, metrics=metrics)
@@ -137,36 +143,6 @@ def _restored(run: _Run) -> History:
         except ValueError as error:
             raise RefusedError(f"--resume: the file of weights {error}") from error
     return History()
-
-
-def _finish(run: _Run, feed: Feed, history: History, oracle_loss: float | None) -> dict[str, Any]:
-    """The last artefacts; all processes gather, the first one writes."""
-    weights = model_tensors(run.machinery.model)
-    losses = history.held_out
-    metrics = {
-        "steps": run.config.train.steps,
-        "tokens": history.tokens,
-        "seconds": history.seconds,
-        "toks_per_s": history.tokens / history.seconds if history.seconds else None,
-        "parameters": sum(value.numel() for value in weights.values()),
-        "first_loss": history.first_loss,
-        "final_loss": history.last_loss,
-        "first_held_out_loss": losses.get(0),
-        "final_held_out_loss": losses.get(run.config.train.steps),
-        "best_held_out_loss": min(losses.values(), default=None),
-        "held_out_oracle_loss": oracle_loss,
-        "entropy": feed.entropy,
-        "skipped_steps": history.skipped,
-        "lives": history.lives,
-    }
-    if run.world.is_first:
-        write_weights(run.folder, weights)
-        write_json(run.folder / "metrics.json", metrics)
-        if run.config.runtime.monitors:
-            uniform = 1 / 3 if run.config.model.gate == "softmax" else 1 / 2
-            draw(run.folder, run.config.model.vocab_size, feed.entropy, uniform)
-    run.world.wait()
-    return metrics
 
 
 @contextmanager

@@ -32,6 +32,7 @@ class History:
     seconds: float = 0.0
     lives: int = 1
     held_out: dict[int, float] = field(default_factory=dict)
+    answered: dict[str, float] = field(default_factory=dict)
     skipped: list[int] = field(default_factory=list)
     skipped_in_a_row: int = 0
 

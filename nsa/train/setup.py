@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW
 
 from nsa.backends import route
 from nsa.config import RunConfig
 from nsa.nn import Transformer
 from nsa.train.failures import OutOfMemoryError, RefusedError
-from nsa.train.objective import Objective
+from nsa.train.objective import Objective, num_targets
 from nsa.train.optimizer import make_optimizer
 from nsa.train.spread import spread
 from nsa.train.world import World
@@ -41,6 +41,12 @@ class Machinery:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=is_half):
             yield
 
+    def loss(self, tokens: Tensor, documents: Tensor) -> Tensor:
+        """The mean over the targets of one micro-batch, of this process alone."""
+        with self.precision():
+            summed: Tensor = self.objective(tokens.to(self.device), documents.to(self.device))
+        return summed / max(num_targets(documents), 1)
+
 
 def device_type(config: RunConfig) -> str:
     """`cpu` or `cuda`; raises RefusedError for a GPU that is not there."""
@@ -67,7 +73,7 @@ def device_of(kind: str, world: World) -> torch.device:
 
 def build(config: RunConfig, world: World, device: torch.device) -> Machinery:
     """A model with the weights of the seed, the same on every device and in every process, and its optimizer."""
-    _refuse_what_cannot_be(config, device)
+    _refuse_what_cannot_be(config, world, device)
     random.seed(config.train.seed)
     torch.manual_seed(config.train.seed)
     with explaining_memory(config):
@@ -101,9 +107,11 @@ def _no_memory(config: RunConfig) -> str:
     return f"out of memory with micro-batches of {size}: {advice}"
 
 
-def _refuse_what_cannot_be(config: RunConfig, device: torch.device) -> None:
+def _refuse_what_cannot_be(config: RunConfig, world: World, device: torch.device) -> None:
     if config.runtime.precision == "fp16":
         raise RefusedError("runtime.precision must be fp32 or bf16 to train (fp16 needs a scaled loss), got fp16")
+    if world.size > 1 and config.runtime.distributed == "fsdp2" and config.train.on_nonfinite == "trace":
+        raise RefusedError("train.on_nonfinite must be stop or skip with fsdp2, where no process holds a whole model")
     if config.runtime.use_flash:
         try:
             route(device, torch.bfloat16, max(config.model.d_k, config.model.d_v), "flash")

@@ -44,7 +44,7 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def run(config, monkeypatch):
     """`run(steps=…, …)` trains the small model and returns its folder; faults of the chain by `faults`. No plot."""
-    monkeypatch.setattr("nsa.train.run.draw", lambda *_: None)
+    monkeypatch.setattr("nsa.train.results.draw", lambda *_: None)
 
     def go(*, resume=None, tracer=None, faults=None, **changes):
         loader = partial(open_chain, **(faults or {}))

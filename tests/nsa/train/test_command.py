@@ -24,7 +24,7 @@ runtime: {device: cpu}
 def ask(tmp_path, capsys, monkeypatch):
     """`ask("--steps", "2", …)`: exit code, what was said, what was complained of; the run is in `run`."""
     (tmp_path / "c.yaml").write_text(FILE)
-    monkeypatch.setattr("nsa.train.run.draw", lambda *_: None)
+    monkeypatch.setattr("nsa.train.results.draw", lambda *_: None)
 
     def asking(*words):
         try:

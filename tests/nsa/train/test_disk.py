@@ -52,7 +52,7 @@ def test_a_disk_full_during_a_save_leaves_the_checkpoint_before(victim, run, tmp
     assert "No space left on device; free some space" in sentence
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000002"]
     monkeypatch.undo()
-    monkeypatch.setattr("nsa.train.run.draw", lambda *_: None)
+    monkeypatch.setattr("nsa.train.results.draw", lambda *_: None)
     assert losses(run(save_every=2, resume="auto")) == losses(run(out_dir=str(tmp_path / "whole")))
 
 

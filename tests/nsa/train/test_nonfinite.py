@@ -86,7 +86,7 @@ def test_a_stopped_run_is_resumed_from_its_last_checkpoint(run, poison, monkeypa
     poison({4})
     stop(run, save_every=1)
     monkeypatch.undo()
-    monkeypatch.setattr("nsa.train.run.draw", lambda *_: None)
+    monkeypatch.setattr("nsa.train.results.draw", lambda *_: None)
     assert losses(run(save_every=1, resume="auto")) == losses(run(out_dir=str(tmp_path / "whole")))
 
 

@@ -199,6 +199,6 @@ def test_a_loader_that_fails_is_told_in_its_own_words(run, beats, tmp_path):
 
 
 def test_a_batch_with_nothing_to_predict_is_told(run, monkeypatch):
-    monkeypatch.setattr("nsa.train.loop.num_targets", lambda documents: 0)
+    monkeypatch.setattr("nsa.train.loop.num_targets", lambda _documents: 0)
     with pytest.raises(TrainError, match="the batch of step 1 has nothing to predict"):
         run(eval_batches=0)

@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 
 from nsa.config import parse_config
-from nsa.train import TrainError, train
-from nsa.train import run as running
+from nsa.train import TrainError, results, train
 from nsa.train.loop import Loop
 from tests.nsa.train.chain import open_chain
 from tests.nsa.train.conftest import MODEL, NSA, TRAIN
@@ -98,7 +97,7 @@ def start(folder, name, rank, port):
 
 def life(folder, name, rank):
     torch.set_num_threads(1)
-    running.draw = lambda *_: None
+    results.draw = lambda *_: None
     if name == "drifts":
         after = Loop._after
         Loop._after = lambda loop, step: drift(loop, step, after)
