@@ -107,9 +107,10 @@ class Order:
         return (int.from_bytes(digest, "little") % self.heldout_every == 0) == self.is_heldout
 
     def _nothing(self) -> str:
-        if self.is_heldout:
-            return (
-                f"{self.name}: no document falls to the held-out split, to which 1 in {self.heldout_every} goes by its "
-                "text: give more or smaller documents, or a smaller data.heldout_every"
-            )
-        return f"{self.name}: holds no document with text to train on"
+        if not any(document for shard in self.shards for _, document in shard.documents(0)):
+            return f"{self.name}: holds no document with text"
+        split = "held-out" if self.is_heldout else "train"
+        return (
+            f"{self.name}: no document falls to the {split} split; by its text 1 in {self.heldout_every} is held out: "
+            "give more or smaller documents, or another data.heldout_every"
+        )

@@ -36,7 +36,6 @@ def synthetic_row(seed: int, split: str, index: int, length: int) -> Row:
     jumps, changes = words[:2] < _RARELY
     landings, values = (words[2:] >> _FOUR_BITS).astype(np.int64)
     column = np.arange(length)
-    jumps[0] = True
     since = np.maximum.accumulate(np.where(jumps, column, 0))
     places = (landings[since] + column - since) % NUM_PLACES
     by_place = np.argsort(places, kind="stable")

@@ -34,7 +34,7 @@ def rotten_gzip(raw: bytes) -> bytes:
 
 JSONL: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "jsonl:{path}: the file is empty"),
-    "blank": (b"\n \n\t\n", "jsonl:{path}: holds no document with text to train on"),
+    "blank": (b"\n \n\t\n", "jsonl:{path}: holds no document with text"),
     "no-json": ((GOOD + "{nope}\n").encode(), "{path}, line 201: is no JSON: Expecting property name"),
     "cut-line": (GOOD.encode()[:-9], "{path}, line 200: is no JSON: Unterminated string"),
     "array": (b"[1, 2]\n", "{path}, line 1: must be a JSON object with a field text, got [1, 2] (list)"),
@@ -45,7 +45,7 @@ JSONL: dict[str, tuple[bytes, str]] = {
         "{path}, line 1: has no field text; its fields are body, title: name",
     ),
     "number": (b'{"text": 3}\n', "{path}, line 1: field text must be text, got 3 (int)"),
-    "all-null": (b'{"text": null}\n{"text": ""}\n', "jsonl:{path}: holds no document with text to train on"),
+    "all-null": (b'{"text": null}\n{"text": ""}\n', "jsonl:{path}: holds no document with text"),
     "deep": (b'{"text": ' + b"[" * 100_000 + b"\n", "{path}, line 1: is no JSON: maximum recursion depth"),
     "long-number": (b'{"text": ' + b"1" * 5000 + b"}\n", "{path}, line 1: is no JSON: Exceeds the limit"),
     "half-a-pair": (b'{"text": "a\\ud800"}\n' * 40, "{path}, line 1: holds half a surrogate pair at character 1"),

@@ -1,5 +1,6 @@
 """Documents: their two splits, their shuffling, their epochs, and the hub's shards."""
 
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -93,9 +94,27 @@ def test_a_held_out_split_without_a_document_says_what_to_do(tmp_path: Path) -> 
     path = write_jsonl(tmp_path / "a.jsonl", ["the only one"])
     with (
         open_loader(configured(f"jsonl:{path}", heldout_every=10**6), split="heldout") as loader,
-        pytest.raises(DataError, match=r"no document falls to the held-out split.*a smaller data\.heldout_every"),
+        pytest.raises(
+            DataError,
+            match=r"no document falls to the held-out split; .*1 in 1000000 is held out: .*data\.heldout_every",
+        ),
     ):
         next(loader)
+
+
+def test_a_train_split_without_a_document_says_what_to_do(tmp_path: Path) -> None:
+    texts = [text for text in texts_of(40) if heldout_every_2(text)]
+    path = write_jsonl(tmp_path / "a.jsonl", texts)
+    with (
+        open_loader(configured(f"jsonl:{path}", heldout_every=2)) as loader,
+        pytest.raises(DataError, match=r"no document falls to the train split; .*1 in 2 is held out"),
+    ):
+        next(loader)
+
+
+def heldout_every_2(text: str) -> bool:
+    """Half of all texts, by the hash that the data are split by."""
+    return blake2b(text.encode(), digest_size=8).digest()[0] % 2 == 0
 
 
 def test_a_batch_names_its_files(tmp_path: Path) -> None:

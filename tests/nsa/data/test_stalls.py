@@ -6,14 +6,16 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nsa.data import Batch, DataError, Loader, LoaderStalledError, open_loader
+from nsa.data.documents import Shard
 from nsa.data.feeder import AHEAD, Feeder
+from nsa.data.order import Order, Position
 from nsa.data.progress import Progress
 from tests.nsa.data.configured import configured, texts_of, write_jsonl
 
@@ -94,6 +96,18 @@ def test_a_blocked_tokenizer_is_named_with_its_document(
         with pytest.raises(LoaderStalledError, match=r"at stage tokenize of .*line 1 and 31 after it for"):
             next(loader)
         gate.set()
+
+
+def test_a_stage_is_timed_from_the_last_thing_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = count(0.0)
+    monkeypatch.setattr("nsa.data.progress.time.monotonic", lambda: next(ticks))
+    progress = Progress()
+    examples = [{"text": str(number)} for number in range(500)]
+    shard = Shard("shard", lambda start: examples[start:], lambda example, _: str(example["text"]), "row")
+    documents = Order("rows", (shard,), False, 2**31 - 1, 1, 1, progress).documents(Position())
+    list(islice(documents, 400))
+    assert progress.now[:2] == ("read", "shard")
+    assert progress.now[2] < 5
 
 
 def test_the_limit_comes_from_the_configuration(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:

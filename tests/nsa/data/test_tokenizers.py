@@ -2,13 +2,17 @@
 
 import json
 import warnings
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nsa.data import DataError, open_loader
+from nsa.data.documents import Document
+from nsa.data.tokenizer import checked_ids
 from tests.nsa.data.configured import configured, texts_of, write_jsonl
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers, of the extra train")
@@ -146,6 +150,16 @@ def test_a_file_that_is_no_tokenizer_is_refused(raw: bytes, said: str, path: Pat
     with pytest.raises(DataError) as caught:
         open_loader(configured(f"jsonl:{path}", tokenizer=f"{tmp_path}/t.json"))
     assert str(caught.value).startswith(f"tokenizer {tmp_path}/t.json: {said}")
+
+
+@pytest.mark.parametrize(("highest", "is_good"), [(255, True), (256, False), (-1, False)])
+def test_the_highest_id_is_one_below_the_vocabulary(highest: int, is_good: bool) -> None:
+    encode = partial(checked_ids, lambda texts: [np.array([0, highest])] * len(texts), [Document("a", "a document")])
+    if is_good:
+        assert encode(256)[0].tolist() == [0, highest]
+    else:
+        with pytest.raises(DataError, match=f"a document: token 1 has id {highest}, and model.vocab_size is 256"):
+            encode(256)
 
 
 @pytest.mark.parametrize("name", ["no-such.json", "."])
