@@ -202,7 +202,7 @@ def test_sarif_places_files_below_the_repository() -> None:
         ("/usr/lib/x y.py", "file:///usr/lib/x%20y.py"),
         (f"{REPOSITORY}/../secret.py", "file:///home/me/repo/../secret.py"),
         (f"{REPOSITORY}2/a.py", "file:///home/me/repo2/a.py"),
-        ("C:\\work\\a.py", "file:///C:/work/a.py"),
+        ("C:\\code\\a.py", "file:///C:/code/a.py"),
         ("a:b.py", "a%3Ab.py"),
         ("../a.py", "../a.py"),
         ("javascript:alert(1)", "javascript%3Aalert(1)"),
