@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from nsa.train.failures import CannotWriteError
-from nsa.train.files import make_folder, settle, write_json, writing
+from nsa.train.files import make_folder, settle, write_json, write_tensors, writing
 
 TENSORS = ("model", "optimizer", "rng")
 _NAME = re.compile(r"step_(\d{8,})")
@@ -120,12 +119,7 @@ def set_aside(path: Path) -> Path:
 
 def _write_files(folder: Path, snapshot: Snapshot) -> None:
     for part in TENSORS:
-        path = folder / f"{part}.safetensors"
-        tensors: Mapping[str, Tensor] = getattr(snapshot, part)
-        try:
-            save_file({name: value.detach().contiguous().cpu() for name, value in tensors.items()}, path)
-        except SafetensorError as error:  # which is how it reports a full disk
-            raise CannotWriteError(f"{path}: cannot be written: {error}") from error
+        write_tensors(folder / f"{part}.safetensors", getattr(snapshot, part))
     write_json(folder / _STATE, dict(snapshot.state))
     facts = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in _files(folder)}
     for path in _files(folder):

@@ -3,10 +3,15 @@
 import errno
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
 from nsa.train.failures import CannotWriteError
 
@@ -37,6 +42,21 @@ def make_folder(path: Path) -> None:
     """With its parents, if there is none."""
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A safetensors file; raises CannotWriteError."""
+    content = {name: value.detach().contiguous().cpu() for name, value in tensors.items()}
+    with writing(path):
+        path.touch()
+        mode = path.stat().st_mode
+        try:
+            save_file(content, path)
+        except SafetensorError as error:  # which is how it tells what the operating system refused
+            told = re.search(r"os error (\d+)", str(error))
+            number = int(told[1]) if told else 0
+            raise OSError(number, os.strerror(number) if told else str(error)) from error
+        path.chmod(mode)  # it makes files that nobody else may read
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

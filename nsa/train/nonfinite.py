@@ -6,14 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
 
 from nsa.config import RunConfig
 from nsa.data import Batch
-from nsa.train.failures import CannotWriteError
-from nsa.train.files import make_folder, write_json
+from nsa.train.files import make_folder, write_json, write_tensors
 
 _MOST_NAMES = 3
 
@@ -54,7 +50,7 @@ def keep_batches(
     """nonfinite_step_<n>/: the batches of this process and what was seen; returns the folder."""
     place = folder / f"nonfinite_step_{fault.step:08d}"
     make_folder(place)
-    save_tensors(
+    write_tensors(
         place / f"batch_rank{rank}.safetensors",
         {
             "tokens": torch.stack([batch.tokens for batch in batches]),
@@ -73,11 +69,3 @@ def keep_batches(
     }
     write_json(place / f"step_rank{rank}.json", facts)
     return place
-
-
-def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """One safetensors file; raises CannotWriteError."""
-    try:
-        save_file({name: value.detach().contiguous().cpu() for name, value in tensors.items()}, path)
-    except (SafetensorError, OSError) as error:
-        raise CannotWriteError(f"{path}: cannot be written: {error}") from error

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from nsa.data import Batch
 from nsa.train.failures import NotFiniteError
+from nsa.train.files import write_tensors
 from nsa.train.moments import model_tensors
 from nsa.train.monitors import Monitors
-from nsa.train.nonfinite import NotFinite, keep_batches, save_tensors
+from nsa.train.nonfinite import NotFinite, keep_batches
 from nsa.train.objective import num_targets
 from nsa.train.optimizer import not_finite_gradients
 from nsa.train.saving import History
@@ -41,7 +42,7 @@ class Refusal:
         norm: float,
         guilty_ranks: tuple[int, ...],
     ) -> None:
-        """Raises NotFiniteError unless the step is to be skipped; `losses` are the sums of this process's micro-batches."""
+        """Raises NotFiniteError unless the step is to be skipped; `losses` are this process's, one a micro-batch."""
         config = self.machinery.config
         policy = config.train.on_nonfinite
         fault = NotFinite(
@@ -59,7 +60,7 @@ class Refusal:
             place = keep_batches(self.folder, fault, batches, self.world.rank, traced, config)
             weights = model_tensors(self.machinery.model)
             if self.world.is_first:
-                save_tensors(place / "model.safetensors", weights)
+                write_tensors(place / "model.safetensors", weights)
             sentence += f"; the weights are those before the step; --replay {place} computes it again"
         mean = sum(losses) / max(sum(num_targets(batch.documents) for batch in batches), 1)
         self.monitors.event(f"not finite: {sentence}", step, mean)

@@ -3,8 +3,10 @@
 import os
 
 import pytest
+import torch
 
 from nsa.train import TrainError
+from nsa.train.files import write_tensors, write_whole
 from nsa.train.table import Table, read_table
 
 FULL = "/dev/full"
@@ -89,3 +91,14 @@ def test_a_damaged_table_is_begun_with_what_can_be_read(content, tmp_path):
 
 def test_no_table_has_no_rows(tmp_path):
     assert read_table(tmp_path / "none.csv") == []
+
+
+def test_tensors_that_cannot_be_written_are_told_as_other_files_are(tmp_path):
+    with pytest.raises(TrainError, match="w.safetensors: cannot be written: No such file or directory"):
+        write_tensors(tmp_path / "nowhere" / "w.safetensors", {"w": torch.zeros(2)})
+
+
+def test_tensors_are_for_the_same_readers_as_other_files(tmp_path):
+    write_tensors(tmp_path / "w.safetensors", {"w": torch.zeros(2)})
+    write_whole(tmp_path / "w.txt", "w")
+    assert (tmp_path / "w.safetensors").stat().st_mode == (tmp_path / "w.txt").stat().st_mode
