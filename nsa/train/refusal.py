@@ -16,7 +16,7 @@ from nsa.train.objective import num_targets
 from nsa.train.optimizer import not_finite_gradients
 from nsa.train.saving import History
 from nsa.train.setup import Machinery
-from nsa.train.tracer import Tracer
+from nsa.train.tracer import Tracer, ask
 from nsa.train.world import World
 
 _MOST_SKIPPED_IN_A_ROW = 10
@@ -79,7 +79,7 @@ class Refusal:
                 return self.machinery.loss(batch.tokens, batch.documents)
 
             self.machinery.optimizer.zero_grad(set_to_none=True)
-            told = self.tracer(self.machinery.model, again)
+            told = ask(self.tracer, self.machinery.model, again)
             if told:
                 return told
         return "the tracer saw nothing that is not finite when the step was computed again"

@@ -16,7 +16,7 @@ from nsa.train.failures import RefusedError
 from nsa.train.moments import load_model_tensors
 from nsa.train.optimizer import gradient_norm, not_finite_gradients
 from nsa.train.setup import Machinery, build, device_of, device_type
-from nsa.train.tracer import Tracer, installed_tracer
+from nsa.train.tracer import Tracer, ask, installed_tracer
 from nsa.train.world import World
 
 _MOST_NAMES = 5
@@ -58,7 +58,7 @@ def _told(machinery: Machinery, tokens: Tensor, documents: Tensor, tracer: Trace
     names = not_finite_gradients(machinery.model)
     told += f", not finite in {', '.join(names[:_MOST_NAMES])}{' …' if names[_MOST_NAMES:] else ''}" if names else ""
     machinery.optimizer.zero_grad(set_to_none=True)
-    return told if tracer is None else f"{told}; {tracer(machinery.model, compute) or 'the tracer saw nothing'}"
+    return told if tracer is None else f"{told}; {ask(tracer, machinery.model, compute) or 'the tracer saw nothing'}"
 
 
 def _facts(folder: Path) -> dict[str, Any]:

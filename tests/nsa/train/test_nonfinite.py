@@ -2,6 +2,7 @@
 
 import json
 import math
+from importlib.metadata import EntryPoint
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 from nsa.train import TrainError
 from nsa.train.objective import Objective
 from nsa.train.replay import replay
+from nsa.train.tracer import installed_tracer
 
 
 @pytest.fixture
@@ -117,6 +119,30 @@ def test_a_tracer_is_asked_about_the_batch_at_fault_and_its_word_passed_on(run, 
     sentence = stop(run, on_nonfinite="trace", tracer=tracer)
     assert "; blocks.0.attention: softmax makes the first nan;" in sentence
     assert len(asked) == 1
+
+
+def test_a_tracer_that_breaks_costs_its_own_word_alone(run, poison, tmp_path):
+    poison({3})
+
+    def tracer(model, compute):
+        raise KeyError("blocks.9")
+
+    sentence = stop(run, on_nonfinite="trace", tracer=tracer)
+    assert "the loss is nan at step 3; the tracer broke: KeyError: 'blocks.9';" in sentence
+    assert (tmp_path / "run" / "nonfinite_step_00000003" / "model.safetensors").exists()
+
+
+def test_an_installed_tracer_is_found_and_a_broken_one_refused(monkeypatch):
+    def points(value):
+        return lambda group: [EntryPoint("it", value, group)]
+
+    monkeypatch.setattr("nsa.train.tracer.entry_points", points("math:sqrt"))
+    assert installed_tracer() is math.sqrt
+    monkeypatch.setattr("nsa.train.tracer.entry_points", points("math:nothing"))
+    with pytest.raises(TrainError, match=r"the tracer it \(math:nothing\) cannot be loaded"):
+        installed_tracer()
+    monkeypatch.setattr("nsa.train.tracer.entry_points", lambda group: [])
+    assert installed_tracer() is None
 
 
 def test_what_a_tracer_computes_again_is_the_same_loss(run, poison, losses):
