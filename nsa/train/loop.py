@@ -25,7 +25,7 @@ from nsa.train.signals import Signals
 from nsa.train.spread import accumulating, require_equal_copies
 from nsa.train.world import World
 
-_SECONDS_TO_COMPILE = 1800.0
+SECONDS_TO_COMPILE = 1800.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Loop:
         self.monitors.enter("waiting for a batch", step)
         batches = self._fetch()
         fetched = time.perf_counter()
-        slow = _SECONDS_TO_COMPILE if is_first and self.machinery.config.runtime.compile else None
+        slow = SECONDS_TO_COMPILE if is_first and self.machinery.config.runtime.compile else None
         self.monitors.enter("forward and backward", step, slow)
         own = sum(num_targets(each.documents) for each in batches)
         count = int(sum(each[0] for each in self.world.gather([float(own)])))

@@ -14,7 +14,7 @@ from nsa.train.feed import Feed, OpenLoader
 from nsa.train.files import write_json
 from nsa.train.heartbeat import ENDED
 from nsa.train.looks import Looks
-from nsa.train.loop import Loop
+from nsa.train.loop import SECONDS_TO_COMPILE, Loop
 from nsa.train.moments import load_model_tensors
 from nsa.train.monitors import Monitors
 from nsa.train.refusal import Refusal
@@ -94,6 +94,7 @@ def _train(run: _Run) -> Summary:
                 refusal = Refusal(run.machinery, world, monitors, run.folder, run.tracer)
                 loop = Loop(run.machinery, feed, world, monitors, looks, signals, refusal, run.folder, history)
                 if start.step == 0:
+                    monitors.enter("the first look", 0, SECONDS_TO_COMPILE if config.runtime.compile else None)
                     looks.at_gates(0)
                     looks.at_held_out(0, history)
                 loop.run(start.step + 1)
