@@ -68,7 +68,7 @@ class Bench:
                 return {"trouble": to_json(trouble_of(failure, package))}
         subject = subject if request["max_length"] is None else replace(subject, max_length=request["max_length"])
         self.lookout.frames = FrameFilter((*package, *subject.packages))
-        examined = _under(made_known(subject, self.lookout.know), conditions, request["profile"], request["dtype"])
+        examined = under(made_known(subject, self.lookout.know), conditions, request["profile"], request["dtype"])
         self._subject = replace(examined, lengths=wanted.lengths) if request["are_all_lengths"] else examined
         self._conditions = conditions
         _warm_up(conditions.device)
@@ -134,7 +134,7 @@ class Bench:
         return offers(self._subject) if case is None else examine(read_case(case), self._subject).to_json()
 
 
-def _under(subject: Subject, conditions: Conditions, profile: Profile, dtype: str | None) -> Subject:
+def under(subject: Subject, conditions: Conditions, profile: Profile, dtype: str | None) -> Subject:
     """The subject as this request wants it examined."""
     examined = replace(subject, seed=conditions.seed, device=conditions.device, profile=profile)
     if dtype is None or dtype == subject.dtype:

@@ -1,7 +1,7 @@
 """Checks as items of pytest: one subject, one child process in each worker, one item for each check."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -69,6 +69,8 @@ class Examining:
 
     def load_here(self) -> "Subject":
         """The subject in this process, unguarded; raises SubjectUnusableError, and what its factory raises."""
+        from nsa_doctor.bench import under
+        from nsa_doctor.probes.perform import Conditions
         from nsa_doctor.subjects import load_subject
         from nsa_doctor.subjects.request import SubjectRequest
 
@@ -85,7 +87,7 @@ class Examining:
                 explore=True,
             )
         )
-        return replace(subject, device=asked.device, seed=asked.seed)
+        return under(subject, Conditions(device=asked.device, seed=asked.seed), asked.profile, asked.dtype)
 
     def close(self) -> None:
         """End the child process."""

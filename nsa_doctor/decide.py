@@ -80,26 +80,26 @@ def _required(
     accepted: Mapping[str, Accepted],
     evidence: Evidence,
 ) -> Required:
-    missing = (evidence.missing or {}).get(code, "")
-    are_accepted = bool(findings) and all(finding.fingerprint in accepted for finding in findings)
-    stands, reason = _stands(requirement, result, are_accepted)
+    stands: Stands
     if result is None:
+        missing = (evidence.missing or {}).get(code, "")
         stands = "not offered" if missing and requirement.where_offered else "unknown"
-        reason = missing or "it was not run"
-    verdict = "absent" if result is None else result.verdict.value
+        verdict, reason = "absent", missing or "it was not run"
+    else:
+        are_accepted = bool(findings) and all(finding.fingerprint in accepted for finding in findings)
+        stands = _stands(requirement, result, are_accepted)
+        verdict, reason = result.verdict.value, "" if stands == "passed" else result.reason
     return Required(code=code, verdict=verdict, because=requirement.because, stands=stands, reason=reason)
 
 
-def _stands(requirement: Requirement, result: Result | None, are_accepted: bool) -> tuple[Stands, str]:
-    if result is None:
-        return "unknown", ""
+def _stands(requirement: Requirement, result: Result, are_accepted: bool) -> Stands:
     if result.verdict is Verdict.PASS:
-        return "passed", ""
+        return "passed"
     if result.verdict in (Verdict.FAIL, Verdict.TIMEOUT):
-        return ("accepted" if are_accepted else "failed"), result.reason
+        return "accepted" if are_accepted else "failed"
     if result.verdict is Verdict.SKIP and not result.is_required and requirement.where_offered:
-        return "not offered", result.reason
-    return "unknown", result.reason
+        return "not offered"
+    return "unknown"
 
 
 def _own(code: str, findings: Iterable[Finding]) -> list[Finding]:
