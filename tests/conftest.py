@@ -1,5 +1,6 @@
-"""What every test runs under: fixed seeds, NaN in memory nobody wrote, reproducible Hypothesis, golden files."""
+"""What every test runs under: fixed seeds, NaN in memory nobody wrote, reproducible Hypothesis, golden files, signals."""
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,15 @@ hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=
 hypothesis.settings.load_profile("reproducible")
 
 GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_configure() -> None:
+    """A job in the background may start with signals ignored or blocked, and every child of a test would inherit it."""
+    stopping = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)
+    for number in stopping:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
