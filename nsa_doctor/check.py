@@ -9,7 +9,7 @@ from nsa_doctor.finding import Finding, Note
 
 Profile = Literal["smoke", "quick", "full"]
 PROFILES: tuple[Profile, ...] = ("smoke", "quick", "full")
-Kind = Literal["module", "checkpoint", "run"]
+Kind = Literal["module", "checkpoint", "run", "data"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,8 @@ class Manual:
 class Check:
     """One check. `run` yields facts; `planted` makes the subject sick; `needs` names the seams it cannot do without.
 
-    `examines` is the kind of thing it is about, and so what both are given: a `Subject`, a `CheckpointSubject`, a run.
+    `examines` is the kind of thing it is about, and so what both are given: a `Subject`, a `CheckpointSubject`, a
+    `RunSubject`, a `DataSubject`.
     No check of another kind is part of an examination.
 
     A check whose subject may hang or kill the process sets `isolate`; it is then run in a child process. `profile` is

@@ -15,7 +15,12 @@ from nsa_doctor.check import PROFILES, Check, Kind, Manual, Profile, parse_manua
 
 ENTRY_POINTS = "nsa_doctor.checks"
 _PACKAGE = "nsa_doctor.checks"
-_KINDS = {"module": "a module", "checkpoint": "a checkpoint (nsa-doctor gate-stats FILE)", "run": "a training run"}
+_KINDS: dict[Kind, str] = {
+    "module": "a module",
+    "checkpoint": "a checkpoint (nsa-doctor gate-stats FILE)",
+    "run": "a training run (nsa-doctor watch RUN_DIR)",
+    "data": "a source of batches (nsa-doctor data --config FILE)",
+}
 _NAME_OF_A_CHECK = re.compile(r"[a-z]{3}\d{3}_[a-z0-9_]+")
 _DECLARED = ("profile", "needs", "blocked_by", "explained_by", "isolate", "examines")
 
@@ -45,6 +50,11 @@ def entries() -> dict[str, Entry]:
             raise ValueError(f"{path.name}: the code {code} is used twice")
         found[code] = entry
     return dict(sorted(found.items()))
+
+
+def of_kind(examines: Kind) -> list[Entry]:
+    """The checks of one kind of thing, by code."""
+    return [entry for entry in entries().values() if entry.examines == examines]
 
 
 def manuals() -> dict[str, Manual]:

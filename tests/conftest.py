@@ -1,4 +1,4 @@
-"""What every test runs under: fixed seeds, NaN in memory nobody wrote, reproducible Hypothesis, golden files, signals."""
+"""What every test runs under: seeds, signals that work, NaN in memory nobody wrote, reproducible Hypothesis, golden."""
 
 import signal
 from collections.abc import Callable, Iterator

@@ -13,12 +13,14 @@ from torch.nn.functional import cross_entropy
 from nsa_doctor import registry
 from nsa_doctor.check import Check, parse_manual
 from nsa_doctor.checking import run_check
-from nsa_doctor.checkpoints.judging import judge
 from nsa_doctor.checkpoints.record import Reading
 from nsa_doctor.checkpoints.subject import CheckpointSubject
+from nsa_doctor.checks.trained import trained
 from nsa_doctor.checks.written import GATE, healthy, holding
 from nsa_doctor.finding import Finding, Verdict
+from nsa_doctor.judging import judge
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
+from nsa_doctor.runs.subject import RunSubject
 from nsa_doctor.subject import Subject
 
 from .conftest import HERE
@@ -26,6 +28,7 @@ from .conftest import HERE
 KINDS = {code: entry.examines for code, entry in registry.entries().items()}
 CODES = [code for code, kind in KINDS.items() if kind == "module"]
 OF_CHECKPOINTS = [code for code, kind in KINDS.items() if kind == "checkpoint"]
+OF_RUNS = [code for code, kind in KINDS.items() if kind == "run"]
 IN_PROCESS = [code for code in CODES if not registry.load(code).isolate]
 ISOLATED = sorted(set(CODES) - set(IN_PROCESS))
 PLACED_AT_FORWARD = {"FWD102"}  # a wrong shape is placed where the module's forward is defined
@@ -118,6 +121,21 @@ def test_a_check_finds_what_it_plants_and_nothing_else(code: str, small: Subject
 @pytest.mark.parametrize("code", OF_CHECKPOINTS)
 def test_a_check_of_checkpoints_finds_what_it_plants_and_nothing_else(code: str) -> None:
     assert list(told_of_a_file(code)) == []
+
+
+@pytest.fixture(scope="module")
+def healthy_run() -> RunSubject:
+    return trained()
+
+
+@pytest.mark.parametrize("code", OF_RUNS)
+def test_a_check_of_runs_finds_what_it_plants_and_nothing_else(code: str, healthy_run: RunSubject) -> None:
+    check = registry.load(code)
+    sound = judge(check, healthy_run)
+    assert (sound.verdict, sound.findings) in ((Verdict.PASS, ()), (Verdict.SKIP, ()))
+    sick = judge(check, check.planted(healthy_run))
+    assert (sick.verdict, len(sick.findings)) == (Verdict.FAIL, 1), sick.reason
+    assert (sick.findings[0].code, sick.findings[0].repro) == (code, "nsa-doctor watch it")
 
 
 def test_checks_of_another_kind_are_no_part_of_an_examination() -> None:

@@ -1,0 +1,1 @@
+"""TRN: training runs, as what they leave in their folder shows them."""

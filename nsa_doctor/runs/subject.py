@@ -1,0 +1,30 @@
+"""A training run as something to examine: what checks of runs are given."""
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Self
+
+from nsa_doctor.runs.record import Beat, RunRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSubject:
+    """`record` is what the folder shows; `now`, in seconds since the epoch, is when it was read.
+
+    `options` are the words that name the run, and how to read it, on the command line.
+    """
+
+    name: str
+    record: RunRecord
+    now: float
+    options: tuple[str, ...] = ()
+
+    @property
+    def again(self) -> str:
+        """The line to paste that looks at it again."""
+        return shlex.join(["nsa-doctor", "watch", *self.options])
+
+    def with_beats(self, beats: Iterable[Beat]) -> Self:
+        """The same run with other heartbeats."""
+        return replace(self, record=replace(self.record, beats=tuple(beats)))
