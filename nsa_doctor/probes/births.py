@@ -7,7 +7,7 @@ or the zeros brought it about.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -27,16 +27,43 @@ from nsa_doctor.subject import Subject
 _MOST_CAUSES = 3
 _MOST_PASSES = 6
 
+Returned = Sequence[tuple[str, Mapping[str, Tensor]]]
+Rerun = Callable[[Tracer], Returned]
+"""Runs the same pass once more under a tracer; what came of it, by target."""
+
 
 def diagnose(subject: Subject, point: Point, conditions: Conditions) -> Diagnosis:
     """Trace one point that was found not finite, in passes of their own with the same seed."""
+
+    def rerun(tracer: Tracer) -> Returned:
+        performance = perform(subject, point, conditions, tracer)
+        return [
+            (OUTPUT, {OUTPUT: performance.output}),
+            (OTHERS, performance.others),
+            (GRADIENTS, performance.gradients),
+        ]
+
     with preserved_state(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return _diagnose(subject, point, conditions)
+            found = births(rerun, FrameFilter(subject.packages))
         except SubjectFailedError as failure:
             reason = f"traced, the subject raises {failure.caught.sentence}"
             return Diagnosis(point=point, target=OUTPUT, reason=reason)
+    if found is None:
+        return Diagnosis(point=point, target=OUTPUT, reason="the traced pass was finite")
+    return Diagnosis(point=point, target=found[0], births=found[1])
+
+
+def births(rerun: Rerun, frames: FrameFilter) -> tuple[str, tuple[Birth, ...]] | None:
+    """The first target that is not finite, and its causes, earliest first; None when every traced pass is finite."""
+    first = _trace(rerun, frames, frozenset(), poison=False)
+    poison = first is None
+    if first is None:
+        first = _trace(rerun, frames, frozenset(), poison=True)
+    if first is None:
+        return None
+    return first.target, tuple(_birth(cause) for cause in _distinct(_causes(first, rerun, frames, poison)))
 
 
 @dataclass(frozen=True)
@@ -56,13 +83,8 @@ class _Pass:
     num_nonfinite: int
 
 
-def _diagnose(subject: Subject, point: Point, conditions: Conditions) -> Diagnosis:
-    first = _trace(subject, point, conditions, frozenset(), poison=False)
-    poison = first is None
-    if first is None:
-        first = _trace(subject, point, conditions, frozenset(), poison=True)
-    if first is None:
-        return Diagnosis(point=point, target=OUTPUT, reason="the traced pass was finite")
+def _causes(first: _Pass, rerun: Rerun, frames: FrameFilter, poison: bool) -> list[_Origin]:
+    """The origins whose cure changes what comes of the pass."""
     causes: list[_Origin] = []
     cured: frozenset[Cause] = frozenset()
     current: _Pass | None = first
@@ -73,31 +95,24 @@ def _diagnose(subject: Subject, point: Point, conditions: Conditions) -> Diagnos
             break
         earliest = candidates[0]
         if _root(earliest).record.key not in known:
-            again = _trace(subject, point, conditions, cured, poison, cure=1.0)
+            again = _trace(rerun, frames, cured, poison, cure=1.0)
             if _root(earliest).record.key not in _keys(again):
                 break
         cured |= {_root(earliest).record.key}
-        before, current = current, _trace(subject, point, conditions, cured, poison)
+        before, current = current, _trace(rerun, frames, cured, poison)
         if current is not None and current.target != first.target:
             current = None
         if _has_changed(before, current):
             causes.append(earliest)
-    causes = causes or list(first.origins[:1])
-    return Diagnosis(point=point, target=first.target, births=tuple(_birth(cause) for cause in _distinct(causes)))
+    return causes or list(first.origins[:1])
 
 
 def _trace(
-    subject: Subject, point: Point, conditions: Conditions, cured: frozenset[Cause], poison: bool, cure: float = 0.0
+    rerun: Rerun, frames: FrameFilter, cured: frozenset[Cause], poison: bool, cure: float = 0.0
 ) -> _Pass | None:
-    """One traced pass; None when output and gradients came out finite."""
-    tracer = Tracer(Places(FrameFilter(subject.packages)), cured, poison, cure)
-    performance = perform(subject, point, conditions, tracer)
-    returned: list[tuple[str, Mapping[str, Tensor]]] = [
-        (OUTPUT, {OUTPUT: performance.output}),
-        (OTHERS, performance.others),
-        (GRADIENTS, performance.gradients),
-    ]
-    for target, tensors in returned:
+    """One traced pass; None when all that came of it is finite."""
+    tracer = Tracer(Places(frames), cured, poison, cure)
+    for target, tensors in rerun(tracer):
         bad = [tensor.detach() for tensor in tensors.values() if holds_nonfinite(tensor)]
         if bad:
             kind: Kind = "NaN" if any(bool(of_kind(tensor, "NaN").any()) for tensor in bad) else "inf"

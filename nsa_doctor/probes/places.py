@@ -15,7 +15,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from nsa_doctor.frames import FrameFilter, Line
 from nsa_doctor.measurement import Place
 
-_CALLER = str(Path(__file__).with_name("perform.py"))  # what lies beyond it called the doctor, not the subject
+# What lies beyond these called the doctor, not the subject.
+_CALLERS = frozenset(str(Path(__file__).with_name(name)) for name in ("perform.py", "steptrace.py"))
 
 
 class Places:
@@ -106,7 +107,7 @@ class Places:
         best_rank = 0
         while frame is not None:
             code = frame.f_code
-            if code.co_filename == _CALLER:
+            if code.co_filename in _CALLERS:
                 break
             rank = self._ranks.get(code)
             if rank is None:
