@@ -21,6 +21,7 @@ from nsa.train.world import World
 
 _MOST_SKIPPED_IN_A_ROW = 10
 _MOST_KEPT = 3
+_SECONDS_TO_TRACE = 1800.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Refusal:
         )
         history.skipped.append(step)
         history.skipped_in_a_row += 1
-        traced = self._trace(batches) if policy == "trace" else ""
+        traced = self._traced_together(batches, step) if policy == "trace" else ""
         sentence = f"{fault.sentence()}{f'; {traced}' if traced else ''}"
         if policy != "skip" or len(history.skipped) <= _MOST_KEPT:
             place = keep_batches(self.folder, fault, batches, self.world.rank, traced, config)
@@ -70,8 +71,17 @@ class Refusal:
             raise NotFiniteError(f"stopped after {_MOST_SKIPPED_IN_A_ROW} skipped steps in a row: {sentence}")
         self.monitors.say(f"step {step:04d} | skipped: {sentence}")
 
+    def _traced_together(self, batches: Sequence[Batch], step: int) -> str:
+        """What the tracer of this process says, or that of the first process where it saw anything."""
+        self.monitors.enter("tracing", step, _SECONDS_TO_TRACE)
+        told = self.world.gather_objects(self._trace(batches))
+        others = [f"on rank {rank} {each}" for rank, each in enumerate(told) if each and rank != self.world.rank]
+        is_compiled = ", uncompiled" if self.machinery.config.runtime.compile else ""
+        nothing = f"the tracer saw nothing that is not finite when the step was computed again{is_compiled}"
+        return told[self.world.rank] or next(iter(others), nothing)
+
     def _trace(self, batches: Sequence[Batch]) -> str:
-        """What the tracer says of the first micro-batch that it sees anything in."""
+        """What the tracer says of the first micro-batch that it sees anything in; nothing where it sees nothing."""
         assert self.tracer is not None
         for batch in batches:
 
@@ -82,4 +92,4 @@ class Refusal:
             told = ask(self.tracer, self.machinery.model, again)
             if told:
                 return told
-        return "the tracer saw nothing that is not finite when the step was computed again"
+        return ""

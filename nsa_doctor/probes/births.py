@@ -107,9 +107,7 @@ def _causes(first: _Pass, rerun: Rerun, frames: FrameFilter, poison: bool) -> li
     return causes or list(first.origins[:1])
 
 
-def _trace(
-    rerun: Rerun, frames: FrameFilter, cured: frozenset[Cause], poison: bool, cure: float = 0.0
-) -> _Pass | None:
+def _trace(rerun: Rerun, frames: FrameFilter, cured: frozenset[Cause], poison: bool, cure: float = 0.0) -> _Pass | None:
     """One traced pass; None when all that came of it is finite."""
     tracer = Tracer(Places(frames), cured, poison, cure)
     for target, tensors in rerun(tracer):

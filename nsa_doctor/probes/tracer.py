@@ -100,7 +100,8 @@ class Tracer(TorchDispatchMode):
                 self._account(func, output, inputs, {}, is_view=shares)
         for tensor in written:
             others = [other for other in inputs if other is not tensor]
-            before = {} if overwrites(func) else overwritten[id(tensor)]
+            is_read = len(inputs) - len(others) > sum(other is tensor for other in written)  # `f(x, out=x)`
+            before = overwritten[id(tensor)] if is_read or not overwrites(func) else {}
             self._account(func, tensor, others, before, is_view=False)
         return result
 
