@@ -1,179 +1,232 @@
-"""Reads the folder of a training run: `heartbeat_rank<N>.jsonl` or `training.csv`, `env.json`, dumps, checkpoints.
+"""Reads a training run: a folder with `heartbeat_rank<N>.jsonl`, `training.csv` or another trainer's log, or one log.
 
 Lines that are no heartbeat are counted and left out: the last one of a live or a killed run is often cut short. What
 the folder holds is data from elsewhere: sizes are limited, and nothing in it is run.
 """
 
-import csv
+import contextlib
 import itertools
-import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nsa_doctor.runs.record import Beat, RunRecord
+from nsa.strict import plain
+from nsa_doctor.runs import folder as beside
+from nsa_doctor.runs.columns import MappingError
+from nsa_doctor.runs.logs import SUFFIXES, Log
+from nsa_doctor.runs.record import Beat, Evaluation, RunRecord
 
-_MOST_BEATS = 1_000_000
-_LONGEST_LINE = 65_536
-_LARGEST_BEATS = 1 << 30
-_LARGEST_FACTS = 4 << 20
 _HEARTBEATS = re.compile(r"heartbeat_rank(\d{1,6})\.jsonl")
-_CHECKPOINT = re.compile(
-    r"((checkpoint|ckpt|step|epoch|model)[-_.]?)+\d[\w-]*(\.(pt|pth|ckpt|safetensors))?|[\w-]+\.(pt|pth|ckpt|safetensors)"
-)
-_NAMES = {  # of a Beat: what heartbeats and tables call it
-    "ts": ("ts", "timestamp", "time"),
-    "step": ("step", "iteration", "global_step"),
-    "loss": ("loss", "train_loss"),
-    "tokens_per_second": ("toks_per_s", "tokens_per_second", "tok_s"),
-    "fetch_seconds": ("dt_fetch_s", "fetch_seconds"),
-    "grad_norm": ("grad_norm",),
-    "learning_rate": ("lr", "learning_rate"),
-    "memory": ("gpu_mem_alloc", "memory_bytes", "rss_bytes"),
-}
+_OF_A_RANK = re.compile(r".*rank[-_.]?(\d{1,6})\b.*\.(jsonl|ndjson|csv|tsv)")
+_NO_LOGS = ("evaluations.csv", "gates.csv", "retrieval.csv")
+_PLACES = ("", "logs", "log", "metrics", "csv_logs", "lightning_logs")
+_PLACES_BELOW = ("version_*", "checkpoint-*")
+_MOST_LOGS = 64
+_A_DATE = 946_684_800.0
 
 
 class RunError(ValueError):
-    """A folder that holds no run that can be read; one sentence says why."""
+    """A folder or a file that holds no run that can be read; one sentence says why."""
 
 
-def read_run(folder: Path) -> RunRecord:
-    """What the folder shows; raises RunError when it is none, or holds nothing that a run writes."""
-    try:
-        if not folder.is_dir():
-            raise RunError(f"{folder}: {'is not a folder' if folder.exists() else 'no such folder'}; name a run's own")
-        names = sorted(path.name for path in folder.iterdir())
-    except OSError as error:
-        raise RunError(f"{folder}: cannot be read: {error.strerror}") from None
+def read_run(place: Path, mapping: Mapping[str, str] | None = None) -> RunRecord:
+    """What the folder or the log shows; raises RunError when it is none, or holds nothing that a run writes.
+
+    mapping: columns by quantity, as `parse_mapping` reads them, where they are not called as usual.
+    """
+    return RunReader(place, mapping).read()
+
+
+class RunReader:
+    """Reads one run again and again, what was read before left alone."""
+
+    def __init__(self, place: Path, mapping: Mapping[str, str] | None = None) -> None:
+        self._place, self._mapping = place, dict(mapping or {})
+        self._logs: dict[Path, Log] = {}
+
+    def read(self) -> RunRecord:
+        """The run as it stands now; raises RunError."""
+        try:
+            if self._place.is_file() and self._place.suffix in SUFFIXES:
+                return self._of_file()
+            if not self._place.is_dir():
+                raise RunError(_no_folder(self._place))
+            names = sorted(path.name for path in self._place.iterdir())
+        except OSError as error:
+            raise RunError(f"{plain(str(self._place))}: cannot be read: {error.strerror}") from None
+        return self._of_folder(names)
+
+    def _of_file(self) -> RunRecord:
+        log = self._log(self._place)
+        log.read()
+        if not _is_of_steps(log):
+            self._check_mapping([log])
+            why = "; ".join(log.notes()) or f"{log.name}: holds no step"
+            raise RunError(f"{plain(str(self._place))}: holds nothing of a run that can be read: {why}{_hint(log)}")
+        return self._record([log], {}, [], source=log.name)
+
+    def _of_folder(self, names: Sequence[str]) -> RunRecord:
+        notes: list[str] = []
+        logs = self._heartbeats(names)
+        is_of_heartbeats = any(log.beats or log.ending()[0] for log in logs)
+        unread = [note for log in logs for note in log.notes()]
+        if not is_of_heartbeats:
+            notes += unread
+            logs = self._others(names, notes)
+        environment = beside.facts_in(self._place / "env.json", notes) if "env.json" in names else {}
+        if not logs and not environment:
+            folder = plain(str(self._place))
+            if notes:
+                raise RunError(f"{folder}: holds nothing of a run that can be read: {'; '.join(notes)}")
+            raise RunError(
+                f"{folder}: holds no heartbeat_rank0.jsonl, no training.csv, no env.json and no other log of steps "
+                "(.jsonl, .csv) of a run"
+            )
+        source = ", ".join(log.path.relative_to(self._place).as_posix() for log in logs[:4])
+        record = self._record(logs, environment, notes, source=source)
+        is_own = is_of_heartbeats and any(beat.msg == "step" for beat in record.beats)
+        return _with_the_rest(replace(record, is_own=is_own), self._place, names)
+
+    def _record(
+        self, logs: Sequence[Log], environment: Mapping[str, Any], notes: list[str], *, source: str
+    ) -> RunRecord:
+        self._check_mapping(logs)
+        beats = [beat for log in logs for beat in itertools.chain(log.beats, log.ending()[0])]
+        is_clear = all(_HEARTBEATS.fullmatch(log.name) for log in logs) or not _is_no_clock(beats)
+        return RunRecord(
+            folder=str(self._place),
+            beats=tuple(beats if is_clear else (replace(beat, ts=None) for beat in beats)),
+            environment=environment,
+            evaluations=tuple(each for log in logs for each in log.evaluations),
+            trainer={name: value for log in logs for name, value in log.trainer.items()},
+            notes=(*notes, *(note for log in logs for note in log.notes())),
+            source=source,
+        )
+
+    def _heartbeats(self, names: Iterable[str]) -> list[Log]:
+        found = [(name, rank) for name in names if (rank := _HEARTBEATS.fullmatch(name))]
+        logs = [self._log(self._place / name, int(rank[1])) for name, rank in found]
+        for log in logs:
+            log.read()
+        return logs
+
+    def _others(self, names: Sequence[str], notes: list[str]) -> list[Log]:
+        """The log with the most losses, training.csv before all; with those of its other ranks."""
+        if "training.csv" in names:
+            log = self._log(self._place / "training.csv")
+            log.read()
+            if _is_of_steps(log):
+                return [log]
+            notes += log.notes()
+        known = [path for path in self._logs if path.exists()]
+        logs = [self._log(path) for path in dict.fromkeys((*known, *self._candidates()))]
+        for log in logs:
+            log.read()
+        found = [log for log in logs if _is_of_steps(log)]
+        if not found:
+            return []
+        best = max(found, key=lambda log: sum(beat.loss is not None for beat in log.beats))
+        if not (ranked := _OF_A_RANK.fullmatch(best.name)):
+            self._tell_of_others(best, found, notes)
+            return [best]
+        shape = best.name.replace(ranked[1], "")
+        return [
+            log for log in found if (rank := _OF_A_RANK.fullmatch(log.name)) and log.name.replace(rank[1], "") == shape
+        ]
+
+    def _tell_of_others(self, best: Log, found: Sequence[Log], notes: list[str]) -> None:
+        others = [log.path.relative_to(self._place).as_posix() for log in found if log is not best]
+        if others:
+            name = best.path.relative_to(self._place).as_posix()
+            notes.append(f"{name} was read; {', '.join(others[:4])} may also be of steps: name one to have it read")
+
+    def _candidates(self) -> list[Path]:
+        places = [self._place / place for place in _PLACES]
+        globs = [f"{place}/{below}" if place else below for place in _PLACES for below in _PLACES_BELOW]
+        with contextlib.suppress(OSError):
+            places += [path for each in globs for path in _newest_first(self._place.glob(each))[:4]]
+        paths = [path / name for path in places for name in beside.listed(path)]
+        wanted = [path for path in paths if path.suffix in SUFFIXES and path.name not in _NO_LOGS]
+        documents = ("trainer_state.json", "log_history.json", "history.json")
+        return [path for path in wanted if path.suffix != ".json" or path.name in documents][:_MOST_LOGS]
+
+    def _log(self, path: Path, rank: int | None = None) -> Log:
+        if path not in self._logs:
+            found = _OF_A_RANK.fullmatch(path.name)
+            own = rank if rank is not None else (int(found[1]) if found else 0)
+            self._logs[path] = Log(path, own, self._mapping)
+        return self._logs[path]
+
+    def _check_mapping(self, logs: Sequence[Log]) -> None:
+        if not self._mapping or not any(log.columns.seen for log in logs):
+            return
+        seen = logs[0]
+        for log in logs:
+            for column in log.columns.seen:
+                seen.columns.note([column])
+        try:
+            seen.columns.check(seen.name)
+        except MappingError as error:
+            raise RunError(f"--map {error}") from None
+
+
+def _with_the_rest(record: RunRecord, folder: Path, names: Sequence[str]) -> RunRecord:
+    saved = tuple(beside.saved_in(folder, names))
     notes: list[str] = []
-    beats = [beat for name in names if _HEARTBEATS.fullmatch(name) for beat in _heartbeats(folder / name, notes)]
-    if not beats and "training.csv" in names:
-        beats = list(_table(folder / "training.csv", notes))
-    environment = _facts(folder / "env.json", notes) if "env.json" in names else {}
-    if not beats and not environment:
-        if notes:
-            raise RunError(f"{folder}: holds nothing of a run that can be read: {'; '.join(notes)}")
-        raise RunError(f"{folder}: holds no heartbeat_rank0.jsonl, no training.csv and no env.json of a run")
-    return RunRecord(
-        folder=str(folder),
-        beats=tuple(beats),
-        environment=environment,
+    rows = beside.numbers_in(folder / "evaluations.csv") if "evaluations.csv" in names else ()
+    told = (
+        Evaluation(step=int(row["step"]) if math.isfinite(row.get("step", math.nan)) else None, loss=row["loss"])
+        for row in rows
+        if "loss" in row
+    )
+    return replace(
+        record,
         watchdog_dumps=tuple(name for name in names if name.startswith("watchdog_stackdump")),
-        checkpoints=tuple(_checkpoints(folder, names)),
-        notes=tuple(notes),
+        dumps=tuple(beside.dumps_in(folder, names)),
+        checkpoints=tuple(each.name for each in saved if not each.fault.startswith(("is empty", "cannot", "was set"))),
+        saved=saved,
+        evaluations=tuple(told) or record.evaluations,
+        gates=tuple(beside.numbers_in(folder / "gates.csv")) if "gates.csv" in names else (),
+        nonfinite=tuple(beside.nonfinite_in(folder, names)),
+        failures=tuple(beside.failures_in(folder, names)),
+        metrics=beside.facts_in(folder / "metrics.json", notes) if "metrics.json" in names else {},
+        notes=(*record.notes, *notes),
     )
 
 
-def _heartbeats(path: Path, notes: list[str]) -> Iterator[Beat]:
-    found = _HEARTBEATS.fullmatch(path.name)
-    assert found is not None
-    skipped = 0
-    for line in _lines(path, notes):
-        try:
-            data = json.loads(line)
-        except (ValueError, RecursionError):
-            skipped += 1
-            continue
-        if isinstance(data, dict):
-            yield _beat(data, int(found[1]))
-        else:
-            skipped += 1
-    if skipped:
-        counted = "1 line is" if skipped == 1 else f"{skipped} lines are"
-        notes.append(f"{path.name}: {counted} no heartbeat and left out")
+def _no_folder(place: Path) -> str:
+    told = plain(str(place))
+    if place.is_file():
+        return f"{told}: is neither a folder nor a log ({', '.join(SUFFIXES)}); name a run's own"
+    return f"{told}: {'is not a folder' if place.exists() else 'no such folder'}; name a run's own"
 
 
-def _table(path: Path, notes: list[str]) -> Iterator[Beat]:
-    try:
-        yield from (_beat(row, 0) for row in csv.DictReader(_lines(path, notes)))
-    except csv.Error as error:
-        notes.append(f"{path.name}: is no table from some line on: {error}")
+def _is_of_steps(log: Log) -> bool:
+    """Whether it tells a loss or a step at all."""
+    beats = itertools.chain(log.beats, log.ending()[0])
+    return any(beat.loss is not None or beat.step is not None for beat in beats) or bool(log.evaluations)
 
 
-def _lines(path: Path, notes: list[str]) -> Iterator[str]:
-    if not path.is_file():
-        notes.append(f"{path.name}: is not a regular file and was not read")
-        return
-    try:
-        with path.open("rb") as file:
-            for _ in range(_MOST_BEATS):
-                line = file.readline(_LONGEST_LINE)
-                if not line:
-                    return
-                if file.tell() > _LARGEST_BEATS:
-                    notes.append(f"{path.name}: only the first {_LARGEST_BEATS >> 20} MiB were read")
-                    return
-                if line.strip():
-                    yield line.decode("utf-8", errors="replace")
-            notes.append(f"{path.name}: only the first {_MOST_BEATS} lines were read")
-    except OSError as error:
-        notes.append(f"{path.name}: cannot be read: {error.strerror}")
+def _hint(log: Log) -> str:
+    names = [plain(name) for name in itertools.islice(log.columns.seen, 12)]
+    return (
+        f"; it has the columns {', '.join(names)}: say with --map which is the step and which the loss" if names else ""
+    )
 
 
-def _beat(data: Mapping[str, Any], rank: int) -> Beat:
-    values = {own: _first_number(data, names) for own, names in _NAMES.items()}
-    step = values.pop("step")
-    if values["loss"] is None and "loss" in data and _is_a_step(values):
-        values["loss"] = math.nan  # null is how many loggers write it
-    is_whole = step is not None and math.isfinite(step) and step == int(step) and abs(step) < 2**53
-    return Beat(rank=rank, step=int(step) if step is not None and is_whole else None, msg=_text(data), **values)
+def _is_no_clock(beats: Sequence[Beat]) -> bool:
+    """Whether what is called a time goes back and forth below all dates, as what each step took does."""
+    times = [beat.ts for beat in beats if beat.ts is not None and math.isfinite(beat.ts)]
+    if not times or max(times) >= _A_DATE:
+        return False
+    back = sum(after < before for before, after in itertools.pairwise(times))
+    return back > len(times) // 20 or times[-1] <= times[0]
 
 
-def _is_a_step(values: Mapping[str, float | None]) -> bool:
-    """Whether the line is of a training step, whose loss is missing then, and not of something beside it."""
-    return values["tokens_per_second"] is not None or values["grad_norm"] is not None
-
-
-def _text(data: Mapping[str, Any]) -> str:
-    msg = data.get("msg")
-    return msg[:200] if isinstance(msg, str) else ""
-
-
-def _first_number(data: Mapping[str, Any], names: Iterable[str]) -> float | None:
-    """The first of these that is a number; JSON's and CSV's NaN and infinities are numbers."""
-    for name in names:
-        value = data.get(name)
-        if isinstance(value, bool) or value is None:
-            continue
-        try:
-            return float(value)
-        except (TypeError, ValueError, OverflowError):
-            continue
-    return None
-
-
-def _facts(path: Path, notes: list[str]) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_LARGEST_FACTS + 1) if path.is_file() else b""
-        found = json.loads(raw) if len(raw) <= _LARGEST_FACTS else None
-    except (OSError, ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        notes.append(f"{path.name}: is not a JSON object of at most {_LARGEST_FACTS >> 20} MiB and was not read")
-        return {}
-    return found
-
-
-def _checkpoints(folder: Path, names: Iterable[str]) -> Iterator[str]:
-    """Names of checkpoints in the folder and in its `checkpoints`, the unfinished and the empty ones left out."""
-    inner = folder / "checkpoints"
-    try:
-        deeper = sorted(path.name for path in inner.iterdir()) if inner.is_dir() else []
-    except OSError:
-        deeper = []
-    for name in itertools.chain(names, (f"checkpoints/{name}" for name in deeper)):
-        last = name.rpartition("/")[2]
-        is_called_one = name != "checkpoints" and _CHECKPOINT.fullmatch(last)
-        if is_called_one and not last.endswith(("csv", "json", "tmp")) and not _is_empty(folder / name):
-            yield name
-
-
-def _is_empty(path: Path) -> bool:
-    """Whether a save that failed left this: a file of no bytes, or a link to nothing."""
-    try:
-        return path.stat().st_size == 0 and not path.is_dir()
-    except OSError:
-        return True
+def _newest_first(paths: Iterable[Path]) -> list[Path]:
+    """By the number in their names."""
+    numbered = [(int(found[1]) if (found := re.search(r"(\d{1,15})$", path.name)) else -1, path) for path in paths]
+    return [path for _, path in sorted(numbered, reverse=True)]

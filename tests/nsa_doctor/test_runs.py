@@ -283,7 +283,7 @@ def test_an_empty_file_is_no_checkpoint(write):
 
 
 def test_heartbeats_of_absurd_size_are_read_in_part(write, monkeypatch):
-    monkeypatch.setattr("nsa_doctor.runs.reading._LARGEST_BEATS", 100_000)
+    monkeypatch.setattr("nsa_doctor.runs.lines.LARGEST_FILE", 100_000)
     folder = write([beat(1)])
     os.truncate(folder / "heartbeat_rank0.jsonl", 1 << 30)
     assert "heartbeat_rank0.jsonl: only the first 0 MiB were read" in read_run(folder).notes
