@@ -2,7 +2,7 @@
 
 import io
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,27 +32,52 @@ def trained(
     seams: Mapping[str, Any] | None = None,
     model: Mapping[str, Any] | None = None,
     runtime: Mapping[str, Any] | None = None,
+    seams_of_lives: Sequence[Mapping[str, Any]] = (),
+    spoil: Callable[[Path], None] = lambda folder: None,
+    seconds_later: float = 0.0,
     **changes: Any,
 ) -> RunSubject:
     """A run of seconds on synthetic data, as its folder shows it; what ends it early is in the folder too.
 
     seams: what to put in place of names of `nsa`, such as `nsa.train.loop.learning_rate`. model, runtime, changes:
-    values of the configuration's sections, the last of `train`.
+    values of the configuration's sections, the last of `train`. seams_of_lives: further seams of each of the run's
+    lives, of which all but the first are resumed. spoil: what happens to the folder afterwards. seconds_later: how
+    long after it is looked at.
     """
+    with TemporaryDirectory(prefix="nsa-doctor-") as place:
+        folder = Path(place) / "run"
+        document = document_of(folder, model=model, runtime=runtime, **changes)
+        for number, of_life in enumerate(seams_of_lives or ({},)):
+            live(document, {**(seams or {}), **of_life}, resume="auto" if number else None)
+        spoil(folder)
+        return seen(folder, seconds_later)
+
+
+def document_of(
+    folder: Path, *, model: Mapping[str, Any] | None = None, runtime: Mapping[str, Any] | None = None, **changes: Any
+) -> dict[str, Any]:
+    """The configuration of a run of seconds."""
+    return {
+        "model": _MODEL | dict(model or {}),
+        "nsa": _NSA,
+        "data": {"dataset": "synthetic", "tokenizer": "byte"},
+        "train": _TRAIN | {"out_dir": str(folder)} | changes,
+        "runtime": {"device": "cpu"} | dict(runtime or {}),
+    }
+
+
+def live(document: Mapping[str, Any], seams: Mapping[str, Any], resume: str | None = None) -> None:
+    """One life of a run; what ends it early is in its folder."""
     from nsa.config import parse_config
     from nsa.train import TrainError, train
 
-    with TemporaryDirectory(prefix="nsa-doctor-") as place, ExitStack() as stack:
-        folder = Path(place) / "run"
-        for name, sick in {"nsa.train.results.draw": lambda *_: None, **(seams or {})}.items():
+    with ExitStack() as stack:
+        for name, sick in {"nsa.train.results.draw": lambda *_: None, **seams}.items():
             stack.enter_context(patch(name, sick))
-        document = {
-            "model": _MODEL | dict(model or {}),
-            "nsa": _NSA,
-            "data": {"dataset": "synthetic", "tokenizer": "byte"},
-            "train": _TRAIN | {"out_dir": str(folder)} | changes,
-            "runtime": {"device": "cpu"} | dict(runtime or {}),
-        }
         with suppress(TrainError), redirect_stdout(io.StringIO()):
-            train(parse_config(document))
-        return RunSubject(name="it", record=read_run(folder), now=time.time(), options=("it",))
+            train(parse_config(document), resume=resume)
+
+
+def seen(folder: Path, seconds_later: float = 0.0) -> RunSubject:
+    """What the folder shows, so long after."""
+    return RunSubject(name="it", record=read_run(folder), now=time.time() + seconds_later, options=("it",))

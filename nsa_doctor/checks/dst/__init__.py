@@ -1,0 +1,1 @@
+"""DST: training runs of several processes, as their heartbeats show them."""

@@ -1,0 +1,70 @@
+"""TRN102 stalled
+
+Detects: a step, a batch or a save that stood still: by the watchdog's stacks, by the run's word, or by a gap of time.
+Matters: a run that waits for data or hangs in one call holds its GPUs and learns nothing.
+Fix: go to the line that held it up; of a loader look at the file or shard it was reading.
+"""
+
+import threading
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.trained import trained
+from nsa_doctor.finding import Finding
+from nsa_doctor.measurement import Place
+from nsa_doctor.runner import NotApplicableError
+from nsa_doctor.runs.stalls import standstills
+from nsa_doctor.runs.subject import RunSubject
+
+_MOST_TOLD = 2
+_SICK_AT = 100  # rows
+_SECONDS = 3.0
+
+
+def run(subject: RunSubject) -> Iterator[Finding]:
+    record = subject.record
+    found = standstills(record)
+    if not found and record.clock == "none":
+        raise NotApplicableError("the log tells no time, so that a standstill cannot be seen")
+    stages = {each.stage: each for each in reversed(found)}
+    for each in sorted(stages.values(), key=lambda each: each.line is None)[:_MOST_TOLD]:
+        alike = [other for other in found if other.stage == each.stage]
+        seconds = max((other.seconds for other in alike if other.seconds is not None), default=None)
+        time = "too long" if seconds is None else f"{seconds:.1f} s"
+        at = f" at {each.source}" if each.source else ""
+        where = f", in {each.line.function} ({each.line.file}:{each.line.line})" if each.line else ""
+        times = f", and so did {len(alike) - 1} more" if len(alike) > 1 else ""
+        yield Finding(
+            message=f"{each.stage}{at} of step {each.step} took {time}{where}{times}",
+            where=Place(file=each.line.file, line=each.line.line, function=each.line.function)
+            if each.line
+            else Place(),
+            evidence={
+                "run": subject.name,
+                "stage": each.stage,
+                "step": each.step,
+                "seconds": seconds,
+                "rank": each.rank,
+                "dump": each.dump,
+            },
+            repro=subject.again,
+        )
+
+
+def planted(subject: RunSubject) -> RunSubject:
+    from nsa.data.synthetic import synthetic_row
+
+    rows, never = count(), threading.Event()
+
+    def hangs(*of_row: Any, **named: Any) -> Any:
+        if next(rows) == _SICK_AT:
+            never.wait(_SECONDS)
+        return synthetic_row(*of_row, **named)
+
+    seams = {"nsa.data.sources.synthetic_row": hangs}
+    return trained(seams=seams, steps=20, watchdog_seconds=_SECONDS / 3, eval_every=0, save_every=0, eval_batches=1)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")

@@ -1,0 +1,92 @@
+"""Whether a loss has risen from its best and stays there; how far, since when, and whether it is coming back."""
+
+from dataclasses import dataclass
+
+from nsa_doctor.runs.trends import Series, levels, median, rank_correlation
+
+_STRETCHES = 12  # about a twelfth of the run is one level, and the last two have to be high: a sixth of the run
+_ERRORS = 6.0  # of a level, by which two of a dozen differ by chance in less than one of a million healthy runs
+_OF_THE_FALL = 0.15  # another mixture of data, or a restart of the schedule, costs less of what was learnt
+_OF_ONE_STEP = 1.5  # drifts of the data are of the size of its noise
+_LEAST, _LEAST_IN_ORDER = 0.10, 0.03  # of the level; a small rise counts when it goes up all the way
+_IN_ORDER = 0.6  # Kendall's tau of levels that go up all the way, but for one or two
+_FEWEST_LATE = 12  # points that a late rise needs to be told from a spike
+_LATE_NOISE = 12.0
+_COMING_BACK = -0.35  # tau of the points since the peak; noise alone of 12 points is below it once in 16
+_WON_BACK = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rise:
+    """From `lowest`, the level of the stretch `best`, to `now`, that of `late`."""
+
+    best: Series
+    late: Series
+    lowest: float
+    now: float
+    noise: float
+    is_recovering: bool
+
+    @property
+    def told(self) -> str:
+        """What, how much, where."""
+        return f"the loss rises from {self.lowest:.4g} ({self.best.told}) to {self.now:.4g} ({self.late.told})"
+
+
+def found_rise(losses: Series) -> Rise | None:
+    """The rise of a loss that is above its best at the end, None where it is not."""
+    return _lasting(losses) or _late(losses)
+
+
+def _lasting(losses: Series) -> Rise | None:
+    """Every level of the last sixth is high."""
+    found = levels(losses, _STRETCHES)
+    if len(found.values) < 3:
+        return None
+    best, values = found.lowest, found.values
+    lowest, highest = values[best], max(values[best:])
+    late = 2 if len(values) > 4 else 1
+    now = min(values[-late:])
+    rise, fall = now - lowest, max(values[: best + 1]) - lowest
+    is_in_order = rank_correlation(values[best:]) >= _IN_ORDER
+    least = (_LEAST_IN_ORDER if is_in_order else _LEAST) * abs(lowest)
+    if not rise > max(_ERRORS * found.error, _OF_ONE_STEP * found.noise, _OF_THE_FALL * fall, least):
+        return None
+    is_recovering = highest - values[-1] > _WON_BACK * (highest - lowest) and values[-1] <= values[-2] + found.error
+    first = sum(len(each) for each in found.stretches[:-late])
+    return Rise(
+        best=found.stretches[best],
+        late=losses.part(first),
+        lowest=lowest,
+        now=median(losses.values[first:]),
+        noise=found.noise,
+        is_recovering=is_recovering and values[-1] < values[0],
+    )
+
+
+def _late(losses: Series) -> Rise | None:
+    """The last dozen points and more are far above all that was before."""
+    found = levels(losses, _STRETCHES)
+    if len(losses) < 3 * _FEWEST_LATE:
+        return None
+    best = found.lowest
+    lowest = found.values[best]
+    fall = max(found.values[: best + 1]) - lowest
+    limit = lowest + max(_LATE_NOISE * found.noise, 0.5 * fall, 0.25 * abs(lowest))
+    first = len(losses)
+    while first and losses.values[first - 1] > limit:
+        first -= 1
+    late = losses.part(first)
+    if len(late) < _FEWEST_LATE or found.stretches[best].steps[-1] >= late.steps[0]:
+        return None
+    peak = max(range(len(late)), key=late.values.__getitem__)
+    since = late.values[peak:]
+    is_recovering = len(since) > 3 and rank_correlation(since) < _COMING_BACK
+    return Rise(
+        best=found.stretches[best],
+        late=late,
+        lowest=lowest,
+        now=median(late.values),
+        noise=found.noise,
+        is_recovering=is_recovering,
+    )
