@@ -38,6 +38,18 @@ def load_subject(
 
 def import_factory(spec: str) -> Callable[[], Any]:
     """The callable that `package.module:factory` names, looked for in the current folder too."""
+    factory = import_named(spec)
+    if isinstance(factory, Subject):
+        return lambda: factory
+    if not callable(factory) or isinstance(factory, nn.Module):
+        kind = type(factory).__name__
+        raise SubjectUnusableError(f"subject {spec} must be a callable that returns a new nn.Module, got {kind}")
+    _check_callable_bare(spec, factory)
+    return factory
+
+
+def import_named(spec: str) -> Any:
+    """What `package.module:name` names, looked for in the current folder too."""
     name, _, path = spec.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
@@ -50,12 +62,6 @@ def import_factory(spec: str) -> Callable[[], Any]:
         if not hasattr(factory, part):
             raise SubjectUnusableError(f"subject {spec} cannot be imported: {name} has no {path}")
         factory = getattr(factory, part)
-    if isinstance(factory, Subject):
-        return lambda: factory
-    if not callable(factory) or isinstance(factory, nn.Module):
-        kind = type(factory).__name__
-        raise SubjectUnusableError(f"subject {spec} must be a callable that returns a new nn.Module, got {kind}")
-    _check_callable_bare(spec, factory)
     return factory
 
 

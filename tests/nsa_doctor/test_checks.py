@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from nsa.config import load_config
 from nsa_doctor import registry
 from nsa_doctor.check import Check, parse_manual
 from nsa_doctor.checking import run_check
@@ -17,6 +18,7 @@ from nsa_doctor.checkpoints.record import Reading
 from nsa_doctor.checkpoints.subject import CheckpointSubject
 from nsa_doctor.checks.trained import trained
 from nsa_doctor.checks.written import GATE, healthy, holding
+from nsa_doctor.data.sources import of_config
 from nsa_doctor.finding import Finding, Verdict
 from nsa_doctor.judging import judge
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
@@ -29,6 +31,7 @@ KINDS = {code: entry.examines for code, entry in registry.entries().items()}
 CODES = [code for code, kind in KINDS.items() if kind == "module"]
 OF_CHECKPOINTS = [code for code, kind in KINDS.items() if kind == "checkpoint"]
 OF_RUNS = [code for code, kind in KINDS.items() if kind == "run"]
+OF_DATA = [code for code, kind in KINDS.items() if kind == "data"]
 IN_PROCESS = [code for code in CODES if not registry.load(code).isolate]
 ISOLATED = sorted(set(CODES) - set(IN_PROCESS))
 PLACED_AT_FORWARD = {"FWD102"}  # a wrong shape is placed where the module's forward is defined
@@ -136,6 +139,17 @@ def test_a_check_of_runs_finds_what_it_plants_and_nothing_else(code: str, health
     sick = judge(check, check.planted(healthy_run))
     assert (sick.verdict, len(sick.findings)) == (Verdict.FAIL, 1), sick.reason
     assert (sick.findings[0].code, sick.findings[0].repro) == (code, "nsa-doctor watch it")
+
+
+@pytest.mark.parametrize("code", OF_DATA)
+def test_a_check_of_data_finds_what_it_plants_and_nothing_else(code: str) -> None:
+    check, source = registry.load(code), replace(of_config(load_config(HERE / "small.yaml")), options=("it",))
+    sound = judge(check, source)
+    assert (sound.verdict, sound.findings, sound.notes) == (Verdict.PASS, (), ()), sound.reason
+    sick = judge(check, check.planted(source))
+    assert (sick.verdict, len(sick.findings)) == (Verdict.FAIL, 1), sick.reason
+    assert (sick.findings[0].code, sick.findings[0].repro) == (code, "nsa-doctor data it")
+    assert sick.findings[0].where.file
 
 
 def test_checks_of_another_kind_are_no_part_of_an_examination() -> None:

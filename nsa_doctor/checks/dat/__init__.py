@@ -1,0 +1,1 @@
+"""DAT: data, as the batches that training gets show it."""

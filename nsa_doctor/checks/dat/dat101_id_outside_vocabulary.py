@@ -1,0 +1,62 @@
+"""DAT101 id-outside-vocabulary
+
+Detects: token ids that are negative, beyond the vocabulary, or no whole numbers.
+Matters: an embedding raises far from the data, or reads memory that is not its own; such a target is none.
+Fix: use the tokenizer whose vocabulary the model has, and mark what is not to be predicted with one negative number.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.fed import about, feeding
+from nsa_doctor.data.batch import Array, Batch
+from nsa_doctor.data.reading import train_rows
+from nsa_doctor.data.subject import DataSubject, Opening
+from nsa_doctor.finding import Finding
+from nsa_doctor.wording import counted
+
+_FAR = 7
+
+
+def run(subject: DataSubject) -> Iterator[Finding]:
+    for index, batch in enumerate(train_rows(subject).batches):
+        for name, ids in (("inputs", batch.inputs), ("targets", batch.targets)):
+            if ids is None:
+                continue
+            told = _told(ids, None if name == "inputs" else batch.ignored, subject.vocab_size)
+            if told:
+                where = f"in the {name} of batch {index}"
+                yield about(subject, f"{told} {where}", batch=index, parts=name)
+                return
+
+
+def _told(ids: Array, ignored: Array | None, vocab_size: int | None) -> str:
+    if ids.dtype.kind not in "iu":
+        return f"ids are {ids.dtype}, not whole numbers,"
+    bad = ids < 0
+    if vocab_size is not None:
+        bad = bad | (ids >= vocab_size)
+    if ignored is not None:
+        bad = bad & ~ignored
+    if not bad.any():
+        return ""
+    row, column = np.argwhere(bad)[0]
+    allowed = "negative" if vocab_size is None else f"outside 0 to {vocab_size - 1}"
+    count = int(bad.sum())
+    return f"{counted(count, 'id')} of {ids.size:,} {'is' if count == 1 else 'are'} {allowed}, the first " + (
+        f"{ids[row, column]} in row {row}, column {column},"
+    )
+
+
+def planted(subject: DataSubject) -> DataSubject:
+    def shifted(batch: Batch, index: int, opening: Opening) -> object:
+        ids = batch.inputs.astype(np.int64)
+        ids[:, -1] += (subject.vocab_size or 0) + _FAR
+        return batch.plain() | {"input_ids": ids}
+
+    return feeding(subject, shifted)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="data", profile="smoke")

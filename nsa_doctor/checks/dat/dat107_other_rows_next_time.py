@@ -1,0 +1,53 @@
+"""DAT107 other-rows-next-time
+
+Detects: a loader that gives other rows when it is opened again with the same seed.
+Matters: no run can be repeated, no bad step looked at again, and a resumed run reads rows twice and others never.
+Fix: draw the order from a generator seeded by the configuration, not from the clock, the process or a set's order.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.fed import about, feeding
+from nsa_doctor.data.batch import Batch
+from nsa_doctor.data.reading import read, train_rows
+from nsa_doctor.data.subject import DataSubject, Opening
+from nsa_doctor.finding import Finding
+
+
+def run(subject: DataSubject) -> Iterator[Finding]:
+    once = train_rows(subject)
+    again = read(subject, Opening(), subject.num_batches, again=1)
+    if len(once.batches) != len(again.batches):
+        why = f": {again.end.sentence}" if again.end and again.end.sentence else ""
+        message = f"opened again the loader gives {len(again.batches)} batches in place of {len(once.batches)}{why}"
+        yield about(subject, message, batches=len(again.batches))
+        return
+    for index, (one, other) in enumerate(zip(once.batches, again.batches, strict=True)):
+        if not same(one, other):
+            yield about(subject, f"opened again with the same seed, batch {index} holds other rows", batch=index)
+            return
+
+
+def same(one: Batch, other: Batch) -> bool:
+    """Whether two batches ask for the same."""
+    if not np.array_equal(one.inputs, other.inputs):
+        return False
+    if one.targets is None or other.targets is None:
+        return one.targets is other.targets
+    return np.array_equal(one.targets, other.targets)
+
+
+def planted(subject: DataSubject) -> DataSubject:
+    lives: list[Opening] = []
+
+    def drifting(batch: Batch, index: int, opening: Opening) -> object:
+        lives.extend([opening] * (index == 0))
+        return batch.plain() | {"input_ids": np.roll(batch.inputs, len(lives), axis=0)}
+
+    return feeding(subject, drifting)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="data")

@@ -1,0 +1,73 @@
+"""Calls into a source of batches, in a thread of their own and with a limit; one that hangs is left behind."""
+
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from nsa_doctor.frames import FrameFilter, Line
+from nsa_doctor.measurement import Place
+from nsa_doctor.runner import Caught, attempt
+
+
+class TooLate:
+    """No answer came within the limit; `where` is the line that is waited at."""
+
+    def __init__(self, where: Place) -> None:
+        self.where = where
+
+
+class Caller:
+    """Makes all calls of one loader from one thread, as a training loop does."""
+
+    def __init__(self, frames: FrameFilter) -> None:
+        self._frames = frames
+        self._others = set(sys._current_frames())
+        self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="nsa-doctor-data", daemon=True)
+        self._thread.start()
+
+    def call(self, what: Callable[[], Any], seconds: float) -> Any:
+        """The answer, Caught, or TooLate, after which nothing more can be asked of it."""
+        self._asked.put(what)
+        try:
+            return self._answers.get(timeout=seconds)
+        except queue.Empty:
+            return TooLate(self.standing())
+
+    def end(self) -> None:
+        """The thread ends when it has come back."""
+        self._asked.put(None)
+
+    def _work(self) -> None:
+        while (what := self._asked.get()) is not None:
+            self._answers.put(attempt(what))
+
+    def standing(self) -> Place:
+        """The deepest line of the loader's own code, in this thread or in one that it has started."""
+        frames = sys._current_frames()
+        started = [thread for thread in frames if thread not in self._others and thread != self._thread.ident]
+        best, best_rank = Place(), 0
+        for thread in (self._thread.ident or 0, *started):
+            line = self._frames.deepest(_lines(frames.get(thread)))
+            rank = 0 if line is None else self._frames.rank(line.file)
+            if line is not None and rank > best_rank:
+                best, best_rank = Place(file=line.file, line=line.line, function=line.function), rank
+        return best
+
+
+def place_of(caught: Caught, frames: FrameFilter) -> Place:
+    """The line of the loader's own code that an exception came from."""
+    line = frames.of_traceback(caught.error.__traceback__)
+    return Place() if line is None else Place(file=line.file, line=line.line, function=line.function)
+
+
+def _lines(frame: FrameType | None) -> list[Line]:
+    found = []
+    while frame is not None:
+        found.append(Line(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name))
+        frame = frame.f_back
+    return found
