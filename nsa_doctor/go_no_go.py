@@ -1,7 +1,7 @@
 """`nsa-doctor go-no-go`: everything a gate requires, gathered and decided."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,16 +11,18 @@ from nsa_doctor.checkpoints.fault import USAGE
 from nsa_doctor.checkpoints.fit import misfits
 from nsa_doctor.conclude import environment, subject_facts
 from nsa_doctor.decide import Evidence, decide
-from nsa_doctor.finding import Report
+from nsa_doctor.finding import Report, Result
 from nsa_doctor.gate import Gate
 from nsa_doctor.gate_stats import Examined, GateStatsRequest, examine_checkpoints
 from nsa_doctor.identity import commit_of, version_of
+from nsa_doctor.judging import judged
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory, UsageError
 from nsa_doctor.run import Listener, RunRequest
 from nsa_doctor.runs.facts import facts_of
 from nsa_doctor.runs.matching import mismatches
 from nsa_doctor.runs.numbers import numbers_of
 from nsa_doctor.runs.record import RunRecord
+from nsa_doctor.runs.subject import RunSubject
 
 _NEEDED = {"checkpoint": "no --checkpoint was given", "run": "no --run was given"}
 
@@ -63,7 +65,7 @@ def go_no_go(request: GoNoGoRequest, listen: Listener = lambda told, done, total
     if checkpoint is not None:
         report = _with_checkpoint(report, checkpoint, request.gate)
     if request.run is not None:
-        report = replace(report, run=facts_of(request.run), notes=(*report.notes, *request.run.notes))
+        report = _with_run(report, request.run, request.gate)
     report = replace(report, command="go-no-go", seconds=time.perf_counter() - start)
     return replace(
         report, verdict=decide(report, request.gate, _evidence(request, report, _misfits(checkpoint, report, facts)))
@@ -82,13 +84,21 @@ def _read_checkpoint(request: GateStatsRequest, listen: Listener) -> Examined:
 
 
 def _with_checkpoint(report: Report, examined: Examined, gate: Gate) -> Report:
+    notes = (note for reading in examined.readings for note in reading.notes)
+    return replace(_with_results(report, examined.results, gate, notes), gates=examined.gates)
+
+
+def _with_run(report: Report, run: RunRecord, gate: Gate) -> Report:
+    asked = [entry for entry in gate.checks if entry.examines == "run"]
+    subject = RunSubject(name=run.folder, record=run, now=time.time(), options=(run.folder,))
+    return replace(_with_results(report, judged(asked, subject), gate, run.notes), run=facts_of(run))
+
+
+def _with_results(report: Report, results: Iterable[Result], gate: Gate, notes: Iterable[str]) -> Report:
+    """The report with those of the results that the gate requires."""
     asked = {entry.manual.code for entry in gate.checks}
-    return replace(
-        report,
-        results=(*report.results, *(result for result in examined.results if result.code in asked)),
-        gates=examined.gates,
-        notes=(*report.notes, *(note for reading in examined.readings for note in reading.notes)),
-    )
+    own = (result for result in results if result.code in asked)
+    return replace(report, results=(*report.results, *own), notes=(*report.notes, *notes))
 
 
 def _examined(request: GoNoGoRequest, listen: Listener, facts: dict[str, Any]) -> Report:

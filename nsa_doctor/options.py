@@ -116,7 +116,7 @@ def run_request(
     most = os.cpu_count() or 1
     if jobs is not None and not 1 <= jobs <= _MOST_JOBS:
         raise OptionError(f"--jobs must be from 1 to {_MOST_JOBS}, got {jobs}")
-    selected, ignored = _prefixes("--select", select), _prefixes("--ignore", ignore)
+    selected, ignored = prefixes("--select", select), prefixes("--ignore", ignore)
     try:
         checks = registry.select(selected, ignored, assignment.profile)
     except ValueError as error:
@@ -161,7 +161,7 @@ def report_format(
     return _one(option, form, allowed)
 
 
-def _prefixes(option: str, text: str | None) -> tuple[str, ...]:
+def prefixes(option: str, text: str | None) -> tuple[str, ...]:
     """Codes or their beginnings, as `FWD,NAN101`."""
     words = tuple(dict.fromkeys(word.strip().upper() for word in (text or "").split(",") if word.strip()))
     if text is not None and not words:

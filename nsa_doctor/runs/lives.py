@@ -20,6 +20,7 @@ _OF_ANOTHER = re.compile(
 )
 _DIFFERENT = re.compile(r"after step (?P<step>\d+) rank (?P<rank>\d+) holds another (?P<name>\S+)")
 _NOT_FINITE = re.compile(r"\bfinite\b|\bis (?:nan|-?inf)", re.IGNORECASE)
+_LOST = re.compile(r"\bgloo\b|\bnccl|process ?group|collective operation|connection closed by peer", re.IGNORECASE)
 _ENDED = "ended: "
 
 
@@ -87,7 +88,7 @@ def kind_of(reason: str) -> Kind:
         return "not finite"
     if "no batch came within" in reason and "the loader has been at" in reason:
         return "stalled"
-    if _OF_ANOTHER.match(reason) or reason.startswith("lost another process"):
+    if _OF_ANOTHER.match(reason) or reason.startswith("lost another process") or _LOST.search(reason):
         return "another rank"
     return "ranks differ" if _DIFFERENT.match(reason) else "error"
 

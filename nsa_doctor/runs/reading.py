@@ -29,7 +29,14 @@ _A_DATE = 946_684_800.0
 
 
 class RunError(ValueError):
-    """A folder or a file that holds no run that can be read; one sentence says why."""
+    """A folder or a file that holds no run that can be read; one sentence says why.
+
+    `is_final`: it never will, whatever is written there.
+    """
+
+    def __init__(self, sentence: str, *, is_final: bool = False) -> None:
+        super().__init__(sentence)
+        self.is_final = is_final
 
 
 def read_run(place: Path, mapping: Mapping[str, str] | None = None) -> RunRecord:
@@ -53,7 +60,7 @@ class RunReader:
             if self._place.is_file() and self._place.suffix in SUFFIXES:
                 return self._of_file()
             if not self._place.is_dir():
-                raise RunError(_no_folder(self._place))
+                raise RunError(_no_folder(self._place), is_final=self._place.exists())
             names = sorted(path.name for path in self._place.iterdir())
         except OSError as error:
             raise RunError(f"{plain(str(self._place))}: cannot be read: {error.strerror}") from None
@@ -170,7 +177,7 @@ class RunReader:
         try:
             seen.columns.check(seen.name)
         except MappingError as error:
-            raise RunError(f"--map {error}") from None
+            raise RunError(f"--map {error}", is_final=True) from None
 
 
 def _with_the_rest(record: RunRecord, folder: Path, names: Sequence[str]) -> RunRecord:

@@ -1,12 +1,13 @@
 """Where a run stood still: by its watchdog's dumps and words, by waits for batches, by gaps between its heartbeats."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from nsa_doctor.frames import Line
 from nsa_doctor.runs.lives import Life, endings, is_step, lives_of
-from nsa_doctor.runs.pace import Gap, gaps_of, usual_gap, watchdog_seconds
+from nsa_doctor.runs.gaps import Gap, gaps_of, usual_gap, watchdog_seconds
 from nsa_doctor.runs.record import RunRecord
 from nsa_doctor.runs.stacks import Stall, is_wait_for_data, stall_in
 
@@ -125,7 +126,7 @@ def _is_rare(candidates: list[Gap], gaps: list[Gap]) -> bool:
     if len(candidates) < 3:
         return True
     places = [gaps.index(gap) for gap in candidates]
-    strides = [b - a for a, b in zip(places, places[1:], strict=False)]
+    strides = [b - a for a, b in itertools.pairwise(places)]
     return max(strides) > 2 * min(strides)
 
 

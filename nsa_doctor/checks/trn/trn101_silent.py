@@ -11,9 +11,9 @@ from nsa_doctor.check import Check
 from nsa_doctor.checks.trained import trained
 from nsa_doctor.finding import Finding
 from nsa_doctor.runner import NotApplicableError
+from nsa_doctor.runs.gaps import longest_silence_allowed
 from nsa_doctor.runs.lives import is_over, lives_of
 from nsa_doctor.runs.numbers import is_time
-from nsa_doctor.runs.pace import longest_silence_allowed
 from nsa_doctor.runs.subject import RunSubject
 
 _A_DAY = 86_400.0

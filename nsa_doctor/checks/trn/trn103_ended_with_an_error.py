@@ -1,0 +1,58 @@
+"""TRN103 ended-with-an-error
+
+Detects: a run that ended before its last step for want of memory, data, room on the disk, or with an exception.
+Matters: it will not go on by itself, and what made it end will end it again.
+Fix: do what the reason says, then go on with --resume auto.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.trained import trained
+from nsa_doctor.finding import Finding, Note
+from nsa_doctor.runner import NotApplicableError
+from nsa_doctor.runs.lives import endings
+from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.wording import escaped
+
+_SICK_AT = 12
+_LONGEST_REASON = 300
+
+
+def run(subject: RunSubject) -> Iterator[Finding | Note]:
+    record = subject.record
+    if not record.beats:
+        raise NotApplicableError("the run has no heartbeat yet")
+    found = endings(record)
+    errors = [end for end in found if end.kind == "error"]
+    if errors and not any(end.kind in ("another rank", "ranks differ") for end in found):  # told by DST103, DST102
+        first = errors[0]
+        rank = f" on rank {first.rank}" if len(record.ranks) > 1 else ""
+        yield Finding(
+            message=f"the run ended{rank} after step {first.step or 0}: {escaped(first.reason[:_LONGEST_REASON])}",
+            evidence={"run": subject.name, "step": first.step, "rank": first.rank, "reason": first.reason},
+            repro=subject.again,
+        )
+    for end in found:
+        if end.kind == "stopped" and end.rank == 0:
+            yield Note(message=f"the run was stopped after step {end.step or 0}: {escaped(end.reason)}")
+
+
+def planted(subject: RunSubject) -> RunSubject:
+    from nsa.train.setup import Machinery
+
+    calls = 0
+    loss = Machinery.precision
+
+    def needs_too_much(machinery: Machinery) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == _SICK_AT:
+            raise MemoryError
+        return loss(machinery)
+
+    return trained(seams={"nsa.train.setup.Machinery.precision": needs_too_much}, steps=40, eval_every=0)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", blocked_by=("TRN102",))
