@@ -18,6 +18,7 @@ from nsa_doctor.commands.render import render
 from nsa_doctor.commands.run import run
 from nsa_doctor.commands.sweep import sweep
 from nsa_doctor.commands.throughput import throughput
+from nsa_doctor.commands.watch import watch
 from nsa_doctor.laboratory import DoctorBrokeError, UsageError
 from nsa_doctor.output import CannotWriteError, say
 from nsa_doctor.runner import Caught, attempt
@@ -36,7 +37,7 @@ app = typer.Typer(
     "4 nsa-doctor itself broke, 130 interrupted, "
     "143 or 129 ended by SIGTERM or SIGHUP; what was interrupted reports what it measured.",
 )
-for _command in (sweep, run, anomaly, fuzz, throughput, env, render):
+for _command in (sweep, run, anomaly, fuzz, throughput, watch, env, render):
     app.command()(_command)
 app.command("go-no-go")(go_no_go)
 app.command("gate-stats")(gate_stats)
