@@ -45,6 +45,7 @@ class Declared:
     dataset: str = ""
     tokenizer: str = ""
     precision: str = ""
+    seq_len: float | None = None
     tokens_per_step: float | None = None
     is_own: bool = False
     is_skipping: bool = False
@@ -81,6 +82,7 @@ def declared(record: RunRecord) -> Declared:
         dataset=(_argument(record.environment.get("argv"), "--dataset") or words["dataset"]).lower(),
         tokenizer=words["tokenizer"].lower(),
         precision=words["precision"].lower(),
+        seq_len=length,
         tokens_per_step=rows * length * (numbers["accumulate"] or 1) if rows and length else None,
         is_own=is_own,
         is_skipping=told.get("on_nonfinite") == "skip",

@@ -1,44 +1,76 @@
 """TRN201 loss-not-finite
 
-Detects: a step whose loss is NaN or infinite.
+Detects: a step whose loss or gradient is NaN or infinite, the first of them, and where the run says it was born.
 Matters: the optimizer writes it into every weight, and nothing after that step is training.
 Fix: go to the module that the run names; where it names none, train with on_nonfinite: trace from the last checkpoint.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from torch import Tensor
-from torch.nn.functional import cross_entropy
-
 from nsa_doctor.check import Check
 from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding
+from nsa_doctor.finding import Finding, Note
 from nsa_doctor.runner import NotComparableError
+from nsa_doctor.runs.declared import declared
+from nsa_doctor.runs.record import Beat, RunRecord
+from nsa_doctor.runs.refusals import REFUSED, birthplace, is_not_finite, last_finite, made_again, reason, what
 from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.wording import counted
 
+# A scaler of float16 gradients leaves out the steps that overflow: a dozen until it has found its scale, then one in
+# thousands. One step in twenty is more than any that works.
+_MOST_OVERFLOWS = 0.05
 _SICK_FROM = 30
 
 
-def run(subject: RunSubject) -> Iterator[Finding]:
-    losses = [beat for beat in subject.record.beats if beat.loss is not None]
-    if not losses:
+def run(subject: RunSubject) -> Iterator[Finding | Note]:
+    beats = [beat for beat in subject.record.beats if beat.loss is not None or beat.grad_norm is not None]
+    if all(beat.loss is None for beat in beats):
         raise NotComparableError("the run tells no loss")
-    bad = [beat for beat in losses if not math.isfinite(beat.loss or 0.0)]
-    if bad:
-        yield Finding(
-            message=f"the loss is {bad[0].loss} at step {bad[0].step}",
-            evidence={"run": subject.name, "step": bad[0].step, "rank": bad[0].rank, "steps": len(bad)},
-            repro=subject.again,
+    bad = [beat for beat in beats if is_not_finite(beat)]
+    cured = made_again(beats)
+    for beat in (beat for beat in bad if (beat.rank, beat.step) in cured):
+        yield Note(message=f"{what(beat)} at step {beat.step}, which a later life of the run made anew and finite")
+        break
+    bad = [beat for beat in bad if (beat.rank, beat.step) not in cured]
+    if not bad:
+        return
+    steps, made = len({beat.step for beat in bad}), len({beat.step for beat in beats})
+    if _is_of_a_scaler(subject.record, beats, bad):
+        yield Note(
+            message=f"the gradient overflows in {counted(steps, 'step')} of {made}, and the losses after are finite"
         )
+        return
+    first, before = bad[0], last_finite(beats, bad[0])
+    why = reason(subject.record, first.step)
+    others = f", as {steps - 1} more of {counted(made, 'step')}" if steps > 1 else ""
+    left_out = " and was left out" if declared(subject.record).is_skipping else ""
+    yield Finding(
+        message=f"{what(first)} at step {first.step}{left_out}{others}{f': {why}' if why else ''}",
+        where=birthplace(why),
+        evidence={"run": subject.name, "step": first.step, "rank": first.rank, "steps": steps},
+        control="" if before is None else f"finite up to step {before}",
+        repro=subject.again,
+    )
+
+
+def _is_of_a_scaler(record: RunRecord, beats: Sequence[Beat], bad: Sequence[Beat]) -> bool:
+    precision = declared(record).precision
+    if (precision and "16" not in precision) or "bf" in precision or any(beat.msg.startswith(REFUSED) for beat in bad):
+        return False
+    are_losses_finite = all(beat.loss is not None and math.isfinite(beat.loss) for beat in bad)
+    return are_losses_finite and not is_not_finite(beats[-1]) and len(bad) <= max(1, _MOST_OVERFLOWS * len(beats))
 
 
 def planted(subject: RunSubject) -> RunSubject:
+    from torch.nn.functional import cross_entropy
+
     calls = count(1)
 
-    def overflows(logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
+    def overflows(logits: Any, targets: Any, **options: Any) -> Any:
         loss = cross_entropy(logits, targets, **options)
         return loss / 0.0 if next(calls) > _SICK_FROM else loss
 

@@ -1,0 +1,97 @@
+"""TRN202 loss-not-falling
+
+Detects: a loss that after many steps is still that of a guess, or the same number over and over.
+Matters: nothing is learnt, and nothing will be: weights that no update reaches, targets that belong to other inputs.
+Fix: see that the optimizer holds the model's own parameters and is stepped, and that targets follow their inputs.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.trained import trained
+from nsa_doctor.finding import Finding
+from nsa_doctor.runner import NotApplicableError, NotComparableError
+from nsa_doctor.runs.declared import declared
+from nsa_doctor.runs.record import Beat
+from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.runs.trends import Levels, Series, levels, series, timeline, travelled
+
+_FEWEST_POINTS, _FEWEST_STEPS, _FEWEST_WITHOUT_RATES = 20, 50, 200
+# Rates that add up to half of what a weight is worth (about 0.02): by then Adam has moved the loss by a tenth of a nat
+# even in a narrow model. A long warm-up has not come so far.
+_LEAST_TRAVEL = 1e-2
+_OF_A_GUESS = 0.01  # what the frequencies of symbols alone win is more: 5 % in text
+_ERRORS = 3.0  # falls of more are falls: to be silent by chance costs nothing
+_PRETRAINED = 4.0  # nats a token: a model that has learnt any text is below, whatever its vocabulary
+_FLAT = 0.005
+
+
+def run(subject: RunSubject) -> Iterator[Finding]:
+    beats = timeline(subject.record)
+    losses = series(beats, "loss")
+    if not losses:
+        raise NotComparableError("the run tells no loss that is finite")
+    told = _frozen(losses)
+    if not told:
+        _require_enough(losses, beats)
+        told = _stuck(losses, levels(losses, 4), declared(subject.record).guess)
+    if told:
+        yield Finding(message=told, evidence={"run": subject.name, "steps": losses.span}, repro=subject.again)
+
+
+def _frozen(losses: Series) -> str:
+    """The same number at every step, told in so many digits that it is no rounding."""
+    same = losses.part(-_FEWEST_POINTS)
+    last = same.values[-1]
+    if len(same) < _FEWEST_POINTS or any(value != last for value in same.values):
+        return ""
+    if last == 0.0 and any(value != last for value in losses.values):
+        return ""  # it has come down to nothing
+    if last != 0.0 and len(f"{abs(last):.12g}".replace(".", "").lstrip("0").rstrip("0")) < 5:
+        return ""
+    return f"the loss is {last:.6g} at every one of {same.told}"
+
+
+def _require_enough(losses: Series, beats: Sequence[Beat]) -> None:
+    travel = travelled(beats)
+    if travel is not None and travel < _LEAST_TRAVEL:
+        raise NotApplicableError(
+            f"the rates of {losses.told} add up to {travel:.1e}: {_LEAST_TRAVEL:g} is needed for a loss to have fallen"
+        )
+    fewest = _FEWEST_STEPS if travel is not None else _FEWEST_WITHOUT_RATES
+    if len(losses) < _FEWEST_POINTS or losses.span < fewest:
+        needed = f"{fewest} steps and {_FEWEST_POINTS} losses are needed"
+        raise NotApplicableError(f"{losses.span} steps, told {len(losses)} times; {needed}")
+
+
+def _stuck(losses: Series, quarters: Levels, guess: float | None) -> str:
+    """What is wrong with where the loss stands; nothing where it falls, or has fallen and rests."""
+    before, now = quarters.values[2:]
+    if before - now > _ERRORS * quarters.error + 0.2 * _OF_A_GUESS * abs(now):
+        return ""
+    last = f"{now:.4g} ({quarters.stretches[-1].told})"
+    if guess is not None and now < 3 * guess:  # beyond it is another unit, such as a sum
+        if now < guess - max(_ERRORS * quarters.error, _OF_A_GUESS * guess):
+            return ""
+        return f"the loss is still {last}, no better than a guess among all symbols ({guess:.4g}), and does not fall"
+    spread = max(quarters.values) - min(quarters.values)
+    is_anew = losses.steps[0] <= max(10, losses.span // 10)
+    if now < _PRETRAINED or not is_anew or spread > _ERRORS * quarters.error + _FLAT * abs(now):
+        return ""
+    return f"the loss is {quarters.values[0]:.4g} at first and still {last}: it does not fall"
+
+
+def planted(subject: RunSubject) -> RunSubject:
+    from torch.optim import AdamW
+
+    class OverCopies(AdamW):
+        def __init__(self, groups: Any, **options: Any) -> None:
+            for group in groups:
+                group["params"] = [each.detach().clone() for each in group["params"]]
+            super().__init__(groups, **options)
+
+    return trained(steps=60, eval_every=0, seams={"nsa.train.optimizer.AdamW": OverCopies})
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", explained_by=("TRN2", "TRN3"))

@@ -1,0 +1,79 @@
+"""TRN204 loss-too-low
+
+Detects: a loss below what the data allows: below the entropy of a source that is known, or, on text that no run reads
+    twice, below what any predictor reaches after so many tokens. Report 003 read such a loss, 0.28 in 200 steps, as
+    success.
+Matters: the model sees what it is to predict: targets equal inputs, or attention reaches the future.
+Fix: look whether targets are shifted by one and masks are causal: nsa-doctor run --select FWD201,FWD202,GRD207.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.trained import trained
+from nsa_doctor.finding import Finding
+from nsa_doctor.runner import NotApplicableError, NotComparableError
+from nsa_doctor.runs.declared import Declared, declared
+from nsa_doctor.runs.floors import floor_of_text, needle_floor
+from nsa_doctor.runs.record import RunRecord
+from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.runs.trends import levels, series, timeline
+
+_FEWEST = 8
+_STRETCHES = 8
+_ERRORS = 6.0  # of a level: the lowest of eight is below its mean by so many in one of ten million runs
+_MARGIN = 0.02  # batches differ in how hard they are, and steps in how many targets they have
+_MARGIN_HELD_OUT = 0.05  # a few rows stand for all
+
+
+def run(subject: RunSubject) -> Iterator[Finding]:
+    record, told = subject.record, declared(subject.record)
+    losses = series(timeline(record), "loss")
+    if not losses:
+        raise NotComparableError("the run tells no loss that is finite")
+    held_out = [each.loss for each in record.evaluations if math.isfinite(each.loss)]
+    floor, why, is_of_text = _floor(record, told)
+    if floor is None:
+        raise NotApplicableError(why)
+    found, best = levels(losses, _STRETCHES), min(held_out, default=None)
+    low, where = found.values[found.lowest], found.stretches[found.lowest].told
+    if is_of_text and best is not None and best >= floor:
+        return  # learnt by heart, and not a leak
+    if len(losses) >= _FEWEST and low < floor * (1 - _MARGIN) - _ERRORS * found.error:
+        yield _finding(subject, f"the loss is {low:.4g} ({where}), below {why}", low, floor)
+    elif best is not None and not is_of_text and best < (told.oracle or floor) * (1 - _MARGIN_HELD_OUT):
+        yield _finding(subject, f"the held-out loss is {best:.4g}, below {why}", best, floor)
+
+
+def _finding(subject: RunSubject, message: str, loss: float, floor: float) -> Finding:
+    return Finding(message=message, evidence={"run": subject.name, "loss": loss, "floor": floor}, repro=subject.again)
+
+
+def _floor(record: RunRecord, told: Declared) -> tuple[float | None, str, bool]:
+    """The lowest loss that can be, what it is, and whether learning by heart can go below it."""
+    if told.entropy is not None:
+        return told.entropy, f"the entropy of what it learns ({told.entropy:.4g}), which no model can reach", False
+    if told.dataset == "needle" and told.seq_len:
+        least = needle_floor(int(told.seq_len))
+        return least, f"the {least:.4g} that needles of random values cost at least", False
+    losses = series(timeline(record), "loss")
+    floor = floor_of_text(told, losses)
+    if floor is not None:
+        return floor, f"the {floor:g} that any predictor of such text needs after so few tokens", True
+    return (
+        None,
+        "the run tells no entropy of its data, and no text known not to repeat: how low its loss may fall is open",
+        False,
+    )
+
+
+def planted(subject: RunSubject) -> RunSubject:
+    def unshifted(tokens: Any, documents: Any) -> Any:
+        return tokens[:, :-1]
+
+    return trained(steps=60, eval_every=0, seams={"nsa.train.objective.next_tokens": unshifted})
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")

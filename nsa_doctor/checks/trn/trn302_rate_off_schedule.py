@@ -1,0 +1,49 @@
+"""TRN302 rate-off-schedule
+
+Detects: a learning rate that is not the one its schedule gives for the step: another warm-up, another pace, a restart
+    that nothing declares, a rate below zero.
+Matters: too high a rate undoes what was learnt, too low a one learns nothing, and neither shows at once.
+Fix: step the schedule once for each optimizer step, and save and restore it with the optimizer.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.trained import trained
+from nsa_doctor.finding import Finding
+from nsa_doctor.runner import NotApplicableError
+from nsa_doctor.runs.declared import declared
+from nsa_doctor.runs.schedules import strays, strays_from_own
+from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.runs.trends import series, timeline
+
+
+def run(subject: RunSubject) -> Iterator[Finding]:
+    rates = series(timeline(subject.record), "learning_rate")
+    if not rates:
+        raise NotApplicableError("the run tells no learning rate")
+    told = declared(subject.record)
+    found = list(strays_from_own(rates, told) if told.is_own and subject.record.is_own else strays(rates, told))
+    if not found:
+        return
+    first = min(found, key=lambda stray: stray.step)
+    others = len({stray.step for stray in found}) - 1
+    more = f"; {others} more of {len(rates)} steps are off" if others else ""
+    yield Finding(
+        message=f"the learning rate of step {first.step} is {first.rate:.4g} {first.what}{more}",
+        evidence={"run": subject.name, "step": first.step, "rate": first.rate, "steps": others + 1},
+        repro=subject.again,
+    )
+
+
+def planted(subject: RunSubject) -> RunSubject:
+    from nsa.train.schedule import learning_rate
+
+    def stepped_every_other_time(step: int, train: Any) -> float:
+        return learning_rate((step + 1) // 2, train)
+
+    return trained(steps=30, eval_every=0, seams={"nsa.train.loop.learning_rate": stepped_every_other_time})
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", explained_by=("TRN301",))

@@ -1,0 +1,83 @@
+"""TRN303 gradient-explodes
+
+Detects: a gradient norm that grows orders of magnitude above its own level and stays there.
+Matters: clipping hides it: every step then has the same length whatever the batch says, and the loss soon follows.
+Fix: go back to a checkpoint before it grows; look for weights that grow with it, a rate too high, a norm left out.
+"""
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.trained import trained
+from nsa_doctor.finding import Finding, Note
+from nsa_doctor.runner import NotApplicableError
+from nsa_doctor.runs.growing import Growth, grown, spike
+from nsa_doctor.runs.rising import found_rise
+from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.runs.trends import Series, levels, series, timeline
+
+_FEWEST = 20
+# A model that leaves a plateau, or begins with outputs of zero, has gradients up to a hundred times what they were, and
+# its loss falls by them. A thousand times is more than any that learns; less counts when the loss does not fall.
+_WHATEVER_THE_LOSS, _WITHOUT_A_FALL, _WITH_A_RISE = 1000.0, 100.0, 20.0
+
+
+def run(subject: RunSubject) -> Iterator[Finding | Note]:
+    beats = timeline(subject.record)
+    norms, losses = series(beats, "grad_norm"), series(beats, "loss")
+    if not norms:
+        raise NotApplicableError("the run tells no gradient norm")
+    if len(norms) < _FEWEST:
+        raise NotApplicableError(f"the gradient norm is told {len(norms)} times; {_FEWEST} are needed")
+    growth = grown(norms)
+    if growth is not None and growth.ratio >= _least(losses, growth):
+        yield Finding(
+            message=(
+                f"the gradient norm grows from {growth.before:.3g} ({growth.calm.told}) to {growth.after:.3g} "
+                f"({growth.wild.told}) and stays there"
+            ),
+            evidence={"run": subject.name, "step": growth.wild.steps[0], "ratio": growth.ratio, "norm": growth.after},
+            repro=subject.again,
+        )
+    elif (alone := spike(norms)) is not None:
+        yield Note(
+            message=f"the gradient norm of step {alone[0]} is {alone[1]:.3g}, {alone[2]:.0f} times what it is about it"
+        )
+
+
+def _least(losses: Series, growth: Growth) -> float:
+    """How many times the norm may have grown, by what the loss does meanwhile."""
+    rise = found_rise(losses) if len(losses) >= _FEWEST else None
+    if rise is not None and not rise.is_recovering:
+        return _WITH_A_RISE
+    before = [value for step, value in zip(losses.steps, losses.values, strict=True) if step < growth.wild.steps[0]]
+    after = [value for step, value in zip(losses.steps, losses.values, strict=True) if step >= growth.wild.steps[0]]
+    if min(len(before), len(after)) < _FEWEST // 2:
+        return _WHATEVER_THE_LOSS
+    late = Series(
+        tuple(range(2 * len(before[-len(after) :]))), tuple([*before[-len(after) :], *after][: 2 * len(after)])
+    )
+    found = levels(late, 4)
+    is_falling = found.values[0] - found.values[-1] > 3 * found.error
+    return _WHATEVER_THE_LOSS if is_falling else _WITHOUT_A_FALL
+
+
+def planted(subject: RunSubject) -> RunSubject:
+    from nsa.train.objective import Objective
+
+    calls, forward = count(1), Objective.forward
+
+    def scaled_again(module: Any, *inputs: Any) -> Any:
+        """A loss scale that is raised every step, and never taken out of the gradients."""
+        loss = forward(module, *inputs)
+        scale = 2.0 ** min(next(calls), 40)
+        return loss + (scale - 1) * (loss - loss.detach()) if module.training else loss
+
+    return trained(steps=60, eval_every=0, seams={"nsa.train.objective.Objective.forward": scaled_again})
+
+
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", explained_by=("TRN201", "TRN203", "TRN302")
+)

@@ -1,0 +1,61 @@
+"""TRN401 throughput-decays
+
+Detects: steps that take longer and longer, from the first to the last of the run; pauses and busy neighbours apart.
+Matters: something grows with every step, and a run planned by its first hour takes many times as long.
+Fix: look for what is kept from step to step: a list, a graph, a cache, a log that is read anew.
+"""
+
+import time
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.trained import trained
+from nsa_doctor.finding import Finding
+from nsa_doctor.runner import NotApplicableError
+from nsa_doctor.runs.slowing import Slowing, costs, slowing
+from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.runs.trends import timeline
+
+_FEWEST = 32
+
+
+def run(subject: RunSubject) -> Iterator[Finding]:
+    found = costs(timeline(subject.record))
+    if len(found.costs) < _FEWEST:
+        raise NotApplicableError(
+            f"the pace of {len(found.costs)} steps is told, the first few left out; {_FEWEST} are needed"
+        )
+    slow = slowing(found)
+    if slow is not None:
+        yield Finding(
+            message=_told(slow),
+            evidence={"run": subject.name, "ratio": slow.after / slow.before, "unit": found.unit},
+            repro=subject.again,
+        )
+
+
+def _told(slow: Slowing) -> str:
+    how = "ever longer" if slow.is_steady else "from one step on"
+    return (
+        f"steps take {slow.after / slow.before:.2g} times as long at the end ({slow.late.told}: {1 / slow.after:.4g} "
+        f"{slow.unit} a second) as at the start ({slow.early.told}: {1 / slow.before:.4g}), {how}"
+    )
+
+
+def planted(subject: RunSubject) -> RunSubject:
+    from torch.nn.functional import cross_entropy
+
+    calls = count(1)
+
+    def reads_all_it_kept(logits: Any, targets: Any, **options: Any) -> Any:
+        time.sleep(0.002 * next(calls))
+        return cross_entropy(logits, targets, **options)
+
+    return trained(
+        steps=60, eval_batches=0, eval_every=0, seams={"nsa.train.objective.cross_entropy": reads_all_it_kept}
+    )
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", explained_by=("TRN402", "TRN403"))

@@ -1,0 +1,76 @@
+"""TRN402 memory-grows
+
+Detects: memory that grows with the steps until the end, after what an allocator takes at first. Report 003 read "69 to
+    170 MB, linear with steps" as expected: it is not.
+Matters: the run ends when the memory does, hours or days from now.
+Fix: look for what is kept from step to step: losses with their graph, activations in a list, a cache that is never cut.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.trained import trained
+from nsa_doctor.finding import Finding
+from nsa_doctor.runner import NotApplicableError
+from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.runs.trends import Series, levels, series, timeline
+from nsa_doctor.wording import short_bytes
+
+_FEWEST, _MANY = 12, 30
+_STRETCHES = 6
+_LEFT_OUT = 0.1  # of the points, at the start
+_ERRORS = 6.0
+_LEAST, _LEAST_OF_FEW = 0.02, 0.10  # in the second half; an allocator that has settled takes a tenth of this
+_LEAST_BYTES = 1 << 20
+_PACE = 0.4  # of the pace before, that the last stretches keep: what settles slows down
+
+
+def run(subject: RunSubject) -> Iterator[Finding]:
+    memory = series(timeline(subject.record), "memory")
+    if not memory:
+        raise NotApplicableError("the run tells no memory")
+    memory = memory.part(int(len(memory) * _LEFT_OUT))
+    if len(memory) < _FEWEST:
+        raise NotApplicableError(f"the memory is told {len(memory)} times after the start; {_FEWEST} are needed")
+    if not _grows(memory):
+        return
+    found = levels(memory, _STRETCHES, fewest=2)
+    middles = [(stretch.steps[0] + stretch.steps[-1]) / 2 for stretch in found.stretches]
+    pace = (found.values[-1] - found.values[0]) / (middles[-1] - middles[0])
+    yield Finding(
+        message=(
+            f"memory grows from {short_bytes(int(memory.values[0]))} at step {memory.steps[0]} to "
+            f"{short_bytes(int(memory.values[-1]))} at step {memory.steps[-1]}, by {short_bytes(int(pace))} a step"
+        ),
+        evidence={"run": subject.name, "bytes_per_step": pace, "first": memory.values[0], "last": memory.values[-1]},
+        repro=subject.again,
+    )
+
+
+def _grows(memory: Series) -> bool:
+    """Whether every stretch is above the one before, and the last ones by as much as the first."""
+    found = levels(memory, _STRETCHES, fewest=2)
+    values = found.values
+    gains = [after - before for before, after in itertools.pairwise(values)]
+    late, early = sum(gains[-3:]), sum(gains[:-3])
+    least = (_LEAST if len(memory) >= _MANY else _LEAST_OF_FEW) * values[-4]
+    is_enough = late >= max(least, _ERRORS * found.error, _LEAST_BYTES)
+    is_steady = min(gains[-3:]) > 0 and gains[-1] >= _PACE * late / 3 and late / 3 >= _PACE * max(early, 0.0) / 2
+    return is_enough and is_steady
+
+
+def planted(subject: RunSubject) -> RunSubject:
+    from torch.nn.functional import cross_entropy
+
+    kept: list[Any] = []
+
+    def remembers(logits: Any, targets: Any, **options: Any) -> Any:
+        kept.append(logits.detach().repeat(2, 1))
+        return cross_entropy(logits, targets, **options)
+
+    return trained(steps=60, eval_batches=0, eval_every=0, seams={"nsa.train.objective.cross_entropy": remembers})
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")

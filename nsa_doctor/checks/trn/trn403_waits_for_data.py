@@ -1,0 +1,71 @@
+"""TRN403 waits-for-data
+
+Detects: a run whose typical step spends more than half of its time waiting for a batch.
+Matters: the device is paid for and idle; the model is no reason for how slow the run is.
+Fix: read ahead, tokenize before and not during the run, or give the loader more workers or a faster disk.
+"""
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.trained import trained
+from nsa_doctor.finding import Finding
+from nsa_doctor.runner import NotApplicableError
+from nsa_doctor.runs.declared import Declared, declared
+from nsa_doctor.runs.record import Beat
+from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.runs.trends import median, timeline
+
+_FEWEST = 20
+_LEFT_OUT = 3  # steps at the start: the first batch of a stream takes its time
+_MOST = 0.5
+_LEAST_SECONDS = 0.005  # of one wait: less is a thread that was woken late
+
+
+def run(subject: RunSubject) -> Iterator[Finding]:
+    beats = timeline(subject.record)[_LEFT_OUT:]
+    pairs = list(_waits(beats, declared(subject.record)))
+    if len(pairs) < _FEWEST:
+        raise NotApplicableError(f"the run tells of {len(pairs)} steps how long they waited; {_FEWEST} are needed")
+    share = median(wait / whole for wait, whole in pairs)
+    wait, whole = median(wait for wait, _ in pairs), median(whole for _, whole in pairs)
+    if share > _MOST and wait >= _LEAST_SECONDS:
+        yield Finding(
+            message=f"of a step of {whole:.3g} s, {wait:.3g} s go by in waiting for its batch ({100 * share:.0f} %)",
+            evidence={"run": subject.name, "share": share, "wait_seconds": wait, "step_seconds": whole},
+            repro=subject.again,
+        )
+
+
+def _waits(beats: Sequence[Beat], told: Declared) -> Iterator[tuple[float, float]]:
+    """Seconds of the wait and of the whole step, by the tokens of a step and their pace, else by the clock."""
+    for before, beat in itertools.pairwise(beats):
+        wait = beat.fetch_seconds
+        if wait is None or not wait >= 0:
+            continue
+        if told.is_own and told.tokens_per_step and beat.tokens_per_second:
+            whole = told.tokens_per_step / beat.tokens_per_second
+        elif before.ts is not None and beat.ts is not None and before.step is not None and beat.step is not None:
+            whole = (beat.ts - before.ts) / max(1, beat.step - before.step)
+        else:
+            continue
+        if whole > 0 and wait <= 1.05 * whole:
+            yield wait, whole
+
+
+def planted(subject: RunSubject) -> RunSubject:
+    from nsa.train.feed import Feed
+
+    step = Feed.step
+
+    def slow(feed: Any) -> Any:
+        time.sleep(0.1)
+        return step(feed)
+
+    return trained(steps=40, eval_batches=0, eval_every=0, seams={"nsa.train.feed.Feed.step": slow})
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")

@@ -1,0 +1,82 @@
+"""TRN501 branch-dies
+
+Detects: a branch whose gate had a share in a layer, falls to nothing during the run and stays there.
+Matters: the branch is computed and thrown away, gets no gradient any more, and what it should see is not seen.
+Fix: lower the rate of the gate, look at what is added to its logits, and go back to a checkpoint before the fall.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.trained import trained
+from nsa_doctor.finding import Finding
+from nsa_doctor.measurement import Place
+from nsa_doctor.runner import NotApplicableError
+from nsa_doctor.runs.subject import RunSubject
+
+_FEWEST = 4
+_ALIVE = 0.05
+_DEAD = 0.005  # of the weight, on average over tokens: a branch that few tokens take in full has more
+_LASTING = 3  # looks, the last ones
+_NAMES = {"cmp": "compressed", "sel": "selected", "win": "sliding"}
+
+
+def run(subject: RunSubject) -> Iterator[Finding]:
+    rows = _looks(subject.record.gates)
+    layers = sorted({int(row["layer"]) for row in rows})
+    if not layers or max(sum(row["layer"] == layer for row in rows) for layer in layers) < _FEWEST:
+        raise NotApplicableError(f"gates.csv tells of fewer than {_FEWEST} looks at the gates")
+    for layer in layers:
+        own = [row for row in rows if row["layer"] == layer]
+        for branch in _NAMES:
+            shares = [row[branch] for row in own]
+            if max(shares[:-_LASTING], default=0.0) >= _ALIVE and max(shares[-_LASTING:]) <= _DEAD:
+                yield _finding(subject, layer, branch, own, shares)
+
+
+def _looks(rows: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    """The rows that are whole, the latest of each step and layer, by step."""
+    names = ("step", "layer", *_NAMES)
+    whole = [row for row in rows if all(math.isfinite(row.get(name, math.nan)) for name in names)]
+    latest = {(row["step"], row["layer"]): row for row in whole}
+    return [latest[key] for key in sorted(latest)]
+
+
+def _finding(
+    subject: RunSubject, layer: int, branch: str, rows: Sequence[Mapping[str, float]], shares: Sequence[float]
+) -> Finding:
+    alive = max(index for index, share in enumerate(shares) if share >= _ALIVE)
+    since = int(rows[alive + 1]["step"])
+    return Finding(
+        message=(
+            f"the gate of layer {layer} gives the {_NAMES[branch]} branch {shares[alive]:.2g} at step "
+            f"{int(rows[alive]['step'])} and at most {max(shares[-_LASTING:]):.1e} in the last {_LASTING} looks"
+        ),
+        where=Place(module=f"blocks.{layer}.attention.gate") if subject.record.is_own else Place(),
+        evidence={"run": subject.name, "branch": branch, "layer": layer, "step": since, "share": shares[-1]},
+        repro=subject.again,
+    )
+
+
+def planted(subject: RunSubject) -> RunSubject:
+    from nsa.nn.gate import Gate
+
+    forward, bias = Gate.forward, [0.0]
+
+    def balanced_the_wrong_way(gate: Any, query_mean: Any) -> Any:
+        """A bias that is to even out the load, with its sign turned: what is taken less is pushed down further."""
+        weights = forward(gate, query_mean).clamp_min(1e-30).log()
+        weights[..., 1] = weights[..., 1] + bias[0]
+        bias[0] -= 0.3 if gate.training else 0.0
+        return weights.softmax(-1)
+
+    return trained(
+        steps=60, log_every=5, eval_batches=0, eval_every=0, seams={"nsa.nn.gate.Gate.forward": balanced_the_wrong_way}
+    )
+
+
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", explained_by=("TRN201", "TRN203", "TRN303")
+)
