@@ -131,9 +131,18 @@ class Columns:
                 plan.append((quantity, [(normal(wanted), wanted)]))
                 continue
             synonyms = SYNONYMS.get(quantity, (quantity,)) if wanted is None else (normal(wanted),)
-            if candidates := [(name, by_name[name]) for name in synonyms if name in by_name]:
+            candidates = [
+                (name, by_name[name]) for name in synonyms if name in by_name and not self._is_of_epochs(name)
+            ]
+            if candidates:
                 plan.append((quantity, candidates))
         return plan
+
+    def _is_of_epochs(self, name: str) -> bool:
+        """Whether a column tells the mean over an epoch of what another tells of its steps."""
+        told = self.seen.values()
+        base = name.removesuffix("_epoch")
+        return base != name and (f"{base}_step" in told or base in told)
 
     def check(self, where: str) -> None:
         """Raise MappingError for a mapped column that no row has had."""

@@ -3,7 +3,7 @@
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from nsa_doctor.runs.record import Beat, Evaluation
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".json")
 _LARGEST_DOCUMENT = 256 << 20
 _SUMMARIES = ("train_runtime", "total_flos")  # of a whole run, at the end of Hugging Face's history
+_JOINED = ("ts", "loss", "tokens_per_second", "fetch_seconds", "grad_norm", "learning_rate", "memory")
 _TOLD_OF_TRAINERS = ("max_steps", "save_steps", "logging_steps", "eval_steps", "num_train_epochs")
 
 
@@ -96,7 +97,10 @@ class Log:
         told = number(found["eval_loss"][1]) if "eval_loss" in found else None
         if told is not None:
             self.evaluations.append(Evaluation(step=beat.step, loss=told))
-        self.beats.append(beat)
+        if self.beats and (whole_one := _joined(self.beats[-1], beat)) is not None:
+            self.beats[-1] = whole_one
+        else:
+            self.beats.append(beat)
 
     def _counted(self, found: dict[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
         """With steps that go on where a log counts anew in each epoch; by epochs or rows where it has none."""
@@ -167,6 +171,16 @@ class Log:
         for row in rows:
             self._take(flat(row) if isinstance(row, dict) else None)
         return True
+
+
+def _joined(one: Beat, other: Beat) -> Beat | None:
+    """Both as one, where a log tells a step in several lines, none of which says what another has said."""
+    if one.step is None or one.step != other.step or one.rank != other.rank or one.msg or other.msg:
+        return None
+    told = {name: value for name in _JOINED if (value := getattr(other, name)) is not None}
+    if any(getattr(one, name) is not None for name in told if name != "ts"):
+        return None
+    return replace(one, **told)
 
 
 def flat(data: Mapping[str, Any]) -> Mapping[str, Any]:

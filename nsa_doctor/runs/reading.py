@@ -94,7 +94,8 @@ class RunReader:
             )
         source = ", ".join(log.path.relative_to(self._place).as_posix() for log in logs[:4])
         record = self._record(logs, environment, notes, source=source)
-        is_own = is_of_heartbeats and any(beat.msg == "step" for beat in record.beats)
+        is_told = all(isinstance(record.configuration.get(name), dict) for name in ("train", "runtime"))
+        is_own = is_of_heartbeats and is_told and any(beat.msg == "step" for beat in record.beats)
         return _with_the_rest(replace(record, is_own=is_own), self._place, names)
 
     def _record(
