@@ -7,6 +7,7 @@ import typer
 
 from nsa_doctor import options, signals
 from nsa_doctor.commands.anomaly import anomaly
+from nsa_doctor.commands.data import data
 from nsa_doctor.commands.delivery import ENDED_EARLY
 from nsa_doctor.commands.env import env
 from nsa_doctor.commands.fuzz import fuzz
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 for _command in (sweep, run, anomaly, fuzz, throughput, watch, env, render):
     app.command()(_command)
+app.command()(data)
 app.command("go-no-go")(go_no_go)
 app.command("gate-stats")(gate_stats)
 app.command("gate-init")(gate_init)

@@ -64,6 +64,7 @@ def read(subject: DataSubject, opening: Opening, count: int, *, again: int = 0, 
         if any(each.end is not None and each.end.kind == "late" for each in subject.seen.values()):
             raise NotComparableError("means nothing where batches do not come")
         subject.seen[key] = _read(subject, opening, count, wants_state)
+        subject.listen(_told(opening))
     found: Reading = subject.seen[key]
     return found
 
@@ -98,6 +99,14 @@ def _read(subject: DataSubject, opening: Opening, count: int, wants_state: bool)
         reading = _with_state(reading, source, iterator, caller, subject.limit_seconds)
     _close(caller, source, iterator, end)
     return reading
+
+
+def _told(opening: Opening) -> str:
+    if opening.split == "heldout":
+        return "held-out batches"
+    if opening.state is not None:
+        return "batches from a saved position"
+    return f"batches of rank {opening.rank} of {opening.world_size}" if opening.world_size > 1 else "batches"
 
 
 def _open(subject: DataSubject, opening: Opening) -> tuple[Any, Any, int | None]:

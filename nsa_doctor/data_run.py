@@ -1,0 +1,193 @@
+"""`nsa-doctor data`: a source of batches is opened in a process of its own, and what came of it is a report."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from nsa_doctor import registry
+from nsa_doctor.conclude import environment
+from nsa_doctor.data.request import DataRequest
+from nsa_doctor.finding import Finding, Report, Result, Verdict
+from nsa_doctor.frames import FrameFilter, top_package
+from nsa_doctor.laboratory import DoctorBrokeError, UsageError
+from nsa_doctor.measurement import Place
+from nsa_doctor.signals import raise_if_interrupted
+
+Listener = Callable[[str, int, int], None]
+_SPARE_SECONDS = 30.0  # without a sign of life, beyond the limit for a batch
+_USUAL_LIMIT = 120.0
+_SECONDS_TO_DUMP = 1.0
+_LOOK_SECONDS = 0.5
+_LONGEST_TAIL = 65_536
+_NEVER_CAME = "DAT104"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataExamined:
+    """The end of every check of a source, and what is known of the source."""
+
+    results: tuple[Result, ...] = ()
+    subject: dict[str, Any]
+    expected: dict[str, Any]
+    interrupted: bool = False
+
+
+def data(request: DataRequest, listen: Listener = lambda told, done, total: None) -> Report:
+    """Examine, conclude; a KeyboardInterrupt ends it early.
+
+    Raises UsageError for a source that cannot be examined at all, and DoctorBrokeError when the doctor's code fails.
+    """
+    start = time.perf_counter()
+    examined = examine_data(request, listen)
+    return Report(
+        command="data",
+        subject=examined.subject,
+        options={"batches": request.num_batches, "ranks": request.num_ranks, **examined.expected},
+        environment=environment({}),
+        results=examined.results,
+        seconds=time.perf_counter() - start,
+        interrupted=examined.interrupted,
+    )
+
+
+def examine_data(request: DataRequest, listen: Listener = lambda told, done, total: None) -> DataExamined:
+    """Every check asked for; a source that hangs for good or kills its process is a finding. Raises as `data` does."""
+    subject = {"name": request.spec or request.config or "data", "options": list(request.words)}
+    with tempfile.TemporaryFile() as errors:
+        child = _start(request, errors)
+        try:
+            answer = _heard(child, request, listen)
+        except KeyboardInterrupt:
+            return DataExamined(subject=subject, expected={}, interrupted=True)
+        finally:
+            _end(child)
+        if answer is None:
+            return DataExamined(results=_died(request, child.returncode, _tail(errors)), subject=subject, expected={})
+        if "broke" in answer:
+            raise DoctorBrokeError(answer["broke"], answer["traceback"])
+    if "usage" in answer:
+        raise UsageError(answer["usage"])
+    results = tuple(Result.from_json(result) for result in answer["results"])
+    return DataExamined(results=results, subject=answer["subject"], expected=answer["expected"])
+
+
+def _start(request: DataRequest, errors: IO[bytes]) -> subprocess.Popen[str]:
+    child = subprocess.Popen(  # noqa: S603 (our own interpreter)
+        [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).parents[1])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        start_new_session=True,
+        encoding="utf-8",
+    )
+    assert child.stdin is not None
+    with suppress(BrokenPipeError):
+        child.stdin.write(json.dumps(asdict(request)) + "\n")
+        child.stdin.close()
+    return child
+
+
+def _heard(child: subprocess.Popen[str], request: DataRequest, listen: Listener) -> dict[str, Any] | None:
+    """Its answer; None when it dies before, or gives no sign of life."""
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    threading.Thread(target=_forward, args=(child.stdout, lines), daemon=True).start()
+    patience = (request.seconds or _USUAL_LIMIT) + _SPARE_SECONDS
+    heard, told = time.monotonic(), 0
+    while time.monotonic() - heard < patience:
+        raise_if_interrupted()
+        try:
+            line = lines.get(timeout=_LOOK_SECONDS)
+        except queue.Empty:
+            continue
+        if line is None:
+            return None
+        heard = time.monotonic()
+        said: dict[str, Any] = json.loads(line)
+        if "answer" in said:
+            answer: dict[str, Any] = said["answer"]
+            return answer
+        if "told" in said:
+            told += 1
+            listen(said["told"], told, max(told, _steps(request)))
+    with suppress(ProcessLookupError):
+        os.kill(child.pid, signal.SIGUSR1)  # where is it?
+        time.sleep(_SECONDS_TO_DUMP)
+    return None
+
+
+def _steps(request: DataRequest) -> int:
+    """How often a source that can do everything is opened."""
+    return request.num_ranks + 5
+
+
+def _forward(stream: IO[str] | None, lines: "queue.SimpleQueue[str | None]") -> None:
+    assert stream is not None
+    with suppress(ValueError, OSError):
+        for line in stream:
+            lines.put(line)
+    lines.put(None)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """Nothing that it started is left."""
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(0.2)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(_SPARE_SECONDS)
+
+
+def _died(request: DataRequest, code: int | None, dump: str) -> tuple[Result, ...]:
+    """What its end means: batches do not come, and nothing else is known."""
+    own = FrameFilter(top_package(request.spec)).of_dump(dump)
+    where = Place(file=own[0].file, line=own[0].line, function=own[0].function) if own else Place()
+    at = f" at {where.line_text} ({where.function})" if own else ""
+    if code is None or (code == -signal.SIGKILL and "Thread 0x" in dump):
+        message = f"the process that opens the data gives no sign of life any more: it is{at or ' somewhere'}"
+    elif code < 0:
+        message = f"the process that opens the data died by {signal.Signals(-code).name}{at}"
+    else:
+        message = f"the process that opens the data was ended by it, with exit code {code}{at}"
+    results = []
+    for name, manual in registry.manuals().items():
+        if name not in request.codes:
+            continue
+        if name == _NEVER_CAME:
+            finding = Finding(
+                message=message,
+                where=where,
+                evidence={"kind": "died"},
+                repro=" ".join(["nsa-doctor", "data", *request.words]),
+                code=name,
+            )
+            results.append(Result(code=name, name=manual.name, verdict=Verdict.FAIL, findings=(finding,)))
+        else:
+            reason = "means nothing where batches do not come"
+            results.append(Result(code=name, name=manual.name, verdict=Verdict.SKIP, reason=reason))
+    return tuple(results)
+
+
+def _tail(errors: IO[bytes]) -> str:
+    errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LONGEST_TAIL))
+    return errors.read().decode("utf-8", errors="replace")
+
+
+_PROGRAM = """
+import sys
+root = sys.argv.pop()
+root in sys.path or sys.path.insert(0, root)
+from nsa_doctor.data.room import main
+main()
+"""
