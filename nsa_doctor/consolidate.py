@@ -11,6 +11,9 @@ _ORDER = (
     *("CKP102", "CKP", "ENV", "HNG101", "GRD401", "GRD402", "GRD403", "FWD101", "FWD102", "NAN"),
     *("FWD206", "FWD208", "FWD207", "FWD203", "FWD204", "FWD205", "FWD201", "FWD202", "SEL", "FWD"),
     *("GRD", "GAT", "DEC", "HNG", "PRF"),
+    # Of a run: what ended it or stands still, then causes before what follows from them.
+    *("DST103", "TRN1", "TRN201", "TRN301", "TRN302", "TRN204", "TRN304", "TRN203", "TRN303", "TRN202"),
+    *("DST", "TRN501", "TRN402", "TRN403", "TRN4", "TRN"),
 )
 
 _REFUSED = "modified by an inplace operation"

@@ -7,7 +7,7 @@ from typing import Any
 
 from nsa_doctor import registry
 from nsa_doctor.check import Check
-from nsa_doctor.consolidate import rank
+from nsa_doctor.consolidate import consolidated
 from nsa_doctor.finding import Finding, Note, Result, Verdict
 from nsa_doctor.registry import Entry
 from nsa_doctor.runner import Caught, NotApplicableError, NotComparableError, attempt
@@ -16,8 +16,12 @@ _MOST_FINDINGS = 3
 
 
 def judged(entries: Iterable[Entry], subject: Any) -> list[Result]:
-    """The end of every check, in order of importance; a check means nothing where what it needs failed."""
-    waiting = list(entries)
+    """The end of every check, in order of importance; a check means nothing where what it needs failed.
+
+    A finding that another one explains is named there and told no more.
+    """
+    known = list(entries)
+    waiting = list(known)
     ended: dict[str, Result] = {}
     while waiting:
         codes = [entry.manual.code for entry in waiting]
@@ -30,7 +34,7 @@ def judged(entries: Iterable[Entry], subject: Any) -> list[Result]:
             ended[code] = Result(code=code, name=entry.manual.name, verdict=Verdict.SKIP, reason=reason)
         else:
             ended[code] = judge(registry.load(code), subject)
-    return sorted(ended.values(), key=lambda result: (rank(result.code), result.code))
+    return list(consolidated(ended.values(), {entry.manual.code: entry for entry in known}))
 
 
 def judge(check: Check, subject: Any) -> Result:
