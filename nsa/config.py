@@ -259,8 +259,7 @@ def with_changes(config: RunConfig, changes: Iterable[str]) -> RunConfig:
 
     Raises ConfigError with one sentence.
     """
-    document = config.model_dump(exclude_unset=True)
-    document["nsa"] = {key: document["model"].pop(key) for key in _NSA_KEYS & document["model"].keys()}
+    document = as_document(config)
     for change in changes:
         place, equals, text = change.partition("=")
         section, dot, key = place.partition(".")
@@ -272,6 +271,13 @@ def with_changes(config: RunConfig, changes: Iterable[str]) -> RunConfig:
             raise ConfigError(f"{plain(place)}: {error}") from None
         document.setdefault(section, {})[key] = value
     return parse_config(document)
+
+
+def as_document(config: RunConfig) -> dict[str, Any]:
+    """The sections of a file that says what this one does; `parse_config` reads them."""
+    document = config.model_dump(exclude_unset=True)
+    document["nsa"] = {key: document["model"].pop(key) for key in sorted(_NSA_KEYS & document["model"].keys())}
+    return document
 
 
 def builtin_configs() -> dict[str, Path]:

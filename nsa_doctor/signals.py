@@ -22,6 +22,12 @@ def interrupt_on_signals() -> None:
             signal.signal(number, _interrupt)
 
 
+def raise_if_interrupted() -> None:
+    """For loops that wait: a KeyboardInterrupt that came up in a finalizer was swallowed there by Python."""
+    if _received:
+        raise KeyboardInterrupt
+
+
 def ignore_signals() -> None:
     """Let a report be written whole."""
     for number in _STOPPING:

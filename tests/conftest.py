@@ -14,15 +14,6 @@ hypothesis.settings.load_profile("reproducible")
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def pytest_configure() -> None:
-    """A job in the background may start with signals ignored or blocked, and every child of a test would inherit it."""
-    stopping = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)
-    for number in stopping:
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--golden", action="store_true", help="rewrite the golden files; run the tests that have one")
 
@@ -64,6 +55,16 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8")
 
     return compare
+
+
+@pytest.fixture(autouse=True)
+def answered_signals() -> None:
+    """A test that delivered a report, or who started the tests, may have left signals ignored, for every child too."""
+    stopping = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, stopping)
+    for number in stopping:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import typer
 from nsa_doctor import options, signals
 from nsa_doctor.commands import option_types as given
 from nsa_doctor.commands.delivery import ENDED_EARLY
-from nsa_doctor.commands.go_no_go import read_run_option
+from nsa_doctor.commands.evidence import read_run_option
 from nsa_doctor.laboratory import UsageError
 from nsa_doctor.output import CannotWriteError, check_writable, say, write_whole
 

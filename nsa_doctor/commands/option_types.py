@@ -26,7 +26,8 @@ Output = Annotated[Path | None, typer.Option(help="Write the report to this file
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show tracebacks.")]
 GateFile = Annotated[
-    str | None, typer.Option(help="ci, production, foreign or a file; else production, and foreign for a --subject.")
+    str | None,
+    typer.Option(help="ci, smoke, production, foreign or a file; else production (foreign for a --subject)."),
 ]
 RunFolder = Annotated[Path | None, typer.Option(help="Folder of a training run, for the gate's limits.")]
 Checkpoint = Annotated[str | None, typer.Option(help="A checkpoint: is it sound, and are its gates?")]

@@ -1,0 +1,61 @@
+"""What commands that decide by a gate have in common: the gate itself, and the evidence it asks for."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsa_doctor import options
+from nsa_doctor.laboratory import Assignment, UsageError
+
+if TYPE_CHECKING:
+    from nsa_doctor.gate import Gate
+    from nsa_doctor.gate_stats import GateStatsRequest
+    from nsa_doctor.runs.record import RunRecord
+
+
+def examined_by(assignment: Assignment, gate: "Gate", jobs: int | None) -> dict[str, Any]:
+    """Whom to examine, and the run of those checks that the gate requires of a module, if there are any."""
+    codes = ",".join(entry.manual.code for entry in gate.checks if entry.examines == "module")
+    asked = options.run_request(assignment=assignment, select=codes or None, ignore=None, jobs=jobs, fail_fast=False)
+    checks = replace(asked, selected=(), command="go-no-go") if codes else None
+    return {"assignment": asked.assignment, "module_checks": checks}
+
+
+def read_gate_option(source: str) -> "Gate":
+    """Read `--gate`; raises UsageError."""
+    from nsa.strict import ConfigError
+    from nsa_doctor.gate import load_gate
+
+    try:
+        return load_gate(source)
+    except ConfigError as error:
+        raise UsageError(f"--gate {error}") from error
+
+
+def checkpoint_request(path: str | None) -> "GateStatsRequest | None":
+    """Read `--checkpoint`, its shapes too, which say whose it is."""
+    from nsa_doctor.gate_stats import stats_request
+
+    if path is None:
+        return None
+    asked = stats_request(files=[path], pattern=None, num_branches=3, activation=None, seed=0, timeout=60.0)
+    return replace(asked, read=replace(asked.read, wants_shapes=True))
+
+
+def read_run_option(folder: Path | None) -> "RunRecord | None":
+    """Read `--run`; raises UsageError."""
+    from nsa_doctor.runs.reading import RunError, read_run
+
+    try:
+        return None if folder is None else read_run(folder)
+    except RunError as error:
+        raise UsageError(f"--run {error}") from error
+
+
+def command_line(command: str, *options_given: Mapping[str, object]) -> str:
+    """The line to paste that asks the same; a value None was not given, a tuple several times."""
+    given = [(name, value) for each in options_given for name, value in each.items() if value is not None]
+    several = [(name, one) for name, value in given for one in (value if isinstance(value, tuple) else (value,))]
+    return shlex.join(["nsa-doctor", command, *(word for name, one in several for word in (f"--{name}", str(one)))])

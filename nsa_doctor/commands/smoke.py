@@ -1,0 +1,106 @@
+"""`nsa-doctor smoke`."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nsa_doctor import options
+from nsa_doctor.commands import option_types as given
+from nsa_doctor.commands.delivery import check_bundle, deliver_bundle
+from nsa_doctor.commands.evidence import (
+    checkpoint_request,
+    command_line,
+    examined_by,
+    read_gate_option,
+    read_run_option,
+)
+from nsa_doctor.laboratory import UsageError
+from nsa_doctor.output import is_terminal, say, write_whole
+from nsa_doctor.shortened import shortened
+from nsa_doctor.smoke import FEWEST_STEPS, SmokeRequest, train
+
+if TYPE_CHECKING:
+    from nsa_doctor.finding import Report
+
+_FOLDER = Path("smoke")
+_WATCHDOGS = 3  # how often the trainer's own watchdog may bark before it is ended
+
+
+def smoke(
+    config: given.Config = "train_showcase",
+    dataset: Annotated[str | None, typer.Option(help="In place of the configuration's: text:PATH, …")] = None,
+    steps: Annotated[int, typer.Option(help="Steps to train; the gate asks for 200.")] = 200,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="In place of any other value.")
+    ] = None,
+    device: given.Device = "cpu",
+    gate: Annotated[str, typer.Option(help="What has to hold: smoke, production, or a file.")] = "smoke",
+    jobs: given.Jobs = None,
+    timeout: given.CallSeconds = 30.0,
+    output: given.Bundle = _FOLDER,
+    quiet: given.Quiet = False,
+    traceback: given.Traceback = False,
+) -> int:
+    """Train for 200 steps, kill it half-way, resume, and decide, as in `nsa-doctor smoke --config train_showcase`."""
+    if steps < FEWEST_STEPS:
+        raise UsageError(f"--steps must be at least {FEWEST_STEPS}, got {steps}")
+    required = read_gate_option(gate)
+    folder, written = output / "run", output / "config.yaml"
+    if folder.exists():
+        raise UsageError(f"{folder}: holds an earlier run; remove it, or give another --output")
+    wanted = shortened(config or "", dataset, steps, folder, device, changes or [])
+    assignment = options.examined(
+        device=device,
+        config=str(written),
+        subject=None,
+        input_kind=None,
+        width=None,
+        seed=0,
+        timeout=timeout,
+        profile=required.profile,
+    )
+    asked = examined_by(assignment, required, jobs)
+    check_bundle(output)
+    write_whole(written, wanted.text)
+
+    def tell(sentence: str) -> None:
+        if not quiet:
+            say(f"{chr(10) * is_terminal(sys.stderr)}{sentence}\n", sys.stderr)
+
+    for note in wanted.notes:
+        tell(note)
+    request = SmokeRequest(
+        config=written,
+        folder=folder,
+        steps=steps,
+        patience=_WATCHDOGS * wanted.watchdog_seconds,
+        quiet=quiet,
+        is_compiled=wanted.is_compiled,
+    )
+    failure = train(request, tell)
+    notes = (*wanted.notes, *([f"the smoke run: {failure}"] if failure else []))
+    again = command_line(
+        "smoke",
+        {"config": config, "dataset": dataset, "steps": steps, "set": tuple(changes or ()), "device": device},
+        {"gate": gate, "timeout": f"{timeout:g}"},
+    )
+    report = _decided(asked | {"gate": required, "again": again}, folder, quiet)
+    return deliver_bundle(replace(report, command="smoke", notes=(*notes, *report.notes)), output, traceback)
+
+
+def _decided(asked: dict[str, Any], folder: Path, quiet: bool) -> "Report":
+    """What the gate makes of model, run and weights."""
+    from nsa_doctor import go_no_go as deciding
+    from nsa_doctor import progress
+
+    weights = folder / "model.safetensors"
+    request = deciding.GoNoGoRequest(
+        **asked,
+        run=read_run_option(folder) if folder.is_dir() else None,
+        checkpoint=checkpoint_request(str(weights)) if weights.exists() else None,
+    )
+    with progress.of_steps(quiet) as listener:
+        return deciding.go_no_go(request, listener)
