@@ -23,6 +23,7 @@ from nsa_doctor.runs.subject import RunSubject
 
 _MOST_SECONDS = 24 * 3600.0
 _PATIENCE_WITH_RANKS = 10.0
+_PATIENCE_AT_THE_END = 3.0
 _SHARE_FOR_OTHERS = 4.0  # as long as judging took, times this, nothing is judged again
 
 
@@ -102,6 +103,7 @@ def follow(request: WatchRequest, screen: Screen, pause: Callable[[float], None]
             pause(request.every)
     except KeyboardInterrupt:
         is_interrupted = True
+        followed.catch_up()
     record = followed.record
     if record is None:
         record = RunRecord(folder=str(request.place), notes=("nothing of a run was seen there",))
@@ -121,6 +123,7 @@ class _Followed:
     _told: set[tuple[str, str]] = field(default_factory=set)
     _judged_at: float = 0.0
     _cost: float = 0.0
+    _is_behind: bool = False
 
     def look(self) -> bool:
         """Read and tell; whether the run is over and has been judged as it ended."""
@@ -134,11 +137,18 @@ class _Followed:
         now = time.time()
         self.screen.status(status_of(self.record, now))
         is_due = time.perf_counter() >= self._judged_at + _SHARE_FOR_OTHERS * self._cost
-        if not is_due:
-            return False
+        self._is_behind = not is_due
+        return is_due and self._judge(self.record, now)
+
+    def catch_up(self) -> None:
+        """Judge what was read since, unless that takes longer than a person waits who asked for the end."""
+        if self.record is not None and self._is_behind and self._cost < _PATIENCE_AT_THE_END:
+            self._judge(self.record, time.time())
+
+    def _judge(self, record: RunRecord, now: float) -> bool:
         begin = time.perf_counter()
-        has_ended = _has_ended(self.record, now)
-        self.results = _judged(self.request, self.record, now)
+        has_ended = _has_ended(record, now)
+        self.results = _judged(self.request, record, now)
         self._judged_at, self._cost = time.perf_counter(), time.perf_counter() - begin
         for finding in (each for result in self.results for each in result.findings):
             if (key := (finding.code, finding.fingerprint)) not in self._told:

@@ -50,7 +50,7 @@ def status_of(record: RunRecord, now: float) -> Status:
     is_dated = newest is not None and record.clock == "absolute"
     pace = _seconds_per_step(made)
     left = None if pace is None or total is None or last.step is None else max(0.0, total - last.step) * pace
-    event = recent[0].msg if recent and recent[0].msg not in ("", "step", "evaluated") else ""
+    event = recent[0].msg if recent and not is_step(recent[0]) and recent[0].msg != "evaluated" else ""
     return Status(
         step=last.step,
         steps=None if total is None else int(total),
