@@ -130,6 +130,8 @@ def as_rows(value: Any, name: str) -> Array:
     if found.dtype.kind not in "iufb":
         raise UnreadableBatchError(f"{name} that are {_kind(value)}, not numbers")
     if found.ndim == 1:
+        if not found.size:
+            raise UnreadableBatchError(f"{name} that hold nothing")
         found = found[None]
     if found.ndim != 2:
         raise UnreadableBatchError(f"{name} of shape {list(found.shape)}, not [rows, tokens]")
@@ -140,9 +142,9 @@ def _array(value: Any) -> Array:
     if _is_tensor(value):
         value = value.detach().cpu()
         value = value.float() if str(value.dtype) == "torch.bfloat16" else value
-        return np.asarray(value.numpy())
+        return np.array(value.numpy())  # a copy: the loader may fill the same memory again
     if isinstance(value, (list, tuple, np.ndarray)):
-        return np.asarray(value)
+        return np.array(value)
     raise UnreadableBatchError(f"{_kind(value)}, which is no tensor, mapping or pair")
 
 

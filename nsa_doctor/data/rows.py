@@ -6,15 +6,16 @@ import numpy as np
 
 from nsa_doctor.data.batch import Array, Batch
 
-_FEWEST_TOKENS = 3  # of which a stretch must hold so many to be worth recognising
+_FEWEST_TOKENS = 3  # different ones that a stretch must hold to be worth recognising
+_FEWEST_TURNS = 3
 _FACTOR = 6364136223846793005
 _INVERSE = pow(_FACTOR, -1, 1 << 64)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def keys(batches: Iterable[Batch]) -> list[bytes]:
-    """One for each row, in their order; equal for equal rows."""
-    return [row.tobytes() for batch in batches for row in _whole(batch.inputs)]
+    """One for each row, in their order; equal for equal rows. Those that say nothing are left out."""
+    return [row.tobytes() for batch in batches for row in _whole(batch.inputs) if _says_something(row)]
 
 
 def constant_rows(batches: Iterable[Batch]) -> list[int]:
@@ -45,10 +46,17 @@ def rows_found_in(rows: Sequence[Batch], others: Sequence[Batch]) -> list[int]:
     found = []
     for number, row in enumerate(wanted):
         halves = [row[:length], row[-length:]]
-        telling = [half for half in halves if len(np.unique(half)) >= _FEWEST_TOKENS]
+        telling = [half for half in halves if _says_something(half)]
         if telling and np.isin(_windows(np.stack(telling), length).ravel(), held).any():
             found.append(number)
     return found
+
+
+def _says_something(row: Array) -> bool:
+    """Whether it is more than one short stretch over and over, which rows of other documents may be too."""
+    longest = len(row) // _FEWEST_TURNS
+    repeats = any(bool((row[period:] == row[:-period]).all()) for period in range(1, longest + 1))
+    return not repeats and (len(row) < _FEWEST_TOKENS or len(np.unique(row)) >= _FEWEST_TOKENS)
 
 
 def _whole(rows: Array) -> Array:

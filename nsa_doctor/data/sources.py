@@ -23,6 +23,7 @@ from nsa_doctor.subjects import import_named
 
 _SHARE_OF_LIMIT = 0.95  # of the loader's own wait, so that it can say itself where it stands
 _SEED = 0
+_METHODS = ("__iter__", "__next__", "__getitem__", "__call__", "__init__")
 
 
 def of_config(config: RunConfig, limit_seconds: float | None = None) -> DataSubject:
@@ -122,8 +123,10 @@ def _place(function: Any) -> Place:
     bare = inspect.unwrap(function)
     bare = getattr(bare, "func", bare)
     code = getattr(getattr(bare, "__func__", bare), "__code__", None)
-    if code is None and not isinstance(bare, type):
-        code = getattr(type(bare).__call__, "__code__", None)
+    if code is None:
+        kind = bare if isinstance(bare, type) else type(bare)
+        methods = (getattr(kind, name, None) for name in _METHODS)
+        code = next((found for method in methods if (found := getattr(method, "__code__", None)) is not None), None)
     if code is None:
         return Place(function=str(getattr(bare, "__name__", "")))
     return Place(file=code.co_filename, line=code.co_firstlineno, function=code.co_name)

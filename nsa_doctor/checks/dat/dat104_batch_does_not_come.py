@@ -29,8 +29,8 @@ def run(subject: DataSubject) -> Iterator[Finding | Note]:
     if end.kind == "late":
         yield about(subject, _late(subject, end, what), end.where, **evidence)
     elif end.kind == "raised":
-        asked = "opening it" if end.stage == "open" else f"asked for {what}, the loader"
-        yield about(subject, f"{asked} raises {end.sentence}", end.where, **evidence)
+        told = "cannot be opened" if end.stage == "open" else "does not come"
+        yield about(subject, f"{what} {told}: {end.sentence}", end.where, **evidence)
     else:
         yield from _ended(subject, reading, evidence)
 

@@ -24,9 +24,10 @@ def run(subject: DataSubject) -> Iterator[Finding | Note]:
     reading = train_rows(subject)
     seen = keys(reading.batches)
     constant = constant_rows(reading.batches)
-    if len(constant) > _MOST_CONSTANT * len(seen):
+    total = sum(batch.num_rows for batch in reading.batches)
+    if len(constant) > _MOST_CONSTANT * total:
         token, count = Counter(constant).most_common(1)[0]
-        yield about(subject, f"{count} of {len(seen)} rows hold nothing but token {token}", rows=count)
+        yield about(subject, f"{count} of {total} rows hold nothing but token {token}", rows=count)
         return
     repeats, told = num_repeats(seen), None
     if _is_declared(reading) or not repeats:
