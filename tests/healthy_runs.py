@@ -55,8 +55,8 @@ CASES = (
     case("plain"),
     case("text", data=TEXT, steps=200),
     case("needle", data=NEEDLE, seq_len=256, steps=150, batch_size=4),
-    case("high rate", lr=6e-2, steps=120, **NO_WARMUP),
-    case("small rate", lr=1e-4, steps=200),
+    case("high rate", lr=3e-2, steps=120, **NO_WARMUP),
+    case("small rate", lr=2e-4, steps=200),
     case("tiny rate, short", lr=1e-5, steps=30, warmup_steps=0),
     case("long warm-up", lr=2e-4, steps=60, warmup_steps=60),
     case("constant", lr_schedule="constant", lr=5e-3, steps=150),
@@ -102,9 +102,7 @@ def results_of(case: Case, seed: int, place: Path) -> list[Result]:
     """Train it, and the end of every check of runs."""
     out = place / f"{case.name.replace(' ', '_').replace(',', '')}_{seed}"
     document = document_of(out, model=case.model, runtime=case.runtime, **{"seed": seed, **case.train})
-    document["nsa"] |= {
-        key: document["model"].pop(key) for key in ("phi", "gate", "branch") if key in document["model"]
-    }
+    document["nsa"] |= {key: document["model"].pop(key) for key in ("phi", "gate") if key in document["model"]}
     document["data"] |= {key: value.replace("text:", f"text:{place}/") for key, value in case.data.items()}
     config = place / f"{out.name}.json"
     config.write_text(json.dumps(document), encoding="utf-8")

@@ -39,6 +39,11 @@ class Series:
         """Points by index, as a slice takes them."""
         return Series(self.steps[first:last], self.values[first:last])
 
+    def within(self, first: int, last: float = math.inf) -> "Series":
+        """Points by step, both ends counted."""
+        points = [point for point in zip(self.steps, self.values, strict=True) if first <= point[0] <= last]
+        return Series(tuple(step for step, _ in points), tuple(value for _, value in points))
+
     @property
     def told(self) -> str:
         """`steps 1 to 80`."""
@@ -120,9 +125,9 @@ def noise(values: Sequence[float]) -> float:
 
 
 def rank_correlation(values: Sequence[float]) -> float:
-    """Kendall's tau with time: 1 rises all the way, -1 falls, 0 neither; of at most 60 evenly spaced points."""
-    stride = -(-len(values) // 60) or 1
-    thin = values[::stride]
+    """Kendall's tau with time: 1 rises all the way, -1 falls, 0 neither; of at most 60 medians of neighbours."""
+    size = -(-len(values) // 60) or 1
+    thin = [statistics.median(values[first : first + size]) for first in range(0, len(values), size)]
     pairs = list(itertools.combinations(thin, 2))
     return sum((after > before) - (after < before) for before, after in pairs) / len(pairs) if pairs else 0.0
 

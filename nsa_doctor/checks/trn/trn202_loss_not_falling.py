@@ -15,16 +15,17 @@ from nsa_doctor.runner import NotApplicableError, NotComparableError
 from nsa_doctor.runs.declared import declared
 from nsa_doctor.runs.record import Beat
 from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.runs.trends import Levels, Series, levels, series, timeline, travelled
+from nsa_doctor.runs.trends import Levels, Series, levels, rank_correlation, series, timeline, travelled
 
 _FEWEST_POINTS, _FEWEST_STEPS, _FEWEST_WITHOUT_RATES = 20, 50, 200
-# Rates that add up to half of what a weight is worth (about 0.02): by then Adam has moved the loss by a tenth of a nat
+# Rates that add up to most of what a weight is worth (about 0.02): by then Adam has moved the loss by a tenth of a nat
 # even in a narrow model. A long warm-up has not come so far.
-_LEAST_TRAVEL = 1e-2
+_LEAST_TRAVEL = 1.5e-2
 _OF_A_GUESS = 0.01  # what the frequencies of symbols alone win is more: 5 % in text
 _ERRORS = 3.0  # falls of more are falls: to be silent by chance costs nothing
 _PRETRAINED = 4.0  # nats a token: a model that has learnt any text is below, whatever its vocabulary
 _FLAT = 0.005
+_FALLS = -0.36  # Kendall's tau of the last two thirds; of 30 points without a trend one series in 300 is below
 
 
 def run(subject: RunSubject) -> Iterator[Finding]:
@@ -68,7 +69,8 @@ def _require_enough(losses: Series, beats: Sequence[Beat]) -> None:
 def _stuck(losses: Series, quarters: Levels, guess: float | None) -> str:
     """What is wrong with where the loss stands; nothing where it falls, or has fallen and rests."""
     before, now = quarters.values[2:]
-    if before - now > _ERRORS * quarters.error + 0.2 * _OF_A_GUESS * abs(now):
+    late = levels(losses.part(len(losses) // 3), 30, fewest=2)
+    if before - now > _ERRORS * quarters.error + 0.2 * _OF_A_GUESS * abs(now) or rank_correlation(late.values) < _FALLS:
         return ""
     last = f"{now:.4g} ({quarters.stretches[-1].told})"
     if guess is not None and now < 3 * guess:  # beyond it is another unit, such as a sum

@@ -76,8 +76,7 @@ def _wanted(rates: Series, still: Series, losses: Series, told: Declared, *, is_
 
 def _falls(losses: Series, still: Series) -> bool:
     """Whether the loss falls all the same, so that the rate is a rounded one."""
-    kept = [(step, loss) for step, loss in zip(losses.steps, losses.values, strict=True) if step >= still.steps[0]]
-    inside = Series(tuple(step for step, _ in kept), tuple(loss for _, loss in kept))
+    inside = losses.within(still.steps[0])
     if len(inside) < 2 * _FEWEST:
         return False
     found = levels(inside, 4)

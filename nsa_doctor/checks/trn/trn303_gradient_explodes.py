@@ -52,14 +52,11 @@ def _least(losses: Series, growth: Growth) -> float:
     rise = found_rise(losses) if len(losses) >= _FEWEST else None
     if rise is not None and not rise.is_recovering:
         return _WITH_A_RISE
-    before = [value for step, value in zip(losses.steps, losses.values, strict=True) if step < growth.wild.steps[0]]
-    after = [value for step, value in zip(losses.steps, losses.values, strict=True) if step >= growth.wild.steps[0]]
-    if min(len(before), len(after)) < _FEWEST // 2:
+    before, after = losses.within(0, growth.wild.steps[0] - 1), losses.within(growth.wild.steps[0])
+    size = min(len(before), len(after))
+    if size < _FEWEST // 2:
         return _WHATEVER_THE_LOSS
-    late = Series(
-        tuple(range(2 * len(before[-len(after) :]))), tuple([*before[-len(after) :], *after][: 2 * len(after)])
-    )
-    found = levels(late, 4)
+    found = levels(losses.part(len(before) - size, len(before) + size), 4)
     is_falling = found.values[0] - found.values[-1] > 3 * found.error
     return _WHATEVER_THE_LOSS if is_falling else _WITHOUT_A_FALL
 

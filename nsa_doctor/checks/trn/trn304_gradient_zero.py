@@ -20,6 +20,7 @@ _NOTHING = 1e-9  # float32's rounding of a norm of one is a hundred times as muc
 _SUNK = 1e-5
 _LEARNT = 0.05  # nats: a loss that is nearly zero has a gradient that is
 _SHARE_LEARNT = 0.5
+_ROUNDED = 0.1
 
 
 def run(subject: RunSubject) -> Iterator[Finding | Note]:
@@ -32,10 +33,10 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
     gone = _gone(norms)
     if gone is None:
         return
-    inside = _between(losses, gone)
+    inside = losses.within(gone.steps[0], gone.steps[-1])
     if _is_learnt(losses, inside):
         return
-    if _falls(inside):
+    if _falls(inside) and not _was_measured(norms, gone):
         yield Note(message=f"the gradient norm is told as {gone.values[0]:.3g} ({gone.told}), and the loss falls")
         return
     yield Finding(
@@ -47,7 +48,7 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
 
 def _gone(norms: Series) -> Series | None:
     """The longest stretch of norms that are as good as zero, of ten at least."""
-    limit = max(_NOTHING, _SUNK * median(norms.values[: max(_FEWEST, len(norms) // 3)]))
+    limit = max(_NOTHING, _SUNK * median(norms.values[: max(_FEWEST, len(norms) // 12)]))
     first, best = 0, norms.part(0, 0)
     for index in range(len(norms) + 1):
         if index == len(norms) or norms.values[index] > limit:
@@ -56,20 +57,17 @@ def _gone(norms: Series) -> Series | None:
     return best if len(best) >= _FEWEST else None
 
 
-def _between(losses: Series, gone: Series) -> Series:
-    kept = [
-        (step, loss)
-        for step, loss in zip(losses.steps, losses.values, strict=True)
-        if gone.steps[0] <= step <= gone.steps[-1]
-    ]
-    return Series(tuple(step for step, _ in kept), tuple(loss for _, loss in kept))
-
-
 def _is_learnt(losses: Series, inside: Series) -> bool:
     if not inside:
         return False
     now, first = median(inside.values), losses.values[0]
     return 0 < now < _LEARNT or (inside.steps[0] > losses.steps[0] and 0 < now < _SHARE_LEARNT * _LEARNT * first)
+
+
+def _was_measured(norms: Series, gone: Series) -> bool:
+    """Whether the norms before were none that a few digits round to zero."""
+    before = norms.within(norms.steps[0], gone.steps[0] - 1)
+    return len(before) >= _FEWEST and median(before.values) > _ROUNDED
 
 
 def _falls(inside: Series) -> bool:

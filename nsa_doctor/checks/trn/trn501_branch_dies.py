@@ -18,7 +18,7 @@ from nsa_doctor.runs.subject import RunSubject
 
 _FEWEST = 4
 _ALIVE = 0.05
-_DEAD = 0.005  # of the weight, on average over tokens: a branch that few tokens take in full has more
+_DEAD = 0.001  # of the weight, on average over tokens: a branch that few tokens take in full has more
 _LASTING = 3  # looks, the last ones
 _NAMES = {"cmp": "compressed", "sel": "selected", "win": "sliding"}
 

@@ -1,0 +1,14 @@
+"""Three of the healthy runs of `tests/healthy_runs.py`, in processes of their own."""
+
+import pytest
+
+from tests.healthy_runs import CASES, results_of, told, write_texts
+
+
+@pytest.mark.parametrize("name", ["eight steps", "resumed", "text"])
+def test_the_doctor_is_silent_on_a_healthy_run(name, tmp_path):
+    write_texts(tmp_path)
+    case = next(case for case in CASES if case.name == name)
+    lines, counts = told(results_of(case, 11, tmp_path))
+    assert lines == []
+    assert "PASS" in counts
