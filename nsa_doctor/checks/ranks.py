@@ -31,10 +31,9 @@ def trained_by_two(fault: str = "", spoil: Callable[[Path], None] = lambda folde
     """A run of two processes. fault: what befalls rank 1 at a step: `fails`, `dies`, `drifts`; else nothing."""
     with TemporaryDirectory(prefix="nsa-doctor-") as place:
         folder = Path(place) / "run"
-        runtime = {"compare_ranks_every": 4}
-        document = document_of(
-            folder, runtime=runtime, **{"steps": _STEPS, "eval_every": 0, "watchdog_seconds": 60.0, **changes}
-        )
+        usual = {"steps": _STEPS, "eval_every": 0, "watchdog_seconds": 60.0}
+        runtime = {"compare_ranks_every": 4, **changes.pop("runtime", {})}
+        document = document_of(folder, runtime=runtime, **{**usual, **changes})
         port = _free_port()
         processes = [_started(rank, port, document, fault) for rank in (0, 1)]
         for process in processes:

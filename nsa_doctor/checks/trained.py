@@ -24,6 +24,7 @@ _TRAIN = {
     "log_every": 10,
     "eval_every": 20,
     "save_every": 40,
+    "sample_tokens": 4,
 }
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nsa_doctor.runs.lives import blamed, differing, endings, is_over, is_step, lives_of
+from nsa_doctor.runs.lives import blamed, differing, endings, is_over, is_step, kind_of, lives_of
 from nsa_doctor.runs.numbers import is_time
 from nsa_doctor.runs.gaps import gaps_of, longest_silence_allowed, usual_gap
 from nsa_doctor.runs.record import Beat, RunRecord
@@ -13,7 +13,7 @@ _FEWEST_ALIKE = 3
 _TOLERANCE = 1e-6
 _LEAST_STEPS_BEHIND = 3
 _LEAST_SECONDS_BEHIND = 5.0
-_TIMES_THE_USUAL = 10.0
+_TIMES_THE_USUAL = 2.0
 _QUANTITIES = ("loss", "learning_rate", "grad_norm")
 
 
@@ -96,11 +96,12 @@ def death(record: RunRecord) -> Death | None:
     if not any(end.kind == "another rank" for end in found) and not _is_one_alone(record):
         return None
     for end in found:
-        if (told := blamed(end.reason)) is not None:
+        if (told := blamed(end.reason)) is not None and kind_of(told[1]) != "another rank":
             own = next((each.reason for each in found if each.rank == told[0] and each.kind == "error"), told[1])
             return Death(rank=told[0], reason=own, step=_last_step(record, told[0]))
     errors = [end for end in found if end.kind == "error"]
-    words = sorted(record.failures, key=lambda each: each.ts or math.inf)
+    words = [each for each in record.failures if kind_of(each.reason) == "error"]
+    words.sort(key=lambda each: each.ts or math.inf)
     if errors or words:
         rank, reason = (errors[0].rank, errors[0].reason) if errors else (words[0].rank, words[0].reason)
         return Death(rank=rank, reason=reason, step=_last_step(record, rank))
