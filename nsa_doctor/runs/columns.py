@@ -114,8 +114,10 @@ class Columns:
                 self._plans[names] = plan
         found: dict[str, tuple[str, Any]] = {}
         for quantity, candidates in plan:
-            chosen = next((each for each in candidates if row[each[1]] is not None), candidates[0])
-            found[quantity] = chosen[0], row[chosen[1]]
+            name, column = candidates[0]
+            if len(candidates) > 1:
+                name, column = next((each for each in candidates if row[each[1]] is not None), candidates[0])
+            found[quantity] = name, row[column]
         return found
 
     def _plan(self, names: tuple[str, ...]) -> Plan:
@@ -200,7 +202,7 @@ def beat_of(found: Mapping[str, tuple[str, Any]], rank: int) -> Beat:
 
 def number(value: Any) -> float | None:
     """The number that it is; JSON's and CSV's NaN and infinities are numbers, true and false are none."""
-    if isinstance(value, bool) or value is None:
+    if value is None or value is True or value is False:
         return None
     try:
         return float(value)
@@ -210,8 +212,10 @@ def number(value: Any) -> float | None:
 
 def whole(value: float | None) -> int | None:
     """A whole number that a float holds exactly."""
-    is_whole = value is not None and math.isfinite(value) and value == int(value) and abs(value) < 2**53
-    return int(value) if is_whole and value is not None else None
+    if value is None or not -(2**53) < value < 2**53:  # NaN is not either
+        return None
+    made = int(value)
+    return made if made == value else None
 
 
 def _is_not_a_number(value: Any, values: Mapping[str, float | None]) -> bool:

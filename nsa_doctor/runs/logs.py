@@ -13,7 +13,7 @@ from nsa_doctor.runs.record import Beat, Evaluation
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".json")
 _LARGEST_DOCUMENT = 256 << 20
-_SUMMARIES = ("train_runtime", "total_flos")  # of a whole run, at the end of Hugging Face's history
+_SUMMARIES = frozenset({"train_runtime", "total_flos"})  # of a whole run, at the end of Hugging Face's history
 _JOINED = ("ts", "loss", "tokens_per_second", "fetch_seconds", "grad_norm", "learning_rate", "memory")
 _TOLD_OF_TRAINERS = ("max_steps", "save_steps", "logging_steps", "eval_steps", "num_train_epochs")
 
@@ -90,7 +90,7 @@ class Log:
         if not row:
             return
         found = self.columns.find(row)
-        if any(name in row for name in _SUMMARIES):
+        if not _SUMMARIES.isdisjoint(row):
             found.pop("loss", None)  # a mean over the whole run
             found["msg"] = "msg", "finished"
         beat = beat_of(self._counted(found), self.rank)
@@ -185,7 +185,7 @@ def _joined(one: Beat, other: Beat) -> Beat | None:
 
 def flat(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """The object with what lies in objects inside it, one deep, as `outer/inner`."""
-    if not any(isinstance(value, dict) for value in data.values()):
+    if dict not in map(type, data.values()):
         return data
     made: dict[str, Any] = {}
     for name, value in data.items():

@@ -20,8 +20,10 @@ _FRAME = re.compile(
     re.MULTILINE,
 )
 _NEVER_AT_FAULT = re.compile(
-    r"^<|[/\\]torchinductor_|[/\\](?:site|dist)-packages[/\\](?:torch|numpy|jaxtyping|beartype|typeguard|einops|pluggy|_pytest)[/\\]"
-    r"|[/\\]python3[\d.]*[/\\](?!.*(?:site|dist)-packages)|^(?:.*[/\\]lib[/\\])?(?:threading|queue|selectors|socket|ssl|subprocess)\.py$",
+    r"^<|[/\\]torchinductor_"
+    r"|[/\\](?:site|dist)-packages[/\\](?:torch|numpy|jaxtyping|beartype|typeguard|einops|pluggy|_pytest)[/\\]"
+    r"|[/\\]python3[\d.]*[/\\](?!.*(?:site|dist)-packages)"
+    r"|^(?:.*[/\\]lib[/\\])?(?:threading|queue|selectors|socket|ssl|subprocess)\.py$",
     re.IGNORECASE,
 )
 _LOADERS = re.compile(r"data|load|feed|worker|prefetch|fetch|reader|queue", re.IGNORECASE)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from nsa_doctor.frames import Line
-from nsa_doctor.runs.lives import Life, endings, is_step, lives_of
 from nsa_doctor.runs.gaps import Gap, gaps_of, usual_gap, watchdog_seconds
+from nsa_doctor.runs.lives import Life, endings, is_step, lives_of
 from nsa_doctor.runs.record import RunRecord
 from nsa_doctor.runs.stacks import Stall, is_wait_for_data, stall_in
 

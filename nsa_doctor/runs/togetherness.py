@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nsa_doctor.runs.gaps import gaps_of, longest_silence_allowed, usual_gap
 from nsa_doctor.runs.lives import blamed, differing, endings, is_over, is_step, kind_of, lives_of
 from nsa_doctor.runs.numbers import is_time
-from nsa_doctor.runs.gaps import gaps_of, longest_silence_allowed, usual_gap
 from nsa_doctor.runs.record import Beat, RunRecord
 
 _FEWEST_ALIKE = 3
