@@ -9,6 +9,7 @@ _ERRORS = 6.0  # of a level, by which two of a dozen differ by chance in less th
 _OF_THE_FALL = 0.15  # another mixture of data, or a restart of the schedule, costs less of what was learnt
 _OF_ONE_STEP = 1.5  # drifts of the data are of the size of its noise
 _LEAST, _LEAST_IN_ORDER = 0.10, 0.03  # of the level; a small rise counts when it goes up all the way
+_LEAST_OF_A_GUESS, _LIKE_A_GUESS = 0.01, 0.97  # a model that knows nothing has nothing to lose by other data
 _IN_ORDER = 0.6  # Kendall's tau of levels that go up all the way, but for one or two
 _FEWEST_LATE = 12  # points that a late rise needs to be told from a spike
 _LATE_NOISE = 12.0
@@ -33,12 +34,12 @@ class Rise:
         return f"the loss rises from {self.lowest:.4g} ({self.best.told}) to {self.now:.4g} ({self.late.told})"
 
 
-def found_rise(losses: Series) -> Rise | None:
-    """The rise of a loss that is above its best at the end, None where it is not."""
-    return _lasting(losses) or _late(losses)
+def found_rise(losses: Series, guess: float | None = None) -> Rise | None:
+    """The rise of a loss that is above its best at the end, None where it is not; `guess` is what a guess loses."""
+    return _lasting(losses, guess) or _late(losses)
 
 
-def _lasting(losses: Series) -> Rise | None:
+def _lasting(losses: Series, guess: float | None) -> Rise | None:
     """Every level of the last sixth is high."""
     found = levels(losses, _STRETCHES)
     if len(found.values) < 3:
@@ -49,7 +50,9 @@ def _lasting(losses: Series) -> Rise | None:
     now = min(values[-late:])
     rise, fall = now - lowest, max(values[: best + 1]) - lowest
     is_in_order = rank_correlation(values[best:]) >= _IN_ORDER
-    least = (_LEAST_IN_ORDER if is_in_order else _LEAST) * abs(lowest)
+    is_a_guess = guess is not None and _LIKE_A_GUESS * guess < lowest < guess / _LIKE_A_GUESS
+    in_order = _LEAST_OF_A_GUESS if is_a_guess else _LEAST_IN_ORDER
+    least = (in_order if is_in_order else _LEAST) * abs(lowest)
     if not rise > max(_ERRORS * found.error, _OF_ONE_STEP * found.noise, _OF_THE_FALL * fall, least):
         return None
     is_recovering = highest - values[-1] > _WON_BACK * (highest - lowest) and values[-1] <= values[-2] + found.error

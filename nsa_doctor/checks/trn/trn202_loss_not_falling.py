@@ -5,6 +5,7 @@ Matters: nothing is learnt, and nothing will be: weights that no update reaches,
 Fix: see that the optimizer holds the model's own parameters and is stepped, and that targets follow their inputs.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from nsa_doctor.runs.trends import Levels, Series, levels, rank_correlation, ser
 _FEWEST_POINTS, _FEWEST_STEPS, _FEWEST_WITHOUT_RATES = 20, 50, 200
 # Rates that add up to most of what a weight is worth (about 0.02): by then Adam has moved the loss by a tenth of a nat
 # even in a narrow model. A long warm-up has not come so far.
-_LEAST_TRAVEL = 1.5e-2
+_LEAST_TRAVEL, _FAR = 1.5e-2, 0.1
 _OF_A_GUESS = 0.01  # what the frequencies of symbols alone win is more: 5 % in text
 _ERRORS = 3.0  # falls of more are falls: to be silent by chance costs nothing
 _PRETRAINED = 4.0  # nats a token: a model that has learnt any text is below, whatever its vocabulary
@@ -36,7 +37,9 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     told = _frozen(losses)
     if not told:
         _require_enough(losses, beats)
-        told = _stuck(losses, levels(losses, 4), declared(subject.record).guess)
+        words = declared(subject.record)
+        is_over = losses.steps[-1] >= (words.steps or math.inf) and (travelled(beats) or 0) >= _FAR
+        told = _stuck(losses, levels(losses, 4), words.guess, is_over=is_over)
     if told:
         yield Finding(message=told, evidence={"run": subject.name, "steps": losses.span}, repro=subject.again)
 
@@ -45,11 +48,10 @@ def _frozen(losses: Series) -> str:
     """The same number at every step, told in so many digits that it is no rounding."""
     same = losses.part(-_FEWEST_POINTS)
     last = same.values[-1]
-    if len(same) < _FEWEST_POINTS or any(value != last for value in same.values):
-        return ""
-    if last == 0.0 and any(value != last for value in losses.values):
-        return ""  # it has come down to nothing
-    if last != 0.0 and len(f"{abs(last):.12g}".replace(".", "").lstrip("0").rstrip("0")) < 5:
+    is_rounded = len(f"{abs(last):.12g}".replace(".", "").lstrip("0").rstrip("0")) < 5
+    if last == 0.0:  # it may have come down to nothing
+        is_rounded = any(value != last for value in losses.values)
+    if is_rounded or len(same) < _FEWEST_POINTS or any(value != last for value in same.values):
         return ""
     return f"the loss is {last:.6g} at every one of {same.told}"
 
@@ -57,31 +59,30 @@ def _frozen(losses: Series) -> str:
 def _require_enough(losses: Series, beats: Sequence[Beat]) -> None:
     travel = travelled(beats)
     if travel is not None and travel < _LEAST_TRAVEL:
-        raise NotApplicableError(
-            f"the rates of {losses.told} add up to {travel:.1e}: {_LEAST_TRAVEL:g} is needed for a loss to have fallen"
-        )
+        needed = f"{_LEAST_TRAVEL:g} is needed for a loss to have fallen"
+        raise NotApplicableError(f"the rates of {losses.told} add up to {travel:.1e}: {needed}")
     fewest = _FEWEST_STEPS if travel is not None else _FEWEST_WITHOUT_RATES
     if len(losses) < _FEWEST_POINTS or losses.span < fewest:
         needed = f"{fewest} steps and {_FEWEST_POINTS} losses are needed"
         raise NotApplicableError(f"{losses.span} steps, told {len(losses)} times; {needed}")
 
 
-def _stuck(losses: Series, quarters: Levels, guess: float | None) -> str:
+def _stuck(losses: Series, quarters: Levels, guess: float | None, *, is_over: bool) -> str:
     """What is wrong with where the loss stands; nothing where it falls, or has fallen and rests."""
     before, now = quarters.values[2:]
     late = levels(losses.part(len(losses) // 3), 30, fewest=2)
+    if is_over and guess is not None and guess <= now < 3 * guess and now > losses.values[0] - 3 * quarters.noise:
+        return f"after the last step the loss is {now:.4g}, and that of a guess among all symbols {guess:.4g}"
     if before - now > _ERRORS * quarters.error + 0.2 * _OF_A_GUESS * abs(now) or rank_correlation(late.values) < _FALLS:
         return ""
     last = f"{now:.4g} ({quarters.stretches[-1].told})"
     if guess is not None and now < 3 * guess:  # beyond it is another unit, such as a sum
-        if now < guess - max(_ERRORS * quarters.error, _OF_A_GUESS * guess):
-            return ""
-        return f"the loss is still {last}, no better than a guess among all symbols ({guess:.4g}), and does not fall"
-    spread = max(quarters.values) - min(quarters.values)
+        told = f"the loss is still {last}, no better than a guess among all symbols ({guess:.4g}), and does not fall"
+        return told if now >= guess - max(_ERRORS * quarters.error, _OF_A_GUESS * guess) else ""
     is_anew = losses.steps[0] <= max(10, losses.span // 10)
-    if now < _PRETRAINED or not is_anew or spread > _ERRORS * quarters.error + _FLAT * abs(now):
-        return ""
-    return f"the loss is {quarters.values[0]:.4g} at first and still {last}: it does not fall"
+    is_flat = max(quarters.values) - min(quarters.values) <= _ERRORS * quarters.error + _FLAT * abs(now)
+    is_told = now >= _PRETRAINED and is_anew and is_flat
+    return f"the loss is {quarters.values[0]:.4g} at first and still {last}: it does not fall" if is_told else ""
 
 
 def planted(subject: RunSubject) -> RunSubject:

@@ -13,6 +13,7 @@ from nsa_doctor.check import Check
 from nsa_doctor.checks.trained import trained
 from nsa_doctor.finding import Finding, Note
 from nsa_doctor.runner import NotApplicableError, NotComparableError
+from nsa_doctor.runs.declared import declared
 from nsa_doctor.runs.rising import found_rise
 from nsa_doctor.runs.subject import RunSubject
 from nsa_doctor.runs.trends import Series, series, timeline, travelled
@@ -29,7 +30,7 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
     if not losses:
         raise NotComparableError("the run tells no loss that is finite")
     _require_enough(losses, travelled(beats))
-    rise = found_rise(losses)
+    rise = found_rise(losses, declared(subject.record).guess)
     if rise is None:
         return
     if rise.is_recovering:

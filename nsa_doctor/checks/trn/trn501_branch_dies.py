@@ -15,6 +15,7 @@ from nsa_doctor.finding import Finding
 from nsa_doctor.measurement import Place
 from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.wording import joined
 
 _FEWEST = 4
 _ALIVE = 0.05
@@ -30,10 +31,13 @@ def run(subject: RunSubject) -> Iterator[Finding]:
         raise NotApplicableError(f"gates.csv tells of fewer than {_FEWEST} looks at the gates")
     for layer in layers:
         own = [row for row in rows if row["layer"] == layer]
-        for branch in _NAMES:
-            shares = [row[branch] for row in own]
-            if max(shares[:-_LASTING], default=0.0) >= _ALIVE and max(shares[-_LASTING:]) <= _DEAD:
-                yield _finding(subject, layer, branch, own, shares)
+        dead = {branch: shares for branch in _NAMES if _dies(shares := [row[branch] for row in own])}
+        if dead:
+            yield _finding(subject, layer, own, dead)
+
+
+def _dies(shares: Sequence[float]) -> bool:
+    return max(shares[:-_LASTING], default=0.0) >= _ALIVE and max(shares[-_LASTING:]) <= _DEAD
 
 
 def _looks(rows: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
@@ -45,17 +49,19 @@ def _looks(rows: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
 
 
 def _finding(
-    subject: RunSubject, layer: int, branch: str, rows: Sequence[Mapping[str, float]], shares: Sequence[float]
+    subject: RunSubject, layer: int, rows: Sequence[Mapping[str, float]], dead: Mapping[str, Sequence[float]]
 ) -> Finding:
+    names = joined([_NAMES[branch] for branch in dead])
+    shares = [sum(each) for each in zip(*dead.values(), strict=True)]
     alive = max(index for index, share in enumerate(shares) if share >= _ALIVE)
-    since = int(rows[alive + 1]["step"])
+    most, before, since = max(shares[-_LASTING:]), int(rows[alive]["step"]), int(rows[alive + 1]["step"])
     return Finding(
         message=(
-            f"the gate of layer {layer} gives the {_NAMES[branch]} branch {shares[alive]:.2g} at step "
-            f"{int(rows[alive]['step'])} and at most {max(shares[-_LASTING:]):.1e} in the last {_LASTING} looks"
+            f"the gate of layer {layer} gives the {names} branch{'es' if len(dead) > 1 else ''} {shares[alive]:.2g} at "
+            f"step {before} and at most {most:.1e} in the last {_LASTING} looks"
         ),
         where=Place(module=f"blocks.{layer}.attention.gate") if subject.record.is_own else Place(),
-        evidence={"run": subject.name, "branch": branch, "layer": layer, "step": since, "share": shares[-1]},
+        evidence={"run": subject.name, "branch": names, "layer": layer, "step": since, "share": shares[-1]},
         repro=subject.again,
     )
 
