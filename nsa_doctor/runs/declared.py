@@ -68,6 +68,7 @@ def declared(record: RunRecord) -> Declared:
     }
     train = record.configuration.get("train")
     is_own = isinstance(train, Mapping) and {"lr", "lr_schedule", "lr_floor", "warmup_steps", "steps"} <= train.keys()
+    is_own = is_own and numbers["lr"] is not None and numbers["steps"] is not None
     rows, length = numbers["rows"], numbers["seq_len"]
     vocabulary = numbers["vocabulary"]
     return Declared(

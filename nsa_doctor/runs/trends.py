@@ -17,6 +17,7 @@ Quantity = Literal["loss", "learning_rate", "grad_norm", "tokens_per_second", "f
 _MAD_TO_SIGMA = 1.4826  # of normal noise
 _MEDIAN_TO_MEAN = 1.2533  # how much wider a median's error is than a mean's, for normal noise
 _MOST_POINTS = 20_000  # of a series; medians of more say nothing else
+_LARGEST = 1e150  # whose squares can be added up
 _NO_STEPS = ("eval", "valid", "test", "not finite")  # what lines of a looking-aside or of a refusal begin with
 
 
@@ -91,9 +92,9 @@ def timeline(record: RunRecord) -> tuple[Beat, ...]:
 
 
 def series(beats: Sequence[Beat], quantity: Quantity) -> Series:
-    """The finite values of one quantity; of a very long series, evenly spaced ones."""
+    """The finite values of one quantity, none beyond 1e150; of a very long series, evenly spaced ones."""
     points = [
-        (beat.step, value)
+        (beat.step, min(max(value, -_LARGEST), _LARGEST))
         for beat in beats
         if beat.step is not None and (value := getattr(beat, quantity)) is not None and math.isfinite(value)
     ]
