@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nsa_doctor.runs.lives import is_step, lives_of
+from nsa_doctor.runs.lives import is_over, is_step, lives_of
 from nsa_doctor.runs.record import RunRecord, Saved
 
 _SAVED = re.compile(r"(?:saved|wrote)\b(?: checkpoint)?:?\s*(?:to\s+)?(?P<name>\S{1,300})?", re.IGNORECASE)
@@ -73,9 +73,16 @@ def _gone(record: RunRecord, told: dict[int, str]) -> Iterator[Loss]:
             if is_wanted and step not in there and not _is_by_name(name, names):
                 yield Loss(step=step, what="was saved and is gone")
     for each in record.saved:
-        is_new = each.step is None or not told or each.step in told
-        if is_new and each.fault and not each.fault.startswith("was set aside"):
+        is_one = each.step in told if told else not each.fault.startswith("is an empty folder")
+        is_set_aside = each.fault.startswith("was set aside")
+        if is_one and each.fault and not is_set_aside and not _is_being_written(record, each):
             yield Loss(step=each.step, what=each.fault)
+
+
+def _is_being_written(record: RunRecord, saved: Saved) -> bool:
+    """Whether a run that has not ended made no step since, as where a save is under way."""
+    last = max((beat.step for beat in record.beats if is_step(beat) and beat.step is not None), default=0)
+    return (saved.step is None or saved.step >= last) and not is_over(record)
 
 
 def _is_by_name(name: str, names: dict[str, Saved]) -> bool:

@@ -304,3 +304,17 @@ def test_a_file_that_vanishes_and_comes_back_is_read_again(tmp_path):
         reader.read()
     write_lines(path, beats(60))
     assert len(reader.read().steps) == 60
+
+
+# Checkpoints of trainers that write them in place.
+
+
+@pytest.mark.parametrize(
+    ("step", "content", "is_told"), [(100, b"", True), (100, b"x", False), (199, b"", False), (150, None, False)]
+)
+def test_a_checkpoint_that_is_being_written_is_none_that_is_lost(tmp_path, step, content, is_told):
+    write_lines(tmp_path / "heartbeat_rank0.jsonl", beats(200))
+    (tmp_path / f"checkpoint-{step}").mkdir()
+    if content is not None:
+        (tmp_path / f"checkpoint-{step}" / "model.safetensors").write_bytes(content)
+    assert codes(watched(tmp_path)) == ["TRN104"] * is_told
