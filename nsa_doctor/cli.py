@@ -15,6 +15,7 @@ from nsa_doctor.commands.gate_init import gate_init
 from nsa_doctor.commands.gate_stats import gate_stats
 from nsa_doctor.commands.go_no_go import go_no_go
 from nsa_doctor.commands.manuals import explain, list_checks
+from nsa_doctor.commands.regressions import regressions
 from nsa_doctor.commands.render import render
 from nsa_doctor.commands.run import run
 from nsa_doctor.commands.smoke import smoke
@@ -39,7 +40,7 @@ app = typer.Typer(
     "4 nsa-doctor itself broke, 130 interrupted, "
     "143 or 129 ended by SIGTERM or SIGHUP; what was interrupted reports what it measured.",
 )
-for _command in (sweep, run, anomaly, fuzz, throughput, smoke, watch, env, render):
+for _command in (sweep, run, anomaly, fuzz, throughput, smoke, watch, regressions, env, render):
     app.command()(_command)
 app.command()(data)
 app.command("go-no-go")(go_no_go)

@@ -53,6 +53,11 @@ class Finding:
     code: str = ""
     also: tuple[str, ...] = ()
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `dataclasses.asdict` and JSON made of a Finding."""
+        return cls(**{**data, "where": Place(**data["where"]), "also": tuple(data["also"])})
+
     @property
     def fingerprint(self) -> str:
         """The same for the same fault under another seed, on another machine, or a few lines further down."""
@@ -95,10 +100,7 @@ class Result:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what `dataclasses.asdict` and JSON made of a Result."""
-        findings = (
-            Finding(**{**finding, "where": Place(**finding["where"]), "also": tuple(finding["also"])})
-            for finding in data["findings"]
-        )
+        findings = (Finding.from_json(finding) for finding in data["findings"])
         verdict, notes = Verdict(data["verdict"]), tuple(data["notes"])
         return cls(**{**data, "verdict": verdict, "findings": tuple(findings), "notes": notes})
 

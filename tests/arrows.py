@@ -61,6 +61,7 @@ PLUGIN_OF_PYTEST = (
     "nsa_doctor.pytest_plugin",
     "nsa_doctor.checked_items",
     "nsa_doctor.benchmarks.*",
+    "regressions.test_cases",
 )  # loaded by pytest alone
 # Distribution: the name it is imported by, where the two differ.
 IMPORT_NAMES = {"pyyaml": "yaml"}

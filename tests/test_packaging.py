@@ -54,10 +54,11 @@ def metadata(wheel: Path) -> Message:
 
 
 def test_the_wheel_holds_every_module_and_configuration_and_nothing_else(wheel: Path) -> None:
-    modules = {str(path.relative_to(ROOT)) for name in ("nsa", "nsa_doctor") for path in (ROOT / name).rglob("*.py")}
+    packages = ("nsa", "nsa_doctor", "regressions")
+    modules = {str(path.relative_to(ROOT)) for name in packages for path in (ROOT / name).rglob("*.py")}
     schemas = {"nsa_doctor/render/report.schema.json"}
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "nsa_doctor" / "render" / "page").iterdir()}
-    pages.add("nsa_doctor/score.json")
+    pages |= {"nsa_doctor/score.json", "regressions/README.md"}
     configs = {f"nsa/configs/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs").rglob("*.yaml")}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -81,7 +82,7 @@ def test_flash_attn_comes_with_its_extra_alone(metadata: Message) -> None:
 def test_built_in_configurations_load_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     code = "import nsa.config as c; print(c.__file__, *(c.load_config(name).model.dim for name in c.builtin_configs()))"
     printed = run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(installed)).split()
-    assert printed == [str(installed / "nsa" / "config.py"), "768", "128"]
+    assert printed == [str(installed / "nsa" / "config.py"), "768", "128", "128"]
 
 
 def test_the_command_answers_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:

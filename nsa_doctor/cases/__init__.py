@@ -1,0 +1,1 @@
+"""Regression cases: find them, run each in a process of its own, and tell how they end."""

@@ -1,0 +1,94 @@
+"""The process in which one case runs: `python -m nsa_doctor.cases.child MODULE ANSWER`."""
+
+import importlib
+import io
+import json
+import shlex
+import sys
+import tempfile
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+
+from nsa_doctor.cases.record import Case, NotForThisMachineError, Outcome, Plant, Sight
+from nsa_doctor.runner import Caught, attempt
+
+
+def main() -> None:
+    """Run the case of a module, and write how it ended to a file."""
+    module, answer = sys.argv[1:]
+    Path(answer).write_text(json.dumps(asdict(run_case(module))), encoding="utf-8")
+
+
+def run_case(module: str) -> Outcome:
+    """The bug is absent from the code that ships, and each plant of it is found where it has to be."""
+    name = module.rpartition(".")[2][:4]
+    start = time.perf_counter()
+    case = attempt(lambda: _load(module))
+    if isinstance(case, Caught):
+        return Outcome(id=name, status="broken", reason=case.sentence)
+    answer = attempt(case.reproduce)  # first: what is planted in this process must not be in the way
+    outcome = _ended(name, answer, tuple(_sight(plant) for plant in case.plants))
+    return Outcome(**{**vars(outcome), "seconds": time.perf_counter() - start})
+
+
+def _load(module: str) -> Case:
+    case: Case = importlib.import_module(module).CASE
+    return case
+
+
+def _ended(name: str, answer: object, sights: tuple[Sight, ...]) -> Outcome:
+    if isinstance(answer, Caught):
+        if isinstance(answer.error, NotForThisMachineError):
+            return Outcome(id=name, status="skipped", reason=str(answer.error), sights=sights)
+        is_back = isinstance(answer.error, AssertionError)
+        return Outcome(id=name, status="back" if is_back else "broken", reason=answer.sentence, sights=sights)
+    missed = [sight for sight in sights if sight.complaint]
+    if missed:
+        reason = "; ".join(f"{sight.name}: {sight.complaint}" for sight in missed)
+        return Outcome(id=name, status="missed", reason=reason, sights=sights)
+    if not any(not sight.skipped for sight in sights):
+        return Outcome(id=name, status="broken", reason="no plant of it was tried", sights=sights)
+    return Outcome(id=name, status="absent", sights=sights)
+
+
+def _sight(plant: Plant) -> Sight:
+    """What the command line makes of one plant, through the entry that a user has."""
+    from nsa_doctor.cli import serve
+    from nsa_doctor.render.reading import read_report
+
+    with tempfile.TemporaryDirectory(prefix="nsa-doctor-") as place:
+        folder = Path(place) / "plant"
+        folder.mkdir()
+        words = attempt(lambda: list(plant.command(folder)))
+        if isinstance(words, Caught):
+            if isinstance(words.error, NotForThisMachineError):
+                return Sight(name=plant.name, command="", skipped=str(words.error))
+            return Sight(name=plant.name, command="", complaint=f"it cannot be planted: {words.sentence}")
+        report_file = Path(place) / "report.json"
+        errors = io.StringIO()
+        with redirect_stdout(io.StringIO()), redirect_stderr(errors):
+            code = serve([*words, "--quiet", *_written_to(words[0], report_file)])
+        command = shlex.join(["nsa-doctor", *words]).replace(str(folder), "FOLDER")
+        if not report_file.exists():
+            told = errors.getvalue().strip()
+            return Sight(name=plant.name, command=command, complaint=f"no report, exit code {code}: {told}")
+        report = read_report(report_file)
+        return Sight(
+            name=plant.name,
+            command=command,
+            findings=report.findings,
+            decision=report.decision.value,
+            complaint=plant.expected(report),
+        )
+
+
+def _written_to(command: str, file: Path) -> list[str]:
+    """Words that make a command write its report there."""
+    is_folder = command in ("go-no-go", "smoke")
+    return ["--output", str(file.parent)] if is_folder else ["--format", "json", "--output", str(file)]
+
+
+if __name__ == "__main__":
+    main()

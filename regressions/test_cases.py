@@ -1,0 +1,16 @@
+"""Every case, as `nsa-doctor regressions` runs it: the bug is absent, and found where it is planted."""
+
+import pytest
+
+from nsa_doctor.cases.catalogue import Card, cards
+from nsa_doctor.cases.running import CasesRequest, run_cases
+
+SECONDS = 60.0
+
+
+@pytest.mark.parametrize("card", cards().values(), ids=lambda card: card.id)
+def test_a_reported_bug_is_absent_and_found_when_planted(card: Card) -> None:
+    (outcome,) = run_cases(CasesRequest(cards=(card,), seconds=SECONDS))
+    if outcome.status == "skipped":
+        pytest.skip(outcome.reason)
+    assert outcome.status == "absent", outcome.reason

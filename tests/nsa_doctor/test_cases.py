@@ -1,0 +1,167 @@
+"""Regression cases: how they are found and told, and that a case which proves nothing fails."""
+
+from pathlib import Path
+
+import pytest
+
+from nsa_doctor.cases import catalogue, child
+from nsa_doctor.cases.catalogue import Card, cards, read_card
+from nsa_doctor.cases.record import Case, NotForThisMachineError, Outcome, Plant, Sight
+from nsa_doctor.cases.running import CasesRequest, run_cases
+from nsa_doctor.cases.skeleton import write_skeleton
+from nsa_doctor.cli import serve
+from nsa_doctor.finding import Finding, Report, Result, Verdict
+from nsa_doctor.measurement import Place
+from nsa_doctor.render.cases import markdown, terminal
+from regressions.case import found
+
+REGRESSIONS = Path(__file__).parents[2] / "regressions"
+DOC = "r998 some-symptom\n\nReported: 1.\nSymptom: a | b.\nCause: c.\nCheck: d.\n"
+
+
+def card(path: Path = Path("r998_some_symptom.py")) -> Card:
+    return Card(
+        id="r998", name="some-symptom", reported="1.", symptom="a | b.", cause="c.", check="d.", module="x", path=path
+    )
+
+
+def report(*findings: Finding) -> Report:
+    result = Result(code="GAT101", name="a", verdict=Verdict.FAIL, findings=findings)
+    return Report(command="run", subject={}, options={}, environment={}, results=(result,))
+
+
+ZERO = Finding(
+    message="weights are zero", code="GAT101", where=Place(module="gate.fc2", file="/a/gate.py", function="forward")
+)
+
+
+def test_the_table_of_the_readme_is_that_of_the_cases():
+    assert (REGRESSIONS / "README.md").read_text(encoding="utf-8").endswith(markdown(cards().values()))
+
+
+def test_every_case_is_found_and_told():
+    assert [path.stem[:4] for path in sorted(REGRESSIONS.glob("r[0-9]*.py"))] == list(cards())
+
+
+def test_a_table_escapes_what_would_end_a_cell():
+    assert "| a \\| b. |" in markdown([card()])
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "must start with"),
+        ('"""Some text."""', "must start with"),
+        ('"""r998 other-symptom\n\nReported: 1.\n"""', "must be called as"),
+        ('"""r998 some-symptom\n\nReported: 1.\nSymptom: b.\n"""', "must have Reported, Symptom, Cause, Check"),
+    ],
+)
+def test_a_docstring_that_tells_less_is_refused(tmp_path, text, complaint):
+    path = tmp_path / "r998_some_symptom.py"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=complaint):
+        read_card("x", path)
+
+
+def test_a_new_case_fails_until_it_is_filled_in(tmp_path, monkeypatch):
+    package = tmp_path / "freshcases"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    path = write_skeleton(package, "some-symptom", ["r001", "r997"])
+    assert (path.name, read_card("x", path).name) == ("r998_some_symptom.py", "some-symptom")
+    monkeypatch.syspath_prepend(tmp_path)
+    outcome = child.run_case("freshcases.r998_some_symptom")
+    assert (outcome.status, "NotImplementedError" in outcome.reason) == ("broken", True)
+    with pytest.raises(FileExistsError):
+        write_skeleton(package, "some-symptom", ["r001", "r997"])
+
+
+@pytest.mark.parametrize("name", ["", "Two Words", "a_b", "../out", "-a"])
+def test_a_name_that_cannot_be_a_symptom_is_refused(tmp_path, name):
+    with pytest.raises(ValueError, match="in words and hyphens"):
+        write_skeleton(tmp_path, name, [])
+
+
+def run(monkeypatch, reproduce=lambda: None, *, command=lambda folder: ["explain", "GAT101"], expected=lambda told: ""):
+    plant = Plant(name="one", command=command, expected=expected)
+    case = Case(doc=DOC, reproduce=reproduce, plants=(plant,))
+    monkeypatch.setattr(child, "_load", lambda module: case)
+    return child.run_case("regressions.r998_some_symptom")
+
+
+def test_a_bug_that_is_back_says_so(monkeypatch):
+    def reproduce():
+        raise AssertionError("it is here again")
+
+    outcome = run(monkeypatch, reproduce)
+    assert (outcome.status, outcome.reason) == ("back", "AssertionError: it is here again")
+
+
+def test_a_case_that_fails_by_itself_is_broken_and_not_absent(monkeypatch):
+    def reproduce():
+        raise KeyError("typo")
+
+    assert run(monkeypatch, reproduce).status == "broken"
+
+
+def test_a_plant_that_ends_in_no_report_is_missed(monkeypatch):
+    outcome = run(monkeypatch, command=lambda folder: ["gate-stats", str(folder / "nothing.pt")])
+    assert outcome.status == "missed"
+    assert "no report, exit code 2" in outcome.reason
+
+
+def test_a_case_without_a_plant_that_was_tried_is_broken(monkeypatch):
+    def elsewhere(folder):
+        raise NotForThisMachineError("it needs a GPU")
+
+    outcome = run(monkeypatch, command=elsewhere)
+    assert (outcome.status, outcome.reason) == ("broken", "no plant of it was tried")
+    assert outcome.sights[0].skipped == "it needs a GPU"
+
+
+def test_what_was_expected_is_compared_with_the_first_finding():
+    assert found("GAT101", module="gate.fc2", file="gate.py", function="forward", says="are zero")(report(ZERO)) == ""
+    assert "nothing was found" in found("GAT101")(report())
+    assert "found was GAT101" in found("NAN101")(report(ZERO))
+    assert "had to at 'gate.fc1'" in found("GAT101", module="gate.fc1")(report(ZERO))
+    assert "had to at 'other.py'" in found("GAT101", file="other.py")(report(ZERO))
+    assert "does not say 'nan'" in found("GAT101", says="nan")(report(ZERO))
+
+
+def test_a_case_that_does_not_end_is_ended(tmp_path, monkeypatch):
+    (tmp_path / "r998_some_symptom.py").write_text(f'"""{DOC}"""\nimport time\ntime.sleep(60)\n')
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    stuck = Card(**{**vars(card()), "module": "r998_some_symptom"})
+    (outcome,) = run_cases(CasesRequest(cards=(stuck,), seconds=1.0))
+    assert (outcome.status, outcome.reason) == ("broken", "it did not end within 1 s")
+
+
+def test_the_terminal_shows_what_was_seen_and_where():
+    sight = Sight(name="one", command="nsa-doctor run", findings=(ZERO,), decision="NO-GO")
+    text = terminal([card()], [Outcome(id="r998", status="absent", sights=(sight,))], shows_sights=True, colour=False)
+    for told in ("$ nsa-doctor run", "GAT101 weights are zero", "gate.fc2", "fix", "1 case: 1 absent"):
+        assert told in text
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["r999"], "there is no case 'r999'; cases are r0"),
+        (["--jobs", "0"], "--jobs must be from 1"),
+        (["--timeout", "0"], "--timeout must be"),
+        (["--format", "html"], "--format must be terminal, json or md"),
+        (["new"], "new takes one name"),
+        (["new", "Bad Name"], "in words and hyphens"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_a_sentence(capsys, words, told):
+    assert serve(["regressions", *words]) == 2
+    errors = capsys.readouterr().err
+    assert told in errors
+    assert errors.count("\n") == 1
+
+
+def test_no_package_with_cases_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(catalogue, "_packages", list)
+    assert serve(["regressions"]) == 2
+    assert "no package offers regression cases" in capsys.readouterr().err
