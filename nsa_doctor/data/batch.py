@@ -10,6 +10,7 @@ INPUTS = ("input_ids", "inputs", "input", "tokens", "ids", "x", "text")
 TARGETS = ("labels", "label", "targets", "target", "target_ids", "y")
 _MASKS = ("attention_mask", "mask", "loss_mask")
 _DOCUMENTS = ("documents", "document_ids", "doc_ids", "document_id", "seq_ids", "segment_ids")
+_ATTRIBUTES = ("input_ids", "inputs")
 _IGNORED = -100
 _MOST_NAMES = 5
 
@@ -57,6 +58,9 @@ def read_batch(given: Any) -> Batch:
         return _made(given.tokens, None, "", None, given.documents, getattr(given, "epoch", None))
     if hasattr(given, "data") and isinstance(getattr(given, "data", None), Mapping):  # transformers' BatchEncoding
         given = given.data
+    if not isinstance(given, Mapping) and any(hasattr(given, name) for name in _ATTRIBUTES):
+        names = (*INPUTS, *TARGETS, *_MASKS, *_DOCUMENTS)
+        given = {name: getattr(given, name) for name in names if hasattr(given, name)}
     if isinstance(given, Mapping):
         return _of_mapping(given)
     if isinstance(given, (tuple, list)) and given and all(_is_array(part) for part in given):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -315,8 +316,9 @@ class Own:
         ([[1, 2], [3, 4]], (2, 2)),
         (Own(torch.zeros(2, 6, dtype=torch.int64), torch.zeros(2, 6)), (2, 6)),
         (torch.zeros(2, 5, dtype=torch.bfloat16), (2, 5)),
+        (SimpleNamespace(input_ids=torch.ones(2, 5), labels=torch.ones(2, 5)), (2, 5)),
     ],
-    ids=["tensor", "row", "list-of-rows", "tuple-of-one", "lists", "ours", "bfloat16"],
+    ids=["tensor", "row", "list-of-rows", "tuple-of-one", "lists", "ours", "bfloat16", "attributes"],
 )
 def test_batches_of_many_forms_are_read(given: Any, shape: tuple[int, int]) -> None:
     assert read_batch(given).inputs.shape == shape
