@@ -167,8 +167,6 @@ class TrainConfig(Strict):
 
     @model_validator(mode="after")
     def _check_schedule(self) -> "TrainConfig":
-        if self.warmup_steps > self.steps:
-            raise ValueError(f"warmup_steps must be at most steps={self.steps}, got {self.warmup_steps}")
         if self.lr_floor > self.lr:
             raise ValueError(f"lr_floor must be at most lr={self.lr}, got {self.lr_floor}")
         if self.lr_floor and self.lr_schedule == "constant":

@@ -102,8 +102,12 @@ def results_of(case: Case, seed: int, place: Path) -> list[Result]:
     """Train it, and the end of every check of runs."""
     out = place / f"{case.name.replace(' ', '_').replace(',', '')}_{seed}"
     document = document_of(out, model=case.model, runtime=case.runtime, **{"seed": seed, **case.train})
-    document["nsa"] |= {key: document["model"].pop(key) for key in ("phi", "gate") if key in document["model"]}
-    document["data"] |= {key: value.replace("text:", f"text:{place}/") for key, value in case.data.items()}
+    document["nsa"] = document["nsa"] | {
+        key: document["model"].pop(key) for key in ("phi", "gate") if key in document["model"]
+    }
+    document["data"] = document["data"] | {
+        key: value.replace("text:", f"text:{place}/") for key, value in case.data.items()
+    }
     config = place / f"{out.name}.json"
     config.write_text(json.dumps(document), encoding="utf-8")
     if case.killed_after is not None:

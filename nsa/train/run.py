@@ -20,6 +20,7 @@ from nsa.train.monitors import Monitors
 from nsa.train.refusal import Refusal
 from nsa.train.results import write_results
 from nsa.train.saving import History, data_state, restore
+from nsa.train.schedule import learning_rate
 from nsa.train.setup import Machinery, build, device_of, device_type
 from nsa.train.signals import Signals
 from nsa.train.start import Start, find_start, held
@@ -87,6 +88,11 @@ def _train(run: _Run) -> Summary:
         with Monitors(config, world, run.machinery.device, run.folder, start.step) as monitors:
             for note in start.notes:
                 monitors.say(note)
+            if config.train.warmup_steps > config.train.steps:
+                rate = learning_rate(config.train.steps, config.train)
+                monitors.say(
+                    f"the warm-up of {config.train.warmup_steps} steps outlasts the run: lr ends at {rate:.2e}"
+                )
             monitors.event(start.msg, start.step)
             monitors.say(_opening(run, feed))
             with _told_at_the_end(monitors), _signals(monitors, config) as signals:

@@ -9,7 +9,7 @@ def learning_rate(step: int, train: TrainConfig) -> float:
     """The rate of step 1, 2, … `train.steps`.
 
     Warm-up takes equal steps up from zero, never at zero, to the peak `lr` at step `warmup_steps`; without one the
-    peak is at step 1. A cosine reaches `lr_floor` at the last step.
+    peak is at step 1. A cosine reaches `lr_floor` at the last step. One that outlasts the run never gets there.
     """
     if step < train.warmup_steps:
         return train.lr * step / train.warmup_steps

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from nsa_doctor.runs.record import Beat
 from nsa_doctor.runs.trends import Series, levels, median, series
 
-_STRETCHES = 8
+_STRETCHES, _STRETCHES_OF_FEW, _FEW = 8, 5, 64
 _LEFT_OUT = 3  # steps at the start: caches, compilers, first batches
 _SHARE_LEFT_OUT = 0.05
 _ALL_BUT = 1  # of the seven times that a stretch follows another, it may once be no slower
 _LEAST_STEADY = 1.4
 _LARGEST_JUMP = 0.55  # of all that is lost: more in one place is a neighbour that came
-_LEAST_SUDDEN, _SUDDEN_SHARE, _SUDDEN_SECONDS = 4.0, 0.25, 120.0
+_LEAST_SUDDEN, _SUDDEN_SHARE, _SUDDEN_SECONDS = 4.0, 0.25, 60.0
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,13 @@ def costs(beats: Sequence[Beat]) -> Costs:
 
 def slowing(of: Costs) -> Slowing | None:
     """How much slower the end is than the start, None where nothing follows from it."""
-    stretches = levels(of.costs, _STRETCHES).stretches
+    count = _STRETCHES if len(of.costs) >= _FEW else _STRETCHES_OF_FEW
+    stretches = levels(of.costs, count).stretches
     fast = [_fast(each.values) for each in stretches]
     rises = [after - before for before, after in itertools.pairwise(fast)]
     lost = fast[-1] - fast[0]
     is_steady = (
-        len(fast) == _STRETCHES
+        len(fast) == count
         and fast[-1] >= _LEAST_STEADY * fast[0]
         and sum(rise > 0 for rise in rises) >= len(rises) - _ALL_BUT
         and max(rises) <= _LARGEST_JUMP * lost

@@ -200,10 +200,6 @@ BAD_DOCUMENTS: dict[str, tuple[object, str]] = {
         document(runtime={"use_flash": True}),
         "runtime.use_flash must be false in precision fp32 (flash-attn serves bf16 and fp16), got True",
     ),
-    "warm-up-longer-than-the-run": (
-        document(train={"steps": 9, "warmup_steps": 10}),
-        "train.warmup_steps must be at most steps=9, got 10",
-    ),
     "floor-above-the-peak": (
         document(train={"lr": 1e-4, "lr_floor": 2e-4}),
         "train.lr_floor must be at most lr=0.0001, got 0.0002",
@@ -288,7 +284,7 @@ def refusal(source: str | Path) -> str:
 
 def test_a_file_with_a_bad_value_is_named() -> None:
     assert refusal("nope.yaml") == (
-        "nope.yaml: no such file, and not one of the built-in m7c_125m_fast_log, train_showcase"
+        "nope.yaml: no such file, and not one of the built-in m7c_125m_fast_log, train_needle, train_showcase"
     )
 
 

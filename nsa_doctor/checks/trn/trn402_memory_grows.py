@@ -22,7 +22,7 @@ _FEWEST, _MANY = 12, 30
 _STRETCHES = 6
 _LEFT_OUT = 0.1  # of the points, at the start
 _ERRORS = 6.0
-_LEAST, _LEAST_OF_FEW = 0.02, 0.10  # in the second half; an allocator that has settled takes a tenth of this
+_LEAST, _LEAST_OF_FEW = 0.012, 0.10  # in the second half; what a settled process takes is a third of this
 _LEAST_BYTES = 1 << 20
 _PACE = 0.4  # of the pace before, that the last stretches keep: what settles slows down
 

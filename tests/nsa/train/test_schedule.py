@@ -68,3 +68,8 @@ def test_the_first_step_of_a_long_warm_up_is_as_reported():
 
 def test_half_way_down_a_cosine_is_half_way_between():
     assert learning_rate(51, TrainConfig(lr=1.0, lr_floor=0.5, steps=101)) == pytest.approx(0.75)
+
+
+def test_a_warm_up_that_outlasts_the_run_goes_on_rising():
+    found = rates(TrainConfig(steps=5, lr=1.0, warmup_steps=20))
+    assert found == pytest.approx([0.05, 0.1, 0.15, 0.2, 0.25])
