@@ -3,10 +3,13 @@
 import os
 import shutil
 import signal
+import threading
 import time
+from itertools import count
 
 import pytest
 
+from nsa.data.synthetic import synthetic_row
 from nsa.train.failures import OutOfDataError
 from nsa.train.schedule import learning_rate
 from nsa_doctor import registry
@@ -99,6 +102,23 @@ def test_a_run_is_silent_only_once_it_has_been_for_too_long(tmp_path):
 def test_what_ended_a_run_is_told_until_it_has_gone_on(lives, says):
     found = told(trained(seams_of_lives=lives, **SHORT))
     assert [each[: len(says)] for each in found] == ([says] if says else [])
+
+
+def test_a_loader_that_stalls_and_ends_the_run_is_told_once_with_its_line(tmp_path):
+    rows, until = count(), threading.Event()
+
+    def hangs_here(*given, **named):
+        if next(rows) == 60:
+            until.wait(20)
+        return synthetic_row(*given, **named)
+
+    document = document_of(tmp_path / "run", **SHORT)
+    document["data"]["limit_seconds"] = 1.5
+    live(document, {"nsa.data.sources.synthetic_row": hangs_here, "nsa.data.feeder._FAREWELL_SECONDS": 0.1})
+    until.set()
+    (finding,) = told(seen(tmp_path / "run"))
+    assert finding.startswith("TRN102 waiting for a batch at make of synthetic: ")
+    assert f"in hangs_here ({__file__}:" in finding
 
 
 def spoiled(name):
