@@ -17,6 +17,7 @@ _LEFT_OUT = 3  # steps at the start: caches, compilers, first batches
 _SHARE_LEFT_OUT = 0.05
 _ALL_BUT = 1  # of the seven times that a stretch follows another, it may once be no slower
 _LEAST_STEADY = 1.4
+_LATER_HALF = 0.4  # of all that is lost comes late: neighbours come and stay, what is kept keeps growing
 _LARGEST_JUMP = 0.55  # of all that is lost: more in one place is a neighbour that came
 _LEAST_SUDDEN, _SUDDEN_SHARE, _SUDDEN_SECONDS = 4.0, 0.25, 60.0
 
@@ -67,6 +68,7 @@ def slowing(of: Costs) -> Slowing | None:
         and fast[-1] >= _LEAST_STEADY * fast[0]
         and sum(rise > 0 for rise in rises) >= len(rises) - _ALL_BUT
         and max(rises) <= _LARGEST_JUMP * lost
+        and fast[-1] - fast[(count - 1) // 2] >= _LATER_HALF * lost
         and min(stretches[-1].values) > median(stretches[0].values)
     )
     if is_steady:
