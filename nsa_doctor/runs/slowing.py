@@ -17,7 +17,7 @@ _LEFT_OUT = 3  # steps at the start: caches, compilers, first batches
 _SHARE_LEFT_OUT = 0.05
 _ALL_BUT = 1  # of the seven times that a stretch follows another, it may once be no slower
 _LEAST_STEADY = 1.4
-_LATER_HALF = 0.4  # of all that is lost comes late: neighbours come and stay, what is kept keeps growing
+_ABOVE, _BELOW = 0.15, 0.35  # of all that is lost, from a straight line: a neighbour that comes and stays bends it
 _LARGEST_JUMP = 0.55  # of all that is lost: more in one place is a neighbour that came
 _LEAST_SUDDEN, _SUDDEN_SHARE, _SUDDEN_SECONDS = 4.0, 0.25, 60.0
 
@@ -68,7 +68,7 @@ def slowing(of: Costs) -> Slowing | None:
         and fast[-1] >= _LEAST_STEADY * fast[0]
         and sum(rise > 0 for rise in rises) >= len(rises) - _ALL_BUT
         and max(rises) <= _LARGEST_JUMP * lost
-        and fast[-1] - fast[(count - 1) // 2] >= _LATER_HALF * lost
+        and _is_straight(fast)
         and min(stretches[-1].values) > median(stretches[0].values)
     )
     if is_steady:
@@ -79,6 +79,13 @@ def slowing(of: Costs) -> Slowing | None:
     if after >= _LEAST_SUDDEN * before and of.seconds * _SUDDEN_SHARE >= _SUDDEN_SECONDS:
         return Slowing(early, late, before, after, of.unit, is_steady=False)
     return None
+
+
+def _is_straight(fast: Sequence[float]) -> bool:
+    """Whether costs go up as a line, or ever faster."""
+    lost = fast[-1] - fast[0]
+    away = [(cost - fast[0]) / lost - index / (len(fast) - 1) for index, cost in enumerate(fast)]
+    return max(away) <= _ABOVE and min(away) >= -_BELOW
 
 
 def _fast(values: Sequence[float]) -> float:
