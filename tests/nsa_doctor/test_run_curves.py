@@ -181,6 +181,18 @@ def test_a_level_and_a_slope_add_no_noise(values, slope):
     assert -1 <= rank_correlation(values) <= 1
 
 
+NUMBERS = st.none() | st.floats() | st.sampled_from([0.0, 1.0, 1e308, -1e308, 5e-324])
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(-3, 200), *[NUMBERS] * 6), max_size=60), st.booleans())
+def test_absurd_numbers_break_no_check(rows, is_own):
+    names = ("loss", "learning_rate", "grad_norm", "tokens_per_second", "memory", "ts")
+    beats = [Beat(step=step, **dict(zip(names, values, strict=True))) for step, *values in rows]
+    run = a_run().with_beats(beats)
+    findings(replace(run, record=replace(run.record, is_own=is_own)))
+
+
 @given(st.integers(1, 300), st.integers(1, 20))
 def test_stretches_cover_every_point_once(count, wanted):
     of = Series(tuple(range(count)), tuple(float(step) for step in range(count)))
