@@ -10,6 +10,8 @@ from nsa_doctor.baseline import compare, mismatch
 from nsa_doctor.checkpoints.fault import USAGE
 from nsa_doctor.checkpoints.fit import misfits
 from nsa_doctor.conclude import environment, subject_facts
+from nsa_doctor.data.request import DataRequest
+from nsa_doctor.data_run import examine_data
 from nsa_doctor.decide import Evidence, decide
 from nsa_doctor.finding import Report, Result
 from nsa_doctor.gate import Gate
@@ -24,7 +26,11 @@ from nsa_doctor.runs.numbers import numbers_of
 from nsa_doctor.runs.record import RunRecord
 from nsa_doctor.runs.subject import RunSubject
 
-_NEEDED = {"checkpoint": "no --checkpoint was given", "run": "no --run was given"}
+_NEEDED = {
+    "checkpoint": "no --checkpoint was given",
+    "run": "no --run was given",
+    "data": "no --data was given",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,7 @@ class GoNoGoRequest:
     module_checks: RunRequest | None = None
     run: RunRecord | None = None
     checkpoint: GateStatsRequest | None = None
+    data: DataRequest | None = None
     earlier: Earlier | None = None
     again: str = ""
 
@@ -66,6 +73,8 @@ def go_no_go(request: GoNoGoRequest, listen: Listener = lambda told, done, total
         report = _with_checkpoint(report, checkpoint, request.gate)
     if request.run is not None:
         report = _with_run(report, request.run, request.gate)
+    if request.data is not None:
+        report = _with_data(report, request.data, request.gate, listen)
     report = replace(report, command="go-no-go", seconds=time.perf_counter() - start)
     return replace(
         report, verdict=decide(report, request.gate, _evidence(request, report, _misfits(checkpoint, report, facts)))
@@ -92,6 +101,15 @@ def _with_run(report: Report, run: RunRecord, gate: Gate) -> Report:
     asked = [entry for entry in gate.checks if entry.examines == "run"]
     subject = RunSubject(name=run.folder, record=run, now=time.time(), options=(run.folder,))
     return replace(_with_results(report, judged(asked, subject), gate, run.notes), run=facts_of(run))
+
+
+def _with_data(report: Report, asked: DataRequest, gate: Gate, listen: Listener) -> Report:
+    if not any(entry.examines == "data" for entry in gate.checks):
+        return report
+    examined = examine_data(asked, listen)
+    if examined.interrupted:
+        return replace(report, interrupted=True)
+    return _with_results(report, examined.results, gate, ())
 
 
 def _with_results(report: Report, results: Iterable[Result], gate: Gate, notes: Iterable[str]) -> Report:
@@ -145,7 +163,12 @@ def _others(request: GoNoGoRequest, report: Report) -> Iterator[str]:
 
 def _evidence(request: GoNoGoRequest, report: Report, unfit: tuple[str, ...]) -> Evidence:
     run, earlier = request.run, request.earlier
-    given = {"module": True, "checkpoint": request.checkpoint is not None, "run": run is not None}
+    given = {
+        "module": True,
+        "checkpoint": request.checkpoint is not None,
+        "run": run is not None,
+        "data": request.data is not None,
+    }
     missing = [entry for entry in request.gate.checks if not given[entry.examines]]
     return Evidence(
         measured=None if run is None else numbers_of(run),

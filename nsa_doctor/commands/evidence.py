@@ -10,6 +10,7 @@ from nsa_doctor import options
 from nsa_doctor.laboratory import Assignment, UsageError
 
 if TYPE_CHECKING:
+    from nsa_doctor.data.request import DataRequest
     from nsa_doctor.gate import Gate
     from nsa_doctor.gate_stats import GateStatsRequest
     from nsa_doctor.runs.record import RunRecord
@@ -42,6 +43,13 @@ def checkpoint_request(path: str | None) -> "GateStatsRequest | None":
         return None
     asked = stats_request(files=[path], pattern=None, num_branches=3, activation=None, seed=0, timeout=60.0)
     return replace(asked, read=replace(asked.read, wants_shapes=True))
+
+
+def batches_request(config: str | None) -> "DataRequest | None":
+    """Read `--data`: every check of the batches of a configuration; raises OptionError."""
+    from nsa_doctor.data.request import data_request
+
+    return None if config is None else data_request(config=config)
 
 
 def read_run_option(folder: Path | None) -> "RunRecord | None":

@@ -7,6 +7,7 @@ from nsa_doctor import options
 from nsa_doctor.commands import option_types as given
 from nsa_doctor.commands.delivery import check_bundle, deliver_bundle
 from nsa_doctor.commands.evidence import (
+    batches_request,
     checkpoint_request,
     command_line,
     examined_by,
@@ -25,6 +26,7 @@ def go_no_go(
     gate: given.GateFile = None,
     run: given.RunFolder = None,
     checkpoint: given.Checkpoint = None,
+    data: given.Data = None,
     baseline: given.Baseline = None,
     because: given.Because = None,
     device: given.Device = "cpu",
@@ -43,36 +45,26 @@ def go_no_go(
     """Decide whether it may go into production, by a gate file, as in `nsa-doctor go-no-go --run artifacts/m7c`."""
     chosen = gate or ("foreign" if subject else "production")
     required = read_gate_option(chosen)
-    assignment = options.examined(
-        device=device,
-        config=config,
-        subject=subject,
-        input_kind=input_kind,
-        width=width,
-        seed=seed,
-        timeout=timeout,
-        dtype=dtype,
-        profile=required.profile,
-    )
+    whom: dict[str, Any] = {
+        "config": config,
+        "subject": subject,
+        "width": width,
+        "dtype": dtype,
+        "device": device,
+        "seed": seed,
+    }
+    assignment = options.examined(**whom, input_kind=input_kind, timeout=timeout, profile=required.profile)
     evidence: dict[str, Any] = {
         "run": read_run_option(run),
         "checkpoint": checkpoint_request(checkpoint),
+        "data": batches_request(data),
         "earlier": _earlier(baseline, because),
     }
     check_bundle(output)
     again = command_line(
         "go-no-go",
-        {"gate": chosen, "run": run, "checkpoint": checkpoint, "baseline": baseline, "because": because},
-        {
-            "config": config,
-            "subject": subject,
-            "input": input_kind,
-            "width": width,
-            "dtype": dtype,
-            "device": device,
-            "seed": seed,
-            "timeout": f"{timeout:g}",
-        },
+        {"gate": chosen, "run": run, "checkpoint": checkpoint, "data": data, "baseline": baseline, "because": because},
+        {**whom, "input": input_kind, "timeout": f"{timeout:g}"},
     )
     from nsa_doctor import go_no_go as deciding
     from nsa_doctor import progress

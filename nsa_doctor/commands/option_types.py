@@ -31,6 +31,7 @@ GateFile = Annotated[
 ]
 RunFolder = Annotated[Path | None, typer.Option(help="Folder of a training run, for the gate's limits.")]
 Checkpoint = Annotated[str | None, typer.Option(help="A checkpoint: is it sound, and are its gates?")]
+Data = Annotated[str | None, typer.Option(help="A configuration whose batches are looked at.")]
 Baseline = Annotated[Path | None, typer.Option(help="An earlier report.json to compare with.")]
 Because = Annotated[str | None, typer.Option(help="Why findings of the --baseline may stay; else they may not.")]
 CallSeconds = Annotated[float, typer.Option("--timeout", help="Seconds one call of the subject may take.")]

@@ -11,6 +11,7 @@ from nsa_doctor import options
 from nsa_doctor.commands import option_types as given
 from nsa_doctor.commands.delivery import check_bundle, deliver_bundle
 from nsa_doctor.commands.evidence import (
+    batches_request,
     checkpoint_request,
     command_line,
     examined_by,
@@ -87,7 +88,8 @@ def smoke(
         {"config": config, "dataset": dataset, "steps": steps, "set": tuple(changes or ()), "device": device},
         {"gate": gate, "timeout": f"{timeout:g}"},
     )
-    report = _decided(asked | {"gate": required, "again": again}, folder, quiet)
+    evidence = asked | {"gate": required, "again": again, "data": batches_request(str(written))}
+    report = _decided(evidence, folder, quiet)
     return deliver_bundle(replace(report, command="smoke", notes=(*notes, *report.notes)), output, traceback)
 
 
