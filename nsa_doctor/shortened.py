@@ -39,6 +39,7 @@ def shortened(source: str, dataset: str | None, steps: int, folder: Path, device
             "warmup_steps": warmup,
             "save_every": steps // 2,
             "out_dir": str(folder),
+            "on_nonfinite": "trace" if config.train.on_nonfinite == "stop" else config.train.on_nonfinite,
         }
         document["runtime"] = document.get("runtime", {}) | {"device": device}
         if dataset is not None:

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -67,10 +68,7 @@ def smoke(
     check_bundle(output)
     write_whole(written, wanted.text)
 
-    def tell(sentence: str) -> None:
-        if not quiet:
-            say(f"{chr(10) * is_terminal(sys.stderr)}{sentence}\n", sys.stderr)
-
+    tell = partial(_tell, quiet)
     for note in wanted.notes:
         tell(note)
     request = SmokeRequest(
@@ -88,9 +86,14 @@ def smoke(
         {"config": config, "dataset": dataset, "steps": steps, "set": tuple(changes or ()), "device": device},
         {"gate": gate, "timeout": f"{timeout:g}"},
     )
-    evidence = asked | {"gate": required, "again": again, "data": batches_request(str(written))}
-    report = _decided(evidence, folder, quiet)
+    asked |= {"gate": required, "again": again, "data": batches_request(str(written))}
+    report = _decided(asked, folder, quiet)
     return deliver_bundle(replace(report, command="smoke", notes=(*notes, *report.notes)), output, traceback)
+
+
+def _tell(quiet: bool, sentence: str) -> None:
+    if not quiet:
+        say(f"{chr(10) * is_terminal(sys.stderr)}{sentence}\n", sys.stderr)
 
 
 def _decided(asked: dict[str, Any], folder: Path, quiet: bool) -> "Report":
