@@ -1,0 +1,54 @@
+"""Short real runs of the trainer, healthy or with a seam of it made sick, for cases that are about runs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nsa.config import load_config
+from nsa_doctor.checks.trained import document_of, live
+from nsa_doctor.finding import Finding
+from nsa_doctor.runs.reading import read_run
+from nsa_doctor.runs.record import RunRecord
+from nsa_doctor.watch import watch, watch_request
+
+SHOWCASE = {"dim": 128, "n_layers": 1, "n_heads": 8, "n_kv_groups": 2, "d_k": 16, "d_v": 16, "vocab_size": 256}
+SHOWCASE_NSA = {"l": 16, "d": 8, "l_sel": 32, "n_sel": 8, "w": 64, "phi": "avg"}
+QUIET = {"log_every": 50, "eval_every": 0, "eval_batches": 0, "sample_tokens": 0, "save_every": 0}
+WARM_UP = {name: getattr(load_config("m7c_125m_fast_log").train, name) for name in ("lr", "warmup_steps")}
+
+
+def written(
+    folder: Path,
+    seams: Mapping[str, Any] | None = None,
+    *,
+    nsa: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
+    model: Mapping[str, Any] | None = None,
+    runtime: Mapping[str, Any] | None = None,
+    resume: str | None = None,
+    **train: Any,
+) -> Path:
+    """The folder of a run that was made with these names of `nsa` replaced; how it ended is in there."""
+    document = document_of(folder / "run", model=model, runtime=runtime, **QUIET | train)
+    document["nsa"] = document["nsa"] | dict(nsa or {})
+    document["data"] = document["data"] | dict(data or {})
+    live(document, seams or {}, resume=resume)
+    return folder / "run"
+
+
+def finished(run: Path) -> RunRecord:
+    """What a run shows; raises AssertionError where it did not come to its end."""
+    record = read_run(run)
+    last = record.beats[-1].msg if record.beats else "nothing was written"
+    assert last == "finished", f"the run did not finish: {last}"
+    return record
+
+
+def losses(record: RunRecord) -> list[float]:
+    """Of all steps, in their order."""
+    return [beat.loss for beat in record.steps if beat.loss is not None]
+
+
+def seen_by_watch(run: Path) -> Sequence[Finding]:
+    """What `nsa-doctor watch` finds in a folder."""
+    return watch(watch_request(place=run, maps=(), select=None, ignore=None, every=2.0)).findings
