@@ -1,6 +1,7 @@
 """Numbers and lists in words."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 _MOST_NUMBERS = 6
 
@@ -54,6 +55,15 @@ def short_bytes(count: int | None) -> str:
 def escaped(text: str) -> str:
     """Text from a subject with everything a terminal would obey made visible."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def from_here(text: str) -> str:
+    """The text with paths below the current folder as a person there would type them."""
+    try:
+        here = f"{Path.cwd()}/"
+    except OSError:  # the folder is gone
+        return text
+    return text.replace(here, "") if here != "//" else text
 
 
 def counted(count: int, name: str) -> str:

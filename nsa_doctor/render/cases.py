@@ -13,7 +13,7 @@ from nsa_doctor.cases.catalogue import Card
 from nsa_doctor.cases.record import Outcome, Sight
 from nsa_doctor.check import Manual
 from nsa_doctor.finding import Finding
-from nsa_doctor.wording import escaped
+from nsa_doctor.wording import escaped, from_here
 
 _WIDTH = 120
 _STYLES = {"absent": "green", "back": "bold red", "missed": "bold red", "broken": "bold red", "skipped": "yellow"}
@@ -25,7 +25,7 @@ def terminal(cards: Sequence[Card], outcomes: Sequence[Outcome], *, shows_sights
     console = Console(file=stream, width=_WIDTH, force_terminal=colour, no_color=not colour, highlight=False)
     if shows_sights:
         for card, outcome in zip(cards, outcomes, strict=True):
-            console.print(Text("\n".join(_seen(card, outcome)) + "\n"))
+            console.print(Text("\n".join(_seen(card, outcome)) + "\n"), soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("case", "reported", "symptom", "seconds", "status"):
         table.add_column(name, justify="right" if name == "seconds" else "left")
@@ -35,7 +35,7 @@ def terminal(cards: Sequence[Card], outcomes: Sequence[Outcome], *, shows_sights
     console.print(table)
     for outcome in outcomes:
         if outcome.reason:
-            console.print(Text(f"{outcome.id}: {escaped(outcome.reason)}"))
+            console.print(Text(f"{outcome.id}: {escaped(from_here(outcome.reason))}"), soft_wrap=True)
     console.print(Text(_summary(outcomes)))
     return stream.getvalue()
 
@@ -63,7 +63,7 @@ def _sight(sight: Sight, manuals: Mapping[str, Manual]) -> Iterable[str]:
         return
     yield f"  $ {escaped(sight.command)}"
     if sight.complaint:
-        yield f"  MISSED: {escaped(sight.complaint)}"
+        yield f"  MISSED: {escaped(from_here(sight.complaint))}"
     for finding in sight.findings:
         yield from (f"  {line}" for line in _finding(finding, manuals))
     if not sight.findings:
@@ -71,9 +71,9 @@ def _sight(sight: Sight, manuals: Mapping[str, Manual]) -> Iterable[str]:
 
 
 def _finding(finding: Finding, manuals: Mapping[str, Manual]) -> Iterable[str]:
-    yield f"{finding.code} {escaped(finding.message)}"
+    yield f"{finding.code} {escaped(from_here(finding.message))}"
     if str(finding.where):
-        yield f"  at   {escaped(str(finding.where))}"
+        yield f"  at   {escaped(from_here(str(finding.where)))}"
     if finding.code in manuals:
         yield f"  fix  {manuals[finding.code].fix}"
 

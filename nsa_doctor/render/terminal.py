@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -18,7 +17,7 @@ from nsa_doctor.render.table import sweep_tables
 from nsa_doctor.render.tried import fuzz_not_tried, fuzz_targets
 from nsa_doctor.render.verdict import headline, ruling_lines
 from nsa_doctor.ruling import Ruling
-from nsa_doctor.wording import escaped
+from nsa_doctor.wording import escaped, from_here
 
 _LABEL_WIDTH = 9
 
@@ -106,16 +105,7 @@ def _print_finding(console: Console, finding: Finding) -> None:
     ]
     for label, text in rows:
         if text:
-            console.print(Text(f"  {label:<{_LABEL_WIDTH}}{escaped(_from_here(text))}"), soft_wrap=True)
-
-
-def _from_here(text: str) -> str:
-    """The text with paths below the current folder as a person there would type them."""
-    try:
-        here = f"{Path.cwd()}/"
-    except OSError:  # the folder is gone
-        return text
-    return text.replace(here, "") if here != "//" else text
+            console.print(Text(f"  {label:<{_LABEL_WIDTH}}{escaped(from_here(text))}"), soft_wrap=True)
 
 
 def _closing(report: Report) -> Iterator[str]:

@@ -143,6 +143,13 @@ def test_the_terminal_shows_what_was_seen_and_where():
         assert told in text
 
 
+def test_the_terminal_names_files_as_a_person_here_would():
+    finding = Finding(message="a", code="GAT101", where=Place(file=str(Path.cwd() / "regressions" / "x.py"), line=3))
+    sight = Sight(name="one", command="nsa-doctor run", findings=(finding,))
+    text = terminal([card()], [Outcome(id="r998", status="absent", sights=(sight,))], shows_sights=True, colour=False)
+    assert "at   regressions/x.py:3" in text
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

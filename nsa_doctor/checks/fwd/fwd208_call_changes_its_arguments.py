@@ -1,6 +1,7 @@
 """FWD208 call-changes-its-arguments
 
-Detects: a forward pass that writes into the tensor it was given.
+Detects: a forward pass that writes into the tensor it was given, or one of its parts, asked alone, that does: an
+attention into its slots, a choice into its scores, a packed pass into its offsets.
 Matters: the caller's data is not what it was: a residual adds the wrong thing, a second use reads another value.
 Fix: build a new tensor at the line named (`x = x + y` in place of `x += y`); `.to(dtype)` of the same dtype is no copy.
 """
@@ -15,8 +16,9 @@ from nsa_doctor.check import Check
 from nsa_doctor.checks.compared import odd_lengths
 from nsa_doctor.finding import Finding
 from nsa_doctor.measurement import Mode
+from nsa_doctor.probes.handed import handed
 from nsa_doctor.probes.specimen import specimen
-from nsa_doctor.probes.writes import first_write
+from nsa_doctor.probes.writes import first_written
 from nsa_doctor.repro import again
 from nsa_doctor.subject import Subject
 
@@ -29,22 +31,20 @@ def run(subject: Subject) -> Iterator[Finding]:
         if mode not in subject.modes:
             continue
         examined = specimen(subject, mode=mode, is_randomised=False)
-        given = examined.input(length)
-        kept = given.clone()
-        with torch.no_grad():
-            examined.call(given)
-        changed = ~((given == kept) | (given != given) & (kept != kept))
-        if not bool(changed.any()):
-            continue
-        write = first_write(examined, kept.clone())
-        by = f" by {write.operation}" if write.operation else ""
-        yield Finding(
-            message=f"{int(changed.sum())} of {changed.numel()} values of the input are overwritten{by} at S={length}",
-            where=write.place,
-            evidence={"length": length, "mode": mode, "operation": write.operation},
-            repro=again(subject, "FWD208"),
-        )
-        return
+        for one in handed(examined, length):
+            written = first_written(subject, examined.module, one.call, one.given)
+            if written is None:
+                continue
+            by = f" by {written.by.operation}" if written.by.operation else ""
+            where = "" if one.name == "forward" else f" of {one.name}"
+            yield Finding(
+                message=f"{written.num_values} of {written.num_all} values of {written.argument}{where} are overwritten"
+                f"{by} at S={one.length}",
+                where=written.by.place,
+                evidence={"length": one.length, "mode": mode, "operation": written.by.operation, "seam": one.name},
+                repro=again(subject, "FWD208"),
+            )
+            return
 
 
 def planted(subject: Subject) -> Subject:
