@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -94,9 +94,35 @@ class Lines:
             while content:
                 content = content[self._file.write(content) or 0 :]
 
+    def hold(self) -> None:
+        """Until it is closed, or the process ends in whatever way, `is_held_by_another` says so to others."""
+        lock(self._file)
+
     def close(self) -> None:
         """No line follows."""
         self._file.close()
+
+
+def lock(file: IO[Any]) -> bool:
+    """Whether an open file is now this process's own; where files cannot be locked, it is."""
+    try:
+        import fcntl  # not on every system
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):
+        return True
+    return True
+
+
+def is_held_by_another(path: Path) -> bool:
+    """Whether a process that lives has it locked; False where there is no such file, or none can be locked."""
+    try:
+        with path.open("rb+") as file:
+            return not lock(file)
+    except OSError:
+        return False
 
 
 def settle(path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nsa.train.files import Lines
+from nsa.train.files import Lines, is_held_by_another
 from nsa.train.memory import memory
 from nsa.train.record import StepRecord
 
@@ -27,7 +27,8 @@ class Heartbeat:
 
     def __init__(self, folder: Path, rank: int, device: torch.device) -> None:
         self._rank, self._device, self._lock = rank, device, threading.Lock()
-        self._lines = Lines(folder / f"heartbeat_rank{rank}.jsonl")
+        self._lines = Lines(_path(folder, rank))
+        self._lines.hold()
 
     def step(self, record: StepRecord) -> None:
         """A step was made."""
@@ -69,10 +70,19 @@ class Heartbeat:
 def last_beat(folder: Path, rank: int) -> dict[str, Any] | None:
     """The last whole line of a process; None when there is none."""
     try:
-        with (folder / f"heartbeat_rank{rank}.jsonl").open("rb") as file:
+        with _path(folder, rank).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _LONGEST_LINE))
             lines = file.read().splitlines()
         found = json.loads(lines[-1])
         return found if isinstance(found, dict) and isinstance(found.get("ts"), float) else None
     except (OSError, ValueError, IndexError):
         return None
+
+
+def is_held(folder: Path, rank: int) -> bool:
+    """Whether the process that writes it still lives; False also where that cannot be known."""
+    return is_held_by_another(_path(folder, rank))
+
+
+def _path(folder: Path, rank: int) -> Path:
+    return folder / f"heartbeat_rank{rank}.jsonl"

@@ -56,8 +56,8 @@ def train(
             raise RefusedError("train.on_nonfinite trace needs a tracer, and none is installed (nsa-doctor brings one)")
     with (
         joined(2 * config.train.watchdog_seconds, kind) as world,
-        naming_the_dead(world, folder),
         _telling_others(world, folder),
+        naming_the_dead(world, folder),
         ExitStack() as stack,
     ):
         start = _start_together(config, resume, world, stack)

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from torch import Tensor
 
 from nsa.config import RunConfig
 from nsa.train.checkpoint import Snapshot, UnreadableError, checkpoints, read_checkpoint, set_aside
 from nsa.train.failures import RefusedError
-from nsa.train.files import make_folder, writing
+from nsa.train.files import lock, make_folder, writing
 from nsa.train.weights import read_weights
 
 _OWN_FILES = ("env.json", "training.csv", "metrics.json", "model.safetensors", "model.pt")
@@ -73,22 +73,9 @@ def held(folder: Path) -> Iterator[None]:
     with writing(path):
         file = path.open("w", encoding="utf-8")
     with file:
-        if not _is_ours(file):
+        if not lock(file):
             raise RefusedError(f"train.out_dir {folder} is in use by another process; end it or give another folder")
         yield
-
-
-def _is_ours(file: TextIO) -> bool:
-    """Lock it; where files cannot be locked, it is."""
-    try:
-        import fcntl  # not on every system
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except (ImportError, OSError):
-        return True
-    return True
 
 
 def _from_folder(path: Path, folder: Path, config: RunConfig) -> Start:

@@ -17,7 +17,7 @@ import torch
 from torch import distributed
 
 from nsa.train.failures import RankError, RefusedError
-from nsa.train.heartbeat import ENDED, last_beat
+from nsa.train.heartbeat import ENDED, is_held, last_beat
 
 _REASON = "failure_rank{rank}.json"
 _SECONDS_TO_SAY_WHY = 3.0
@@ -126,10 +126,11 @@ def _reason_of_another(world: World, folder: Path) -> str | None:
 
 
 def _silent(world: World, folder: Path) -> str | None:
-    """The process that left no word: those that live have told by now of how they ended."""
+    """The process that left no word: those that live have told of how they ended, or have not noticed yet."""
     for rank in range(world.size):
         last = last_beat(folder, rank)
-        if rank != world.rank and last is not None and not str(last.get("msg")).startswith(ENDED):
+        has_told = last is not None and str(last.get("msg")).startswith(ENDED)
+        if rank != world.rank and last is not None and not has_told and not is_held(folder, rank):
             seconds = time.time() - float(last["ts"])
             return f"rank {rank} ended without a word, its last heartbeat {seconds:.1f} s ago at step {last['step']}"
     return None

@@ -81,6 +81,17 @@ def test_a_process_that_is_killed_ends_the_run_and_is_named(told):
     assert told[0]["dies"]["seconds"] < 40
 
 
+def test_of_three_processes_the_one_that_was_killed_is_named_by_both_others(told):
+    assert told[0]["dies-of-three"]["codes"] == [6, -9, 6]
+    for said in (sentences(told, "dies-of-three")[rank] for rank in (0, 2)):
+        assert said.startswith("rank 1 ended without a word, its last heartbeat ")
+
+
+def test_a_process_that_only_hears_of_an_end_leaves_no_reason_of_its_own(told):
+    assert not list((told[1] / "dies-of-three").glob("failure_rank*.json"))
+    assert [path.name for path in (told[1] / "fails").glob("failure_rank*.json")] == ["failure_rank1.json"]
+
+
 def test_processes_that_drift_apart_are_noticed_by_name(told):
     assert told[0]["drifts"]["codes"] == [6, 6]
     assert sentences(told, "drifts") == ["after step 4 rank 1 holds another norm.weight than rank 0"] * 2

@@ -1,4 +1,4 @@
-"""Runs of two processes each, forked from one that has imported torch; prints what became of them as JSON.
+"""Runs of two processes each, or three, forked from one that has imported torch; prints what became of them as JSON.
 
 python -m tests.nsa.train.two_ranks FOLDER
 """
@@ -35,9 +35,10 @@ def stop(number):
 
 def fault_of(name, rank):
     """What goes wrong on rank 1 alone."""
-    if rank == 0:
+    if rank != 1:
         return {}
-    return {"dies": {"wait": die}, "fails": {"breaks_at": 3}, "stopped": {"wait": stop}}.get(name, {})
+    faults = {"fails": {"breaks_at": 3}, "stopped": {"wait": stop}}
+    return {"wait": die} if name.startswith("dies") else faults.get(name, {})
 
 
 def drift(loop, step, after):
@@ -57,6 +58,7 @@ SCENARIOS = {
     "fails": {**SHARDED, **QUIET},
     "resumed": {**SHARDED, **QUIET},
     "dies": QUIET,
+    "dies-of-three": {**QUIET, "batch_size": 3},
     "stopped": QUIET,
     "drifts": {"runtime": {"compare_ranks_every": 2}, **QUIET},
     "too-small": {"batch_size": 1},
@@ -67,24 +69,25 @@ def main(folder):
     told = {}
     for name in SCENARIOS:
         began = time.monotonic()
-        children = [start(folder, name, rank, port) for port in [free_port()] for rank in (0, 1)]
+        ranks = range(3 if name.endswith("-of-three") else 2)
+        children = [start(folder, name, rank, len(ranks), port) for port in [free_port()] for rank in ranks]
         codes = [end(child, began + LONGEST_SECONDS) for child in children]
         told[name] = {
             "codes": codes,
             "seconds": time.monotonic() - began,
-            "said": [(folder / f"{name}.{rank}.log").read_text() for rank in (0, 1)],
+            "said": [(folder / f"{name}.{rank}.log").read_text() for rank in ranks],
         }
     print(json.dumps(told))
 
 
-def start(folder, name, rank, port):
+def start(folder, name, rank, size, port):
     child = os.fork()
     if child:
         return child
     log = os.open(folder / f"{name}.{rank}.log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": name}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "TORCHELASTIC_RUN_ID": name}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     code = 1
     try:
