@@ -96,7 +96,7 @@ def _read(subject: DataSubject, opening: Opening, count: int, wants_state: bool)
             end = End(kind="unreadable", stage="batch", sentence=str(error), seconds=seconds)
     reading = Reading(batches=tuple(taken), seconds=tuple(times), end=end, length=length)
     if end is None and wants_state:
-        reading = _with_state(reading, source, iterator, caller, subject.limit_seconds)
+        reading = _with_state(subject, reading, source, iterator, caller)
     _close(caller, source, iterator, end)
     return reading
 
@@ -133,12 +133,14 @@ def _ended(answer: Caught | TooLate, stage: str, seconds: float, frames: FrameFi
     return End(kind="raised", stage=stage, sentence=sentence, seconds=seconds, where=where)
 
 
-def _with_state(reading: Reading, source: Any, iterator: Any, caller: Caller, seconds: float) -> Reading:
+def _with_state(subject: DataSubject, reading: Reading, source: Any, iterator: Any, caller: Caller) -> Reading:
+    if "state" not in subject.takes and not hasattr(source, "load_state_dict"):
+        return reading  # what it tells could not be given back to it
     for holder in (iterator, source):
         for name in ("state", "state_dict"):
             method = getattr(holder, name, None)
             if callable(method):
-                answer = caller.call(method, seconds)
+                answer = caller.call(method, subject.limit_seconds)
                 if isinstance(answer, Caught):
                     raise NotComparableError(f"{name}() raises {answer.sentence}")
                 return replace(reading, state=answer, state_kind=name)

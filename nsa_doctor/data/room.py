@@ -21,6 +21,7 @@ from nsa_doctor.runner import Caught, attempt
 
 TICK_SECONDS = 1.0
 _IMPORT_SECONDS = 120.0
+_LEAST_IMPORT_SECONDS = 20.0  # a limit for batches is none for libraries
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -52,7 +53,7 @@ def answered(request: DataRequest, tell: Tell) -> dict[str, Any]:
     from nsa.strict import ConfigError
     from nsa_doctor.subject import SubjectUnusableError
 
-    seconds = request.seconds or _IMPORT_SECONDS
+    seconds = max(request.seconds or _IMPORT_SECONDS, _LEAST_IMPORT_SECONDS)
     caller = Caller(FrameFilter(top_package(request.spec)))
     subject = caller.call(lambda: subject_of(request), seconds)
     caller.end()

@@ -50,13 +50,26 @@ class Caller:
         """The deepest line of the loader's own code, in this thread or in one that it has started."""
         frames = sys._current_frames()
         started = [thread for thread in frames if thread not in self._others and thread != self._thread.ident]
-        best, best_rank = Place(), 0
+        best, best_key = Place(), (0, 0)
         for thread in (self._thread.ident or 0, *started):
-            line = self._frames.deepest(_lines(frames.get(thread)))
+            lines = _lines(frames.get(thread))
+            line = self._frames.deepest(lines)
             rank = 0 if line is None else self._frames.rank(line.file)
-            if line is not None and rank > best_rank:
-                best, best_rank = Place(file=line.file, line=line.line, function=line.function), rank
+            key = rank, _blame(is_asking=thread == self._thread.ident, is_waiting=_waits_for_a_thread(lines))
+            if line is not None and rank and key > best_key:
+                best, best_key = Place(file=line.file, line=line.line, function=line.function), key
         return best
+
+
+def _blame(*, is_asking: bool, is_waiting: bool) -> int:
+    """Of threads that run code of one kind: whoever waits for another thread is held up by that one."""
+    if is_waiting:
+        return 1 if is_asking else 2
+    return 4 if is_asking else 3
+
+
+def _waits_for_a_thread(lines: list[Line]) -> bool:
+    return bool(lines) and lines[0].file in (threading.__file__, queue.__file__)
 
 
 def place_of(caught: Caught, frames: FrameFilter) -> Place:

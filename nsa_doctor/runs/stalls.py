@@ -50,7 +50,7 @@ def standstills(record: RunRecord) -> list[Standstill]:
         found = [*_of_waits(record), *_of_gaps(record)]
     merged: dict[tuple[str, int | None], Standstill] = {}
     for each in found:
-        key = each.stage, each.step
+        key = next((known for known in merged if _is_same(known, each)), (each.stage, each.step))
         merged[key] = _merged(merged[key], each) if key in merged else each
     sources = [reason["what"] for end in endings(record) if (reason := _NO_BATCH.search(end.reason))]
     told = [replace(each, source=sources[0]) if sources and each.is_of_loader else each for each in merged.values()]
@@ -130,11 +130,17 @@ def _is_rare(candidates: list[Gap], gaps: list[Gap]) -> bool:
     return max(strides) > 2 * min(strides)
 
 
+def _is_same(known: tuple[str, int | None], each: Standstill) -> bool:
+    """An end before the first step names none, and is that of the stall before it."""
+    return known[0] == each.stage and (each.step is None or known[1] in (None, each.step))
+
+
 def _merged(one: Standstill, other: Standstill) -> Standstill:
     best = one if one.line is not None else other
     seconds = [each for each in (one.seconds, other.seconds) if each is not None]
     return replace(
         best,
+        step=one.step if one.step is not None else other.step,
         seconds=max(seconds, default=None),
         dump=one.dump or other.dump,
         rank=max(one.rank, other.rank),
