@@ -3,11 +3,13 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 from nsa_doctor.cases.record import Expectation
 from nsa_doctor.finding import Finding, Report
+
+_Error = TypeVar("_Error", bound=Exception)
 
 
 def found(code: str, *, module: str = "", file: str = "", function: str = "", says: str = "") -> Expectation:
@@ -35,6 +37,15 @@ def sick_layer(seams: Mapping[str, Any], config: str = "m7c_125m_fast_log", **ch
     for name, sick in seams.items():
         patch(name, sick).start()
     return layer_subject(load_config(config).model.model_copy(update=changes))
+
+
+def raised(kind: type[_Error], call: Callable[[], object]) -> _Error | None:
+    """What a call raises of this kind, None where it returns."""
+    try:
+        call()
+    except kind as error:
+        return error
+    return None
 
 
 def examine(subject: str, codes: str, *words: str) -> Callable[[Path], Sequence[str]]:

@@ -25,7 +25,7 @@ from regressions.runs import finished, losses, written
 
 _BRANCHES = NSAttention.branches
 _M7C_NSA = {"l": 32, "d": 16, "l_sel": 64, "n_sel": 16, "w": 512}
-_SHORT = {"steps": 1, "batch_size": 1, "on_nonfinite": "trace", "warmup_steps": 0}
+_SHORT: dict[str, Any] = {"steps": 1, "batch_size": 1, "on_nonfinite": "trace", "warmup_steps": 0}
 
 
 def reproduce() -> None:

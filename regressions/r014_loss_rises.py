@@ -22,7 +22,7 @@ from regressions.case import found
 from regressions.runs import WARM_UP, finished, losses, seen_by_watch, written
 
 _STEPS, _NOTHING = 5, 1e-30
-_ROWS = {"seq_len": 1024, "batch_size": 1}
+_ROWS: dict[str, Any] = {"seq_len": 1024, "batch_size": 1}
 _backward = Loop._backward
 
 
