@@ -23,6 +23,7 @@ from nsa.ops.slide import flash as slide_flash
 from nsa.ops.slide import fused as slide_fused
 from nsa.ops.slide import reference as slide_reference
 from nsa.ops.slide import vectorized as slide_vectorized
+from nsa.ops.tiles import without_autocast
 from nsa.types import CompressedKey, CompressedValue, CuSeqlens, GateWeights, Key, Output, Query, Slots, Value
 
 
@@ -36,6 +37,7 @@ class NSAOutput(NamedTuple):
     slots: Slots
 
 
+@without_autocast
 def nsa_attention(
     q: Query,
     k_cmp: CompressedKey,
@@ -61,7 +63,7 @@ def nsa_attention(
     cu_seqlens: int32 [N + 1]; B = 1 and T = S, and the row holds N sequences one after the other; k_cmp and v_cmp then
     hold each sequence's compressed blocks, concatenated. slots: hold the choice of blocks fixed. impl: see
     `nsa.backends`. reads: counts the keys read; plain torch alone counts, so a named `fused`, `flash` or `reference` is
-    refused.
+    refused. Autocast changes nothing: the tensors are taken in the dtype they have.
 
     Raises ValueError for arguments that do not fit together and for an `impl` that cannot serve.
     """

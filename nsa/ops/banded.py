@@ -21,6 +21,7 @@ from nsa.ops.tiles import (
     split,
     tile_budget,
     to_streams,
+    without_autocast,
 )
 
 _MIN_QUERIES = 16
@@ -73,6 +74,7 @@ class _BandedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
         q, k, v, out, norm = ctx.saved_tensors

@@ -27,6 +27,7 @@ from nsa.ops.tiles import (
     split,
     tile_budget,
     to_streams,
+    without_autocast,
 )
 from nsa.types import Key, Output, Query, Slots, Value
 
@@ -99,6 +100,7 @@ class _SelectedAttention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
         q, k, v, slots, out, norm = ctx.saved_tensors

@@ -87,6 +87,29 @@ def test_no_importance_outranks_a_forced_block(dtype: torch.dtype, value: float)
     assert EMPTY_SLOT not in slots[0, 127, 0].tolist()
 
 
+@pytest.mark.parametrize("impl", [*FAST, "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_autocast_rounds_no_score(impl: str, dtype: torch.dtype) -> None:
+    tensors = small_inputs(100, dtype=dtype)
+    leaves = [x.data.mul_(8).requires_grad_() for x in tensors.values()]  # far logits: rounded, they change weights
+    given = dict(zip(tensors, leaves, strict=True))
+    results = []
+    for is_on in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+            output = nsa_attention(**given, geometry=SMALL, impl=impl)
+        results.append((*output, *torch.autograd.grad(output.out.double().square().sum(), leaves)))
+    assert all(torch.equal(off, on) for off, on in zip(*results, strict=True))
+
+
+def test_a_backward_pass_under_autocast_rounds_no_score() -> None:
+    tensors = small_inputs(100, dtype=torch.float32)
+    loss = nsa_attention(**tensors, geometry=SMALL, impl="vectorized").out.square().sum()
+    expected = torch.autograd.grad(loss, list(tensors.values()), retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = torch.autograd.grad(loss, list(tensors.values()))
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+
+
 @pytest.mark.parametrize("impl", FAST)
 def test_a_slot_of_the_future_is_read_by_nobody(monkeypatch: pytest.MonkeyPatch, impl: str) -> None:
     monkeypatch.setattr(tiles, "_CPU_BUDGET", 1 << 9)
