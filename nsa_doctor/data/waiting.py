@@ -1,15 +1,21 @@
 """Calls into a source of batches, in a thread of their own and with a limit; one that hangs is left behind."""
 
+import multiprocessing
 import queue
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from nsa_doctor.data.workers import stacks_of_children
 from nsa_doctor.frames import FrameFilter, Line
 from nsa_doctor.measurement import Place
 from nsa_doctor.runner import Caught, attempt
+
+_PROCESSES = f"{Path(multiprocessing.__file__).parent}/"
+_INNERMOST = 4
 
 
 class TooLate:
@@ -58,6 +64,10 @@ class Caller:
             key = rank, _blame(is_asking=thread == self._thread.ident, is_waiting=_waits_for_a_thread(lines))
             if line is not None and rank and key > best_key:
                 best, best_key = Place(file=line.file, line=line.line, function=line.function), key
+        if _waits_for_a_process(_lines(frames.get(self._thread.ident or 0))):
+            own = self._frames.of_dump(stacks_of_children())
+            if own and self._frames.rank(own[0].file) >= best_key[0]:
+                return Place(file=own[0].file, line=own[0].line, function=own[0].function)
         return best
 
 
@@ -70,6 +80,11 @@ def _blame(*, is_asking: bool, is_waiting: bool) -> int:
 
 def _waits_for_a_thread(lines: list[Line]) -> bool:
     return bool(lines) and lines[0].file in (threading.__file__, queue.__file__)
+
+
+def _waits_for_a_process(lines: list[Line]) -> bool:
+    """Whether the innermost call but those of the system is one of multiprocessing."""
+    return any(line.file.startswith(_PROCESSES) for line in lines[:_INNERMOST])
 
 
 def place_of(caught: Caught, frames: FrameFilter) -> Place:

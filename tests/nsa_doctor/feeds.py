@@ -153,3 +153,14 @@ class Workers(IterableDataset):
 
 def two_workers() -> DataLoader:
     return DataLoader(Workers(shares=True), batch_size=B, num_workers=2)
+
+
+def masked_language(hidden: float = 0.8) -> Iterator[Any]:
+    """Fifteen in a hundred tokens to be told, most of them hidden by a mask, some by another token, some by nothing."""
+    chance = np.random.default_rng(0)
+    for each in batches():
+        is_asked = chance.random(each.shape) < 0.15
+        how = chance.random(each.shape)
+        ids = np.where(is_asked & (how < hidden), V - 1, each)
+        ids = np.where(is_asked & (how > 0.9), chance.integers(0, N, each.shape), ids)
+        yield {"input_ids": ids, "labels": np.where(is_asked, each, -100), "attention_mask": np.ones_like(each)}

@@ -1,5 +1,6 @@
 """Sources of batches nobody has shown: what is sick is told once and by its code, what is odd and healthy is not."""
 
+import itertools
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ from .feeds import (
     answers_alone,
     batches,
     documents_masked,
+    masked_language,
     minus_one_ignored,
     nested_lists,
     one_buffer,
@@ -50,7 +52,7 @@ from .feeds import (
 HEALTHY = [
     pairs, whole_rows, small_numbers, nested_lists, padded_and_masked, minus_one_ignored, answers_alone, one_epoch,
     two_epochs, one_buffer, shuffled, random_windows, with_a_beginning, documents_masked, Going, splits_and_ranks,
-    two_workers,
+    two_workers, masked_language,
 ]  # fmt: skip
 
 
@@ -255,11 +257,32 @@ def documents_crossed() -> Iterator[Any]:
         }
 
 
+def ids_that_are_not_numbers() -> Iterator[Any]:
+    return changed(ids=lambda ids, n: np.where(np.arange(S) == 3, np.nan, ids))
+
+
+BREAKS = itertools.cycle([5, 3, 4, 2])
+
+
+def breaks_sooner_or_later() -> Iterator[Any]:
+    yield from itertools.islice(pairs(), next(BREAKS))
+    raise ConnectionError("reset by peer")
+
+
 SICK = {
-    "DAT101": [negative_ids, ids_beyond, float_ids],
+    "DAT101": [negative_ids, ids_beyond, float_ids, ids_that_are_not_numbers],
     "DAT102": [too_long, too_short, ragged, too_many_rows, text_in_place_of_ids],
     "DAT103": [targets_are_inputs, targets_two_on, targets_behind, targets_rolled, targets_of_other_rows],
-    "DAT104": [hangs_at_first, hangs_later, raises, raises_when_opened, exits, has_nothing, Promising],
+    "DAT104": [
+        hangs_at_first,
+        hangs_later,
+        raises,
+        raises_when_opened,
+        breaks_sooner_or_later,
+        exits,
+        has_nothing,
+        Promising,
+    ],
     "DAT105": [always_the_first, every_row_twice, workers_that_repeat, one_token, ranks_alike],
     "DAT106": [held_out_is_trained_on],
     "DAT107": [by_the_clock],
@@ -298,6 +321,17 @@ def test_labels_that_a_model_may_shift_are_a_question_until_it_is_answered(targe
     end = seen(labels_as_transformers_has_them, targets=targets)["DAT103"]
     assert end.verdict.value == verdict
     assert end.is_required
+
+
+def answers_of_other_rows() -> Iterator[Any]:
+    for each in batches(length=S + 1):
+        labels = np.where(np.arange(S) > S - 9, np.roll(each, 1, axis=0)[:, 1:], -100)
+        yield {"input_ids": each[:, :-1], "labels": labels}
+
+
+def test_few_targets_that_nothing_hides_are_no_excuse() -> None:
+    assert seen(masked_language, targets="next")["DAT103"].verdict is Verdict.FAIL
+    assert seen(answers_of_other_rows)["DAT103"].verdict is Verdict.FAIL
 
 
 @dataclass(frozen=True)

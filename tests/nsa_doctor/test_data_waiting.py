@@ -8,7 +8,9 @@ from contextlib import suppress
 import numpy as np
 
 from nsa_doctor import registry
+from nsa_doctor.data.request import data_request
 from nsa_doctor.data.subject import DataSubject, Opening
+from nsa_doctor.data_run import data
 from nsa_doctor.finding import Verdict
 from nsa_doctor.judging import judge
 
@@ -75,3 +77,31 @@ def test_a_position_that_cannot_be_given_back_is_no_finding():
 
     result = judge(registry.load("DAT108"), subject(opened))
     assert (result.verdict, result.findings, result.is_required) == (Verdict.SKIP, (), False)
+
+
+PROGRAM = """
+import threading
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Shards(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if index > 4:
+            threading.Event().wait(60)
+        return torch.arange(9) + index
+
+def make():
+    return DataLoader(Shards(), batch_size=2, num_workers=1)
+"""
+
+
+def test_the_line_at_which_a_worker_process_hangs_is_named(tmp_path, monkeypatch):
+    (tmp_path / "shards.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    asked = data_request(config=None, subject="shards:make", batches=4, timeout=3.0)
+    (found,) = data(asked).findings
+    assert found.message.startswith("batch 2 did not come within 3 s, and waits at ")
+    assert (found.where.function, found.where.line) == ("__getitem__", 12)

@@ -31,6 +31,8 @@ def run(subject: DataSubject) -> Iterator[Finding]:
     if share[1] is None:
         raise NotComparableError("no target is to be predicted")
     wanted = 0 if subject.targets == "same" else 1
+    if subject.targets != "next" and not (share[wanted] or 0.0) >= _ALIKE and _is_hidden(batches):
+        raise NotApplicableError("targets are tokens that the inputs hide; --targets next says that they should not be")
     if not (share[wanted] or 0.0) >= _ALIKE:
         yield from _told(subject, batches, share, wanted)
     elif wanted and _goes_round(batches):
@@ -69,6 +71,16 @@ def _share(batches: Sequence[Batch], shift: int) -> float | None:
         same += int(((batch.targets[:, at] == later) & counts).sum())
         total += int(counts.sum())
     return same / total if total else None
+
+
+def _is_hidden(batches: Sequence[Batch]) -> bool:
+    """Whether few tokens are to be told, most of which stand in the input as one and the same id that is no target."""
+    counts = [~np.asarray(batch.ignored) for batch in batches]
+    shown = np.concatenate([batch.inputs[at] for batch, at in zip(batches, counts, strict=True)])
+    wanted = np.concatenate([np.asarray(batch.targets)[at] for batch, at in zip(batches, counts, strict=True)])
+    ids, often = np.unique(shown, return_counts=True)
+    is_sparse = 2 * len(shown) < sum(at.size for at in counts)
+    return is_sparse and 2 * often.max() >= len(shown) and 10 * sum(wanted == ids[often.argmax()]) <= len(wanted)
 
 
 def _goes_round(batches: Sequence[Batch]) -> bool:
