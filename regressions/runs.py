@@ -11,8 +11,6 @@ from nsa_doctor.runs.reading import read_run
 from nsa_doctor.runs.record import RunRecord
 from nsa_doctor.watch import watch, watch_request
 
-SHOWCASE = {"dim": 128, "n_layers": 1, "n_heads": 8, "n_kv_groups": 2, "d_k": 16, "d_v": 16, "vocab_size": 256}
-SHOWCASE_NSA = {"l": 16, "d": 8, "l_sel": 32, "n_sel": 8, "w": 64, "phi": "avg"}
 QUIET: dict[str, Any] = {"log_every": 50, "eval_every": 0, "eval_batches": 0, "sample_tokens": 0, "save_every": 0}
 WARM_UP: dict[str, Any] = {
     name: getattr(load_config("m7c_125m_fast_log").train, name) for name in ("lr", "warmup_steps")

@@ -26,7 +26,10 @@ _FEWEST_GAPS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Standstill:
-    """Something that took too long; `source` says which of the loader's stages or files, `file` is the dump's name."""
+    """Something that took too long; `source` says which of the loader's stages or files, `dump` is the dump's name.
+
+    silent_watchdog: the seconds after which one of nsa's own runs was to say so and did not.
+    """
 
     stage: str
     step: int | None
@@ -36,6 +39,7 @@ class Standstill:
     source: str = ""
     rank: int = 0
     times: int = 1
+    silent_watchdog: float | None = None
 
     @property
     def is_of_loader(self) -> bool:
@@ -47,7 +51,7 @@ def standstills(record: RunRecord) -> list[Standstill]:
     """Each stage that stood still, once, with the best line known of it; those with a line first."""
     found = [*_of_dumps(record), *_of_words(record)]
     if not found:
-        found = [*_of_waits(record), *_of_gaps(record)]
+        found = [_untold(record, each) for each in (*_of_waits(record), *_of_gaps(record))]
     merged: dict[tuple[str, int | None], Standstill] = {}
     for each in found:
         key = next((known for known in merged if _is_same(known, each)), (each.stage, each.step))
@@ -128,6 +132,14 @@ def _is_rare(candidates: list[Gap], gaps: list[Gap]) -> bool:
     places = [gaps.index(gap) for gap in candidates]
     strides = [b - a for a, b in itertools.pairwise(places)]
     return max(strides) > 2 * min(strides)
+
+
+def _untold(record: RunRecord, each: Standstill) -> Standstill:
+    """With the watchdog that should have told of it, where the run is one that has one."""
+    runtime, seconds = record.configuration.get("runtime"), watchdog_seconds(record)
+    is_watched = record.is_own and not (isinstance(runtime, dict) and runtime.get("monitors") is False)
+    is_late = is_watched and seconds is not None and each.seconds is not None and each.seconds > seconds
+    return replace(each, silent_watchdog=seconds) if is_late else each
 
 
 def _is_same(known: tuple[str, int | None], each: Standstill) -> bool:

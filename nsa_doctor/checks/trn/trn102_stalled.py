@@ -36,8 +36,10 @@ def run(subject: RunSubject) -> Iterator[Finding]:
         at = f" at {each.source}" if each.source else ""
         where = f", in {each.line.function} ({each.line.file}:{each.line.line})" if each.line else ""
         times = f", and so did {len(alike) - 1} more" if len(alike) > 1 else ""
+        silent = each.silent_watchdog
+        untold = "" if silent is None else f", and the watchdog, set to {silent:g} s, said nothing"
         yield Finding(
-            message=f"{each.stage}{at} of step {each.step} took {time}{where}{times}",
+            message=f"{each.stage}{at} of step {each.step} took {time}{where}{times}{untold}",
             where=Place(file=each.line.file, line=each.line.line, function=each.line.function)
             if each.line
             else Place(),
@@ -48,6 +50,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
                 "seconds": seconds,
                 "rank": each.rank,
                 "dump": each.dump,
+                "silent_watchdog": silent,
             },
             repro=subject.again,
         )
