@@ -20,6 +20,7 @@ from nsa_doctor.conclude import environment
 from nsa_doctor.data.request import DataRequest
 from nsa_doctor.finding import Finding, Report, Result, Verdict
 from nsa_doctor.frames import FrameFilter, top_package
+from nsa_doctor.identity import commit_of, version_of
 from nsa_doctor.laboratory import DoctorBrokeError, UsageError
 from nsa_doctor.measurement import Place
 from nsa_doctor.signals import raise_if_interrupted
@@ -79,7 +80,14 @@ def examine_data(request: DataRequest, listen: Listener = lambda told, done, tot
     if "usage" in answer:
         raise UsageError(answer["usage"])
     results = tuple(Result.from_json(result) for result in answer["results"])
-    return DataExamined(results=results, subject=answer["subject"], expected=answer["expected"])
+    return DataExamined(results=results, subject=_identified(answer["subject"]), expected=answer["expected"])
+
+
+def _identified(subject: dict[str, Any]) -> dict[str, Any]:
+    """With what only this process can say: of the code that opened the data, the version and the commit."""
+    ours = {"version": version_of(("nsa",)), "commit": commit_of(__file__)}
+    told = {name: value for name, value in {**ours, **subject["identity"]}.items() if value}
+    return {**subject, "identity": told}
 
 
 def _start(request: DataRequest, errors: IO[bytes]) -> subprocess.Popen[str]:

@@ -7,19 +7,24 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsa_doctor import registry
 from nsa_doctor.data.request import DataRequest
 from nsa_doctor.data.subject import DataSubject
 from nsa_doctor.data.waiting import Caller, TooLate
 from nsa_doctor.frames import FrameFilter, top_package
+from nsa_doctor.identity import digest
 from nsa_doctor.judging import judged
 from nsa_doctor.runner import Caught, attempt
 
+if TYPE_CHECKING:
+    from nsa.config import RunConfig
+
 TICK_SECONDS = 1.0
+_DEALING = ("seed", "seq_len", "batch_size", "accumulate_grad_batches")
 _IMPORT_SECONDS = 120.0
 _LEAST_IMPORT_SECONDS = 20.0  # a limit for batches is none for libraries
 
@@ -67,7 +72,12 @@ def answered(request: DataRequest, tell: Tell) -> dict[str, Any]:
     entries = [entry for code, entry in registry.entries().items() if code in request.codes]
     return {
         "results": [asdict(result) for result in judged(entries, subject)],
-        "subject": {"name": subject.name, "description": subject.description, "options": list(request.words)},
+        "subject": {
+            "name": subject.name,
+            "description": subject.description,
+            "options": list(request.words),
+            "identity": _identity(request),
+        },
         "expected": {
             "seq_len": subject.seq_len,
             "vocab_size": subject.vocab_size,
@@ -77,15 +87,34 @@ def answered(request: DataRequest, tell: Tell) -> dict[str, Any]:
     }
 
 
+def _identity(request: DataRequest) -> dict[str, Any]:
+    """Which data exactly: the model it is for, by the same hash as a run or a module has, and all that deals it out."""
+    from nsa_doctor.probes.identity import sources_of
+
+    told: dict[str, Any] = {}
+    if request.config is not None:
+        config = _configuration(request.config, request.changes)
+        dealt = config.train.model_dump(mode="json", include=set(_DEALING))
+        told["configuration_hash"] = digest(config.model.model_dump(mode="json"))
+        told["data_hash"] = digest({"data": config.data.model_dump(mode="json"), "train": dealt})
+    if request.spec is not None:
+        told["sources"] = sources_of(top_package(request.spec))
+    return told
+
+
+def _configuration(name: str, changes: Sequence[str]) -> "RunConfig":
+    from nsa.config import load_config, with_changes
+
+    return with_changes(load_config(name), changes) if changes else load_config(name)
+
+
 def subject_of(request: DataRequest) -> DataSubject:
     """The source asked for; raises ConfigError and SubjectUnusableError."""
-    from nsa.config import load_config, with_changes
     from nsa_doctor.data.sources import of_config, of_factory
 
     subject: DataSubject | None = None
     if request.config is not None:
-        config = load_config(request.config)
-        subject = of_config(with_changes(config, request.changes) if request.changes else config, request.seconds)
+        subject = of_config(_configuration(request.config, request.changes), request.seconds)
     if request.spec is not None:
         subject = of_factory(request.spec, subject)
     assert subject is not None
