@@ -15,7 +15,7 @@ from nsa.train.feed import Feed
 from nsa.train.looks import Looks
 from nsa.train.monitors import Monitors
 from nsa.train.objective import num_targets
-from nsa.train.optimizer import clip_gradients, gradient_norm, set_learning_rate
+from nsa.train.optimizer import clip_gradients, gradient_norm, learning_rate_of, set_learning_rate
 from nsa.train.record import StepRecord
 from nsa.train.refusal import Refusal
 from nsa.train.saving import History, save
@@ -78,10 +78,9 @@ class Loop:
         losses = [float(each) for each in torch.stack(sums).tolist()]
         told = self.world.gather([sum(losses), float(norm), float(self.signals.requested)])
         loss = sum(each[0] for each in told) / count
-        rate = learning_rate(step, self.machinery.config.train)
+        set_learning_rate(self.machinery.optimizer, learning_rate(step, self.machinery.config.train))
         if math.isfinite(loss) and all(math.isfinite(each[1]) for each in told):
             clip_gradients(self.machinery.model.parameters(), self.machinery.config.train.grad_clip, norm)
-            set_learning_rate(self.machinery.optimizer, rate)
             self.machinery.optimizer.step()
             self.history.skipped_in_a_row = 0
         else:
@@ -93,7 +92,7 @@ class Loop:
         record = StepRecord(
             step=step,
             loss=loss,
-            learning_rate=rate,
+            learning_rate=learning_rate_of(self.machinery.optimizer),
             gradient_norm=float(norm),
             tokens=self.world.size * sum(each.tokens[:, 1:].numel() for each in batches),
             seconds=now - began,

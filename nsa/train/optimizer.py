@@ -33,6 +33,11 @@ def set_learning_rate(optimizer: AdamW, rate: float) -> None:
         group["lr"] = rate
 
 
+def learning_rate_of(optimizer: AdamW) -> float:
+    """What it goes by; the largest of its groups, which is what monitors are told, and not what was meant for it."""
+    return max(float(group["lr"]) for group in optimizer.param_groups)
+
+
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """The Euclidean norm of all gradients together, of all processes' shards."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa.train.__main__ import main
+from nsa.train.command import main
 
 ROOT = Path(__file__).parents[3]
 FILE = """
@@ -147,3 +147,26 @@ def test_nobody_reading_the_output_does_not_end_the_run(start, tmp_path):
         assert time.monotonic() < give_up
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(timeout=60) == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_first_step_is_a_sentence_and_its_code(number, tmp_path):
+    program = f"""
+import os, sys, types
+import nsa.train.__main__ as door
+told = lambda: os.kill(os.getpid(), {int(number)})
+sys.modules["nsa.train.command"] = types.SimpleNamespace(leave=sys.exit, main=told)
+door.start()
+"""
+    command = [sys.executable, "-c", program]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (answer.returncode, answer.stderr.count("\n")) == (128 + number, 1)
+    assert answer.stderr.startswith("nsa.train: interrupted before the first step")
+
+
+def test_the_command_answers_signals_before_it_loads_torch():
+    answer = subprocess.run(
+        [sys.executable, "-c", "import nsa.train.__main__, sys; print('torch' in sys.modules)"],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert answer.stdout == "False\n"
