@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nsa.config import load_config
+from nsa.config import as_document, load_config, with_changes
 from nsa_doctor.checks.trained import document_of, live
 from nsa_doctor.finding import Finding
 from nsa_doctor.runs.reading import read_run
@@ -52,3 +52,11 @@ def losses(record: RunRecord) -> list[float]:
 def seen_by_watch(run: Path) -> Sequence[Finding]:
     """What `nsa-doctor watch` finds in a folder."""
     return watch(watch_request(place=run, maps=(), select=None, ignore=None, every=2.0)).findings
+
+
+def of_config(folder: Path, name: str, steps: int) -> Path:
+    """The folder of a run of a built-in configuration, for so many steps."""
+    changes = [f"train.out_dir='{folder / 'run'}'", f"train.steps={steps}", "train.warmup_steps=0"]
+    changes += [f"train.{key}={value}" for key, value in QUIET.items()]
+    live(as_document(with_changes(load_config(name), [*changes, "runtime.device=cpu"])), {})
+    return folder / "run"

@@ -10,6 +10,7 @@ from typing import Any
 
 from nsa_doctor.runs.columns import number
 from nsa_doctor.runs.record import Dump, Failure, Saved
+from nsa_doctor.runs.whole import cut_short, differs_from_manifest
 
 CHECKPOINT = re.compile(
     r"((checkpoint|ckpt|step|epoch|model)[-_.]?)+\d[\w-]*(\.(pt|pth|ckpt|safetensors))?|[\w-]+\.(pt|pth|ckpt|safetensors)"
@@ -108,7 +109,7 @@ def fault_of(path: Path) -> str:
     """Why a save that failed may have left this; nothing where it looks sound."""
     try:
         if not path.is_dir():
-            return "" if path.stat().st_size else "is empty"
+            return cut_short(path) if path.stat().st_size else "is empty"
         inner = list(itertools.islice(path.iterdir(), 1000))
         if not inner:
             return "is an empty folder"
@@ -116,7 +117,10 @@ def fault_of(path: Path) -> str:
         if empty is not None:
             return f"holds an empty {empty}"
         is_nsa = path.parent.name == "checkpoints" and (path / "state.json").exists()
-        return "has no manifest.json" if is_nsa and not (path / "manifest.json").exists() else ""
+        if is_nsa:
+            return differs_from_manifest(path) if (path / "manifest.json").exists() else "has no manifest.json"
+        short = ((each.name, cut_short(each)) for each in inner if each.suffix in _WEIGHTS and each.is_file())
+        return next((f"holds {name}, which {told}" for name, told in short if told), "")
     except OSError as error:
         return f"cannot be looked at: {error.strerror}"
 

@@ -13,6 +13,7 @@ from nsa_doctor.runs.record import RunRecord
 
 _MOST_DIFFERENCES = 4
 _SHORTEST_COMMIT = 7
+_SIZES = ("dim", "n_layers", "n_heads", "n_kv_groups", "vocab_size")  # what says best which model it is
 
 
 def mismatches(run: RunRecord, subject: Mapping[str, Any]) -> Iterator[str]:
@@ -28,7 +29,9 @@ def mismatches(run: RunRecord, subject: Mapping[str, Any]) -> Iterator[str]:
             f"so it is no evidence about {name}"
         )
     elif not wanted_hash or wanted_hash != (digest(own) if own else told_hash):
-        yield f"{where} is of another configuration than {name}: {_differences(own, wanted) or 'its hash differs'}"
+        known = _known_as(own)
+        differences = _differences(own, wanted) or "its hash differs"
+        yield f"{where} is of another configuration{f' ({known})' if known else ''} than {name}: {differences}"
     commit, now = run.environment.get("commit"), identity.get("commit")
     if commit and now and not _is_same_commit(commit, now):
         yield f"{where} was made with commit {plain(str(commit))}; examined is commit {now}"
@@ -55,11 +58,20 @@ def model_configuration(config: Mapping[str, Any]) -> dict[str, Any]:
 def _differences(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """`dim 128 and not 768, …` for the first few keys that differ."""
     differing = [key for key in {**wanted, **own} if own.get(key) != wanted.get(key)] if own and wanted else []
+    differing.sort(key=lambda key: _SIZES.index(key) if key in _SIZES else len(_SIZES))
     told = [
         f"{plain(str(key))} {reprlib.repr(own.get(key))} and not {reprlib.repr(wanted.get(key))}"
         for key in differing[:_MOST_DIFFERENCES]
     ]
     return ", ".join(told) + (" …" if differing[_MOST_DIFFERENCES:] else "")
+
+
+def _known_as(own: Mapping[str, Any]) -> str:
+    """The name of the built-in configuration that has this model."""
+    from nsa.config import builtin_configs, load_config  # torch, which takes its time
+
+    models = {name: load_config(path).model.model_dump(mode="json") for name, path in builtin_configs().items()}
+    return next((name for name, model in models.items() if model == own), "")
 
 
 def _flags(flags: Mapping[str, Any]) -> str:
