@@ -4,8 +4,9 @@ Reported: 003, which ran train_showcase.yaml, and recommends 50,000 to 200,000 s
 Symptom: the small model's run is certified, and the conclusion is about the 125M model ("<1GB GPU memory for 125M
     model", "proceed with confidence").
 Cause: evidence and subject differ, as the report's own header shows: dim 128 and 8 heads at 128 tokens, and not dim
-    768, 12 heads and 12 layers at 1,024. Established: the claim is wrong by arithmetic alone. The weights of m7c_125m_fast_log in float32 with gradient and two moments of Adam are more than 1 GB before the
-    first activation (asserted on the model itself). A verdict is bound to the configuration that was examined.
+    768, 12 heads and 12 layers at 1,024. Established: the claim is wrong by arithmetic alone. The weights of
+    m7c_125m_fast_log in float32 with gradient and two moments of Adam are more than 1 GB before the first activation
+    (asserted on the model itself). A verdict is bound to the configuration that was examined.
 Check: go-no-go, which ends UNKNOWN and names both configurations.
 """
 
