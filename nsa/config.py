@@ -44,7 +44,7 @@ class SparsityConfig(Strict):
         default="avg", description="how a block is compressed to one key and value"
     )
     gate: Literal["softmax", "sigmoid"] = Field(default="softmax", description="how gate logits become branch weights")
-    gate_temperature: PositiveFloat = Field(default=1.0, description="divides the gate logits of a softmax gate")
+    gate_temperature: float = Field(default=1.0, ge=1e-6, description="divides the gate logits of a softmax gate")
     shared_kv: bool = Field(default=False, description="one key and value projection for all branches")
 
     @model_validator(mode="after")
@@ -89,7 +89,7 @@ class ModelConfig(NSAConfig):
     vocab_size: Size = Field(default=256, description="token ids; follows the tokenizer when the file does not say")
     mlp_dim: Size | None = Field(default=None, description="SwiGLU width; default 8/3 · dim, rounded up to 64")
     tie_embeddings: bool = Field(default=True, description="the output head shares the embedding's weight")
-    norm_eps: PositiveFloat = Field(default=1e-5, description="added to the mean square in RMSNorm")
+    norm_eps: float = Field(default=1e-5, ge=1e-12, description="added to the mean square in RMSNorm")
 
 
 class DataConfig(Strict):

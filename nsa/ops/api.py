@@ -174,6 +174,8 @@ class _Choice:
 
     def visit(self, rows: slice, queries: slice, probabilities: Tensor) -> None:
         num_blocks = self._geometry.num_blocks(self._first_query + queries.stop)
+        if num_blocks == 1:
+            return  # nothing to choose, and its strides may be far more than there are tokens
         importance = score_vectorized.group_importance(probabilities, num_blocks, self._geometry)
         first = self._first_query + queries.start
         self.slots[rows, queries] = select_vectorized.choose_slots(importance, self._geometry, first)

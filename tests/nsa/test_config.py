@@ -191,6 +191,14 @@ BAD_DOCUMENTS: dict[str, tuple[object, str]] = {
         document(nsa={"gate": "sigmoid", "gate_temperature": 2.0}),
         "nsa.gate_temperature must be 1.0 with a sigmoid gate, got 2.0",
     ),
+    "temperature-of-nothing": (
+        document(nsa={"gate_temperature": 1e-300}),
+        "nsa.gate_temperature must be greater than or equal to 0.000001, got 1e-300 (float)",
+    ),
+    "eps-of-nothing": (
+        document(model=MODEL | {"norm_eps": 1e-300}),
+        "model.norm_eps must be greater than or equal to 0.000000000001, got 1e-300 (float)",
+    ),
     "no-triton": (document(runtime={"use_triton_sel": True}), "runtime.use_triton_sel must be False, got True (bool)"),
     "flash-on-cpu": (
         document(runtime={"use_flash": True, "device": "cpu"}),

@@ -43,7 +43,8 @@ def selected_attention(
 
     The T queries are the last T of the S key tokens. A query with no readable key gives exactly zero.
     """
-    out: Tensor = _SelectedAttention.apply(q, k, v, slots, geometry, reads)
+    block_length = min(geometry.l_sel, k.shape[1])  # a block longer than the sequence is no longer for it
+    out: Tensor = _SelectedAttention.apply(q, k, v, slots, block_length, reads)
     return out
 
 
@@ -79,14 +80,14 @@ def choose_slots(importance: Tensor, geometry: Geometry, first_query: int) -> Sl
 class _SelectedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: Geometry, reads: ReadCounter | None
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, block_length: int, reads: ReadCounter | None
     ) -> Tensor:
         groups, dtype = k.shape[2], accumulation_dtype(q.dtype)
         out = q.new_zeros(*q.shape[:3], v.shape[-1])
         norm = q.new_zeros(*q.shape[:3], 2, dtype=dtype)
         counts = None if reads is None else slots.new_zeros(slots.shape[:3], dtype=torch.int64)
-        k_blocks, v_blocks = _to_blocks(k, geometry), _to_blocks(v, geometry)
-        for chunk in _chunks(q, k, slots, geometry):
+        k_blocks, v_blocks = _to_blocks(k, block_length), _to_blocks(v, block_length)
+        for chunk in _chunks(q, k, slots, block_length):
             at = chunk.rows, chunk.queries
             chunk_out, chunk_norm = _attend_chunk(chunk, to_streams(q[at], groups), k_blocks, v_blocks)
             out[at] = from_streams(chunk_out, groups).to(out.dtype)
@@ -96,7 +97,7 @@ class _SelectedAttention(torch.autograd.Function):
         if reads is not None:
             reads.selected = counts
         ctx.save_for_backward(q, k, v, slots, out, norm)
-        ctx.geometry = geometry
+        ctx.block_length = block_length
         return out
 
     @staticmethod
@@ -107,10 +108,10 @@ class _SelectedAttention(torch.autograd.Function):
         groups = k.shape[2]
         delta = (grad.to(norm.dtype) * out.to(norm.dtype)).sum(-1, keepdim=True)
         grad_q = torch.zeros_like(q)
-        k_blocks, v_blocks = _to_blocks(k, ctx.geometry), _to_blocks(v, ctx.geometry)
+        k_blocks, v_blocks = _to_blocks(k, ctx.block_length), _to_blocks(v, ctx.block_length)
         grad_k = torch.zeros_like(k_blocks, dtype=norm.dtype)
         grad_v = torch.zeros_like(v_blocks, dtype=norm.dtype)
-        for chunk in _chunks(q, k, slots, ctx.geometry):
+        for chunk in _chunks(q, k, slots, ctx.block_length):
             at = chunk.rows, chunk.queries
             tables = [to_streams(x[at], groups) for x in (q, grad.to(q.dtype), norm, delta)]
             chunk_grad_q = _attend_chunk_backward(chunk, tables, k_blocks, v_blocks, grad_k, grad_v)
@@ -133,7 +134,7 @@ class _Chunk:
     steps: tuple[slice, ...]
 
     def ceiling(self, step: slice, table: Tensor) -> Tensor:
-        """+inf where a tile row may read a token and −inf elsewhere, [tiles, height, 1, l_sel]."""
+        """+inf where a tile row may read a token and −inf elsewhere, [tiles, height, 1, block_length]."""
         return _take(table, self.room[step]).unsqueeze(2)
 
     def gather(self, table: Tensor, step: slice) -> Tensor:
@@ -152,30 +153,30 @@ class _Chunk:
         return from_streams(per_query.view(-1, self.queries.stop - self.queries.start, 1, 1), groups)[..., 0]
 
 
-def _chunks(q: Tensor, k: Tensor, slots: Tensor, geometry: Geometry) -> Iterator[_Chunk]:
+def _chunks(q: Tensor, k: Tensor, slots: Tensor, block_length: int) -> Iterator[_Chunk]:
     """Cut queries into chunks whose table of partial outputs fits the device's budget, and group each."""
     num_rows, num_queries, num_heads, _ = q.shape
     num_tokens, groups = k.shape[1:3]
-    first_query, blocks_per_stream = num_tokens - num_queries, geometry.num_blocks(num_tokens)
+    first_query, blocks_per_stream = num_tokens - num_queries, -(-num_tokens // block_length)
     budget = tile_budget(q.device)
     queries_per_chunk = max(
         1, _TABLES_PER_TILE * budget // (num_heads * slots.shape[-1] * max(q.shape[-1], k.shape[-1]))
     )
     for queries in split(num_queries, queries_per_chunk):
         size = queries.stop - queries.start
-        num_seen = geometry.num_blocks(first_query + queries.stop)
+        num_seen = -(-(first_query + queries.stop) // block_length)
         for rows in split(num_rows, max(1, queries_per_chunk // size)):
             chosen = slots[rows, queries].transpose(1, 2).flatten(0, 1)  # [streams, T, n]
             stream = torch.arange(chosen.shape[0], device=q.device)[:, None, None]
             height = _tile_height(size * slots.shape[-1] / num_seen, num_heads // groups)
             local = torch.where((chosen >= 0) & (chosen < num_seen), chosen + stream * num_seen, EMPTY_SLOT)
             grouping = group_by_block(local.flatten(0, 1), chosen.shape[0] * num_seen, height)
-            block_start = grouping.block % num_seen * geometry.l_sel
+            block_start = grouping.block % num_seen * block_length
             stop = torch.arange(first_query + queries.start, first_query + queries.stop, device=q.device) + 1
             room = _take(pad(stop.repeat(chosen.shape[0]), (0, 1)), grouping.query) - block_start[:, None]
-            room = room.clamp_(0, geometry.l_sel)
+            room = room.clamp_(0, block_length)
             block = (grouping.block // num_seen + rows.start * groups) * blocks_per_stream + grouping.block % num_seen
-            per_step = max(1, budget // (3 * height * num_heads // groups * geometry.l_sel))
+            per_step = max(1, budget // (3 * height * num_heads // groups * block_length))
             steps = tuple(split(block.shape[0], per_step))
             yield _Chunk(rows, queries, Grouping(grouping.query, block, grouping.place), room, steps)
 
@@ -242,7 +243,7 @@ def _attend_chunk_backward(
 
 
 def _ceiling_table(block_length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Row r lets the first r tokens of a block be read: +inf for them and −inf for the rest, [l_sel + 1, l_sel]."""
+    """Row r lets the first r tokens of a block be read: +inf for them and −inf for the rest, [length + 1, length]."""
     hidden = torch.ones(block_length + 1, block_length, dtype=torch.bool, device=device).triu()
     return torch.full(hidden.shape, torch.inf, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
 
@@ -257,11 +258,11 @@ def _with_zero_row(x: Tensor) -> Tensor:
     return pad(x.flatten(0, 1), (0, 0, 0, 0, 0, 1))
 
 
-def _to_blocks(x: Tensor, geometry: Geometry) -> Tensor:
-    """[B, S, G, D] -> [B · G · num_blocks, l_sel, D], the last block of each sequence filled up with zeros."""
-    missing = -x.shape[1] % geometry.l_sel
+def _to_blocks(x: Tensor, block_length: int) -> Tensor:
+    """[B, S, G, D] -> [B · G · num_blocks, block_length, D], the last block of each sequence filled up with zeros."""
+    missing = -x.shape[1] % block_length
     streams = to_streams(x, x.shape[2]).squeeze(2)
-    return pad(streams, (0, 0, 0, missing)).unflatten(1, (-1, geometry.l_sel)).flatten(0, 1)
+    return pad(streams, (0, 0, 0, missing)).unflatten(1, (-1, block_length)).flatten(0, 1)
 
 
 def _from_blocks(blocks: Tensor, like: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ def sliding_attention(q: Query, k: Key, v: Value, geometry: Geometry) -> Output:
     largest_head = max(q.shape[-1], v.shape[-1])
     if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and largest_head <= _MAX_KERNEL_HEAD:
         return _by_varlen(q, k, v, geometry.w)
-    return _by_tiles(q, k, v, geometry.w)
+    return _by_tiles(q, k, v, min(geometry.w, k.shape[1]))  # a window beyond the keys would be filled with zeros
 
 
 def _by_varlen(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:

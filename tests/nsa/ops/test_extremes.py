@@ -1,5 +1,7 @@
 """What fast paths get wrong at the edges: far logits, hidden infinities, ties, cut tiles, second derivatives."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -85,6 +87,17 @@ def test_no_importance_outranks_a_forced_block(dtype: torch.dtype, value: float)
     slots = select_vectorized.choose_slots(importance, SMALL, 0)
     assert {0, 6, 7} <= set(slots[0, 127, 0].tolist())
     assert EMPTY_SLOT not in slots[0, 127, 0].tolist()
+
+
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("changes", [{"w": 2**31 - 1}, {"l_sel": 1 << 24}], ids=["window", "block"])
+def test_a_window_or_block_far_longer_than_the_sequence_takes_no_more(impl: str, changes: dict[str, int]) -> None:
+    tensors, results = small_inputs(40), []
+    for covering in ({"w": 40, "l_sel": 48}, {"w": 40, "l_sel": 48} | changes):
+        geometry = replace(SMALL, **covering)
+        output = nsa_attention(**tensors, geometry=geometry, impl=impl)
+        results.append((*output, *torch.autograd.grad(output.out.square().sum(), list(tensors.values()))))
+    assert all(float((a - b).detach().abs().max()) <= 1e-13 for a, b in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("impl", [*FAST, "reference"])
