@@ -123,7 +123,8 @@ class NSACache:
     def _totals(self, like: Tensor) -> CacheReads:
         if self.reads is None:
             shape = (like.shape[0], like.shape[2])
-            self.reads = CacheReads(*(torch.zeros(shape, dtype=torch.int64, device=like.device) for _ in range(4)))
+            with torch.inference_mode(False):  # totals made in inference mode could not be added to outside it
+                self.reads = CacheReads(*(torch.zeros(shape, dtype=torch.int64, device=like.device) for _ in range(4)))
         return self.reads
 
     def _check(self, new: Tokens) -> None:

@@ -57,7 +57,9 @@ def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: to
         return logits.argmax(-1, keepdim=True)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     best, index = wide.topk(top_k or wide.shape[-1], dim=-1)
-    drawn = torch.multinomial((best / temperature).softmax(-1), 1, generator=generator)
+    behind = best - best[:, :1]  # zero or less, so that no temperature makes +inf of it; nor NaN, above the smallest
+    smallest = torch.finfo(wide.dtype).tiny
+    drawn = torch.multinomial((behind / max(temperature, smallest)).softmax(-1), 1, generator=generator)
     return index.gather(-1, drawn)
 
 

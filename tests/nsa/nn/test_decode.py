@@ -172,6 +172,19 @@ def test_cache_moves_between_inference_mode_and_no_grad(
     assert_close(torch.cat(outputs, dim=1), layer(x).detach())
 
 
+def test_reads_are_counted_from_inference_mode_into_no_grad(make_attention: MakeLayer, x: Tensor) -> None:
+    layer = make_attention()
+    totals = []
+    for is_mixed in (False, True):
+        cache = layer.new_cache(2, count_reads=True)
+        for index, part in enumerate(x.split(5, dim=1)):
+            with torch.inference_mode(is_mixed and index % 2 == 0), torch.no_grad():
+                layer(part, cache)
+        assert cache.reads is not None
+        totals.append(torch.stack([cache.reads.compressed, cache.reads.selected, cache.reads.sliding]))
+    assert torch.equal(*totals)
+
+
 def test_cache_refuses_to_cut_a_graph_and_stays_as_it_is(make_attention: MakeLayer, x: Tensor) -> None:
     layer = make_attention()
     cache = layer.new_cache(2)

@@ -42,6 +42,17 @@ def test_drawing_from_the_single_likeliest_is_greedy(make_model: MakeModel, ids:
     assert torch.equal(generate(model, ids, 8, temperature=3.0, top_k=1), generate(model, ids, 8))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("temperature", [1e-30, 1e-40, 5e-324], ids=str)
+def test_the_lowest_temperatures_are_greedy(
+    make_model: MakeModel, ids: torch.Tensor, dtype: torch.dtype, temperature: float
+) -> None:
+    model = make_model().to(dtype)
+    logits = model(ids)[:, -1]
+    assert ((logits == logits.amax(-1, keepdim=True)).sum(-1) == 1).all()  # no tie to be drawn from
+    assert torch.equal(generate(model, ids, 1, temperature=temperature), generate(model, ids, 1))
+
+
 def test_draws_follow_the_softmax_of_the_logits(make_model: MakeModel) -> None:
     model = make_model()
     prompt = torch.tensor([[3, 1, 4]])

@@ -80,6 +80,14 @@ def test_shortest_sequences_work_forward_and_backward(make_attention: Make, leng
     assert not layer.branches(x).compressed.any()
 
 
+def test_an_output_projection_of_another_kind_is_no_business_of_the_input(make_attention: Make) -> None:
+    layer = make_attention(dim=20).float()  # as wide as its heads together
+    x = torch.randn(2, 30, 20)
+    expected = layer.branches(x).gated.flatten(2)
+    layer.out_proj = torch.nn.Identity()  # it has no weight, as a quantized one has none that is a tensor
+    assert torch.equal(layer(x), expected)
+
+
 def test_memory_layout_of_the_input_does_not_matter(make_attention: Make, assert_close: Callable[..., None]) -> None:
     layer = make_attention(n_kv_groups=1)  # the joined projection has an odd width here
     x = torch.randn(24, 2, 20, dtype=torch.float64).permute(1, 2, 0)[:, ::2]
