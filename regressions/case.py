@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from nsa_doctor.cases.record import Expectation
+from nsa_doctor.cases.record import Expectation, NotForThisMachineError
 from nsa_doctor.finding import Finding, Report
 
 _Error = TypeVar("_Error", bound=Exception)
@@ -51,6 +51,24 @@ def raised(kind: type[_Error], call: Callable[[], object]) -> _Error | None:
 def examine(subject: str, codes: str, *words: str) -> Callable[[Path], Sequence[str]]:
     """`nsa-doctor run` of these checks on a factory named `module:function`."""
     return lambda folder: ["run", "--select", codes, "--subject", subject, "--profile", "smoke", "--jobs", "1", *words]
+
+
+def on_cuda(command: Callable[[Path], Sequence[str]]) -> Callable[[Path], Sequence[str]]:
+    """The same command on a CUDA device; not for a machine that has none."""
+
+    def words(folder: Path) -> Sequence[str]:
+        require_cuda()
+        return [*command(folder), "--device", "cuda"]
+
+    return words
+
+
+def require_cuda() -> None:
+    """Raises NotForThisMachineError where there is no CUDA device."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise NotForThisMachineError("it needs a CUDA device")
 
 
 def _differences(finding: Finding, place: Mapping[str, str], says: str) -> Iterator[str]:

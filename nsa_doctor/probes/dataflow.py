@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 _ACCUMULATING = frozenset({"add", "sub", "addcmul", "addmm", "baddbmm", "index_add", "scatter_add", "scatter_reduce"})
 _MOVING = frozenset(
@@ -33,9 +34,13 @@ class Node:
 
 @dataclass
 class _Memory:
-    """Who wrote a storage: one operation all of it, or each element its own."""
+    """Who wrote a storage: one operation all of it, or each element its own.
+
+    While `kept` is there no other storage comes to have this one's address, though its values may be gone.
+    """
 
     writer: int
+    kept: StorageWeakRef
     elements: Tensor | None = None
 
 
@@ -58,7 +63,7 @@ class Dataflow:
         number = len(self.nodes)
         self.nodes.append(Node(line, name, is_arithmetic, tuple(sources - {-1}), tuple(others - sources - {-1})))
         for tensor in fresh:
-            self._memory[_key(tensor)] = _Memory(number)
+            self._memory[_key(tensor)] = _Memory(number, StorageWeakRef(tensor.untyped_storage()))
         for tensor in written:
             self._write(tensor, number)
 
@@ -101,7 +106,7 @@ class Dataflow:
 
     def _write(self, tensor: Tensor, number: int) -> None:
         total = tensor.untyped_storage().nbytes() // max(1, tensor.element_size())
-        memory = self._memory.setdefault(_key(tensor), _Memory(-1))
+        memory = self._memory.setdefault(_key(tensor), _Memory(-1, StorageWeakRef(tensor.untyped_storage())))
         if tensor.numel() >= total or total > _LARGEST_MAP:
             memory.writer, memory.elements = number, None
             return

@@ -61,7 +61,10 @@ def _reading_apart(subject: Subject) -> Iterator[Finding]:
         if len(differ):
             group, head = differ[0].tolist()
             message = f"heads 0 and {head} of group {group} read different tokens for token {t} of {length}"
-            yield _finding(subject, message, origin(subject, sp.module, lambda: anatomy(sp, x)["selected"]), t)
+            is_chosen = inner["slots"].shape[2] > groups  # what was chosen apart is read apart by right
+            name = "slots" if is_chosen else "selected"
+            yield _finding(subject, message, origin(subject, sp.module, lambda: anatomy(sp, x)[name]), t)
+            return
 
 
 def _finding(subject: Subject, message: str, where: Place, t: int) -> Finding:

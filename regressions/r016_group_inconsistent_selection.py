@@ -1,0 +1,93 @@
+"""r016 group-inconsistent-selection
+
+Reported: 001, suspected for 12 heads in 2 KV groups with m7c_125m_fast_log; nobody saw it.
+Symptom: heads of one KV group choose different blocks.
+Cause: a guess of the report, offered as what might make ranges invalid. Established: it cannot, since every head's choice
+    is a valid one; nothing raises, and loss and shapes are as they should be. It costs what the group is for, one load of
+    a block for its 6 heads, and gives other results than one choice per group.
+Check: SEL108.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsa.config import load_config
+from nsa.nn import NSAttention
+from nsa.ops.geometry import EMPTY_SLOT, Geometry
+from nsa.ops.score import vectorized as score
+from nsa.ops.select import vectorized
+from nsa.ops.tiles import from_streams
+from nsa_doctor.cases.record import Case, Plant
+from nsa_doctor.subject import Subject
+from nsa_doctor.subjects.nsa_anatomy import anatomy
+from regressions.case import examine, found, sick_layer
+
+_CONFIG = "m7c_125m_fast_log"
+_ATTEND = vectorized.selected_attention
+
+
+def reproduce() -> None:
+    config = load_config(_CONFIG).model
+    assert (config.n_heads, config.n_kv_groups) == (12, 2)
+    torch.manual_seed(0)
+    layer, x = NSAttention(config), torch.randn(1, 1152, config.dim)
+    inner = anatomy(layer, x.requires_grad_())
+    assert inner["slots"].shape[2] == 2, "there is not one choice per group"
+    read = {}
+    for head in (0, 1, 5, 6, 7, 11):  # 18 blocks to choose 16 of
+        (gradient,) = torch.autograd.grad(inner["selected"][0, -1, head].sum(), inner["v_sel"], retain_graph=True)
+        read[head] = (gradient[0, :, head // 6] != 0).any(-1)
+        assert 15 * 64 <= int(read[head].sum()) <= 16 * 64
+        assert torch.equal(read[head], read[head // 6 * 6]), f"head {head} reads other tokens than its group"
+
+
+class ChoicePerHead:
+    def __init__(self, q: Tensor, k_sel: Tensor, geometry: Geometry) -> None:
+        self._geometry = geometry
+        self._first_query = k_sel.shape[1] - q.shape[1]
+        self.slots = torch.full((*q.shape[:3], geometry.n_sel), EMPTY_SLOT)
+        self.slots[..., 0].zero_()
+
+    def visit(self, rows: slice, queries: slice, probabilities: Tensor) -> None:
+        num_blocks = self._geometry.num_blocks(self._first_query + queries.stop)
+        importance = score.group_importance(probabilities, num_blocks, self._geometry)
+        first = self._first_query + queries.start
+        self.slots[rows, queries] = vectorized.choose_slots(importance, self._geometry, first)
+
+
+def probabilities_per_head(weights: Tensor, inverse: Tensor, groups: int) -> Tensor:
+    return from_streams(weights * inverse, groups)
+
+
+def attend_per_head(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: Geometry, *more: Any) -> Tensor:
+    heads = slots.shape[2] // k.shape[2]
+    return _ATTEND(q, k.repeat_interleave(heads, 2), v.repeat_interleave(heads, 2), slots, geometry, *more)
+
+
+def planted() -> Subject:
+    seams = {
+        "nsa.ops.api._Choice": ChoicePerHead,
+        "nsa.ops.banded._group_sum": probabilities_per_head,
+        "nsa.ops.select.vectorized.selected_attention": attend_per_head,
+    }
+    return sick_layer(seams, _CONFIG)
+
+
+CASE = Case(
+    doc=__doc__,
+    reproduce=reproduce,
+    plants=(
+        Plant(
+            name="a choice for each head",
+            command=examine("regressions.r016_group_inconsistent_selection:planted", "SEL108"),
+            expected=found(
+                "SEL108",
+                file="r016_group_inconsistent_selection.py",
+                function="visit",
+                says="heads 0 and . of group 0 read different tokens",
+            ),
+        ),
+    ),
+)
