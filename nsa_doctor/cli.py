@@ -53,11 +53,19 @@ app.command()(explain)
 def main() -> NoReturn:
     """Run the command line of this process and exit."""
     signals.interrupt_on_signals()
-    sys.exit(serve(sys.argv[1:]))
+    sys.exit(_served(sys.argv[1:]))
 
 
 def serve(arguments: list[str]) -> int:
-    """Run one command line; every error becomes one sentence on standard error and an exit code."""
+    """Run one command line in a process that goes on after it, with the signals it had.
+
+    Every error becomes one sentence on standard error and an exit code.
+    """
+    with signals.put_back():
+        return _served(arguments)
+
+
+def _served(arguments: list[str]) -> int:
     if not arguments:
         return _complain("a command is needed: run, sweep, list or explain; --help says more", USAGE)
     answer = attempt(lambda: app(args=arguments, prog_name="nsa-doctor", standalone_mode=False))

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -29,9 +32,25 @@ def raise_if_interrupted() -> None:
 
 
 def ignore_signals() -> None:
-    """Let a report be written whole."""
-    for number in _STOPPING:
-        signal.signal(number, signal.SIG_IGN)
+    """Let a report be written whole; another thread than the main one may not, and is not interrupted."""
+    if threading.current_thread() is threading.main_thread():
+        for number in _STOPPING:
+            signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def put_back() -> Iterator[None]:
+    """Afterwards signals do what they did before, in this process and in those that it starts."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None was set by code in C, and cannot be set again
+                signal.signal(number, handler)
 
 
 def exit_code() -> int:

@@ -29,7 +29,7 @@ def run_case(module: str) -> Outcome:
     if isinstance(case, Caught):
         return Outcome(id=name, status="broken", reason=case.sentence)
     answer = attempt(case.reproduce)  # first: what is planted in this process must not be in the way
-    outcome = _ended(name, answer, tuple(_sight(plant) for plant in case.plants))
+    outcome = _ended(name, case, answer, tuple(_sight(plant) for plant in case.plants))
     return Outcome(**{**vars(outcome), "seconds": time.perf_counter() - start})
 
 
@@ -38,7 +38,7 @@ def _load(module: str) -> Case:
     return case
 
 
-def _ended(name: str, answer: object, sights: tuple[Sight, ...]) -> Outcome:
+def _ended(name: str, case: Case, answer: object, sights: tuple[Sight, ...]) -> Outcome:
     if isinstance(answer, Caught):
         if isinstance(answer.error, NotForThisMachineError):
             return Outcome(id=name, status="skipped", reason=str(answer.error), sights=sights)
@@ -48,6 +48,8 @@ def _ended(name: str, answer: object, sights: tuple[Sight, ...]) -> Outcome:
     if missed:
         reason = "; ".join(f"{sight.name}: {sight.complaint}" for sight in missed)
         return Outcome(id=name, status="missed", reason=reason, sights=sights)
+    if case.unplanted and not case.plants:
+        return Outcome(id=name, status="absent", reason=f"not planted: {case.unplanted}")
     if not any(not sight.skipped for sight in sights):
         return Outcome(id=name, status="broken", reason="no plant of it was tried", sights=sights)
     return Outcome(id=name, status="absent", sights=sights)

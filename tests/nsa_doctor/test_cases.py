@@ -1,5 +1,6 @@
 """Regression cases: how they are found and told, and that a case which proves nothing fails."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,30 @@ def test_a_case_without_a_plant_that_was_tried_is_broken(monkeypatch):
     outcome = run(monkeypatch, command=elsewhere)
     assert (outcome.status, outcome.reason) == ("broken", "no plant of it was tried")
     assert outcome.sights[0].skipped == "it needs a GPU"
+
+
+def test_only_a_bug_of_the_doctor_itself_goes_without_a_plant():
+    for path in REGRESSIONS.glob("r[0-9]*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if any(isinstance(each, ast.keyword) and each.arg == "unplanted" for each in ast.walk(tree)):
+            imported = [each.module or "" for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)]
+            assert not [name for name in imported if name.partition(".")[0] == "nsa"], f"{path.name} needs a plant"
+
+
+def test_a_case_that_says_why_it_has_no_plant_ends_by_its_own_run(monkeypatch):
+    def back():
+        raise AssertionError("it is here again")
+
+    for reproduce, told in (
+        (lambda: None, ("absent", "not planted: a reason")),
+        (back, ("back", "AssertionError: it is here again")),
+    ):
+        case = Case(doc=DOC, reproduce=reproduce, unplanted="a reason")
+        monkeypatch.setattr(child, "_load", lambda module, case=case: case)
+        outcome = child.run_case("regressions.r998_some_symptom")
+        assert (outcome.status, outcome.reason) == told
+    monkeypatch.setattr(child, "_load", lambda module: Case(doc=DOC, reproduce=lambda: None))
+    assert child.run_case("regressions.r998_some_symptom").status == "broken"
 
 
 def test_what_was_expected_is_compared_with_the_first_finding():
