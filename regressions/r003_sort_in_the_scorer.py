@@ -3,10 +3,10 @@
 Reported: 002 with m7c_125m_fast_log at S=1024, and 003 as what had been wrong.
 Symptom: 6 tokens/s where more than 1,000 were expected, and stack dumps of the watchdog every 180 s that end in
     `blocks = torch.unique(blocks, sorted=True)` of `select_topn_ranges`.
-Cause: not the sort, and no "large tensors": `unique` is given the 16 blocks of one token. Established by running it: one
-    such call takes some microseconds on a CPU, so the 24,576 of a step (1,024 tokens, 12 layers, 2 groups) explain a
-    fraction of a second of its 170. What takes the rest is the loop over tokens around it, whose operations are started
-    one by one; the dump names `unique` because the host waits there for all that was started before.
+Cause: not the sort, and no "large tensors": `unique` is given the 16 blocks of one token. Established by running it:
+    one such call takes some microseconds on a CPU, so the 24,576 of a step (1,024 tokens, 12 layers, 2 groups) explain
+    a fraction of a second of its 170. What takes the rest is the loop over tokens around it, whose operations are
+    started one by one; the dump names `unique` because the host waits there for all that was started before.
 Check: PRF101, by operations dispatched per further token; time is not judged.
 """
 

@@ -2,9 +2,9 @@
 
 Reported: 001, suspected for 12 heads in 2 KV groups with m7c_125m_fast_log; nobody saw it.
 Symptom: heads of one KV group choose different blocks.
-Cause: a guess of the report, offered as what might make ranges invalid. Established: it cannot, since every head's choice
-    is a valid one; nothing raises, and loss and shapes are as they should be. It costs what the group is for, one load of
-    a block for its 6 heads, and gives other results than one choice per group.
+Cause: a guess of the report, offered as what might make ranges invalid. Established: it cannot, since every head's
+    choice is a valid one; nothing raises, and loss and shapes are as they should be. It costs what the group is for,
+    one load of a block for its 6 heads, and gives other results than one choice per group.
 Check: SEL108.
 """
 

@@ -1,11 +1,12 @@
 """r017 ragged-tail
 
-Reported: 001, suspected for lengths that are no multiple of the block sizes; every reported run had S=1024, which is one.
+Reported: 001, suspected for lengths that are no multiple of the block sizes; every reported run had S=1024, which is
+    one.
 Symptom: none was seen. Feared were block indices out of bounds at the end of the sequence.
-Cause: a guess of the report, and not that of its hang: 1,024 is a multiple of 16, 32 and 64. Established are two ways in
-    which tails do go wrong without any index out of bounds: blocks counted by rounding down, and keys filled up to whole
-    blocks while the causal mask is aligned to their end, as flash-attn's is, which shows each query as many further
-    tokens as were filled up.
+Cause: a guess of the report, and not that of its hang: 1,024 is a multiple of 16, 32 and 64. Established are two ways
+    in which tails do go wrong without any index out of bounds: blocks counted by rounding down, and keys filled up to
+    whole blocks while the causal mask is aligned to their end, as flash-attn's is, which shows each query as many
+    further tokens as were filled up.
 Check: SEL112 for a dropped block, FWD201 for reading past the end.
 """
 

@@ -56,14 +56,13 @@ def _reading_apart(subject: Subject) -> Iterator[Finding]:
     inner = anatomy(sp, x)
     groups, positions = inner["v_sel"].shape[2], [length - 1, length - 1 - rules.l_sel // 2]
     read = values_read(inner["selected"], inner["v_sel"], positions) != 0
+    apart = "slots" if inner["slots"].shape[2] > groups else "selected"  # what is chosen apart is read apart by right
     for t, heads in zip(positions, read.unflatten(1, (groups, -1)), strict=True):
         differ = (heads != heads[:, :1]).any(-1).nonzero()
         if len(differ):
             group, head = differ[0].tolist()
             message = f"heads 0 and {head} of group {group} read different tokens for token {t} of {length}"
-            is_chosen = inner["slots"].shape[2] > groups  # what was chosen apart is read apart by right
-            name = "slots" if is_chosen else "selected"
-            yield _finding(subject, message, origin(subject, sp.module, lambda: anatomy(sp, x)[name]), t)
+            yield _finding(subject, message, origin(subject, sp.module, lambda: anatomy(sp, x)[apart]), t)
             return
 
 
