@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from types import FrameType
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -12,9 +13,21 @@ def start() -> None:
     for number in _STOPPING:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, _leave)
+    _open_what_is_closed()
     from nsa.train.command import leave, main  # with torch
 
     leave(main())
+
+
+def _open_what_is_closed() -> None:
+    """A run that was started without standard streams says nothing; no file of its own may become one of them."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 (for as long as the process)
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:

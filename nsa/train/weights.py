@@ -4,6 +4,7 @@ import io
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError
@@ -47,4 +48,6 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _read_pickle(path: Path) -> object:
+    if not is_zipfile(path):
+        raise ValueError("it is no whole file of torch.save, which writes zip archives")
     return torch.load(path, map_location="cpu", weights_only=True)

@@ -170,3 +170,22 @@ def test_the_command_answers_signals_before_it_loads_torch():
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert answer.stdout == "False\n"
+
+
+def test_a_run_without_standard_streams_trains_and_keeps_its_files_to_itself(tmp_path):
+    (tmp_path / "c.yaml").write_text(FILE)
+    words = [
+        sys.executable,
+        "-m",
+        "nsa.train",
+        "--config",
+        "c.yaml",
+        "--out-dir",
+        "run",
+        "--set",
+        "data.dataset=synthetic",
+    ]
+    command = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *words]
+    answer = subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False, timeout=60)
+    assert answer.returncode == 0
+    assert (tmp_path / "run" / "training.csv").read_text().count("\n") == 4
