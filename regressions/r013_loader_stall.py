@@ -2,10 +2,11 @@
 
 Reported: 001 and 003, of FineWeb-Edu, streamed; the limit that was added is 120 s.
 Symptom: the first batch is late or never comes, and nothing says so; when all is well it takes 11 to 15 s.
-Cause: reported as streaming without a limit. Established: a read over the network has none of its own that counts here,
-    and a loader that is asked for a batch in the same thread cannot tell anybody that it waits. Which read it was in
-    the reports nobody wrote down. Here a thread reads ahead, the wait for it ends after data.limit_seconds (120 by
-    default) with the stage and the file it is at, and the run leaves its stacks before it ends.
+Cause: reported as streaming without a limit. Which read it was, and whether it would have come back, nobody wrote
+    down. Established here, with a stream that gives one document and then nothing: a loader that is read in the
+    thread that trains can say nothing while it waits, and the run stands still for as long as the stream does. So a
+    thread reads ahead, the wait for it ends after data.limit_seconds (120 by default) with the stage and the file it
+    is at, and the run leaves its stacks before it ends.
 Check: DAT104 on the loader, with the line that waits; TRN102 on the run, with stage, file and line.
 """
 

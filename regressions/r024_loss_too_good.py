@@ -45,9 +45,9 @@ def reproduce() -> None:
     with tempfile.TemporaryDirectory() as place:
         run = written(Path(place), {OPENED: streamed(prose)}, data=_DATA, steps=40)
         told = losses(finished(run))
-        found_fault = seen_by_watch(run)
+        fault = [each.message for each in seen_by_watch(run) if each.code == "TRN204"]
     assert told[-1] > 5 * _REPORTED, f"40 steps on text end at a loss of {told[-1]:.3f}"
-    assert not found_fault, f"a healthy run is found fault with: {found_fault[0].message}"
+    assert not fault, f"a healthy run is found fault with: {fault[0]}"
 
 
 def unshifted(tokens: Tensor, documents: Tensor) -> Tensor:
