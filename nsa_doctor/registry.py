@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -104,9 +104,10 @@ def select(select: Sequence[str], ignore: Sequence[str], profile: Profile, exami
 
 def load(code: str) -> Check:
     """Import one check."""
-    check = importlib.import_module(_modules()[code]).CHECK
+    module, path = _modules()[code]
+    check = importlib.import_module(module).CHECK
     assert isinstance(check, Check)
-    return check
+    return check if check.doc else replace(check, doc=_docstring(path))  # python -OO keeps none
 
 
 def check_files() -> list[Path]:
@@ -127,9 +128,13 @@ def _files() -> Iterator[tuple[str, Path]]:
 
 
 @cache
-def _modules() -> Mapping[str, str]:
-    """The module of every check, by its code."""
-    return {path.stem.partition("_")[0].upper(): module for module, path in _files()}
+def _modules() -> Mapping[str, tuple[str, Path]]:
+    """The module of every check and its file, by its code."""
+    return {path.stem.partition("_")[0].upper(): (module, path) for module, path in _files()}
+
+
+def _docstring(path: Path) -> str | None:
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
 
 
 @cache
