@@ -24,7 +24,7 @@ def mark(function: str) -> int:
     ("name", "told"),
     [
         ("kills", "died by SIGSEGV at"),
-        ("leaves", "was ended by it, with exit code 0"),
+        pytest.param("leaves", "was ended by it, with exit code 0", marks=pytest.mark.full),
     ],
 )
 def test_a_source_that_ends_its_process_is_a_finding(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +75,16 @@ def test_the_command_looks_at_files_through_a_configuration(capsys: Any, tmp_pat
     text = tmp_path / "two words.txt"
     text.write_text("\n\n".join(f"paragraph {index} of a text, {index * index % 97}" for index in range(900)))
     words = ("--config", str(HERE / "small.yaml"), "--dataset", f"text:{text}")
-    assert told_by(capsys, *words, "--batches", "4")[0] == 0
-    code, report = told_by(capsys, *words[:3], f"text:{tmp_path / 'none.txt'}")
+    code, report = told_by(capsys, *words, "--batches", "4")
+    assert code == 0
+    assert set(report["subject"]["identity"]) >= {"configuration_hash", "data_hash"}
+
+
+@pytest.mark.full
+def test_a_file_that_is_not_there_is_a_finding(capsys: Any, tmp_path: Path) -> None:
+    code, report = told_by(
+        capsys, "--config", str(HERE / "small.yaml"), "--dataset", f"text:{tmp_path / 'none.txt'}", "--batches", "4"
+    )
     assert code == 1
     assert "there is no such file" in json.dumps(report)
 
@@ -87,7 +95,7 @@ def test_the_command_looks_at_files_through_a_configuration(capsys: Any, tmp_pat
         ([], "give --config FILE, or --subject package.module:factory"),
         (["--subject", "x"], "--subject must be package.module:factory, got 'x'"),
         (["--subject", "no_such_thing:x"], "subject no_such_thing:x cannot be imported: ModuleNotFoundError"),
-        (["--config", "none.yaml"], "--config none.yaml: no such file"),
+        pytest.param(["--config", "none.yaml"], "--config none.yaml: no such file", marks=pytest.mark.full),
         (["--config", "train_showcase", "--batches", "0"], "--batches must be from 1 to 100000, got 0"),
         (["--config", "train_showcase", "--timeout", "nan"], "--timeout must be a number of seconds above 0, got nan"),
         (["--config", "train_showcase", "--seq-len", "3"], "--seq-len is for a --subject"),

@@ -158,6 +158,7 @@ def test_a_loss_of_exactly_a_guess_is_told_without_a_vocabulary_only_where_no_tr
         assert bool(ends(a_run(steps=300, loss=losses, is_foreign=True), "TRN202").findings) is is_told
 
 
+@pytest.mark.full
 def test_a_turned_sign_is_one_finding():
     run = registry.load("TRN203").planted(a_run())
     assert [each.code for each in findings(run)] == ["TRN203"]

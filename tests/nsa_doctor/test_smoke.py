@@ -76,6 +76,7 @@ def test_a_healthy_run_is_killed_resumed_and_let_through(smoke, capsys):
     assert all(first == second for first, second in twice.values())
 
 
+@pytest.mark.full
 def test_a_run_that_does_not_learn_is_no_go(smoke):
     code, report, _ = smoke("--set", "train.lr=1.0e-9")
     assert (code, report["verdict"]["decision"]) == (1, "NO-GO")
@@ -112,6 +113,7 @@ def test_an_earlier_run_is_not_written_over(smoke, tmp_path, capsys):
     assert "holds an earlier run" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_long_warm_up_is_made_shorter_and_told(smoke):
     _, report, folder = smoke(train={"steps": 5000, "warmup_steps": 2000})
     assert any(note.startswith("warm-up of 6 steps in place of 2000") for note in report["notes"])

@@ -121,6 +121,14 @@ def test_a_loader_that_stalls_and_ends_the_run_is_told_once_with_its_line(tmp_pa
     assert f"in hangs_here ({__file__}:" in finding
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run of 24 steps, which no test changes."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    live(document_of(folder, **SHORT), {})
+    return folder
+
+
 def spoiled(name):
     """What happens to the folder of a run of 24 steps with a checkpoint every 8."""
 
@@ -148,8 +156,10 @@ def spoiled(name):
         ("moved", ""),
     ],
 )
-def test_a_checkpoint_that_is_lost_is_told_and_one_left_out_for_newer_ones_is_not(name, says):
-    found = told(trained(spoil=spoiled(name), **SHORT))
+def test_a_checkpoint_that_is_lost_is_told_and_one_left_out_for_newer_ones_is_not(name, says, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    spoiled(name)(tmp_path / "run")
+    found = told(seen(tmp_path / "run"))
     assert [each.partition(";")[0] for each in found] == ([says] if says else [])
 
 
