@@ -2,10 +2,11 @@
 
 Reported: found in a review of this project.
 Symptom: started with standard input, output or error closed, as some schedulers start jobs, `nsa-doctor run` measures
-    nothing and ends with UNKNOWN and exit code 3, whatever the module.
+    nothing and ends with UNKNOWN and exit code 3, whatever the module; with all of them closed it is NO-GO.
 Cause: the first files and pipes that a process opens take the lowest numbers that are free: 0, 1 and 2. The pipes to
     the process that examines were among them, and starting it puts its own standard streams there, so that they were
-    gone. Established by closing each of the three, and all. Now the command opens what is closed on nothing before all else.
+    gone. Established by closing each of the three, and all. Now the command opens what is closed on nothing, before
+    all else.
 Check: none. The bug is the doctor's own; what it examines cannot show it.
 """
 
