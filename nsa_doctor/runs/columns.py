@@ -173,8 +173,12 @@ def parse_mapping(words: Sequence[str]) -> dict[str, str]:
 
 
 def normal(name: str) -> str:
-    """A column's name in lower case, with _ for all that is neither letter nor digit."""
-    return re.sub(r"[^a-z0-9]+", "_", name[:200].lower()).strip("_")
+    """A column's name in lower case, with _ for all that is neither letter nor digit.
+
+    A chart that wandb exports calls its columns `name of the run - train/loss`.
+    """
+    own = name[:_LONGEST_MESSAGE].rpartition(" - ")[2]
+    return re.sub(r"[^a-z0-9]+", "_", own.lower()).strip("_")
 
 
 def beat_of(found: Mapping[str, tuple[str, Any]], rank: int) -> Beat:

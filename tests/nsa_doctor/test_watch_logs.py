@@ -318,3 +318,12 @@ def test_a_checkpoint_that_is_being_written_is_none_that_is_lost(tmp_path, step,
     if content is not None:
         (tmp_path / f"checkpoint-{step}" / "model.safetensors").write_bytes(content)
     assert codes(watched(tmp_path)) == ["TRN104"] * is_told
+
+
+def test_a_chart_that_wandb_exports_is_read(tmp_path):
+    names = ['"Step"', *(f'"swift - oak-7 - train/loss{kind}"' for kind in ("", "__MIN", "__MAX"))]
+    rows = [[step, loss, loss, loss] for step, loss in enumerate(falling(80))]
+    report = watched(write_table(tmp_path / "wandb_export.csv", names, rows))
+    assert report.decision is Decision.GO
+    sick = [[step, loss if step < 60 else "nan", loss, loss] for step, loss, *_ in rows]
+    assert codes(watched(write_table(tmp_path / "sick.csv", names, sick))) == ["TRN201"]
