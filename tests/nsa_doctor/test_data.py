@@ -361,7 +361,7 @@ def test_batches_of_many_forms_are_read(given: Any, shape: tuple[int, int]) -> N
 @pytest.mark.parametrize(
     "given",
     [None, 3, "text", {}, {"images": 1}, torch.zeros(2, 3, 4), [], object(), {"input_ids": None}, [[], [1]]],
-    ids=repr,
+    ids=["none", "number", "text", "empty", "other-keys", "images", "empty-list", "object", "no-ids", "empty-row"],
 )
 def test_what_is_no_batch_is_told_in_a_sentence(given: Any) -> None:
     with pytest.raises(UnreadableBatchError):
