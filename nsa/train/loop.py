@@ -72,6 +72,8 @@ class Loop:
         count = int(sum(each[0] for each in self.world.gather([float(own)])))
         if count == 0:
             raise OutOfDataError(f"the batch of step {step} has nothing to predict: every document in it is one token")
+        left = [name for name, each in self.machinery.model.named_parameters() if each.grad is not None]
+        assert not left, f"step {step} begins with the gradient of an earlier one in {left[0]} and {len(left) - 1} more"
         with explaining_memory(self.machinery.config):
             sums = self._backward(batches, count)
         norm = gradient_norm(self.machinery.model.parameters())
