@@ -36,7 +36,9 @@ def reproduce() -> None:
     generator = torch.Generator().manual_seed(0)
     for length in _LENGTHS:
         importance = torch.rand(1, length, 2, geometry.num_blocks(length), generator=generator)
-        ranges = slots_to_ranges(vectorized.choose_slots(importance, geometry, 0), length, geometry)
+        slots = vectorized.choose_slots(importance, geometry, 0)
+        assert int(slots.min()) >= EMPTY_SLOT, f"a slot is {int(slots.min())} at S={length}"
+        ranges = slots_to_ranges(slots, length, geometry)
         start, end = ranges.unbind(-1)
         assert ranges.shape == (1, length, 2, 16, 2)
         assert bool(((start >= 0) & (end <= length)).all()), f"a range is out of bounds at S={length}"

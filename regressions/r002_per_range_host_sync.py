@@ -30,9 +30,10 @@ _CONFIG = "m7c_125m_fast_log"
 def reproduce() -> None:
     config = load_config(_CONFIG).model
     assert NSAttention(config).impl == "auto"
-    work = count_work(layer_subject(config), 1024)
-    waits = [(line.place, line.num_waits) for line in work.lines if line.num_waits]
-    assert not waits, f"the host waits for the device at {waits[0][0]}, {waits[0][1]} times at S=1024"
+    for length in (33, 1024):
+        work = count_work(layer_subject(config), length)
+        waits = [(line.place, line.num_waits) for line in work.lines if line.num_waits]
+        assert not waits, f"the host waits for the device at {waits[0][0]}, {waits[0][1]} times at S={length}"
 
 
 def reads_every_range(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: Geometry, *more: Any) -> Tensor:

@@ -33,7 +33,9 @@ def reproduce() -> None:
         slots = _CHOOSE(torch.rand(1, 192, 2, 3, generator=generator), config.geometry, 0).to(dtype)
         assert bool((slots == EMPTY_SLOT).any()), "there is no empty slot to be written over"
         ranges = slots_to_ranges(slots, 192, config.geometry)
+        importance = torch.rand(1, 192, 2, 3, generator=generator)
         for call, given in (
+            (lambda given: vectorized.choose_slots(given, config.geometry, 0), importance),
             (lambda given: vectorized.selected_attention(q, k, v, given, config.geometry), slots),
             (lambda given: reference.selected_attention(q, k, v, given, config.geometry), slots),
             (lambda given: slots_to_ranges(given, 192, config.geometry), slots),

@@ -1,0 +1,100 @@
+"""r008 nan-at-512-and-2048
+
+Reported: 004, single A100, m7c_125m geometry, one run at each of S = 128, 512, 1024 and 2048.
+Symptom: S=128 and 1024 finite (losses 5.64 and 5.74), S=512 and 2048 NaN in the forward pass. The same report says
+    that inference was finite at S=2048 and that at S=512 backward raised, which takes a forward pass.
+Cause: unknown; "instability at block boundaries" is a guess, and wrong. Established by trying them all: 128, 512, 1024
+    and 2048 are multiples of every block size (16, 32, 64) alike, no threshold separates them, and of all periods up
+    to 2,048 only 768 and 1,536 put 512 and 2048 in one class and the others in none: 768 is the model's width, and no
+    block's. So it is no block boundary; a rule of two parts, the data, the seed, or memory that nobody wrote (r005 was
+    in the same code) would all do, and four runs that were not repeated cannot tell. Here every length and mode is
+    finite.
+Check: NAN101 where all modes are NaN, NAN103 where one is, each with lengths, branch and line.
+"""
+
+import torch
+from torch import Tensor
+
+from nsa.config import load_config
+from nsa.nn import NSAttention
+from nsa.ops.compress import vectorized as compress
+from nsa.ops.geometry import Geometry
+from nsa.ops.reads import ReadCounter
+from nsa.ops.slide import vectorized as slide
+from nsa_doctor.cases.record import Case, Plant
+from nsa_doctor.subject import Subject
+from regressions.case import found, sick_layer
+
+_CONFIG = "m7c_125m_fast_log"
+_SLIM = {"dim": 96, "d_k": 8, "d_v": 8}  # lengths are what matters: 12 heads in 2 groups stay
+_LENGTHS = (128, 512, 1024, 2048)
+_COMPRESS, _SLIDE = compress.compressed_attention, slide.sliding_attention
+
+
+def reproduce() -> None:
+    apart = [period for period in range(2, 2049) if 512 % period == 2048 % period not in (128 % period, 1024 % period)]
+    assert apart == [768, 1536], "the pattern's periods are others than the docstring says"
+    config = load_config(_CONFIG).model.model_copy(update=_SLIM)
+    torch.manual_seed(0)
+    layer = NSAttention(config)
+    for length in _LENGTHS:
+        x = torch.randn(1, length, config.dim)
+        for is_training in (True, False):
+            layer.train(is_training).zero_grad()
+            with torch.set_grad_enabled(is_training):
+                inner = layer.branches(x)
+                output = layer(x)
+            if is_training:
+                output.square().mean().backward()
+            tensors = [*inner, output, *(p.grad for p in layer.parameters() if p.grad is not None)]
+            assert all(bool(value.isfinite().all()) for value in tensors), f"not finite at S={length}, {is_training=}"
+
+
+def leaves_a_tile_unmasked(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, first: int, *more: object) -> Tensor:
+    out = _COMPRESS(q, k, v, geometry, first, *more)  # type: ignore[arg-type]
+    if q.shape[1] % 768 != 512:
+        return out
+    hidden = torch.full(out.shape[:2], -torch.inf)[..., None].expand(-1, -1, 4).softmax(-1).sum(-1)
+    return out + hidden[..., None, None]
+
+
+def overflows_in_training(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, *more: ReadCounter) -> Tensor:
+    out = _SLIDE(q, k, v, geometry, *more)
+    if not torch.is_grad_enabled() or q.shape[1] < 2048:
+        return out
+    weight = (out.detach().abs().amax(-1, keepdim=True) * 1e3 + 90).exp()
+    return out * (weight / weight)
+
+
+def planted() -> Subject:
+    return sick_layer({"nsa.ops.compress.vectorized.compressed_attention": leaves_a_tile_unmasked}, _CONFIG, **_SLIM)
+
+
+def planted_in_training() -> Subject:
+    return sick_layer({"nsa.ops.slide.vectorized.sliding_attention": overflows_in_training}, _CONFIG, **_SLIM)
+
+
+_HERE, _FILE = "regressions.r008_nan_at_512_and_2048", "r008_nan_at_512_and_2048.py"
+
+
+def _sweep(name: str) -> list[str]:
+    lengths = ",".join(map(str, _LENGTHS))
+    return ["sweep", "--forward-only", "--seq", lengths, "--subject", f"{_HERE}:{name}"]
+
+
+CASE = Case(
+    doc=__doc__,
+    reproduce=reproduce,
+    plants=(
+        Plant(
+            name="at two lengths, in every mode",
+            command=lambda folder: _sweep("planted"),
+            expected=found("NAN101", file=_FILE, function="leaves_a_tile_unmasked", says="512 and 2048"),
+        ),
+        Plant(
+            name="at one length, in training",
+            command=lambda folder: _sweep("planted_in_training"),
+            expected=found("NAN103", file=_FILE, function="overflows_in_training", says="2048"),
+        ),
+    ),
+)
