@@ -15,7 +15,7 @@ PACKAGES = {  # package: our packages it may import
     "regressions": {"nsa", "nsa_doctor", "regressions"},
 }
 IMPLEMENTATIONS = {"reference", "vectorized", "triton", "flash", "fused"}  # of a branch
-LEAVES = ("nsa.types", "nsa.ops.geometry")
+LEAVES = ("nsa.types", "nsa.autocast", "nsa.ops.geometry")
 TILING = ("nsa.ops.tiles", "nsa.ops.banded", "nsa.ops.reads")
 MODEL = (
     "nsa.nn",
@@ -31,6 +31,7 @@ MODEL = (
 LAYERS: dict[str, tuple[str, ...]] = {
     "nsa": ("nsa.*",),
     "nsa.types": (),
+    "nsa.autocast": (),
     "nsa.plain_yaml": (),
     "nsa.strict": (),
     "nsa.config": ("nsa.plain_yaml", "nsa.strict", *LEAVES),

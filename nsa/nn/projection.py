@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from nsa.autocast import without_autocast
 from nsa.config import NSAConfig
 from nsa.nn.linear import INITIAL_STD
 from nsa.types import Hidden, Query
@@ -46,7 +47,7 @@ class Projection(nn.Module):
         if x.shape[0] * x.shape[1] < self.config.dim // 4:  # few rows: copying outputs costs less than copying weights
             joined = torch.cat([linear(x, weight) for weight in weights], dim=-1)
         else:
-            joined = linear(x, torch.cat(weights))
+            joined = linear(x, _joined(*weights))
         num_values = (len(weights) - 1) // 2 * self.config.n_kv_groups
         sizes = (self.config.n_heads * self.config.d_k, num_values * self.config.d_k, num_values * self.config.d_v)
         q, keys, values = joined.split(sizes, dim=-1)
@@ -55,3 +56,9 @@ class Projection(nn.Module):
             keys.unflatten(-1, (-1, self.config.d_k)),
             values.unflatten(-1, (-1, self.config.d_v)),
         )
+
+
+@without_autocast
+def _joined(*weights: Tensor) -> Tensor:
+    """One matrix of them; autocast to another half precision than theirs refuses to join them, and not to multiply."""
+    return torch.cat(weights)

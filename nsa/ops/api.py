@@ -6,6 +6,7 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from nsa.autocast import without_autocast
 from nsa.backends import Impl, Routes, route
 from nsa.ops.arguments import check_compressed, check_phi, check_shapes, check_slots, packed_lengths
 from nsa.ops.compress import flash as compress_flash
@@ -23,7 +24,6 @@ from nsa.ops.slide import flash as slide_flash
 from nsa.ops.slide import fused as slide_fused
 from nsa.ops.slide import reference as slide_reference
 from nsa.ops.slide import vectorized as slide_vectorized
-from nsa.ops.tiles import without_autocast
 from nsa.types import CompressedKey, CompressedValue, CuSeqlens, GateWeights, Key, Output, Query, Slots, Value
 
 

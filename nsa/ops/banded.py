@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from nsa.autocast import without_autocast
 from nsa.ops.tiles import (
     accumulation_dtype,
     attend,
@@ -21,7 +22,6 @@ from nsa.ops.tiles import (
     split,
     tile_budget,
     to_streams,
-    without_autocast,
 )
 
 _MIN_QUERIES = 16

@@ -6,35 +6,16 @@ far below zero, which masked scores are. Scores, normalisers and gradients are f
 under autocast too.
 """
 
-import functools
 import math
-from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-
-_Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
 
 LOG2_E = math.log2(math.e)
 
 # Elements held at once. On a CPU a tile stays in cache; on a GPU it fills the device.
 _CPU_BUDGET, _CUDA_BUDGET = 1 << 19, 1 << 26
-
-
-def without_autocast(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """`function` outside autocast, which would round its scores to half precision; its arguments stay as they are."""
-
-    @functools.wraps(function)
-    def outside(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
-        device = next(value.device.type for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        if not torch.amp.is_autocast_available(device):
-            return function(*args, **kwargs)
-        with torch.autocast(device, enabled=False):
-            return function(*args, **kwargs)
-
-    return outside
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

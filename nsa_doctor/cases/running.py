@@ -1,7 +1,6 @@
 """Runs cases, each in a process of its own that is ended when it takes too long."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -55,7 +54,6 @@ def _run(card: Card, seconds: float, children: list[subprocess.Popen[bytes]]) ->
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            env={name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"},  # it drops assertions
         )
         children.append(child)
         try:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from nsa.autocast import without_autocast
 from nsa.ops.geometry import EMPTY_SLOT, Geometry
 from nsa.ops.reads import ReadCounter
 from nsa.ops.select.grouping import Grouping, group_by_block, sum_rows
@@ -27,7 +28,6 @@ from nsa.ops.tiles import (
     split,
     tile_budget,
     to_streams,
-    without_autocast,
 )
 from nsa.types import Key, Output, Query, Slots, Value
 

@@ -55,6 +55,16 @@ def test_autocast_gives_half_precision_out_and_full_precision_gradients(
         assert parameter.grad.isfinite().all(), name
 
 
+def test_weights_of_one_half_precision_serve_autocast_to_the_other(make_model: Callable[..., Transformer]) -> None:
+    model = make_model(phi="mlp").half()
+    ids = torch.randint(0, 29, (2, 50))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(ids)
+    assert out.dtype == torch.bfloat16
+    out.float().square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @torch.no_grad()
 def test_autocast_decodes(make_attention: Make, dtype: torch.dtype) -> None:
