@@ -17,6 +17,7 @@ _LEFT_OUT = 3  # steps at the start: caches, compilers, first batches
 _SHARE_LEFT_OUT = 0.05
 _ALL_BUT = 1  # of the seven times that a stretch follows another, it may once be no slower
 _LEAST_STEADY = 1.4
+_LEAST_STEADY_OF_SHORT, _SHORT_SECONDS = 6.0, 60.0  # in so little time a machine that gets busy looks alike
 _ABOVE, _BELOW = 0.15, 0.35  # of all that is lost, from a straight line: a neighbour that comes and stays bends it
 _LARGEST_JUMP = 0.55  # of all that is lost: more in one place is a neighbour that came
 _LEAST_SUDDEN, _SUDDEN_SHARE, _SUDDEN_SECONDS = 4.0, 0.25, 60.0
@@ -24,7 +25,7 @@ _LEAST_SUDDEN, _SUDDEN_SHARE, _SUDDEN_SECONDS = 4.0, 0.25, 60.0
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds for a token or a step, by step; `seconds` is how long the run lasted, as far as it says."""
+    """Seconds for a token or a step, by step; `seconds` is how long the run lasted; for ever if it says no times."""
 
     costs: Series
     unit: str
@@ -46,7 +47,7 @@ class Slowing:
 def costs(beats: Sequence[Beat]) -> Costs:
     """By the tokens a second that are told, else by the times of the heartbeats; the first steps left out."""
     speeds, times = series(beats, "tokens_per_second"), series(beats, "ts")
-    lasted = max(times.values) - min(times.values) if times else 0.0
+    lasted = max(times.values) - min(times.values) if times else math.inf
     points = [(step, 1 / value) for step, value in zip(speeds.steps, speeds.values, strict=True) if value > 0]
     if not points:
         pairs = itertools.pairwise(zip(times.steps, times.values, strict=True))
@@ -65,7 +66,7 @@ def slowing(of: Costs) -> Slowing | None:
     lost = fast[-1] - fast[0]
     is_steady = (
         len(fast) == count
-        and fast[-1] >= _LEAST_STEADY * fast[0]
+        and fast[-1] >= (_LEAST_STEADY if of.seconds >= _SHORT_SECONDS else _LEAST_STEADY_OF_SHORT) * fast[0]
         and sum(rise > 0 for rise in rises) >= len(rises) - _ALL_BUT
         and max(rises) <= _LARGEST_JUMP * lost
         and _is_straight(fast)

@@ -21,6 +21,7 @@ SMALL = {
     "data": {"dataset": "synthetic", "tokenizer": "byte"},
     "train": {"seq_len": 64, "batch_size": 8, "lr": 2e-2, "grad_clip": 1.0, "log_every": 20},
 }
+STEPS = "160"  # enough that the run is not over before it is killed, on a busy machine too
 GATE = """
 profile: smoke
 require:
@@ -47,7 +48,7 @@ def smoke(tmp_path):
         config, gate, output = tmp_path / "small.yaml", tmp_path / "gate.yaml", tmp_path / "out"
         config.write_text(yaml.safe_dump(SMALL | {"train": SMALL["train"] | (train or {})}))
         gate.write_text(GATE)
-        given = ["--config", str(config), "--gate", str(gate), "--output", str(output), "--steps", "60", "--jobs", "1"]
+        given = ["--config", str(config), "--gate", str(gate), "--output", str(output), "--steps", STEPS, "--jobs", "1"]
         code = serve(["smoke", "--quiet", *given, *words])
         report = output / "report.json"
         return code, json.loads(report.read_text()) if report.is_file() else None, output / "run"
@@ -65,12 +66,12 @@ def test_a_healthy_run_is_killed_resumed_and_let_through(smoke, capsys):
     told = beats(folder)
     pids = {beat["pid"] for beat in told}
     assert len(pids) == 2
-    assert [beat["msg"] for beat in told if beat["msg"].startswith("resumed")] == ["resumed from step_00000030"]
+    assert [beat["msg"] for beat in told if beat["msg"].startswith("resumed")] == ["resumed from step_00000080"]
     losses = {}
     for beat in told:
         if beat["msg"] == "step":
             losses.setdefault(beat["step"], []).append(beat["loss"])
-    assert set(losses) == set(range(1, 61))
+    assert set(losses) == set(range(1, 161))
     twice = {step: each for step, each in losses.items() if len(each) == 2}
     assert twice
     assert all(first == second for first, second in twice.values())
@@ -116,7 +117,7 @@ def test_an_earlier_run_is_not_written_over(smoke, tmp_path, capsys):
 @pytest.mark.full
 def test_a_long_warm_up_is_made_shorter_and_told(smoke):
     _, report, folder = smoke(train={"steps": 5000, "warmup_steps": 2000})
-    assert any(note.startswith("warm-up of 6 steps in place of 2000") for note in report["notes"])
+    assert any(note.startswith("warm-up of 16 steps in place of 2000") for note in report["notes"])
     rates = [beat["lr"] for beat in beats(folder) if beat["msg"] == "step"]
     assert max(rates) == pytest.approx(2e-2)
 

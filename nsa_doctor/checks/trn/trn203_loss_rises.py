@@ -5,7 +5,6 @@ Matters: every step makes the model worse: the update has the wrong sign, the ra
 Fix: go back to the last checkpoint before it rises; halve the rate; look at the sign of the loss and of the update.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,9 +66,14 @@ def planted(subject: RunSubject) -> RunSubject:
 
     class Climbs(AdamW):
         def step(self, closure: Any = None) -> Any:
+            self._turn()
+            answer = super().step(closure)
+            self._turn()
+            return answer
+
+        def _turn(self) -> None:
             for group in self.param_groups:
-                group["lr"] = -math.fabs(group["lr"])
-            return super().step(closure)
+                group["lr"] *= -1
 
     return trained(steps=40, eval_every=0, lr=5e-3, seams={"nsa.train.optimizer.AdamW": Climbs})
 

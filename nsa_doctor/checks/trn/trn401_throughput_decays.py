@@ -50,11 +50,11 @@ def planted(subject: RunSubject) -> RunSubject:
     calls = count(1)
 
     def reads_all_it_kept(logits: Any, targets: Any, **options: Any) -> Any:
-        time.sleep(0.002 * next(calls))
+        time.sleep(3e-4 * next(calls) ** 2)
         return cross_entropy(logits, targets, **options)
 
     return trained(
-        steps=60, eval_batches=0, eval_every=0, seams={"nsa.train.objective.cross_entropy": reads_all_it_kept}
+        steps=40, eval_batches=0, eval_every=0, seams={"nsa.train.objective.cross_entropy": reads_all_it_kept}
     )
 
 

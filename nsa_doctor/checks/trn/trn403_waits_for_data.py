@@ -62,10 +62,10 @@ def planted(subject: RunSubject) -> RunSubject:
     step = Feed.step
 
     def slow(feed: Any) -> Any:
-        time.sleep(0.1)
+        time.sleep(0.25)
         return step(feed)
 
-    return trained(steps=40, eval_batches=0, eval_every=0, seams={"nsa.train.feed.Feed.step": slow})
+    return trained(steps=28, eval_batches=0, eval_every=0, seams={"nsa.train.feed.Feed.step": slow})
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")
