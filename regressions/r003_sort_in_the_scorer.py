@@ -74,7 +74,9 @@ def sorts_every_token(importance: Tensor, geometry: Geometry, first_query: int) 
 
 
 def planted() -> Subject:
-    return sick_layer({"nsa.ops.select.vectorized.choose_slots": sorts_every_token}, _CONFIG)
+    # Small blocks, so that there is something to choose at the lengths whose operations are counted.
+    blocks = {"l": 8, "d": 4, "l_sel": 8, "n_sel": 4}
+    return sick_layer({"nsa.ops.select.vectorized.choose_slots": sorts_every_token}, _CONFIG, **blocks)
 
 
 _PLANTED, _FILE = "regressions.r003_sort_in_the_scorer:planted", "r003_sort_in_the_scorer.py"
