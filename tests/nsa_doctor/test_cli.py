@@ -25,7 +25,10 @@ REFUSED = [  # words, what the sentence must hold
     (["sweep", "--dtype", "int8"], "allowed are float32, float64, bfloat16, float16"),
     (["sweep", "--device", "tpu"], "--device cannot be 'tpu'"),
     (["sweep", "--values", "random"], "--values cannot be 'random'"),
-    (["sweep", "--subject", "mymodule"], "--subject must be package.module:factory or one of nsa-model, got 'mymodule'"),
+    (
+        ["sweep", "--subject", "mine"],
+        "--subject must be package.module:factory or one of nsa-model, got 'mine'",
+    ),
     (["sweep", "--subject", "a.b:c", "--config", "x.yaml"], "has no effect with --subject"),
     (["sweep", "--input", "tokens"], "--input is for a --subject"),
     (["sweep", "--subject", "a:b", "--input", "words"], "--input cannot be 'words'"),

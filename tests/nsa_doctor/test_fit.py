@@ -61,7 +61,7 @@ def test_a_verdict_is_bound_to_the_subjects_own_checkpoint(tmp_path, capsys, con
     model = Transformer(load_config(config).model)
     torch.save({"model": model.state_dict()}, tmp_path / "checkpoint.pt")
     gate = tmp_path / "gate.yaml"
-    gate.write_text("{profile: smoke, require: [{codes: [FWD102, CKP101, CKP102, CKP103, GAT201], because: a test asks for it}]}")
+    gate.write_text("{profile: smoke, require: [{codes: [FWD102, CKP101, CKP102, CKP103, GAT201], because: a test}]}")
     words = ["--gate", str(gate), "--config", str(SMALL), "--checkpoint", str(tmp_path / "checkpoint.pt")]
     assert serve(["go-no-go", *words, "--output", str(tmp_path), "--quiet", "--jobs", "1"]) == code
     report = json.loads((tmp_path / "report.json").read_text())
