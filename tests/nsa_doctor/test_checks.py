@@ -231,7 +231,7 @@ def test_a_malformed_manual_is_refused(doc: str | None) -> None:
         parse_manual(doc)
 
 
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 51))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 51))])
 def test_healthy_nsa_is_silent_whatever_the_seed(seed: int, small: Subject) -> None:
     subject = replace(small, seed=seed, max_length=32)
     subject = replace(subject, train_step=step_down)
