@@ -23,7 +23,7 @@ Thread 0x00000000000000bb (most recent call first):
 
 Thread 0x00000000000000cc (most recent call first):
   File "/home/me/.venv/lib/python3.11/site-packages/torch/autograd/graph.py", line 824 in _engine_run_backward
-  File "/opt/python3.11/threading.py", line 320 in wait
+  File "/usr/local/python3.11/threading.py", line 320 in wait
   File "/home/me/train loop.py", line 88 in backward
   File "<string>", line 1 in <module>
 """

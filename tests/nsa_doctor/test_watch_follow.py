@@ -181,6 +181,7 @@ def test_a_run_that_is_really_going_on_is_followed_to_its_end(tmp_path):
     assert (watching.returncode, told["decision"]) == (0, "GO"), err
     assert told["subject"]["description"] == "step 60 of 60, finished, from heartbeat_rank0.jsonl"
     assert err.startswith("waiting: ")
+    assert any(not line.startswith("waiting: ") for line in err.splitlines()), "nothing was told of how it stands"
 
 
 def test_ctrl_c_ends_it_with_a_report_and_130(tmp_path):

@@ -10,13 +10,13 @@ from itertools import count
 from typing import Any
 
 from nsa_doctor.check import Check
+from nsa_doctor.checks.normed import norms_and_losses
 from nsa_doctor.checks.trained import trained
 from nsa_doctor.finding import Finding, Note
-from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.runs.growing import Growth, grown, spike
 from nsa_doctor.runs.rising import found_rise
 from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.runs.trends import Series, levels, series, timeline
+from nsa_doctor.runs.trends import Series, levels
 
 _FEWEST = 20
 # A model that leaves a plateau, or begins with outputs of zero, has gradients up to a hundred times what they were, and
@@ -25,12 +25,7 @@ _WHATEVER_THE_LOSS, _WITHOUT_A_FALL, _WITH_A_RISE = 1000.0, 100.0, 20.0
 
 
 def run(subject: RunSubject) -> Iterator[Finding | Note]:
-    beats = timeline(subject.record)
-    norms, losses = series(beats, "grad_norm"), series(beats, "loss")
-    if not norms:
-        raise NotApplicableError("the run tells no gradient norm")
-    if len(norms) < _FEWEST:
-        raise NotApplicableError(f"the gradient norm is told {len(norms)} times; {_FEWEST} are needed")
+    norms, losses = norms_and_losses(subject.record, fewest=_FEWEST)
     growth = grown(norms)
     if growth is not None and growth.ratio >= _least(losses, growth):
         yield Finding(

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from nsa_doctor.check import Check
+from nsa_doctor.checks.normed import norms_and_losses
 from nsa_doctor.checks.trained import trained
 from nsa_doctor.finding import Finding, Note
-from nsa_doctor.runner import NotApplicableError
 from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.runs.trends import Series, levels, median, series, timeline
+from nsa_doctor.runs.trends import Series, levels, median
 
 _FEWEST = 10
 _NOTHING = 1e-9  # float32's rounding of a norm of one is a hundred times as much
@@ -24,12 +24,7 @@ _ROUNDED = 0.1
 
 
 def run(subject: RunSubject) -> Iterator[Finding | Note]:
-    beats = timeline(subject.record)
-    norms, losses = series(beats, "grad_norm"), series(beats, "loss")
-    if not norms:
-        raise NotApplicableError("the run tells no gradient norm")
-    if len(norms) < _FEWEST:
-        raise NotApplicableError(f"the gradient norm is told {len(norms)} times; {_FEWEST} are needed")
+    norms, losses = norms_and_losses(subject.record, fewest=_FEWEST)
     gone = _gone(norms)
     if gone is None:
         return
