@@ -5,7 +5,8 @@
 - `reference`: the oracle. Any device, slow.
 - `vectorized`: plain torch, any device and dtype.
 - `fused`: torch's own fused attention for the sliding branch, vectorized for the rest.
-- `flash`: flash-attn for the sliding and the compressed branch; it cannot serve the selected one: vectorized does.
+- `triton`: our Triton kernels for the compressed and the selected branch, torch's fused attention for the sliding one.
+- `flash`: flash-attn for the sliding and the compressed branch; the selected one as under `auto`.
 - `auto`: the best that can serve; what it chose and why is in the route.
 
 A named implementation that cannot serve is refused, never replaced. `NSA_USE_FA2=0` forbids flash-attn; `=1` asks
@@ -16,15 +17,16 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 
-Impl = Literal["reference", "vectorized", "fused", "flash", "auto"]
-Effective = Literal["reference", "vectorized", "fused", "flash"]
+Impl = Literal["reference", "vectorized", "fused", "triton", "flash", "auto"]
+Effective = Literal["reference", "vectorized", "fused", "triton", "flash"]
 BRANCHES = ("compressed", "selected", "sliding")
 
-_MAX_FLASH_HEAD_SIZE = 256
+_MAX_KERNEL_HEAD_SIZE = 256  # of flash-attn and of our own
 
 
 @dataclass(frozen=True)
@@ -68,26 +70,52 @@ def route(
     if impl in ("reference", "vectorized"):
         return Routes(*(Route(branch, impl, impl, "asked for by name") for branch in BRANCHES))
     no_flash = why_not_flash(device, dtype, head_size, flags)
-    if impl == "flash":
-        if no_flash is not None:
-            raise ValueError(f"impl='flash' cannot serve: {no_flash}; use impl='auto' to let it choose")
-        outer: Effective = "flash"
-        why = "asked for by name"
-    elif impl == "fused":
-        outer, why = "fused", "asked for by name"
-    elif no_flash is None:
-        outer, why = "flash", "flash-attn can serve"
-    elif device.type == "cuda":
-        outer, why = "fused", f"torch's fused attention, since {no_flash}"
-    else:
-        outer, why = "vectorized", f"plain torch, since {no_flash}"
-    vectorized = Route("selected", impl, "vectorized", "no fused kernel reads chosen blocks")
-    staircase = Route("compressed", impl, "vectorized", "torch's fused attention returns no probabilities to score by")
+    no_triton = why_not_triton(device, dtype, head_size)
+    for name, why_not in (("flash", no_flash), ("triton", no_triton)):
+        if impl == name and why_not is not None:
+            raise ValueError(f"impl={name!r} cannot serve: {why_not}; use impl='auto' to let it choose")
+    flash_is_asked_for = impl == "flash" or _flag("NSA_USE_FA2", flags) is True
     return Routes(
-        compressed=staircase if outer == "fused" else Route("compressed", impl, outer, why),
-        selected=vectorized,
-        sliding=Route("sliding", impl, outer, why),
+        compressed=_compressed(impl, no_flash, no_triton, flash_is_asked_for),
+        selected=_selected(impl, no_triton),
+        sliding=_sliding(impl, no_flash, device),
     )
+
+
+def _compressed(impl: Impl, no_flash: str | None, no_triton: str | None, flash_is_asked_for: bool) -> Route:
+    made = partial(Route, "compressed", impl)
+    if impl == "fused":
+        return made("vectorized", "torch's fused attention returns no probabilities to score by")
+    if impl != "triton" and no_flash is None and (flash_is_asked_for or no_triton is not None):
+        return made("flash", "asked for by name" if impl == "flash" else "flash-attn can serve")
+    if no_triton is None:
+        return made("triton", "asked for by name" if impl == "triton" else "the Triton kernel can serve")
+    return made("vectorized", f"plain torch, since {no_flash} and {no_triton}")
+
+
+def _selected(impl: Impl, no_triton: str | None) -> Route:
+    made = partial(Route, "selected", impl)
+    if impl == "fused":
+        return made("vectorized", "torch has no fused kernel that reads chosen blocks")
+    if no_triton is None:
+        return made("triton", "asked for by name" if impl == "triton" else "the Triton kernel can serve")
+    return made("vectorized", f"plain torch, since {no_triton}")
+
+
+def _sliding(impl: Impl, no_flash: str | None, device: torch.device) -> Route:
+    made = partial(Route, "sliding", impl)
+    if impl in ("fused", "triton"):
+        return made("fused", "asked for by name" if impl == "fused" else "torch's fused attention, beside triton")
+    if no_flash is None:
+        return made("flash", "asked for by name" if impl == "flash" else "flash-attn can serve")
+    if device.type == "cuda":
+        return made("fused", f"torch's fused attention, since {no_flash}")
+    return made("vectorized", f"plain torch, since {no_flash}")
+
+
+def why_not_triton(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
+    """Why our Triton kernels cannot serve tensors of this kind, or None when they can."""
+    return _why_no_kernel("the Triton kernel", "triton", device, dtype, head_size)
 
 
 def why_not_flash(
@@ -96,16 +124,21 @@ def why_not_flash(
     """Why flash-attn cannot serve tensors of this kind, or None when it can; flags as for `route`."""
     if _flag("NSA_USE_FA2", flags) is False:
         return "NSA_USE_FA2=0 forbids flash-attn"
+    return _why_no_kernel("flash-attn", "flash_attn", device, dtype, head_size)
+
+
+def _why_no_kernel(name: str, package: str, device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
+    """What flash-attn and our own kernels need alike."""
     if device.type != "cuda":
-        return f"flash-attn needs a CUDA device, got {device.type}"
-    if importlib.util.find_spec("flash_attn") is None:
-        return "flash-attn is not installed"
+        return f"{name} needs a CUDA device, got {device.type}"
+    if importlib.util.find_spec(package) is None:
+        return f"{package.replace('_', '-')} is not installed"
     if dtype not in (torch.float16, torch.bfloat16):
-        return f"flash-attn needs float16 or bfloat16, got {dtype}"
-    if head_size > _MAX_FLASH_HEAD_SIZE:
-        return f"flash-attn serves head sizes up to {_MAX_FLASH_HEAD_SIZE}, got {head_size}"
+        return f"{name} needs float16 or bfloat16, got {dtype}"
+    if head_size > _MAX_KERNEL_HEAD_SIZE:
+        return f"{name} serves head sizes up to {_MAX_KERNEL_HEAD_SIZE}, got {head_size}"
     if torch.cuda.get_device_capability(device) < (8, 0):
-        return "flash-attn needs compute capability 8.0 or newer"
+        return f"{name} needs compute capability 8.0 or newer"
     return None
 
 

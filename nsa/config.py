@@ -182,7 +182,9 @@ class RuntimeConfig(Strict):
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto takes a GPU when there is one")
     precision: Literal["fp32", "bf16", "fp16"] = Field(default="fp32", description="dtype of activations")
     use_flash: bool = Field(default=False, description="ask for flash-attn; refused where it cannot serve")
-    use_triton_sel: Literal[False] = Field(default=False, description="no Triton selection kernel exists")
+    use_triton_sel: bool = Field(
+        default=False, description="ask for the Triton kernel of the selected branch; refused where it cannot serve"
+    )
     compile: bool = Field(default=False, description="compile each block with torch.compile")
     activation_checkpointing: bool = Field(default=False, description="recompute a block's inside in the backward pass")
     distributed: Literal["ddp", "fsdp2", "none"] = Field(
@@ -194,11 +196,14 @@ class RuntimeConfig(Strict):
     monitors: bool = Field(default=True, description="heartbeat, tables, gates, watchdog, samples and plot")
 
     @model_validator(mode="after")
-    def _check_flash(self) -> "RuntimeConfig":
-        if self.use_flash and self.device == "cpu":
-            raise ValueError("use_flash must be false on device cpu, got True")
-        if self.use_flash and self.precision == "fp32":
-            raise ValueError("use_flash must be false in precision fp32 (flash-attn serves bf16 and fp16), got True")
+    def _check_kernels(self) -> "RuntimeConfig":
+        for name, kernel in (("use_flash", "flash-attn"), ("use_triton_sel", "the Triton kernel")):
+            if not getattr(self, name):
+                continue
+            if self.device == "cpu":
+                raise ValueError(f"{name} must be false on device cpu, got True")
+            if self.precision == "fp32":
+                raise ValueError(f"{name} must be false in precision fp32 ({kernel} serves bf16 and fp16), got True")
         return self
 
 

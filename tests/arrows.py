@@ -16,7 +16,7 @@ PACKAGES = {  # package: our packages it may import
 }
 IMPLEMENTATIONS = {"reference", "vectorized", "triton", "flash", "fused"}  # of a branch
 LEAVES = ("nsa.types", "nsa.autocast", "nsa.ops.geometry")
-TILING = ("nsa.ops.tiles", "nsa.ops.banded", "nsa.ops.reads")
+TILING = ("nsa.ops.tiles", "nsa.ops.kernel_tiles", "nsa.ops.banded", "nsa.ops.reads")
 MODEL = (
     "nsa.nn",
     "nsa.nn.*",
@@ -40,6 +40,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.ops.geometry": ("nsa.types",),
     "nsa.ops.reads": LEAVES,
     "nsa.ops.tiles": LEAVES,
+    "nsa.ops.kernel_tiles": ("nsa.ops.tiles", *LEAVES),
     "nsa.ops.banded": ("nsa.ops.tiles", "nsa.ops.reads", *LEAVES),
     "nsa.ops.arguments": LEAVES,
     "nsa.ops.api": ("nsa.ops.*", "nsa.backends", "nsa.config", *LEAVES),
@@ -66,6 +67,7 @@ PLUGIN_OF_PYTEST = (
 )  # loaded by pytest alone
 # Distribution: the name it is imported by, where the two differ.
 IMPORT_NAMES = {"pyyaml": "yaml"}
+KERNELS = ("nsa.ops.kernel_tiles", "nsa.ops.*.triton")  # imported late, and only where Triton came with torch
 IMPORTERS = ("import_module", "importlib.import_module", "__import__")
 
 
@@ -130,6 +132,8 @@ def objection(found: Import, declared: set[str]) -> str | None:
             return f"{package} may not import {target}"
         return layer_objection(found) if package == "nsa" else None
     if target == "pytest" and fits(found.module, PLUGIN_OF_PYTEST):
+        return None
+    if target == "triton" and fits(found.module, KERNELS):
         return None
     if found.at_once and target not in declared and target not in sys.stdlib_module_names:
         return f"{target} is not among the base dependencies"

@@ -2,14 +2,13 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear as product
 from torch.nn.functional import silu
 
 from nsa.backends import Impl
 from nsa.config import ModelConfig
 from nsa.nn.attention import NSAttention
 from nsa.nn.cache import NSACache
-from nsa.nn.linear import INITIAL_STD, linear
+from nsa.nn.linear import INITIAL_STD, Head, aligned_product, linear
 from nsa.nn.norm import RMSNorm
 from nsa.types import CuSeqlens, Hidden, Logits, TokenIds
 
@@ -61,7 +60,7 @@ class Transformer(nn.Module):
         blocks = [Block(config, impl) for _ in range(config.n_layers)]
         self.blocks = nn.ModuleList(blocks)
         self.norm = RMSNorm(config.dim, config.norm_eps)
-        self.head = None if config.tie_embeddings else linear(config.dim, config.vocab_size)
+        self.head = None if config.tie_embeddings else Head(config.dim, config.vocab_size)
         with torch.no_grad():
             self.embedding.weight.mul_(INITIAL_STD)
             for block in blocks:
@@ -88,7 +87,7 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Hidden) -> Logits:
         """The head alone."""
-        out: Tensor = product(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
+        out: Tensor = aligned_product(hidden, self.embedding.weight) if self.head is None else self.head(hidden)
         return out
 
     def new_cache(self, batch: int = 1, max_length: int | None = None, *, count_reads: bool = False) -> list[NSACache]:

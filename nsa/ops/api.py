@@ -154,11 +154,25 @@ def _sparse(
         if visit is not None:  # flash-attn keeps its probabilities: compute them again, with values of width zero
             scored = q.detach(), k_cmp.detach(), v_cmp[..., :0].detach()
             compress_vectorized.compressed_attention(*scored, geometry, first_query, visit)
+    elif routes.compressed.effective == "triton":
+        from nsa.ops.compress import triton as compress_triton  # where there is no Triton no route leads here
+
+        compressed = compress_triton.compressed_attention(q, k_cmp, v_cmp, geometry, first_query, visit)
     else:
         compressed = compress_vectorized.compressed_attention(q, k_cmp, v_cmp, geometry, first_query, visit, reads)
     slots = choice.slots if choice is not None else slots
     assert slots is not None
-    return compressed, select_vectorized.selected_attention(q, k_sel, v_sel, slots, geometry, reads), slots
+    return compressed, _selected(q, k_sel, v_sel, slots, geometry, routes, reads), slots
+
+
+def _selected(
+    q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: Geometry, routes: Routes, reads: ReadCounter | None
+) -> Tensor:
+    if routes.selected.effective != "triton":
+        return select_vectorized.selected_attention(q, k, v, slots, geometry, reads)
+    from nsa.ops.select import triton as select_triton  # where there is no Triton no route leads here
+
+    return select_triton.selected_attention(q, k, v, slots, geometry)
 
 
 class _Choice:
@@ -184,15 +198,13 @@ class _Choice:
 def _sliding(
     q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, routes: Routes, reads: ReadCounter | None = None
 ) -> Tensor:
-    match routes.sliding.effective:
-        case "reference":
-            return slide_reference.sliding_attention(q, k, v, geometry)
-        case "fused":
-            return slide_fused.sliding_attention(q, k, v, geometry)
-        case "flash":
-            return slide_flash.sliding_attention(q, k, v, geometry)
-        case "vectorized":
-            return slide_vectorized.sliding_attention(q, k, v, geometry, reads)
+    served = routes.sliding.effective
+    if served == "vectorized":
+        return slide_vectorized.sliding_attention(q, k, v, geometry, reads)
+    return _SLIDING[served].sliding_attention(q, k, v, geometry)
+
+
+_SLIDING = {"reference": slide_reference, "fused": slide_fused, "flash": slide_flash}
 
 
 def _sparse_packed(

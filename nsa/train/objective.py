@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from nsa.nn import Transformer
 
 _IGNORED = -100
-_MOST_LOGITS = 1 << 27  # at a time: half a gigabyte in float32
+_MOST_LOGITS = 1 << 28  # at a time: a gigabyte in float32
 
 
 class Objective(nn.Module):
@@ -40,7 +40,8 @@ class Objective(nn.Module):
     def _summed(self, hidden: Float[Tensor, "N dim"], targets: Int[Tensor, " N"]) -> Float[Tensor, ""]:
         logits = self.model.logits(hidden[None])[0]
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return cross_entropy(wide, targets, ignore_index=_IGNORED, reduction="sum")
+        # A sum of its own: the reduction that torch fuses here has one block of a GPU do all the work.
+        return cross_entropy(wide, targets, ignore_index=_IGNORED, reduction="none").sum()
 
 
 def next_tokens(tokens: Int[Tensor, "B longer"], documents: Int[Tensor, "B longer"]) -> Int[Tensor, "B S"]:

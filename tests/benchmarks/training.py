@@ -3,7 +3,7 @@
 python -m tests.benchmarks.training [--config m7c_125m_fast_log] [--lengths 1024,2048,16384] [--device cuda] [--eager]
 
 First the losses of the fast path are held to those of the reference; then each model takes steps of forward, backward
-and AdamW on as many rows as fit. Last comes what takes the time, by operator.
+and AdamW on as many rows as fit. Last comes what takes the time of an eager step, by branch and by operator.
 """
 
 import argparse
@@ -16,10 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from nsa.backends import BRANCHES, route
 from nsa.config import ModelConfig, load_config
 from nsa.nn import Transformer
 from nsa.nn.linear import linear
 from nsa.nn.rope import rotate, rotation
+from nsa.ops.api import compress_tokens, nsa_attention
+from nsa.ops.compress import vectorized as compress_vectorized
+from nsa.ops.select import vectorized as select_vectorized
+from nsa.ops.slide import fused as slide_fused
+from nsa.ops.slide import vectorized as slide_vectorized
 from nsa.train.objective import Objective
 
 STEPS, WARMUP = 8, 3
@@ -114,6 +120,55 @@ def timed(config: ModelConfig, kind: str, length: int, device: str, compiled: bo
         torch._dynamo.reset()
 
 
+def by_part(config: ModelConfig, length: int, device: str) -> None:
+    """Milliseconds of forward and backward of what one layer does, each part alone, and of the head."""
+    rows = max(1, (MOST_TOKENS // 8 if device == "cuda" else 1 << 12) // length)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    geometry, heads, groups = config.geometry, config.n_heads, config.n_kv_groups
+    model = Transformer(config).to(device, dtype)
+    block = model.blocks[0]
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(rows, length, *shape, device=device, dtype=dtype, requires_grad=True)
+
+    x, q, gates = random(config.dim), random(heads, config.d_k), random(groups, 3)
+    k, v = random(groups, config.d_k), random(groups, config.d_v)
+    k_cmp, v_cmp = (compress_tokens(each.detach(), geometry).requires_grad_() for each in (k, v))
+    tensors = q, k_cmp, v_cmp, k, v, k, v, gates
+    slots = nsa_attention(*tensors, geometry).slots
+    routes = route(x.device, dtype, max(config.d_k, config.d_v))
+    calls = {
+        "attention layer": lambda: block.attention(x),
+        "  its projections": lambda: block.attention.qkv(x).q,
+        "  its three branches, choice and mix": lambda: nsa_attention(*tensors, geometry).out,
+        "    the same, choice held": lambda: nsa_attention(*tensors, geometry, slots=slots).out,
+        "    compressed branch, plain torch": lambda: compress_vectorized.compressed_attention(
+            q, k_cmp, v_cmp, geometry, 0
+        ),
+        "    selected branch, plain torch": lambda: select_vectorized.selected_attention(q, k, v, slots, geometry),
+        "    sliding branch, plain torch": lambda: slide_vectorized.sliding_attention(q, k, v, geometry),
+        "    sliding branch, fused": lambda: slide_fused.sliding_attention(q, k, v, geometry),
+        "mlp": lambda: block.mlp(block.mlp_norm(x)),
+        "head, without loss": lambda: model.logits(x),
+    }
+    if routes.selected.effective == "triton":
+        from nsa.ops.compress import triton as compress_triton
+        from nsa.ops.select import triton as select_triton
+
+        calls["    compressed branch, Triton"] = lambda: compress_triton.compressed_attention(
+            q, k_cmp, v_cmp, geometry, 0
+        )
+        calls["    selected branch, Triton"] = lambda: select_triton.selected_attention(q, k, v, slots, geometry)
+    served = ", ".join(f"{branch} {getattr(routes, branch).effective}" for branch in BRANCHES)
+    print(f"\nby part, S={length}, {rows} rows; {served}")
+    for name, call in calls.items():
+
+        def step(call: Callable[[], Tensor] = call) -> None:
+            call().sum().backward()
+
+        print(f"{name:40s} {seconds_per_step(step, device) * 1e3:9.2f} ms", flush=True)
+
+
 def profile(config: ModelConfig, length: int, device: str) -> None:
     """What takes the time of a step, by operator, forward and backward apart."""
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -150,6 +205,8 @@ def main() -> None:
                 rows, speed = timed(config, kind, length, asked.device, compiled)
                 mode = "compiled" if compiled else "eager"
                 print(f"{length:7d} {kind:9s} {mode:8s} {rows:4d} {speed:10,.0f}", flush=True)
+    for length in lengths:
+        by_part(config, length, asked.device)
     profile(config, lengths[0], asked.device)
 
 

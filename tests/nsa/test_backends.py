@@ -19,9 +19,19 @@ def no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def flash_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with flash-attn and a GPU it serves, as far as routing asks."""
-    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    """A machine with flash-attn alone and a GPU it serves, as far as routing asks."""
+    pretend(monkeypatch, {"flash_attn"})
+
+
+@pytest.fixture
+def triton_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with Triton alone and a GPU it serves."""
+    pretend(monkeypatch, {"triton"})
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, packages: set[str], capability: tuple[int, int] = (9, 0)) -> None:
+    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: object() if name in packages else None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
 
 def effective(routes: Routes) -> tuple[str, ...]:
@@ -41,10 +51,55 @@ def test_auto_takes_plain_torch_on_a_cpu_and_says_why(dtype: torch.dtype) -> Non
     assert "CUDA device, got cpu" in routes.sliding.why
 
 
-def test_auto_takes_torchs_fused_window_on_cuda_without_flash() -> None:
+def test_auto_takes_torchs_fused_window_on_cuda_without_flash(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, set())
     routes = route(CUDA, torch.bfloat16, 64)
     assert effective(routes) == ("vectorized", "vectorized", "fused")
     assert "flash-attn is not installed" in routes.sliding.why
+    assert "triton is not installed" in routes.selected.why
+
+
+@pytest.mark.usefixtures("triton_machine")
+@pytest.mark.parametrize("impl", ["auto", "triton"])
+def test_triton_serves_where_it_can(impl: backends.Impl) -> None:
+    assert effective(route(CUDA, torch.bfloat16, 64, impl)) == ("triton", "triton", "fused")
+
+
+def test_where_both_can_serve_flash_takes_what_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, {"triton", "flash_attn"})
+    assert effective(route(CUDA, torch.bfloat16, 64, "flash")) == ("flash", "triton", "flash")
+    assert effective(route(CUDA, torch.bfloat16, 64, "triton")) == ("triton", "triton", "fused")
+    assert effective(route(CUDA, torch.bfloat16, 64, "fused")) == ("vectorized", "vectorized", "fused")
+    assert effective(route(CUDA, torch.bfloat16, 64, flags={})) == ("triton", "triton", "flash")
+    assert effective(route(CUDA, torch.bfloat16, 64, flags={"NSA_USE_FA2": "1"})) == ("flash", "triton", "flash")
+    assert effective(route(CUDA, torch.bfloat16, 64, flags={"NSA_USE_FA2": "0"})) == ("triton", "triton", "fused")
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_size", "packages", "capability", "reason"),
+    [
+        (CPU, torch.bfloat16, 64, {"triton"}, (9, 0), "the Triton kernel needs a CUDA device, got cpu"),
+        (CUDA, torch.bfloat16, 64, set(), (9, 0), "triton is not installed"),
+        (CUDA, torch.float32, 64, {"triton"}, (9, 0), "needs float16 or bfloat16, got torch.float32"),
+        (CUDA, torch.bfloat16, 257, {"triton"}, (9, 0), "serves head sizes up to 256, got 257"),
+        (CUDA, torch.bfloat16, 64, {"triton"}, (7, 5), "needs compute capability 8.0 or newer"),
+    ],
+)
+def test_a_named_triton_that_cannot_serve_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    packages: set[str],
+    capability: tuple[int, int],
+    reason: str,
+) -> None:
+    pretend(monkeypatch, packages, capability)
+    with pytest.raises(ValueError, match=f"impl='triton' cannot serve: .*{reason}"):
+        route(device, dtype, head_size, "triton")
+    for chosen in (route(device, dtype, head_size).compressed, route(device, dtype, head_size).selected):
+        assert chosen.effective == "vectorized"
+        assert reason in chosen.why
 
 
 @pytest.mark.usefixtures("flash_machine")
@@ -114,5 +169,7 @@ def test_prefill_is_batched_unless_the_flag_forbids(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_unknown_impl_is_refused() -> None:
-    with pytest.raises(ValueError, match="impl must be one of reference, vectorized, fused, flash, auto, got 'fast'"):
+    with pytest.raises(
+        ValueError, match="impl must be one of reference, vectorized, fused, triton, flash, auto, got 'fast'"
+    ):
         inspect.unwrap(route)(CPU, torch.float32, 64, "fast")  # the tests' own type checks come first otherwise

@@ -199,7 +199,10 @@ BAD_DOCUMENTS: dict[str, tuple[object, str]] = {
         document(model=MODEL | {"norm_eps": 1e-300}),
         "model.norm_eps must be greater than or equal to 0.000000000001, got 1e-300 (float)",
     ),
-    "no-triton": (document(runtime={"use_triton_sel": True}), "runtime.use_triton_sel must be False, got True (bool)"),
+    "triton-in-fp32": (
+        document(runtime={"use_triton_sel": True}),
+        "runtime.use_triton_sel must be false in precision fp32 (the Triton kernel serves bf16 and fp16), got True",
+    ),
     "flash-on-cpu": (
         document(runtime={"use_flash": True, "device": "cpu"}),
         "runtime.use_flash must be false on device cpu, got True",

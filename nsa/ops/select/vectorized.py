@@ -67,10 +67,13 @@ def choose_slots(importance: Tensor, geometry: Geometry, first_query: int) -> Sl
         rank = finite.masked_fill(forced, torch.inf).masked_fill(~candidate, -torch.inf)
         best = rank.argsort(dim=-1, descending=True, stable=True)[..., :num_chosen]
     else:
-        # topk is not stable, so the index joins the key: non-negative floats order as their bits do.
-        bits = positive.float().contiguous().view(torch.int32).long()
+        # Non-negative floats order as their bits do.
+        bits = positive.float().contiguous().view(torch.int32)
         key = bits.masked_fill(forced, _FORCED_KEY).masked_fill(~candidate, -1)
-        best = (key * num_blocks + (num_blocks - 1 - block)).topk(num_chosen, dim=-1).indices
+        if key.is_cuda:  # where topk takes a pass for every few bits
+            best = key.argsort(dim=-1, descending=True, stable=True)[..., :num_chosen]
+        else:  # topk is not stable, so the index joins the key
+            best = (key.long() * num_blocks + (num_blocks - 1 - block)).topk(num_chosen, dim=-1).indices
     is_candidate = candidate.expand_as(importance).gather(-1, best)
     ascending = torch.where(is_candidate, best, num_blocks).sort(dim=-1).values
     slots = torch.where(ascending == num_blocks, EMPTY_SLOT, ascending)

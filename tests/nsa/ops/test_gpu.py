@@ -9,6 +9,7 @@ from torch import Tensor
 from nsa.backends import Impl
 from nsa.ops.api import nsa_attention
 from nsa.ops.geometry import Geometry
+from nsa.ops.select import reference, vectorized
 from nsa_doctor.probes.tolerance import deviation, largest
 
 from .cases import GEOMETRIES, Case, dense, inputs
@@ -16,6 +17,8 @@ from .test_vectorized import BRANCHES, gradients
 
 pytestmark = pytest.mark.gpu
 HAS_FLASH = importlib.util.find_spec("flash_attn") is not None
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+TRITON = pytest.param("triton", marks=pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"))
 FLASH = pytest.param("flash", marks=pytest.mark.skipif(not HAS_FLASH, reason="flash-attn is not installed"))
 
 
@@ -24,14 +27,17 @@ FLASH = pytest.param("flash", marks=pytest.mark.skipif(not HAS_FLASH, reason="fl
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("num_tokens", [1, 31, 65, 513, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("impl", ["vectorized", "fused", FLASH])
+@pytest.mark.parametrize("impl", ["vectorized", "fused", TRITON, FLASH])
 def test_equals_the_oracle(
     impl: Impl, dtype: torch.dtype, num_tokens: int, geometry: Geometry, head_sizes: tuple[int, int]
 ) -> None:
-    if impl == "flash" and dtype == torch.float32:
-        pytest.skip("flash-attn needs half precision")
-    case = Case(num_tokens, 6, head_sizes, dtype, geometry)
-    tensors = inputs(case)
+    if impl in ("triton", "flash") and dtype == torch.float32:
+        pytest.skip("the kernels need half precision")
+    check_against_the_oracle(impl, Case(num_tokens, 6, head_sizes, dtype, geometry))
+
+
+def check_against_the_oracle(impl: Impl, case: Case) -> None:
+    geometry, tensors = case.geometry, inputs(case)
     exact = {name: x.detach().double().requires_grad_() for name, x in tensors.items()}
     on_gpu = {name: x.detach().cuda().requires_grad_() for name, x in tensors.items()}
     truth = nsa_attention(**exact, geometry=geometry, impl="reference")
@@ -60,7 +66,7 @@ def assert_close(
         assert compared.is_within, (f"gradient of {name}", compared)
 
 
-@pytest.mark.parametrize("impl", ["vectorized", "fused", FLASH])
+@pytest.mark.parametrize("impl", ["vectorized", "fused", TRITON, FLASH])
 @pytest.mark.parametrize("num_queries", [1, 3, 17])
 def test_the_last_queries_alone_give_their_part_of_the_whole(impl: Impl, num_queries: int) -> None:
     geometry = GEOMETRIES[1]
@@ -75,7 +81,7 @@ def test_the_last_queries_alone_give_their_part_of_the_whole(impl: Impl, num_que
         assert compared.error <= 2 * compared.bound, branch
 
 
-@pytest.mark.parametrize("impl", ["vectorized", "fused", FLASH])
+@pytest.mark.parametrize("impl", ["vectorized", "fused", TRITON, FLASH])
 def test_packed_equals_separate(impl: Impl) -> None:
     geometry, lengths = GEOMETRIES[1], [70, 1, 229]
     case = Case(300, 2, (64, 64), torch.bfloat16, geometry)
@@ -97,7 +103,7 @@ def test_packed_equals_separate(impl: Impl) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-@pytest.mark.parametrize("impl", ["vectorized", "fused", FLASH])
+@pytest.mark.parametrize("impl", ["vectorized", "fused", TRITON, FLASH])
 def test_nothing_waits_for_the_device(impl: Impl) -> None:
     case = Case(1000, 6, (64, 64), torch.bfloat16, GEOMETRIES[0])
     tensors = {name: x.detach().cuda().requires_grad_() for name, x in inputs(case).items()}
@@ -107,3 +113,13 @@ def test_nothing_waits_for_the_device(impl: Impl) -> None:
         nsa_attention(**tensors, geometry=case.geometry, impl=impl).out.sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_blocks_are_chosen_on_a_gpu_as_the_oracle_chooses_them() -> None:
+    geometry = Geometry(l=32, d=16, l_sel=64, n_sel=5, w=64)
+    torch.manual_seed(0)
+    importance = torch.randint(4, (2, 700, 3, 11)).float()  # ties everywhere
+    importance[0, 650, 0] = torch.tensor([0.0, -0.0, float("nan"), float("inf"), -1.0, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0])
+    expected = reference.choose_slots(importance.nan_to_num(0.0).clamp_min(0), geometry, 0)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        assert torch.equal(vectorized.choose_slots(importance.cuda().to(dtype), geometry, 0).cpu(), expected)

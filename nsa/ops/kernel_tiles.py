@@ -1,0 +1,138 @@
+"""What the Triton kernels of the branches share; pointers are named as the tensors they point to.
+
+Layouts: q [B, T, G·h, Dk]; out and grad [B, T, G·h, Dv]; norm [B, T, G·h, 2] as `nsa.ops.tiles.normaliser` has it;
+delta [B, T, G·h]. A row of q, out, grad, norm or delta is (b·T + t)·G·h + head. Offsets are int64: a tensor may hold
+more than 2^31 elements.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from nsa.ops.tiles import LOG2_E
+
+LEAST_SIDE = 16  # of a matrix product
+_STEPS_IN_FLIGHT = 3  # Triton's own default
+_LOG2_E = tl.constexpr(LOG2_E)
+
+
+def side(size: int) -> int:
+    """The side of a tile that holds `size`: a power of two."""
+    return max(LEAST_SIDE, 1 << (size - 1).bit_length())
+
+
+def rows_that_fit(most: int, device: torch.device, *widths: int) -> int:
+    """Rows of a tile, a power of two and at most `most`, whose loads fill no more than half of the shared memory.
+
+    widths: of the half-precision tensors that are loaded at every step of a loop.
+    """
+    if device.type != "cuda":
+        return most
+    properties = torch.cuda.get_device_properties(device)
+    room = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block) // 2
+    rows = most
+    while rows > LEAST_SIDE and rows * sum(widths) * _STEPS_IN_FLIGHT * 2 > room:
+        rows //= 2
+    return rows
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, which need not be the tensors' own."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@triton.jit
+def factor(SIZE_K: tl.constexpr):
+    """What makes a product of q and k a score in powers of two."""
+    return _LOG2_E / SIZE_K**0.5
+
+
+@triton.jit
+def scale(SIZE_K: tl.constexpr):
+    """What makes the gradient of a score one of a product of q and k."""
+    return 1 / SIZE_K**0.5
+
+
+@triton.jit
+def load_rows(x, row, is_row, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows of `x` [..., SIZE], filled up with zeros to WIDTH columns; zeros where `is_row` is false."""
+    column = tl.arange(0, WIDTH)
+    return tl.load(x + row[:, None] * SIZE + column, mask=is_row[:, None] & (column < SIZE)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(x, row, is_row, values, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """The inverse of `load_rows`, rounded to the dtype of `x`."""
+    column = tl.arange(0, WIDTH)
+    mask = is_row[:, None] & (column < SIZE)[None, :]
+    tl.store(x + row[:, None] * SIZE + column, values.to(x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def attend_tile(q_tile, k_tile, v_tile, is_visible, peak, total, mixed, SIZE_K: tl.constexpr):
+    """Peak, sum and unnormalised output of rows that have met the keys of one tile more; is_visible [rows, keys]."""
+    scores = tl.dot(q_tile, tl.trans(k_tile)) * factor(SIZE_K)
+    scores = tl.where(is_visible, scores, float("-inf"))
+    highest = tl.maximum(peak, tl.max(scores, 1))
+    origin = tl.where(highest == float("-inf"), 0.0, highest)  # of a row that has seen no key yet
+    weights = tl.exp2(scores - origin[:, None])
+    shrink = tl.exp2(peak - origin)
+    mixed = tl.dot(weights.to(v_tile.dtype), v_tile, mixed * shrink[:, None])
+    return highest, total * shrink + tl.sum(weights, 1), mixed
+
+
+@triton.jit
+def finish_rows(
+    out, norm, row, is_row, peak, total, mixed, SIZE_V: tl.constexpr, WIDTH_V: tl.constexpr
+):  # fmt: skip
+    """Write output and normaliser; a row that saw no key has output and normaliser zero."""
+    sees_none = total == 0
+    total = tl.where(sees_none, 1.0, total)
+    store_rows(out, row, is_row, mixed / total[:, None], SIZE_V, WIDTH_V)
+    tl.store(norm + row * 2, tl.where(sees_none, 0.0, peak), mask=is_row)
+    tl.store(norm + row * 2 + 1, tl.log2(total), mask=is_row)
+
+
+@triton.jit
+def load_norm(norm, row, is_row):
+    """Peak and log2 of the sum."""
+    peak = tl.load(norm + row * 2, mask=is_row, other=0.0)
+    return peak, tl.load(norm + row * 2 + 1, mask=is_row, other=0.0)
+
+
+@triton.jit
+def make_delta(delta, row, is_row, grad_tile, out_tile):
+    """Delta = Σ grad · output over Dv; written for the kernel that follows, and returned."""
+    found = tl.sum(grad_tile.to(tl.float32) * out_tile.to(tl.float32), 1)
+    tl.store(delta + row, found, mask=is_row)
+    return found
+
+
+@triton.jit
+def weights_of(q_tile, k_tile, is_visible, peak, log_total, SIZE_K: tl.constexpr):
+    """Probabilities [rows, keys] of what was normalised before."""
+    scores = tl.dot(q_tile, tl.trans(k_tile)) * factor(SIZE_K)
+    return tl.where(is_visible, tl.exp2(scores - peak[:, None] - log_total[:, None]), 0.0)
+
+
+@triton.jit
+def add_grad_q(sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, delta, SIZE_K: tl.constexpr):
+    """Gradient of the rows' q, not scaled yet, with the part of one tile of keys added; is_visible [rows, keys]."""
+    weights = weights_of(q_tile, k_tile, is_visible, peak, log_total, SIZE_K)
+    grad_scores = weights * (tl.dot(grad_tile, tl.trans(v_tile)) - delta[:, None])
+    return tl.dot(grad_scores.to(k_tile.dtype), k_tile, sum_q)
+
+
+@triton.jit
+def add_grad_kv(
+    sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, delta, SIZE_K: tl.constexpr
+):
+    """Gradients of the keys (not scaled yet) and values, with the part of one tile of rows; is_visible [keys, rows]."""
+    scores = tl.dot(k_tile, tl.trans(q_tile)) * factor(SIZE_K)
+    weights = tl.where(is_visible, tl.exp2(scores - peak[None, :] - log_total[None, :]), 0.0)
+    sum_v = tl.dot(weights.to(grad_tile.dtype), grad_tile, sum_v)
+    grad_scores = weights * (tl.dot(v_tile, tl.trans(grad_tile)) - delta[None, :])
+    return tl.dot(grad_scores.to(q_tile.dtype), q_tile, sum_k), sum_v
