@@ -73,20 +73,32 @@ def test_a_second_derivative_is_refused():
             torch.autograd.grad(out.sum(), q, create_graph=True)
 
 
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore")  # what the compiler says of itself
-def test_compiled_they_give_what_they_give_eagerly():
-    case = Case(513, 6, (64, 64), torch.bfloat16, GEOMETRIES[1])
-    tensors = {name: x.detach().cuda().requires_grad_() for name, x in inputs(case).items()}
+COMPILED = """
+import torch
+from nsa.ops.api import nsa_attention
+from tests.nsa.ops.cases import GEOMETRIES, Case, inputs
 
-    slots = nsa_attention(**tensors, geometry=case.geometry, impl="triton").slots
+geometry = GEOMETRIES[1]
+for num_tokens in (513, 300):
+    case = Case(num_tokens, 6, (64, 64), torch.bfloat16, geometry)
+    tensors = {name: x.detach().cuda().requires_grad_() for name, x in inputs(case).items()}
+    slots = nsa_attention(**tensors, geometry=geometry, impl="triton").slots
 
     def step():
-        return nsa_attention(**tensors, geometry=case.geometry, impl="triton", slots=slots).out
+        return nsa_attention(**tensors, geometry=geometry, impl="triton", slots=slots).out
 
     found = [
         (out, *torch.autograd.grad(out.float().square().sum(), list(tensors.values())))
         for out in (step(), torch.compile(step)())
     ]
-    for eager, compiled in zip(*found, strict=True):
-        assert (eager.float() - compiled.float()).norm() <= 2e-2 * eager.float().norm()
+    print(*(float((a.double() - b.double()).norm() / a.double().norm()) for a, b in zip(*found, strict=True)))
+"""
+
+
+@pytest.mark.gpu
+def test_compiled_they_give_what_they_give_eagerly():
+    # A process of its own, since the compiler cannot see through the tests' shape checks.
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=110, check=False)
+    errors = [float(error) for error in done.stdout.split()]
+    assert len(errors) == 2 * 9, done.stderr
+    assert all(error <= 1e-2 for error in errors), errors
