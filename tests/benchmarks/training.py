@@ -1,6 +1,6 @@
 """Training steps of a model with NSA beside the same model with dense attention, eager and compiled, in one run.
 
-python -m tests.benchmarks.training [--config m7c_125m_fast_log] [--lengths 1024,2048,16384] [--device cuda] [--modes eager]
+python -m tests.benchmarks.training [--config NAME] [--lengths 1024,2048,16384] [--device cuda] [--modes eager]
 
 First the losses of the fast path are held to those of the reference; then each model takes steps of forward, backward
 and AdamW on as many rows as fit. Last comes what takes the time of an eager step, by branch and by operator.
