@@ -1,9 +1,12 @@
 """Every case, as `nsa-doctor regressions` runs it: the bug is absent, and found where it is planted."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from nsa_doctor.cases.catalogue import Card, cards
 from nsa_doctor.cases.running import CasesRequest, run_cases
+from nsa_doctor.cases.warm import Starter
 
 SECONDS = 60.0
 LONG = ("r001", "r008")  # three plants that hang, and a sweep that shrinks what it finds: on demand, with -m full
@@ -12,9 +15,15 @@ CARDS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def starter() -> Iterator[Starter]:
+    with Starter() as started:
+        yield started
+
+
 @pytest.mark.parametrize("card", CARDS)
-def test_a_reported_bug_is_absent_and_found_when_planted(card: Card) -> None:
-    (outcome,) = run_cases(CasesRequest(cards=(card,), seconds=SECONDS))
+def test_a_reported_bug_is_absent_and_found_when_planted(card: Card, starter: Starter) -> None:
+    (outcome,) = run_cases(CasesRequest(cards=(card,), seconds=SECONDS), starter=starter)
     if outcome.status == "skipped":
         pytest.skip(outcome.reason)
     assert outcome.status == "absent", outcome.reason

@@ -1,4 +1,4 @@
-"""The process in which one case runs: `python -m nsa_doctor.cases.child MODULE ANSWER`."""
+"""The process in which one case runs: `python -m nsa_doctor.cases.child MODULE ANSWER AT_A_TIME`."""
 
 import importlib
 import io
@@ -7,11 +7,16 @@ import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from nsa_doctor.cases.record import Case, NotForThisMachineError, Outcome, Plant, Sight
+from nsa_doctor.cases.record import Case, NotForThisMachineError, Outcome, Plant, Sight, Status
+from nsa_doctor.cases.side_by_side import side_by_side
+from nsa_doctor.cases.warm import keep_to_one_thread
 from nsa_doctor.runner import Caught, attempt
 
 _NO_ASSERTIONS = "Python drops the assertions that say whether a bug is back: unset PYTHONOPTIMIZE"
@@ -19,12 +24,16 @@ _NO_ASSERTIONS = "Python drops the assertions that say whether a bug is back: un
 
 def main() -> None:
     """Run the case of a module, and write how it ended to a file."""
-    module, answer = sys.argv[1:]
-    Path(answer).write_text(json.dumps(asdict(run_case(module))), encoding="utf-8")
+    keep_to_one_thread()
+    module, answer, at_a_time = sys.argv[1:]
+    Path(answer).write_text(json.dumps(asdict(run_case(module, int(at_a_time)))), encoding="utf-8")
 
 
-def run_case(module: str) -> Outcome:
-    """The bug is absent from the code that ships, and each plant of it is found where it has to be."""
+def run_case(module: str, at_a_time: int = 1) -> Outcome:
+    """The bug is absent from the code that ships, and each plant of it is found where it has to be.
+
+    at_a_time: in how many processes that is tried, of which 1 is this one.
+    """
     name = module.rpartition(".")[2][:4]
     if not __debug__:
         return Outcome(id=name, status="broken", reason=_NO_ASSERTIONS)
@@ -32,8 +41,13 @@ def run_case(module: str) -> Outcome:
     case = attempt(lambda: _load(module))
     if isinstance(case, Caught):
         return Outcome(id=name, status="broken", reason=case.sentence)
-    answer = attempt(case.reproduce)  # first: what is planted in this process must not be in the way
-    outcome = _ended(name, case, answer, tuple(_sight(plant) for plant in case.plants))
+    # The code that ships comes first: what is planted in this process must not be in the way.
+    calls: list[Callable[[], Any]] = [partial(_reproduced, case), *(partial(_sight, each) for each in case.plants)]
+    answers = attempt(lambda: side_by_side(calls, at_a_time) if at_a_time > 1 else [call() for call in calls])
+    if isinstance(answers, Caught):
+        return Outcome(id=name, status="broken", reason=answers.sentence)
+    (status, reason), *sights = answers
+    outcome = _ended(name, case, status, reason, tuple(sights))
     return Outcome(**{**vars(outcome), "seconds": time.perf_counter() - start})
 
 
@@ -42,12 +56,19 @@ def _load(module: str) -> Case:
     return case
 
 
-def _ended(name: str, case: Case, answer: object, sights: tuple[Sight, ...]) -> Outcome:
-    if isinstance(answer, Caught):
-        if isinstance(answer.error, NotForThisMachineError):
-            return Outcome(id=name, status="skipped", reason=str(answer.error), sights=sights)
-        is_back = isinstance(answer.error, AssertionError)
-        return Outcome(id=name, status="back" if is_back else "broken", reason=answer.sentence, sights=sights)
+def _reproduced(case: Case) -> tuple[Status, str]:
+    """How the code that ships does, and why it is not as it should be."""
+    answer = attempt(case.reproduce)
+    if not isinstance(answer, Caught):
+        return "absent", ""
+    if isinstance(answer.error, NotForThisMachineError):
+        return "skipped", str(answer.error)
+    return "back" if isinstance(answer.error, AssertionError) else "broken", answer.sentence
+
+
+def _ended(name: str, case: Case, status: Status, reason: str, sights: tuple[Sight, ...]) -> Outcome:
+    if status != "absent":
+        return Outcome(id=name, status=status, reason=reason, sights=sights)
     missed = [sight for sight in sights if sight.complaint]
     if missed:
         reason = "; ".join(f"{sight.name}: {sight.complaint}" for sight in missed)

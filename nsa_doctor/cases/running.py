@@ -1,16 +1,16 @@
 """Runs cases, each in a process of its own that is ended when it takes too long."""
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_doctor.cases.catalogue import Card
 from nsa_doctor.cases.record import Outcome
+from nsa_doctor.cases.warm import CAN_FORK, Started, Starter
 
 _LONGEST_SENTENCE = 300
 
@@ -19,19 +19,24 @@ Listener = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class CasesRequest:
-    """Which cases to run, in how many processes at a time; one may take `seconds`."""
+    """Which cases to run, in how many processes at a time; one may take `seconds`.
+
+    Where there are fewer cases than processes, what a case proves is tried in several at a time.
+    """
 
     cards: tuple[Card, ...]
     jobs: int = 1
     seconds: float = 60.0
 
 
-def run_cases(request: CasesRequest, listen: Listener = lambda told, done, total: None) -> list[Outcome]:
+def run_cases(
+    request: CasesRequest, listen: Listener = lambda told, done, total: None, starter: Starter | None = None
+) -> list[Outcome]:
     """How each case ended, in the order asked for; a KeyboardInterrupt ends them all."""
-    children: list[subprocess.Popen[bytes]] = []
+    children: list[Started] = []
     ended: dict[str, Outcome] = {}
-    with ThreadPoolExecutor(request.jobs) as pool:
-        waiting = {pool.submit(_run, card, request.seconds, children): card for card in request.cards}
+    with nullcontext(starter) if starter else Starter() as started, ThreadPoolExecutor(request.jobs) as pool:
+        waiting = {pool.submit(_run, card, request, started, children): card for card in request.cards}
         try:
             for answer in as_completed(waiting):
                 outcome = answer.result()
@@ -41,33 +46,28 @@ def run_cases(request: CasesRequest, listen: Listener = lambda told, done, total
             for future in waiting:
                 future.cancel()
             for child in children:
-                child.kill()
+                child.end()
             raise
     return [ended[card.id] for card in request.cards]
 
 
-def _run(card: Card, seconds: float, children: list[subprocess.Popen[bytes]]) -> Outcome:
-    with tempfile.TemporaryDirectory(prefix="nsa-doctor-") as place, tempfile.TemporaryFile() as errors:
-        answer = Path(place) / "answer.json"
-        child = subprocess.Popen(  # noqa: S603 (our own interpreter)
-            [sys.executable, "-m", "nsa_doctor.cases.child", card.module, str(answer)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-        )
+def _run(card: Card, request: CasesRequest, starter: Starter, children: list[Started]) -> Outcome:
+    at_a_time = max(1, request.jobs // len(request.cards)) if CAN_FORK else 1
+    with tempfile.TemporaryDirectory(prefix="nsa-doctor-") as place:
+        answer, errors = Path(place) / "answer.json", Path(place) / "errors.txt"
+        errors.touch()
+        child = starter.start((card.module, str(answer), str(at_a_time)), errors)
         children.append(child)
         try:
-            child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return Outcome(id=card.id, status="broken", reason=f"it did not end within {seconds:g} s")
+            code = child.wait(request.seconds)
         finally:
-            child.kill()
-            child.wait()
+            child.end()
+        if code is None:
+            return Outcome(id=card.id, status="broken", reason=f"it did not end within {request.seconds:g} s")
         if answer.exists():
             return Outcome.from_json(json.loads(answer.read_text(encoding="utf-8")))
-        errors.seek(0)
-        told = next(_last_lines(errors.read().decode("utf-8", errors="replace").splitlines()), "")
-        return Outcome(id=card.id, status="broken", reason=f"its process ended with code {child.returncode}: {told}")
+        told = next(_last_lines(errors.read_text(encoding="utf-8", errors="replace").splitlines()), "")
+        return Outcome(id=card.id, status="broken", reason=f"its process ended with code {code}: {told}")
 
 
 def _last_lines(lines: Sequence[str]) -> Iterator[str]:

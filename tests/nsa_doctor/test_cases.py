@@ -1,11 +1,13 @@
 """Regression cases: how they are found and told, and that a case which proves nothing fails."""
 
 import ast
+import os
+import re
 from pathlib import Path
 
 import pytest
 
-from nsa_doctor.cases import catalogue, child
+from nsa_doctor.cases import catalogue, child, warm
 from nsa_doctor.cases.catalogue import Card, cards, read_card
 from nsa_doctor.cases.record import Case, NotForThisMachineError, Outcome, Plant, Sight
 from nsa_doctor.cases.running import CasesRequest, run_cases
@@ -153,12 +155,87 @@ def test_what_was_expected_is_compared_with_the_first_finding():
     assert "does not say 'nan'" in found("GAT101", says="nan")(report(ZERO))
 
 
-def test_a_case_that_does_not_end_is_ended(tmp_path, monkeypatch):
-    (tmp_path / "r998_some_symptom.py").write_text(f'"""{DOC}"""\nimport time\ntime.sleep(60)\n')
+@pytest.fixture(params=[pytest.param(False, id="forked"), pytest.param(True, id="fresh")])
+def run_source(request, tmp_path, monkeypatch):
+    """Runs a case that has this text after its docstring, in a process that was forked or is fresh."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    stuck = Card(**{**vars(card()), "module": "r998_some_symptom"})
-    (outcome,) = run_cases(CasesRequest(cards=(stuck,), seconds=1.0))
-    assert (outcome.status, outcome.reason) == ("broken", "it did not end within 1 s")
+    if not (request.param or warm.CAN_FORK):
+        pytest.skip("this machine forks no processes")
+
+    def run_source(text, seconds=20.0, jobs=1):
+        (tmp_path / "r998_some_symptom.py").write_text(f'"""{DOC}"""\n{text}')
+        made = Card(**{**vars(card()), "module": "r998_some_symptom"})
+        with warm.Starter(is_fresh=request.param) as starter:
+            return run_cases(CasesRequest(cards=(made,), seconds=seconds, jobs=jobs), starter=starter)[0]
+
+    return run_source
+
+
+def test_a_case_that_does_not_end_is_ended_with_all_it_started(run_source, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    program = f"import time; held = open({str(pipe)!r}, 'w'); held.write('here'); held.flush(); time.sleep(600)"
+    text = f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {program!r}])\ntime.sleep(600)\n"
+    outcome = run_source(text, seconds=2.0)
+    assert (outcome.status, outcome.reason) == ("broken", "it did not end within 2 s")
+    os.set_blocking(reader, True)
+    with os.fdopen(reader, "rb") as told:
+        assert told.read() == b"here"  # comes to an end when nobody can write any more
+
+
+def test_a_case_that_dies_says_how(run_source):
+    dies = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
+    assert run_source(dies).reason.startswith("its process ended with code -11")
+    leaves = "import os, sys\nsys.stderr.write('no more')\nsys.stderr.flush()\nos._exit(7)\n"
+    assert run_source(leaves).reason == "its process ended with code 7: no more"
+
+
+ONE_OF_EACH = """
+from pathlib import Path
+from nsa_doctor.cases.record import Case, Plant
+THINGS = []
+def reproduce():
+    assert not THINGS, "what was planted is in the way"
+def plants(folder):
+    THINGS.append(1)
+    return ["explain", "GAT101"] if (folder / "..").exists() else []
+CASE = Case(doc=__doc__, reproduce=reproduce, plants=tuple(
+    Plant(name=name, command=plants, expected=lambda told: "") for name in ("one", "two")
+))
+"""
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_what_a_case_proves_comes_in_its_order_however_many_at_a_time(run_source, jobs):
+    outcome = run_source(ONE_OF_EACH, jobs=jobs)
+    assert (outcome.status, [sight.name for sight in outcome.sights]) == ("missed", ["one", "two"])
+
+
+def test_a_part_of_a_case_that_dies_breaks_it(run_source):
+    text = ONE_OF_EACH.replace("    THINGS.append(1)", "    import os; os._exit(3)")
+    outcome = run_source(text, jobs=2)
+    assert outcome.status == "broken"
+    assert re.fullmatch(r"ChildProcessError: part [23] of 3 ended with code 3", outcome.reason)
+
+
+def test_a_case_has_the_folder_and_the_environment_of_who_asks(run_source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SAID", "so")
+    asserts = "assert (os.getcwd(), os.environ['SAID']) == ({folder!r}, 'so'), (os.getcwd(), os.environ)"
+    text = (
+        "import os\nfrom nsa_doctor.cases.record import Case\ndef reproduce():\n    "
+        + asserts.format(folder=str(tmp_path))
+        + "\nCASE = Case(doc='', reproduce=reproduce, unplanted='it is made up')\n"
+    )
+    assert run_source(text).status == "absent"
+
+
+def test_a_server_that_is_gone_breaks_the_case_and_hangs_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(warm, "__name__", "json")  # a module that ends at once
+    with warm.Starter() as starter:
+        (outcome,) = run_cases(CasesRequest(cards=(card(),)), starter=starter)
+    assert (outcome.status, outcome.reason) == ("broken", "its process ended with code -9: ")
 
 
 def test_the_terminal_shows_what_was_seen_and_where():
