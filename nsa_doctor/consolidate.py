@@ -13,7 +13,7 @@ _ORDER = (
     *("GRD", "GAT", "DEC", "HNG", "PRF"),
     # Of a run: what ended it or stands still, then causes before what follows from them.
     *("DST103", "TRN1", "TRN201", "TRN301", "TRN302", "TRN204", "TRN304", "TRN203", "TRN303", "TRN202"),
-    *("DST", "TRN501", "TRN402", "TRN403", "TRN4", "TRN"),
+    *("DST", "TRN5", "TRN402", "TRN403", "TRN4", "TRN"),
 )
 
 _REFUSED = "modified by an inplace operation"

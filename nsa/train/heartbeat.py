@@ -21,8 +21,8 @@ _LONGEST_LINE = 65_536
 class Heartbeat:
     """Appends lines; the watchdog's thread and the run's own may both write.
 
-    A line holds ts, iso, pid, rank, step, msg, loss, toks_per_s, dt_fetch_s, grad_norm, lr, gpu_mem_alloc,
-    gpu_mem_reserved and rss_bytes; what an event has no value for is null.
+    A line holds ts, iso, pid, rank, step, msg, loss, toks_per_s, dt_fetch_s, grad_norm, lr, batch,
+    gpu_mem_alloc, gpu_mem_reserved and rss_bytes; what an event has no value for is null.
     """
 
     def __init__(self, folder: Path, rank: int, device: torch.device) -> None:
@@ -40,6 +40,7 @@ class Heartbeat:
             dt_fetch_s=record.fetch_seconds,
             grad_norm=record.gradient_norm,
             lr=record.learning_rate,
+            batch=record.batch,
         )
 
     def event(self, msg: str, step: int | None = None, loss: float | None = None) -> None:
@@ -59,7 +60,7 @@ class Heartbeat:
             "rank": self._rank,
             "step": None,
             "msg": "",
-            **dict.fromkeys(("loss", "toks_per_s", "dt_fetch_s", "grad_norm", "lr")),
+            **dict.fromkeys(("loss", "toks_per_s", "dt_fetch_s", "grad_norm", "lr", "batch")),
             **values,
             **memory(self._device),
         }

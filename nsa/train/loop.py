@@ -16,7 +16,7 @@ from nsa.train.looks import Looks
 from nsa.train.monitors import Monitors
 from nsa.train.objective import num_targets
 from nsa.train.optimizer import clip_gradients, gradient_norm, learning_rate_of, set_learning_rate
-from nsa.train.record import StepRecord
+from nsa.train.record import StepRecord, checksum
 from nsa.train.refusal import Refusal
 from nsa.train.saving import History, save
 from nsa.train.schedule import learning_rate
@@ -99,6 +99,7 @@ class Loop:
             tokens=self.world.size * sum(each.tokens[:, 1:].numel() for each in batches),
             seconds=now - began,
             fetch_seconds=fetched - began,
+            batch=checksum(batches[0].tokens),
         )
         return record, any(each[2] for each in told)
 

@@ -26,7 +26,7 @@ from nsa.train.world import World
 TRAINING = ("step", "loss", "lr", "grad_norm", "toks_per_s", "tokens", "seconds", "dt_fetch_s")
 EVALUATIONS = ("step", "loss")
 RETRIEVAL = ("step", "depth", "asked", "right")
-GATES = ("step", "layer", "cmp", "sel", "win", "spread")
+GATES = ("step", "layer", "cmp", "sel", "win", "spread", "norm")
 
 
 class Monitors:
@@ -130,8 +130,8 @@ class Monitors:
         """The gates were looked at."""
         if self.writes_tables:
             for each in records:
-                self._gates.add(each.step, each.layer, each.compressed, each.selected, each.sliding, each.spread)
                 shares = {"cmp": each.compressed, "sel": each.selected, "win": each.sliding}
+                self._gates.add(each.step, each.layer, *shares.values(), each.spread, each.norm)
                 self._events.add(each.step, {f"gates/{each.layer}.{name}": share for name, share in shares.items()})
 
     def sampled(self, step: int, prompt: Sequence[int], continuation: Sequence[int], text: str) -> None:

@@ -1,11 +1,20 @@
 """What one step was like, as every monitor tells it."""
 
+import zlib
 from dataclasses import dataclass
+
+from jaxtyping import Int
+from torch import Tensor
+
+_LONGEST_SUMMED = 8192  # tokens: 64 KiB, so that a large batch costs no more than a small one
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """One optimizer step of the whole run; `loss` is the mean over all its targets, in nats."""
+    """One optimizer step of the whole run; `loss` is the mean over all its targets, in nats.
+
+    batch: `checksum` of this process's first micro-batch.
+    """
 
     step: int
     loss: float
@@ -14,6 +23,7 @@ class StepRecord:
     tokens: int
     seconds: float
     fetch_seconds: float
+    batch: str
 
     @property
     def tokens_per_second(self) -> float:
@@ -23,7 +33,10 @@ class StepRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class GateRecord:
-    """The mean weight of each branch in one layer, and how far single tokens stray from it (standard deviation)."""
+    """The mean weight of each branch in one layer, and how far single tokens stray from it (standard deviation).
+
+    norm: the Euclidean norm of the gate's own parameters, which stands still only if they do.
+    """
 
     step: int
     layer: int
@@ -31,6 +44,7 @@ class GateRecord:
     selected: float
     sliding: float
     spread: float
+    norm: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,3 +55,8 @@ class DepthRecord:
     depth: float
     asked: int
     right: int
+
+
+def checksum(tokens: Int[Tensor, "B longer"]) -> str:
+    """Eight digits by which the rows that two processes train on can be compared: the CRC-32 of their first ids."""
+    return f"{zlib.crc32(tokens.flatten()[:_LONGEST_SUMMED].numpy().tobytes()):08x}"

@@ -28,7 +28,7 @@ _PROGRAM = "import sys; from nsa_doctor.checks.ranks import take_part; take_part
 
 
 def trained_by_two(fault: str = "", spoil: Callable[[Path], None] = lambda folder: None, **changes: Any) -> RunSubject:
-    """A run of two processes. fault: what befalls rank 1 at a step: `fails`, `dies`, `drifts`; else nothing."""
+    """A run of two processes. fault: what befalls rank 1 at a step, `fails`, `dies`, `drifts`; or `same rows`."""
     with TemporaryDirectory(prefix="nsa-doctor-") as place:
         folder = Path(place) / "run"
         usual = {"steps": _STEPS, "eval_every": 0, "watchdog_seconds": 60.0}
@@ -69,8 +69,14 @@ def take_part(rank: str, document: str, fault: str) -> None:
                 of.machinery.model.norm.weight[2] += 1e-7
         after(of, step)
 
+    def open_unsharded(of: Any, split: str, state: Any) -> Any:
+        return of._open(of._config, rank=0, world_size=1, split=split, state=state)
+
+    seams: dict[str, Any] = {"nsa.train.loop.Loop._after": drift}
+    if fault == "same rows":
+        seams["nsa.train.feed.Feed._open_split"] = open_unsharded
     with redirect_stdout(io.StringIO()), patch.object(feed.Feed, "step", fetch_or_fail):
-        live(json.loads(document), {"nsa.train.loop.Loop._after": drift})
+        live(json.loads(document), seams)
 
 
 def _started(rank: int, port: int, document: dict[str, Any], fault: str) -> subprocess.Popen[bytes]:

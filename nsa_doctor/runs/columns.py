@@ -81,7 +81,9 @@ ALIASES = {
     "val_loss": "eval_loss",
     "iteration": "step",
 }
-MAPPED = (*SYNONYMS, "msg")
+_TEXTS = ("msg", "batch")
+MAPPED = (*SYNONYMS, *_TEXTS)
+_CHECKSUM = re.compile(r"[0-9a-f]{8}")
 _UNITS = ((re.compile(r"(_|^)(gb|gib)$"), 1e9), (re.compile(r"(_|^)(mb|mib)$"), 1e6))
 _TIME_UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))  # nano, micro, milliseconds since the epoch
 
@@ -183,12 +185,12 @@ def normal(name: str) -> str:
 
 def beat_of(found: Mapping[str, tuple[str, Any]], rank: int) -> Beat:
     """The heartbeat that a row is."""
-    values = {quantity: number(value) for quantity, (_, value) in found.items() if quantity != "msg"}
+    values = {quantity: number(value) for quantity, (_, value) in found.items() if quantity not in _TEXTS}
     loss = values.get("loss")
     if loss is None and "loss" in found and _is_not_a_number(found["loss"][1], values):
         loss = math.nan
     own_rank = whole(values.get("rank"))
-    msg = found.get("msg", ("", ""))[1]
+    msg, batch = (found.get(name, ("", ""))[1] for name in _TEXTS)
     return Beat(
         ts=_time(found["ts"][1]) if "ts" in found else None,
         rank=own_rank if own_rank is not None and 0 <= own_rank < _LARGEST_RANK else rank,
@@ -201,6 +203,7 @@ def beat_of(found: Mapping[str, tuple[str, Any]], rank: int) -> Beat:
         learning_rate=values.get("learning_rate"),
         memory=_bytes(*found["memory"]) if "memory" in found else None,
         pid=whole(values.get("pid")),
+        batch=batch if isinstance(batch, str) and _CHECKSUM.fullmatch(batch) else None,
     )
 
 

@@ -11,7 +11,10 @@ _A_DATE = 946_684_800.0  # the year 2000, in seconds since the epoch: less is ti
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beat:
-    """One heartbeat: `ts` in seconds since the epoch, memory in bytes; None is what the line did not say."""
+    """One heartbeat: `ts` in seconds since the epoch, memory in bytes; None is what the line did not say.
+
+    batch: the checksum of what the process trained on in the step, as nsa's heartbeats tell it.
+    """
 
     ts: float | None = None
     rank: int = 0
@@ -24,6 +27,7 @@ class Beat:
     learning_rate: float | None = None
     memory: float | None = None
     pid: int | None = None
+    batch: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from nsa.config import RunConfig, load_config, with_changes
 from nsa.train.gates import look_at_gates
 from nsa.train.monitors import Monitors
 from nsa.train.objective import Objective
-from nsa.train.record import StepRecord
+from nsa.train.record import StepRecord, checksum
 from nsa.train.setup import Machinery, build
 from nsa.train.world import World
 
@@ -68,7 +68,14 @@ def test_monitors_beside_a_step(
     tokens = torch.randint(0, 256, (config.train.batch_size, config.train.seq_len + 1))
     step, look = seconds_of_a_step(machinery, tokens), seconds_of_a_look(machinery.objective, tokens[:1])
     record = StepRecord(
-        step=1, loss=1.0, learning_rate=1e-3, gradient_norm=1.0, tokens=1024, seconds=0.1, fetch_seconds=0.0
+        step=1,
+        loss=1.0,
+        learning_rate=1e-3,
+        gradient_norm=1.0,
+        tokens=1024,
+        seconds=0.1,
+        fetch_seconds=0.0,
+        batch=checksum(tokens),
     )
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     with Monitors(config, World(), CPU, tmp_path, 0) as monitors:

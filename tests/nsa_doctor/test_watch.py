@@ -72,7 +72,7 @@ def test_a_sick_run_is_a_no_go_that_says_how_to_look_again(tmp_path, doctor):
 
 def test_what_is_selected_is_all_that_is_judged(finished):
     results = watched(finished, select="TRN101,DST").results
-    assert {result.code for result in results} == {"TRN101", "DST101", "DST102", "DST103"}
+    assert {result.code for result in results} == {"TRN101", "DST101", "DST102", "DST103", "DST104"}
 
 
 def test_nothing_to_judge_is_unknown(tmp_path, doctor):

@@ -1,9 +1,15 @@
 """Runs of two processes that really trained: silent where healthy, and the first who ended named."""
 
+from dataclasses import replace
+
 import pytest
 
+from nsa_doctor import registry
 from nsa_doctor.checks.ranks import trained_by_two
+from nsa_doctor.judging import judge
 from nsa_doctor.runs.record import Beat, Failure, RunRecord
+from nsa_doctor.runs.sharing import comparable_steps, shared_rows
+from nsa_doctor.runs.subject import RunSubject
 from nsa_doctor.runs.togetherness import behind, comparable, death, disagreement
 
 from .test_watch_runs import told
@@ -83,3 +89,71 @@ def test_who_ended_first_is_named_with_its_own_reason(ends, failures, named):
     left = tuple(Failure(rank=rank, reason=reason, ts=1.0) for rank, reason in failures)
     found = death(record(LOSSES, LOSSES, ends=ends, failures=left))
     assert (None if found is None else (found.rank, found.reason)) == named
+
+
+def rows(*ranks, first=1):
+    """Heartbeats of steps from `first` on, with what each rank trained on; None is a step that it does not tell."""
+    beats = [
+        Beat(rank=rank, step=step, loss=3.0, batch=None if batch is None else f"{batch:08x}")
+        for rank, batches in enumerate(ranks)
+        for step, batch in enumerate(batches, first)
+    ]
+    return RunRecord(folder="run", beats=tuple(beats), is_own=True)
+
+
+OWN = list(range(20))
+OTHER = list(range(100, 120))
+
+
+def test_ranks_with_equal_batches_are_named_with_the_first_step():
+    (found,) = shared_rows(rows(OWN, OTHER, OWN, OWN))
+    assert (found.ranks, found.step, found.alike, found.steps) == ((0, 2, 3), 1, 20, 20)
+
+
+def test_groups_of_ranks_are_told_apart():
+    assert [each.ranks for each in shared_rows(rows(OWN, OTHER, OWN, OTHER))] == [(0, 2), (1, 3)]
+
+
+def test_ranks_that_share_their_rows_since_a_resume_are_found():
+    (found,) = shared_rows(rows(OWN, [*OTHER[:12], *OWN[12:]]))
+    assert (found.ranks, found.step, found.alike) == ((0, 1), 13, 8)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        (OWN,),
+        (OWN, OTHER),
+        (OWN, OWN[1:]),
+        (OWN, [*OWN[:3], *OTHER[3:]]),
+        (OWN, [*OWN[:10], *OTHER[10:]]),
+        ([7] * 20, [7] * 20),
+        (OWN, [own if step % 3 == 0 else 100 + step for step, own in enumerate(OWN)]),
+        (OWN, [None] * 17 + OWN[17:]),
+        ([None] * 20, [None] * 20),
+    ],
+    ids=["one", "sharded", "shifted", "three alike", "mended", "the same row", "some alike", "few told", "not told"],
+)
+def test_batches_that_differ_or_say_nothing_raise_no_alarm(ranks):
+    assert shared_rows(rows(*ranks)) == []
+
+
+def test_steps_can_be_compared_where_two_ranks_tell_them():
+    assert comparable_steps(rows(OWN, [None] * 17 + OWN[17:])) == 3
+
+
+def test_processes_of_another_trainer_may_share_their_rows():
+    record = replace(rows(OWN, OWN), is_own=False)
+    assert of_rows(record) == ("SKIP", "processes of another trainer may share their rows on purpose")
+
+
+def test_a_run_that_does_not_tell_its_batches_is_not_judged_by_them():
+    reason = "fewer than 4 steps of two processes tell a checksum of their batch"
+    assert of_rows(rows([None] * 20, OWN)) == ("SKIP", reason)
+    assert of_rows(rows(OWN)) == ("SKIP", "the heartbeats are of one process")
+    assert of_rows(rows(OWN, OTHER)) == ("PASS", "")
+
+
+def of_rows(run):
+    result = judge(registry.load("DST104"), RunSubject(name="run", record=run, now=0.0))
+    return result.verdict, result.reason

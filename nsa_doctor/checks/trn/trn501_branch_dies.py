@@ -5,7 +5,6 @@ Matters: the branch is computed and thrown away, gets no gradient any more, and 
 Fix: lower the rate of the gate, look at what is added to its logits, and go back to a checkpoint before the fall.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from nsa_doctor.checks.trained import trained
 from nsa_doctor.finding import Finding
 from nsa_doctor.measurement import Place
 from nsa_doctor.runner import NotApplicableError
+from nsa_doctor.runs.glances import Look, looks_by_layer
 from nsa_doctor.runs.subject import RunSubject
 from nsa_doctor.wording import joined
 
@@ -25,12 +25,10 @@ _NAMES = {"cmp": "compressed", "sel": "selected", "win": "sliding"}
 
 
 def run(subject: RunSubject) -> Iterator[Finding]:
-    rows = _looks(subject.record.gates)
-    layers = sorted({int(row["layer"]) for row in rows})
-    if not layers or max(sum(row["layer"] == layer for row in rows) for layer in layers) < _FEWEST:
+    layers = looks_by_layer(subject.record)
+    if max(map(len, layers.values()), default=0) < _FEWEST:
         raise NotApplicableError(f"gates.csv tells of fewer than {_FEWEST} looks at the gates")
-    for layer in layers:
-        own = [row for row in rows if row["layer"] == layer]
+    for layer, own in layers.items():
         dead = {branch: shares for branch in _NAMES if _dies(shares := [row[branch] for row in own])}
         if 0 < len(dead) < len(_NAMES):  # all of them are a layer that is switched off, as sigmoid gates can
             yield _finding(subject, layer, own, dead)
@@ -40,17 +38,7 @@ def _dies(shares: Sequence[float]) -> bool:
     return max(shares[:-_LASTING], default=0.0) >= _ALIVE and max(shares[-_LASTING:]) <= _DEAD
 
 
-def _looks(rows: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    """The rows that are whole, the latest of each step and layer, by step."""
-    names = ("step", "layer", *_NAMES)
-    whole = [row for row in rows if all(math.isfinite(row.get(name, math.nan)) for name in names)]
-    latest = {(row["step"], row["layer"]): row for row in whole}
-    return [latest[key] for key in sorted(latest)]
-
-
-def _finding(
-    subject: RunSubject, layer: int, rows: Sequence[Mapping[str, float]], dead: Mapping[str, Sequence[float]]
-) -> Finding:
+def _finding(subject: RunSubject, layer: int, rows: Sequence[Look], dead: Mapping[str, Sequence[float]]) -> Finding:
     names = joined([_NAMES[branch] for branch in dead])
     shares = [sum(each) for each in zip(*dead.values(), strict=True)]
     alive = max(index for index, share in enumerate(shares) if share >= _ALIVE)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from nsa.train import TrainError
 from nsa.train.feed import rows_and_batches
 from nsa.train.setup import build
+from nsa.train.table import read_table
 from nsa.train.world import World
 
 ROOT = Path(__file__).parents[3]
@@ -59,6 +60,20 @@ def test_every_process_has_its_heartbeat(told, beats):
         found = beats(told[1] / "ddp", rank)
         assert {beat["rank"] for beat in found} == {rank}
         assert [beat["step"] for beat in found if beat["msg"] == "step"] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_every_process_tells_a_batch_of_its_own(kind, told, beats):
+    first, second = ([beat["batch"] for beat in beats(told[1] / kind, rank) if beat["step"]] for rank in (0, 1))
+    made = [(one, other) for one, other in zip(first, second, strict=True) if one is not None]
+    assert len({each for pair in made for each in pair}) == 12
+
+
+def test_the_gates_of_shards_are_those_of_copies(told):
+    copies, shards = (read_table(told[1] / kind / "gates.csv") for kind in ("ddp", "fsdp2"))
+    norms = [[float(row["norm"]) for row in rows] for rows in (copies, shards)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+    assert len(set(norms[1])) == len(norms[1])
 
 
 def test_a_checkpoint_of_shards_is_read_by_one_process(told, run, losses):

@@ -84,6 +84,17 @@ def test_looking_at_gates_changes_nothing(config):
     assert not any(module._forward_hooks for module in model.modules())
 
 
+def test_the_norm_of_a_gate_shows_the_least_change_of_its_parameters(config):
+    model = Transformer(config(model={"n_layers": 2}).model)
+    before = [record.norm for record in look_at_gates(Objective(model), torch.arange(17)[None], 0)]
+    weight = model.blocks[1].attention.gate.fc2.weight
+    with torch.no_grad():
+        weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(1.0))
+        model.blocks[0].attention.out_proj.weight.mul_(2)
+    after = [record.norm for record in look_at_gates(Objective(model), torch.arange(17)[None], 1)]
+    assert [one == other for one, other in zip(before, after, strict=True)] == [True, False]
+
+
 # The picture.
 
 

@@ -10,7 +10,14 @@ from nsa.train.record import StepRecord
 
 def record(step, seconds=2.0):
     return StepRecord(
-        step=step, loss=5.7168, learning_rate=1e-7, gradient_norm=1.5, tokens=14, seconds=seconds, fetch_seconds=0.1
+        step=step,
+        loss=5.7168,
+        learning_rate=1e-7,
+        gradient_norm=1.5,
+        tokens=14,
+        seconds=seconds,
+        fetch_seconds=0.1,
+        batch="9ae0daaf",
     )
 
 

@@ -37,11 +37,13 @@ def test_the_artefacts_have_the_names_of_the_reports(finished):
 
 def test_every_step_has_a_heartbeat_with_every_field(finished, beats):
     found = beats(finished)
-    fields = "ts iso pid rank step msg loss toks_per_s dt_fetch_s grad_norm lr gpu_mem_alloc gpu_mem_reserved rss_bytes"
+    fields = "ts iso pid rank step msg loss toks_per_s dt_fetch_s grad_norm lr batch "
+    fields += "gpu_mem_alloc gpu_mem_reserved rss_bytes"
     assert all(list(beat) == fields.split() for beat in found)
     steps = [beat for beat in found if beat["msg"] == "step"]
     assert [beat["step"] for beat in steps] == [1, 2, 3, 4, 5, 6]
-    assert all(beat[name] is not None for beat in steps for name in ("loss", "toks_per_s", "dt_fetch_s", "grad_norm"))
+    told = ("loss", "toks_per_s", "dt_fetch_s", "grad_norm", "lr", "batch")
+    assert all(beat[name] is not None for beat in steps for name in told)
     assert (found[0]["msg"], found[-1]["msg"]) == ("started", "finished")
 
 

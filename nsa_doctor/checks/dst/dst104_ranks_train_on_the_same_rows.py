@@ -1,0 +1,56 @@
+"""DST104 ranks-train-on-the-same-rows
+
+Detects: processes of one run whose batches are the same at the same steps.
+Matters: each computes the gradient of the others: a run of N processes costs N times one and learns what one does.
+Fix: give the loader the rank and the number of processes, and deal the rows of one order out by them.
+"""
+
+from collections.abc import Iterator
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.ranks import trained_by_two
+from nsa_doctor.finding import Finding
+from nsa_doctor.runner import NotApplicableError
+from nsa_doctor.runs.sharing import comparable_steps, shared_rows
+from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.wording import numbers
+
+_FEWEST = 4
+
+
+def run(subject: RunSubject) -> Iterator[Finding]:
+    record = subject.record
+    if len(record.ranks) < 2:
+        raise NotApplicableError("the heartbeats are of one process")
+    if not record.is_own:
+        raise NotApplicableError("processes of another trainer may share their rows on purpose")
+    if comparable_steps(record) < _FEWEST:
+        raise NotApplicableError(f"fewer than {_FEWEST} steps of two processes tell a checksum of their batch")
+    found = shared_rows(record)
+    if not found:
+        return
+    first = found[0]
+    others = f"; so do {len(found) - 1} more groups of ranks" if len(found) > 1 else ""
+    yield Finding(
+        message=(
+            f"ranks {numbers(first.ranks)} train on the same rows: their first micro-batches are alike at "
+            f"{first.alike} of {first.steps} steps from step {first.step} on{others}"
+        ),
+        evidence={
+            "run": subject.name,
+            "rank": first.ranks[1],
+            "alike_ranks": len(first.ranks),
+            "step": first.step,
+            "alike": first.alike,
+            "steps": first.steps,
+            "ranks": record.world_size,
+        },
+        repro=subject.again,
+    )
+
+
+def planted(subject: RunSubject) -> RunSubject:
+    return trained_by_two("same rows")
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")
