@@ -100,13 +100,14 @@ def planted_loop() -> Subject:
 
 
 _HERE, _FILE = "regressions.r001_range_iteration_hang", "r001_range_iteration_hang.py"
+_SWEEP = ("sweep", "--seq", "1024", "--forward-only", "--timeout", "1.5")  # each length that hangs takes a process
 CASE = Case(
     doc=__doc__,
     reproduce=reproduce,
     plants=(
         Plant(
             name="a walk that never advances on a reversed pair",
-            command=examine(f"{_HERE}:planted_walk", "HNG101", "--timeout", "1.5"),
+            command=lambda folder: [*_SWEEP, "--subject", f"{_HERE}:planted_walk"],
             expected=found("HNG101", file=_FILE, function="walks_its_ranges"),
         ),
         Plant(

@@ -1,5 +1,9 @@
 """r008 nan-at-512-and-2048
 
+Tried in a narrow layer, planted with few chosen blocks too. In the reported size: `nsa-doctor sweep --config
+m7c_125m_fast_log --seq 128,512,1024,2048`, and the same with `--subject` in place of `--config`, which is
+regressions.r008_nan_at_512_and_2048:planted_in_full or :planted_in_training_in_full.
+
 Reported: 004, single A100, m7c_125m geometry, one run at each of S = 128, 512, 1024 and 2048.
 Symptom: S=128 and 1024 finite (losses 5.64 and 5.74), S=512 and 2048 NaN in the forward pass. The same report says
     that inference was finite at S=2048 and that at S=512 backward raised, which takes a forward pass.
@@ -27,6 +31,7 @@ from regressions.case import found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 _SLIM = {"dim": 96, "d_k": 8, "d_v": 8}  # lengths are what matters: 12 heads in 2 groups stay
+_FEW = _SLIM | {"n_sel": 3}  # nothing is planted in the selected branch, and to trace it takes most of the time
 _LENGTHS = (128, 512, 1024, 2048)
 _COMPRESS, _SLIDE = compress.compressed_attention, slide.sliding_attention
 
@@ -66,12 +71,24 @@ def overflows_in_training(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, *
     return out * (weight / weight)
 
 
+_EVERYWHERE = {"nsa.ops.compress.vectorized.compressed_attention": leaves_a_tile_unmasked}
+_IN_TRAINING = {"nsa.ops.slide.vectorized.sliding_attention": overflows_in_training}
+
+
 def planted() -> Subject:
-    return sick_layer({"nsa.ops.compress.vectorized.compressed_attention": leaves_a_tile_unmasked}, _CONFIG, **_SLIM)
+    return sick_layer(_EVERYWHERE, _CONFIG, **_FEW, w=64)
 
 
 def planted_in_training() -> Subject:
-    return sick_layer({"nsa.ops.slide.vectorized.sliding_attention": overflows_in_training}, _CONFIG, **_SLIM)
+    return sick_layer(_IN_TRAINING, _CONFIG, **_FEW)
+
+
+def planted_in_full() -> Subject:
+    return sick_layer(_EVERYWHERE, _CONFIG)
+
+
+def planted_in_training_in_full() -> Subject:
+    return sick_layer(_IN_TRAINING, _CONFIG)
 
 
 _HERE, _FILE = "regressions.r008_nan_at_512_and_2048", "r008_nan_at_512_and_2048.py"

@@ -1,5 +1,8 @@
 """r016 group-inconsistent-selection
 
+Planted in a narrow layer; `nsa-doctor run --select SEL108 --profile smoke --subject
+regressions.r016_group_inconsistent_selection:planted_in_full` has the reported one.
+
 Reported: 001, suspected for 12 heads in 2 KV groups with m7c_125m_fast_log; nobody saw it.
 Symptom: heads of one KV group choose different blocks.
 Cause: a guess of the report, offered as what might make ranges invalid. Established: it cannot, since every head's
@@ -25,6 +28,7 @@ from nsa_doctor.subjects.nsa_anatomy import anatomy
 from regressions.case import examine, found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
+_SLIM = {"dim": 96, "d_k": 8, "d_v": 8}  # choices are what matters: 12 heads in 2 groups and all blocks stay
 _ATTEND = vectorized.selected_attention
 
 
@@ -66,13 +70,19 @@ def attend_per_head(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: Ge
     return _ATTEND(q, k.repeat_interleave(heads, 2), v.repeat_interleave(heads, 2), slots, geometry, *more)
 
 
+_SEAMS = {
+    "nsa.ops.api._Choice": ChoicePerHead,
+    "nsa.ops.banded._group_sum": probabilities_per_head,
+    "nsa.ops.select.vectorized.selected_attention": attend_per_head,
+}
+
+
 def planted() -> Subject:
-    seams = {
-        "nsa.ops.api._Choice": ChoicePerHead,
-        "nsa.ops.banded._group_sum": probabilities_per_head,
-        "nsa.ops.select.vectorized.selected_attention": attend_per_head,
-    }
-    return sick_layer(seams, _CONFIG)
+    return sick_layer(_SEAMS, _CONFIG, **_SLIM)
+
+
+def planted_in_full() -> Subject:
+    return sick_layer(_SEAMS, _CONFIG)
 
 
 CASE = Case(
