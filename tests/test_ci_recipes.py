@@ -114,6 +114,7 @@ def test_the_hook_of_pre_commit_passes_what_is_right_and_stops_what_is_not(proje
     assert answer.returncode == code, answer.stdout
 
 
+@pytest.mark.full
 def test_the_lines_for_pytest_run_as_they_are_written(project):
     first, second = (text for kind, text in BLOCKS if kind == "sh")
     folder = project(True)

@@ -41,6 +41,10 @@ def run(project: Path, *command: str, fail: str = "no such call") -> tuple[int, 
     return done.returncode, [line for line in log.read_text().splitlines() if " -c import sys" not in line]
 
 
+TESTS = [
+    "python -m pytest -n 2 --ignore tests/nsa",
+    "python -m pytest -n 2 tests/nsa --jaxtyping-packages=nsa,beartype.beartype",
+]
 SWEEP = "nsa-doctor sweep --seq 128,512,1024,2048"
 SET_UP = [
     "stand-in -m venv .venv",
@@ -81,9 +85,9 @@ def test_an_interpreter_that_is_too_old_is_refused(project: Path) -> None:
     assert (status != 0, calls) == (True, [])
 
 
-@pytest.mark.parametrize("failing", ["ruff check", "mypy", "pytest"])
+@pytest.mark.parametrize("failing", ["ruff check", "mypy", "pytest -n 2 --ignore", "pytest -n 2 tests/nsa"])
 def test_ci_runs_everything_and_fails_when_anything_failed(project: Path, failing: str) -> None:
     assert run(project, ".ci/run")[0] == 0
     status, calls = run(project, ".ci/run", fail=failing)
     assert status != 0
-    assert calls[-1] == "python -m pytest -n 2"
+    assert calls[-2:] == TESTS

@@ -47,7 +47,7 @@ def test_a_healthy_decoder_is_left_alone(code: str) -> None:
     assert result.verdict in (Verdict.PASS, Verdict.SKIP), result.findings
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 10))])
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 10)])
 def test_nsa_decodes_right_whatever_the_seed(seed: int, small: Subject) -> None:
     subject = replace(small, seed=seed, max_length=40)
     found = {code: run_check(registry.load(code), subject) for code in CODES}

@@ -183,6 +183,7 @@ def test_a_disk_that_fills_up_leaves_the_old_report(tmp_path, monkeypatch):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.full
 def test_a_drafted_gate_is_one_that_the_subject_passes(tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     words = ["--config", str(SMALL), "--profile", "smoke", "--output", str(path), "--quiet", "--jobs", "1"]

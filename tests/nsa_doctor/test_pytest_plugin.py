@@ -91,6 +91,7 @@ def test_a_sick_one_fails_the_check_by_name_and_says_where(project):
     assert len(properties["nsa_doctor_fingerprint"]) == 16
 
 
+@pytest.mark.full
 def test_keywords_choose_among_checks_and_xdist_shares_them_out(project):
     words = ("--nsa-subject", "attn:sick", "-k", "FWD20 or FWD101", "-n", "2")
     answer = run_pytest(project, *words)

@@ -125,7 +125,7 @@ def test_another_dtype_is_refused_outside_autocast(make_attention: Make) -> None
 
 def test_unknown_implementation_is_refused_on_construction(make_attention: Make) -> None:
     with pytest.raises((ValueError, TypeCheckError), match="impl"):  # by the layer, or by its annotation if checked
-        make_attention("triton")
+        make_attention("vectorised")
 
 
 def rotated_projections(layer: NSAttention, x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:

@@ -16,12 +16,8 @@ from .cases import GEOMETRIES, Case, all_cases, dense, inputs, pairwise_cases
 
 BRANCHES = ("compressed", "selected", "sliding", "out")
 FULL = [pytest.param(case, id=str(case), marks=pytest.mark.full) for case in all_cases()]
-# The longest take ten seconds each, most of it the oracle's: all but one are part of the full product alone.
-PAIRWISE = [
-    pytest.param(case, id=str(case))
-    for case in pairwise_cases()
-    if case.num_tokens < 1000 or str(case).startswith("S2048-h2-")
-]
+# The longest take ten seconds each, most of it the oracle's: they are part of the full product alone.
+PAIRWISE = [pytest.param(case, id=str(case)) for case in pairwise_cases() if case.num_tokens < 1000]
 
 
 def gradients(out: Tensor, leaves: list[Tensor]) -> list[Tensor]:
