@@ -1,7 +1,7 @@
 """r008 nan-at-512-and-2048
 
-Tried in a narrow layer, planted with few chosen blocks too. In the reported size: `nsa-doctor sweep --config
-m7c_125m_fast_log --seq 128,512,1024,2048`, and the same with `--subject` in place of `--config`, which is
+Tried in a narrow layer, planted in one with two heads and few tokens to read. In the reported size: `nsa-doctor sweep
+--config m7c_125m_fast_log --seq 128,512,1024,2048`, and the same with `--subject` in place of `--config`, which is
 regressions.r008_nan_at_512_and_2048:planted_in_full or :planted_in_training_in_full.
 
 Reported: 004, single A100, m7c_125m geometry, one run at each of S = 128, 512, 1024 and 2048.
@@ -31,7 +31,8 @@ from regressions.case import found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 _SLIM = {"dim": 96, "d_k": 8, "d_v": 8}  # lengths are what matters: 12 heads in 2 groups stay
-_FEW = _SLIM | {"n_sel": 3}  # nothing is planted in the selected branch, and to trace it takes most of the time
+# What is planted goes by the length alone; a trace takes its time for each head, chosen block and token of the window.
+_FEW = _SLIM | {"n_heads": 2, "n_kv_groups": 1, "n_sel": 3, "w": 64}
 _LENGTHS = (128, 512, 1024, 2048)
 _COMPRESS, _SLIDE = compress.compressed_attention, slide.sliding_attention
 
@@ -76,7 +77,7 @@ _IN_TRAINING = {"nsa.ops.slide.vectorized.sliding_attention": overflows_in_train
 
 
 def planted() -> Subject:
-    return sick_layer(_EVERYWHERE, _CONFIG, **_FEW, w=64)
+    return sick_layer(_EVERYWHERE, _CONFIG, **_FEW)
 
 
 def planted_in_training() -> Subject:

@@ -1,5 +1,8 @@
 """r010 nonfinite-loss-at-step-1
 
+Trained in a model of one layer; in full: `python -m nsa.train --config m7c_125m_fast_log --dataset fineweb_edu
+--steps 200 --set train.on_nonfinite=trace`, then `nsa-doctor watch` on its folder.
+
 Reported: 004, of the 200-step smoke run with the full configuration and of training at S=2048 on FineWeb-Edu.
 Symptom: training aborts on step 1 with a loss that is not finite, no cause is given, and inference is finite.
 Cause: reported to follow from zero gates (r007), lengths (r008) and an in-place write (r009). Established by the order

@@ -1,5 +1,8 @@
 """r013 loader-stall
 
+Waits are of 1 s; with the limit that was added: `nsa-doctor data --subject regressions.r013_loader_stall:loader
+--ranks 1 --timeout 120`.
+
 Reported: 001 and 003, of FineWeb-Edu, streamed; the limit that was added is 120 s.
 Symptom: the first batch is late or never comes, and nothing says so; when all is well it takes 11 to 15 s.
 Cause: reported as streaming without a limit. Which read it was, and whether it would have come back, nobody wrote

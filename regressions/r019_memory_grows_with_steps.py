@@ -1,5 +1,7 @@
 """r019 memory-grows-with-steps
 
+Trained in a smaller model; in full: `nsa-doctor smoke --config train_showcase`.
+
 Reported: 003, of train_showcase: "69-170 MB allocated", "growth pattern: linear with steps (expected)".
 Symptom: the memory of a training run grows with every step.
 Cause: none is reported, since it was taken for normal. It is not: a step's activations are freed with it, and weights,

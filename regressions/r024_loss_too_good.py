@@ -1,5 +1,7 @@
 """r024 loss-too-good
 
+Trained for fewer steps in a smaller model; in full: `nsa-doctor smoke --config train_showcase --dataset fineweb_edu`.
+
 Reported: 003, of train_showcase on FineWeb-Edu: 200 steps of 8 rows of 128 tokens.
 Symptom: the loss falls from 5.43 to 0.28 and is called "better than synthetic".
 Cause: none is reported. Established by arithmetic: 5.43 is near ln 256 = 5.55, so a token is a byte; 0.28 nats are
