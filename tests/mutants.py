@@ -35,7 +35,7 @@ SUBJECTS = (
     ("--config", "tests/mutants_other.yaml"),
     ("--subject", "tests.mutants_model:model"),
 )
-ON_A_GPU_ALONE = ("flash.py", "fused.py", "triton.py", "kernel_tiles.py")  # mutants of what never runs here prove nothing
+ON_A_GPU_ALONE = ("flash.py", "fused.py", "triton.py", "kernel_tiles.py")  # what never runs here proves nothing
 SECONDS, SECONDS_OF_TESTS = 240.0, 900.0
 # cosmic-ray's operators that make other code of the same kind; those that make nonsense of tensors are left out
 OPERATORS = (
