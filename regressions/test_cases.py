@@ -9,7 +9,7 @@ from nsa_doctor.cases.running import CasesRequest, run_cases
 from nsa_doctor.cases.warm import Starter
 
 SECONDS = 60.0
-# About 10 s of CPU each, on demand with -m full: three processes that import torch and a hang, and two sweeps that trace.
+# About 10 s of CPU each, so on demand: three processes that import torch and a hang; two sweeps that trace.
 LONG = ("r001", "r008")
 CARDS = [
     pytest.param(card, id=card.id, marks=[pytest.mark.full] if card.id in LONG else []) for card in cards().values()
