@@ -4,6 +4,7 @@ python -m tests.benchmarks.gpu [--lengths 4096,16384,65536]
 """
 
 import argparse
+import importlib.util
 import platform
 from collections.abc import Callable
 
@@ -21,6 +22,7 @@ from nsa.ops.slide import fused as slide_fused
 from nsa.ops.slide import vectorized as slide_vectorized
 
 HEADS, GROUPS, SIZE, GEOMETRY = 64, 4, 128, Geometry()
+KERNELS = ["triton"] if importlib.util.find_spec("triton") else []
 NAMES = ("q", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "gates")
 
 
@@ -61,7 +63,7 @@ def check(length: int) -> None:
     tensors = inputs(length, heads=8, groups=2)
     exact = {name: x.detach().double().cpu().requires_grad_() for name, x in tensors.items()}
     truth = nsa_attention(**exact, geometry=GEOMETRY, impl="reference")
-    for impl in ("vectorized", "fused", *([] if no_flash() else ["flash"])):
+    for impl in ("vectorized", "fused", *KERNELS, *([] if no_flash() else ["flash"])):
         result = nsa_attention(**tensors, geometry=GEOMETRY, slots=truth.slots.cuda(), impl=impl)
         weight = torch.randn(truth.out.shape, dtype=torch.float64)
         wanted = torch.autograd.grad((truth.out * weight).sum(), list(exact.values()), retain_graph=True)
@@ -89,7 +91,7 @@ def measure(length: int) -> None:
                 return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
         rows[f"dense, {backend.name.lower()}"] = dense
-    for impl in ("vectorized", "fused", *([] if no_flash() else ["flash"])):
+    for impl in ("vectorized", "fused", *KERNELS, *([] if no_flash() else ["flash"])):
         rows[f"nsa, {impl}"] = lambda impl=impl: nsa_attention(**tensors, geometry=GEOMETRY, impl=impl).out
     slots = nsa_attention(**tensors, geometry=GEOMETRY).slots
     selected = (tensors["q"], tensors["k_sel"], tensors["v_sel"], slots, GEOMETRY)
