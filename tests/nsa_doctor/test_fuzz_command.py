@@ -78,7 +78,9 @@ def test_what_is_not_offered_is_unknown(doctor: Doctor, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("name", "verdict"), [("hangs", "TIMEOUT"), pytest.param("dies", "FAIL", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("name", "verdict"), [("hangs", "TIMEOUT"), pytest.param("dies", "FAIL", marks=pytest.mark.full)]
+)
 def test_an_input_that_ends_the_process_is_reported_with_its_line(
     name: str, verdict: str, doctor: Doctor, tmp_path: Path
 ) -> None:
