@@ -73,7 +73,7 @@ CASE = Case(
         Plant(
             name="in a run",
             command=in_a_run,
-            expected=found("TRN402", says=r"memory grows from .* by \d{3} KB a step"),
+            expected=found("TRN402", says=r"memory grows from .* by \d{3,4} KB a step"),
         ),
         Plant(
             name="in the layer",
