@@ -32,6 +32,7 @@ Listener = Callable[[str, int, int], None]
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_TICKS = 5.0, 0.1
 _NEXT_SEED = 1_000_003
 _LONGEST_MESSAGE = 1000
+_NSAS_OWN = "nsa's are tried with the built-in subject"
 
 
 @dataclass
@@ -192,11 +193,13 @@ def _asked(laboratory: IsolatedLaboratory, case: Mapping[str, Any] | None) -> di
 
 def _gap(target: Target, offers: Mapping[str, Any]) -> str:
     """Why a target cannot be tried on this subject; nothing when it can."""
-    if offers["is_nsa"]:
+    if offers["is_nsa"] and target != "ranges":
         return ""
     match target:
-        case "ranges" | "masks":
-            return f"the subject offers no {target} of its own; nsa's are tried with the built-in subject"
+        case "ranges":
+            return "" if "spans" in offers["seams"] else f"the subject offers no {target} of its own ({_NSAS_OWN})"
+        case "masks":
+            return f"the subject offers no {target} of its own ({_NSAS_OWN})"
         case "forward":
             return ""
     if target not in offers["seams"]:

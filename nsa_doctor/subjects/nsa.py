@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from nsa.backends import route
 from nsa.config import NSAConfig, load_config
 from nsa.nn import NSAttention
+from nsa.ops import geometry as nsa_geometry
 from nsa_doctor.subject import Subject
 from nsa_doctor.subjects import nsa_anatomy, nsa_decode, nsa_equations, nsa_relatives
 
@@ -45,6 +46,7 @@ def layer_subject(config: NSAConfig, name: str = "nsa") -> Subject:
         oracle=nsa_equations.oracle,
         anatomy=nsa_anatomy.anatomy,
         twins=lambda seed: nsa_relatives.twins(config, seed),
+        spans=lambda: nsa_geometry,
         input="embeddings",
         width=config.dim,
         geometry=geometry,

@@ -42,7 +42,7 @@ def offers(subject: Subject) -> dict[str, Any]:
     longest = min(_LONGEST, subject.max_length)
     return {
         "is_nsa": "nsa" in subject.packages,
-        "seams": [name for name in ("select", "attend", "forward") if subject.offers(name)],
+        "seams": [name for name in ("spans", "select", "attend", "forward") if subject.offers(name)],
         "sizes": {name: size for name, size in sizes.items() if isinstance(size, int)},
         "lengths": [length for length in boundary_lengths(subject.geometry, longest) if length <= longest],
         "is_float": subject.input == "embeddings",
@@ -54,7 +54,8 @@ def _failures(case: Case, subject: Subject) -> Iterator[Failure]:
 
     match case:
         case Grid() | SlotRows() | RangeRows() | MaskRows():
-            yield from ranges.examine(case)
+            assert subject.spans is not None
+            yield from ranges.examine(case, subject.spans())
         case Reads():
             yield from reads.examine(case, subject.device)
         case Choice():

@@ -1,4 +1,4 @@
-"""Slots, ranges, masks and grids of `nsa.ops.geometry` against plain sets."""
+"""Functions between slots, ranges, masks and counts, as `nsa.ops.geometry` has them, against plain sets."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsa.ops import geometry as under_test
+from nsa.ops.geometry import Geometry
 from nsa_doctor.fuzz import rules
 from nsa_doctor.fuzz.cases import Grid, MaskRows, RangeRows, SlotRows
 from nsa_doctor.fuzz.outcome import Failure
@@ -19,17 +19,17 @@ from nsa_doctor.runner import SubjectFailedError
 _REFUSED = "refused"
 
 
-def examine(case: Grid | SlotRows | RangeRows | MaskRows) -> Iterator[Failure]:
-    """What does not hold for this case."""
+def examine(case: Grid | SlotRows | RangeRows | MaskRows, spans: Any) -> Iterator[Failure]:
+    """What does not hold for this case; `spans` offers the functions of `nsa.ops.geometry` by their names."""
     match case:
         case Grid():
-            yield from _grid(case)
+            yield from _grid(case, spans)
         case SlotRows():
-            yield from _slots(case)
+            yield from _slots(case, spans)
         case RangeRows():
-            yield from _ranges(case)
+            yield from _ranges(case, spans)
         case MaskRows():
-            yield from _mask(case)
+            yield from _mask(case, spans)
 
 
 def place_of(function: Callable[..., Any]) -> Place:
@@ -42,72 +42,75 @@ def place_of(function: Callable[..., Any]) -> Place:
     return Place(module=module, file=code.co_filename, line=code.co_firstlineno, function=code.co_name)
 
 
-def _slots(case: SlotRows) -> Iterator[Failure]:
-    geometry, slots = _geometry(case.l_sel), _integers(case.rows, case)
+def _slots(case: SlotRows, spans: Any) -> Iterator[Failure]:
+    geometry, slots = _geometry(case.l_sel, spans), _integers(case.rows, case)
     rows: list[list[int]] = listed(slots)
     tokens = [rules.tokens_of_slots(row, case.num_tokens, case.l_sel) for row in rows]
     is_valid, num_slots = None not in tokens, slots.shape[-1]
     wanted = [sorted(found or ()) for found in tokens] if is_valid else _REFUSED
-    yield from _compare("slots_to_mask", _tokens, wanted, slots, case.num_tokens, geometry)
+    yield from _compare(spans, "slots_to_mask", _tokens, wanted, slots, case.num_tokens, geometry)
     ranges = [rules.runs(found or set()) for found in tokens] if is_valid else _REFUSED
-    yield from _compare("slots_to_ranges", _runs, _filled(ranges, num_slots, [0, 0]), slots, case.num_tokens, geometry)
+    yield from _compare(
+        spans, "slots_to_ranges", _runs, _filled(ranges, num_slots, [0, 0]), slots, case.num_tokens, geometry
+    )
     if is_valid:
         mask = torch.tensor([[token in (found or ()) for token in range(case.num_tokens)] for found in tokens])
         unique = [sorted(set(row) - {-1}) for row in rows]
-        yield from _compare("mask_to_slots", _same, _filled(unique, num_slots, -1), mask, num_slots, geometry)
-        yield from _round_trip(slots, unique, num_slots, case.num_tokens, geometry)
+        yield from _compare(spans, "mask_to_slots", _same, _filled(unique, num_slots, -1), mask, num_slots, geometry)
+        yield from _round_trip(slots, unique, case.num_tokens, geometry, spans)
 
 
 def _round_trip(
-    slots: Tensor, unique: list[list[int]], num_slots: int, num_tokens: int, geometry: under_test.Geometry
+    slots: Tensor, unique: list[list[int]], num_tokens: int, geometry: Geometry, spans: Any
 ) -> Iterator[Failure]:
     """Slots to ranges and back are the same blocks, and once more changes nothing."""
+    num_slots = slots.shape[-1]
 
     def there_and_back(given: Tensor) -> Tensor:
-        ranges = under_test.slots_to_ranges(given, num_tokens, geometry)
-        return under_test.ranges_to_slots(ranges, num_tokens, num_slots, geometry)
+        ranges = spans.slots_to_ranges(given, num_tokens, geometry)
+        return spans.ranges_to_slots(ranges, num_tokens, num_slots, geometry)
 
     once = ask("forward", lambda: there_and_back(slots), None)
     if listed(once) != _filled(unique, num_slots, -1):
         message = f"slots to ranges and back are {listed(once)}, expected {_filled(unique, num_slots, -1)}"
-        yield Failure(property="round trip", message=message, where=place_of(under_test.ranges_to_slots))
+        yield Failure(property="round trip", message=message, where=place_of(spans.ranges_to_slots))
     elif listed(ask("forward", lambda: there_and_back(once), None)) != listed(once):
         message = "slots to ranges and back differ the second time"
-        yield Failure(property="not idempotent", message=message, where=place_of(under_test.ranges_to_slots))
+        yield Failure(property="not idempotent", message=message, where=place_of(spans.ranges_to_slots))
 
 
-def _ranges(case: RangeRows) -> Iterator[Failure]:
-    geometry, ranges = _geometry(case.l_sel), _integers(case.rows, case)
+def _ranges(case: RangeRows, spans: Any) -> Iterator[Failure]:
+    geometry, ranges = _geometry(case.l_sel, spans), _integers(case.rows, case)
     rows = listed(ranges)
     tokens = [rules.tokens_of_ranges(row, case.num_tokens) for row in rows]
     is_valid = None not in tokens
     wanted = [sorted(found or ()) for found in tokens] if is_valid else _REFUSED
-    yield from _compare("ranges_to_mask", _tokens, wanted, ranges, case.num_tokens)
+    yield from _compare(spans, "ranges_to_mask", _tokens, wanted, ranges, case.num_tokens)
     blocks = [rules.blocks_of(found or set(), case.num_tokens, case.l_sel) for found in tokens]
     fits = is_valid and all(found is not None and len(found) <= case.num_slots for found in blocks)
     expected = _filled([found or [] for found in blocks], case.num_slots, -1) if fits else _REFUSED
-    yield from _compare("ranges_to_slots", _same, expected, ranges, case.num_tokens, case.num_slots, geometry)
+    yield from _compare(spans, "ranges_to_slots", _same, expected, ranges, case.num_tokens, case.num_slots, geometry)
 
 
-def _mask(case: MaskRows) -> Iterator[Failure]:
-    geometry = _geometry(case.l_sel)
+def _mask(case: MaskRows, spans: Any) -> Iterator[Failure]:
+    geometry = _geometry(case.l_sel, spans)
     mask = laid_out(torch.tensor(case.rows, dtype=torch.bool), case.layout)
     num_tokens = mask.shape[-1]
     tokens = [{token for token, inside in enumerate(row) if inside} for row in listed(mask)]
     runs = [rules.runs(found) for found in tokens]
     fits = all(len(found) <= case.num_ranges for found in runs)
     wanted = _filled(runs, case.num_ranges, [0, 0]) if fits else _REFUSED
-    yield from _compare("mask_to_ranges", _runs, wanted, mask, case.num_ranges)
+    yield from _compare(spans, "mask_to_ranges", _runs, wanted, mask, case.num_ranges)
     blocks = [rules.blocks_of(found, num_tokens, case.l_sel) for found in tokens]
     fits = all(found is not None and len(found) <= case.num_slots for found in blocks)
     expected = _filled([found or [] for found in blocks], case.num_slots, -1) if fits else _REFUSED
-    yield from _compare("mask_to_slots", _same, expected, mask, case.num_slots, geometry)
+    yield from _compare(spans, "mask_to_slots", _same, expected, mask, case.num_slots, geometry)
 
 
-def _grid(case: Grid) -> Iterator[Failure]:
+def _grid(case: Grid, spans: Any) -> Iterator[Failure]:
     names = ("l", "d", "l_sel", "n_sel", "w")
     sizes = dict(zip(names, case.sizes, strict=True))
-    kind = under_test.Geometry
+    kind = spans.Geometry
     try:
         geometry = ask("build", lambda: kind(**sizes), None)
     except SubjectFailedError as failure:
@@ -123,7 +126,7 @@ def _grid(case: Grid) -> Iterator[Failure]:
             property="invalid accepted", message=f"Geometry takes {sizes}", where=place_of(kind.__post_init__)
         )
         return
-    for name, given, wanted in _grid_facts(case, sizes):
+    for name, given, wanted in _grid_facts(case, sizes, spans):
         method = getattr(kind, name)
         got = ask("forward", lambda name=name, given=given: getattr(geometry, name)(*given), None)
         if got != wanted:
@@ -133,7 +136,7 @@ def _grid(case: Grid) -> Iterator[Failure]:
             )
 
 
-def _grid_facts(case: Grid, sizes: dict[str, int]) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
+def _grid_facts(case: Grid, sizes: dict[str, int], spans: Any) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
     """(method, arguments, what plain sets give)."""
     l, d, l_sel, _, w = case.sizes  # noqa: E741
     num_tokens, query = case.num_tokens, case.query
@@ -152,15 +155,15 @@ def _grid_facts(case: Grid, sizes: dict[str, int]) -> Iterator[tuple[str, tuple[
     yield "change_lengths", (min(num_tokens, 64),), rules.change_lengths(min(num_tokens, 64), **sizes)
     read = {token for slot in case.slots if slot >= 0 for token in range(slot * l_sel, (slot + 1) * l_sel)}
     selected = sum(token <= query for token in read)
-    counts = under_test.Reads(len(rules.visible_compressed(query, l, d)), selected, len(seen))
+    counts = spans.Reads(len(rules.visible_compressed(query, l, d)), selected, len(seen))
     yield "num_reads", (query, tuple(case.slots)), counts
 
 
 def _compare(
-    name: str, reading: Callable[[Tensor], Any], wanted: Any, tensor: Tensor, *arguments: Any
+    spans: Any, name: str, reading: Callable[[Tensor], Any], wanted: Any, tensor: Tensor, *arguments: Any
 ) -> Iterator[Failure]:
     """One function on one tensor: what it returns or refuses, and that it leaves the tensor alone."""
-    function = getattr(under_test, name)
+    function = getattr(spans, name)
     watch, place = Watch().over(argument=tensor), place_of(function)
     try:
         got = reading(ask("forward", lambda: function(tensor, *arguments), None))
@@ -192,8 +195,9 @@ def _filled(rows: Any, size: int, filling: Any) -> Any:
     return rows if rows == _REFUSED else [[*row, *[filling] * (size - len(row))] for row in rows]
 
 
-def _geometry(l_sel: int) -> under_test.Geometry:
-    return under_test.Geometry(l=1, d=1, l_sel=l_sel, n_sel=3, w=1)
+def _geometry(l_sel: int, spans: Any) -> Geometry:
+    geometry: Geometry = spans.Geometry(l=1, d=1, l_sel=l_sel, n_sel=3, w=1)
+    return geometry
 
 
 def _integers(rows: Any, case: SlotRows | RangeRows) -> Tensor:
