@@ -131,7 +131,8 @@ def _why_no_kernel(name: str, package: str, device: torch.device, dtype: torch.d
     """What flash-attn and our own kernels need alike."""
     if device.type != "cuda":
         return f"{name} needs a CUDA device, got {device.type}"
-    if importlib.util.find_spec(package) is None:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:  # a folder of that name is no package
         return f"{package.replace('_', '-')} is not installed"
     if dtype not in (torch.float16, torch.bfloat16):
         return f"{name} needs float16 or bfloat16, got {dtype}"

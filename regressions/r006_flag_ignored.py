@@ -11,6 +11,7 @@ Check: ENV101, the truth table of requested and effective.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from itertools import product
 from unittest.mock import patch
 
@@ -24,12 +25,13 @@ from regressions.case import examine, found, on_cuda, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 _ROUTE = route
+_INSTALLED = ModuleSpec("flash_attn", None, origin="/there/__init__.py")
 _NAMES = ("fa2_all_eff", "fa2_win_eff", "fa2_cmp_eff")
 
 
 def reproduce() -> None:
     devices, dtypes, sizes = ("cpu", "cuda"), (torch.float32, torch.float16, torch.bfloat16), (64, 256, 288)
-    installed = patch("importlib.util.find_spec", lambda name: object() if name == "flash_attn" else None)
+    installed = patch("importlib.util.find_spec", lambda name: _INSTALLED if name == "flash_attn" else None)
     with installed, patch("torch.cuda.get_device_capability", lambda device: (9, 0)):
         for device, dtype, size in product(devices, dtypes, sizes):
             can_serve = device == "cuda" and dtype != torch.float32 and size <= 256

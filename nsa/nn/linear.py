@@ -1,5 +1,6 @@
 """Linear maps as every module here makes them: no bias unless asked for, weights small and random."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -25,6 +26,8 @@ def aligned_product(x: Tensor, weight: Tensor) -> Tensor:
     missing = -weight.shape[0] % _ALIGNED if x.is_cuda else 0
     if not missing:
         return functional.linear(x, weight)
+    if torch.is_autocast_enabled("cuda"):
+        weight = weight.to(torch.get_autocast_dtype("cuda"))  # before it is copied, not after
     return functional.linear(x, functional.pad(weight, (0, 0, 0, missing)))[..., : weight.shape[0]]
 
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from nsa.nn import Transformer
 
 _IGNORED = -100
-_MOST_LOGITS = 1 << 28  # at a time: a gigabyte in float32
+_MOST_LOGITS, _MOST_LOGITS_ON_A_GPU = 1 << 27, 1 << 28  # at a time: half a gigabyte in float32, and one
 
 
 class Objective(nn.Module):
@@ -31,7 +31,8 @@ class Objective(nn.Module):
         """The loss summed over all targets; logits are made and dropped again in parts that fit."""
         targets = next_tokens(tokens, documents).flatten()
         hidden = self.model.hidden_states(tokens[:, :-1]).flatten(0, 1)
-        rows = max(1, _MOST_LOGITS // self.model.config.vocab_size)
+        most = _MOST_LOGITS_ON_A_GPU if hidden.is_cuda else _MOST_LOGITS
+        rows = max(1, most // self.model.config.vocab_size)
         if hidden.shape[0] <= rows:
             return self._summed(hidden, targets)
         parts = zip(hidden.split(rows), targets.split(rows), strict=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from nsa.backends import Impl, why_not_flash, why_not_triton
+from nsa.backends import why_not_flash, why_not_triton
 from nsa.config import RunConfig
 from nsa.nn import Transformer
 from nsa.train.failures import OutOfMemoryError, RefusedError
@@ -77,7 +77,7 @@ def build(config: RunConfig, world: World, device: torch.device) -> Machinery:
     random.seed(config.train.seed)
     torch.manual_seed(config.train.seed)
     with explaining_memory(config):
-        model = Transformer(config.model, _impl(config)).to(device)
+        model = Transformer(config.model, "flash" if config.runtime.use_flash else "auto").to(device)
         objective = Objective(model, checkpointing=config.runtime.activation_checkpointing)
         if config.runtime.compile:
             for block in model.blocks:
@@ -112,14 +112,12 @@ def _refuse_what_cannot_be(config: RunConfig, world: World, device: torch.device
         raise RefusedError("runtime.precision must be fp32 or bf16 to train (fp16 needs a scaled loss), got fp16")
     if world.size > 1 and config.runtime.distributed == "fsdp2" and config.train.on_nonfinite == "trace":
         raise RefusedError("train.on_nonfinite must be stop or skip with fsdp2, where no process holds a whole model")
-    size = max(config.model.d_k, config.model.d_v)
-    no_flash = why_not_flash(device, torch.bfloat16, size) if config.runtime.use_flash else None
-    no_triton = why_not_triton(device, torch.bfloat16, size) if config.runtime.use_triton_sel else None
+    size, runtime = max(config.model.d_k, config.model.d_v), config.runtime
+    try:
+        no_flash = why_not_flash(device, torch.bfloat16, size) if runtime.use_flash else None
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
+    no_triton = why_not_triton(device, torch.bfloat16, size) if runtime.use_triton_sel else None
     for name, why in (("use_flash", no_flash), ("use_triton_sel", no_triton)):
         if why is not None:
             raise RefusedError(f"runtime.{name} must be false here: {why}")
-
-
-def _impl(config: RunConfig) -> Impl:
-    """Under `flash` and `auto` the Triton kernel serves wherever it can: it need not be named beside them."""
-    return "flash" if config.runtime.use_flash else "triton" if config.runtime.use_triton_sel else "auto"

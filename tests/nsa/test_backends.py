@@ -1,6 +1,7 @@
 """What serves each branch: every request on every kind of device, and why."""
 
 import inspect
+from importlib.machinery import ModuleSpec
 
 import pytest
 import torch
@@ -29,8 +30,12 @@ def triton_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, {"triton"})
 
 
+def spec(name: str, origin: str | None = "/there/__init__.py") -> ModuleSpec:
+    return ModuleSpec(name, None, origin=origin)
+
+
 def pretend(monkeypatch: pytest.MonkeyPatch, packages: set[str], capability: tuple[int, int] = (9, 0)) -> None:
-    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: object() if name in packages else None)
+    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: spec(name) if name in packages else None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
 
@@ -116,6 +121,12 @@ def test_a_named_flash_that_cannot_serve_is_refused(dtype: torch.dtype, head_siz
     with pytest.raises(ValueError, match=reason):
         route(CUDA, dtype, head_size, "flash")
     assert route(CUDA, dtype, head_size, "auto").sliding.effective == "fused"
+
+
+def test_a_folder_of_a_packages_name_is_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, set())
+    monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: spec(name, None))
+    assert effective(route(CUDA, torch.bfloat16, 64)) == ("vectorized", "vectorized", "fused")
 
 
 def test_flash_on_a_cpu_is_refused() -> None:

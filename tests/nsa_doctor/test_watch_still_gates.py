@@ -73,7 +73,7 @@ def test_one_branch_alone_has_gates_with_nothing_to_learn():
     assert (end.verdict, end.reason) == (Verdict.SKIP, "the run has one branch alone, and its gates nothing to learn")
 
 
-def drawn(norms, *, looks=LOOKS, **step):
+def drawn(norms, *, looks=LOOKS, is_own=True, **step):
     """A run of 80 steps, with a look every ten of them at gates of these norms."""
     beats = [Beat(step=n, msg="step", **{"loss": 5.0 - n / 80, "learning_rate": 1e-3, **step}) for n in range(1, 81)]
     shares = {"cmp": 0.3, "sel": 0.3, "win": 0.4, "spread": 0.01}
@@ -82,7 +82,8 @@ def drawn(norms, *, looks=LOOKS, **step):
         for layer, own in enumerate(norms)
         for look, norm in enumerate(itertools.islice(own, looks))
     ]
-    return RunSubject(name="run", now=0.0, record=RunRecord(folder="run", beats=tuple(beats), gates=tuple(gates)))
+    record = {"folder": "run", "beats": tuple(beats), "gates": tuple(gates), "is_own": is_own}
+    return RunSubject(name="run", now=0.0, record=RunRecord(**record))
 
 
 def test_the_layers_that_stand_still_are_named_among_those_that_move():
@@ -91,6 +92,10 @@ def test_the_layers_that_stand_still_are_named_among_those_that_move():
         "the parameters of the gate of layer 1 are the same at all 9 looks from step 0 to 80, while 80 steps were made "
         "and the loss went from 4.9875 to 4.0000"
     )
+
+
+def test_another_trainers_column_of_that_name_says_nothing():
+    assert judged(drawn([itertools.repeat(2.0)], is_own=False)).verdict is Verdict.SKIP
 
 
 def test_the_least_change_is_a_move():

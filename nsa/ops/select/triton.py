@@ -43,7 +43,8 @@ def selected_attention(q: Query, k: Key, v: Value, slots: Slots, geometry: Geome
 
     The T queries are the last T of the S key tokens. A query with no readable key gives exactly zero.
     """
-    block_length = min(geometry.l_sel, k.shape[1])  # a block longer than the sequence is no longer for it
+    # A block longer than the sequence is no longer for it; of few lengths, since each is compiled for.
+    block_length = min(geometry.l_sel, side(k.shape[1]))
     out: Tensor = _SelectedAttention.apply(q, k, v, slots, block_length)
     return out
 

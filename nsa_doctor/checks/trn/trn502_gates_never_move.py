@@ -3,7 +3,7 @@
 Detects: gates whose own parameters are the same at every look of a run that made its steps.
 Matters: each layer keeps the mixture of branches it began with; the loss falls all the same, and nothing else tells.
 Fix: give the optimizer gate.fc1 and gate.fc2, and let nothing between the gate and the loss be detached or constant.
-    Where the gates are frozen on purpose, this is what was meant.
+    Where the gates are frozen on purpose, this is what was meant. A gate that weight decay alone moves is not found.
 """
 
 import math
@@ -27,6 +27,10 @@ _LEAST_RATE = 1e-7  # the first of 2,000 steps to 2e-4: it still moves a weight 
 
 
 def run(subject: RunSubject) -> Iterator[Finding]:
+    if not subject.record.is_own:
+        raise NotApplicableError(
+            "what a column `norm` of another trainer's holds, and with how many digits, is not known"
+        )
     layers = looks_by_layer(subject.record, "norm")
     if max(map(len, layers.values()), default=0) < _FEWEST:
         raise NotApplicableError(f"gates.csv tells of fewer than {_FEWEST} looks at the gates' own parameters")
