@@ -16,7 +16,7 @@ InputKind = Literal["embeddings", "tokens"]
 SEAMS = (
     *("build", "forward", "branches", "attend", "select", "choose", "gate", "prefill", "step", "fill_unwritten"),
     *("cache_bytes", "cache_reads", "packed", "loss", "train_step", "variants", "routes", "oracle", "anatomy", "twins"),
-    *("spans", "max_slowdown"),
+    *("spans", "generate", "max_slowdown"),
 )
 
 
@@ -68,6 +68,7 @@ class Subject:
     routes(flags): what serves each branch under environment flags {name: value}: {name of a route: bool}.
     oracle(module, x): the output by an independent, slow and trusted way, in the module's dtype, differentiable.
     twins(seed): modules by the name of another implementation, same weights as build(seed), same results owed.
+    generate(module, ids, num_tokens): [B, T + num_tokens], each row of ids [B, T] and its likeliest continuation.
     spans(): the functions between slots, token ranges, masks and counts, named as in `nsa.ops.geometry`.
     """
 
@@ -112,6 +113,7 @@ class Subject:
     oracle: Callable[[nn.Module, Tensor], Tensor] | None = None
     anatomy: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
     twins: Callable[[int], Mapping[str, nn.Module]] | None = None
+    generate: Callable[[nn.Module, Tensor, int], Tensor] | None = None
     spans: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:

@@ -1,11 +1,13 @@
 """The whole language model of `nsa` as a subject: token ids in, logits out, by two layers of a configuration."""
 
+from functools import wraps
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, silu
 
 from nsa.config import ModelConfig, load_config
-from nsa.nn import NSACache, Transformer
+from nsa.nn import NSACache, Transformer, generate
 from nsa.nn import prefill as fill
 from nsa_doctor.subject import Subject
 from nsa_doctor.subjects import nsa_equations
@@ -36,6 +38,7 @@ def model_subject(config: ModelConfig, name: str = "nsa-model") -> Subject:
         fill_unwritten=_fill_unwritten,
         cache_bytes=_cache_bytes,
         packed=_packed,
+        generate=_generate,
         oracle=oracle,
         input="tokens",
         width=deep.vocab_size,
@@ -108,6 +111,12 @@ def _fill_unwritten(cache: list[NSACache], value: float) -> None:
 
 def _cache_bytes(cache: list[NSACache]) -> int:
     return sum(layer.num_bytes() for layer in cache)
+
+
+@wraps(generate)
+def _generate(module: nn.Module, ids: Tensor, num_tokens: int) -> Tensor:
+    assert isinstance(module, Transformer)
+    return generate(module, ids, num_tokens)
 
 
 def _packed(module: nn.Module, ids: Tensor, cu_seqlens: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ IN_PROCESS = [code for code in CODES if not registry.load(code).isolate]
 ISOLATED = sorted(set(CODES) - set(IN_PROCESS))
 PLACED_AT_FORWARD = {"FWD102"}  # a wrong shape is placed where the module's forward is defined
 WITHOUT_A_LINE = {"ENV102"}  # the machine is at fault, not the code
-ABOUT_TOKENS = {"GRD207"}
+ABOUT_TOKENS = {"GRD207", "DEC108"}
 ONLY_NOTES = {"FWD305"}  # what it sees is not wrong by itself
 _MOST_FINDINGS = 3
 
@@ -101,6 +101,13 @@ def step_down(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) ->
     return loss
 
 
+def likeliest(module: nn.Module, ids: Tensor, num_tokens: int) -> Tensor:
+    """Each row of `ids` and what follows it without chance."""
+    for _ in range(num_tokens):
+        ids = torch.cat((ids, module(ids[:, -1:]).argmax(-1)), dim=1)
+    return ids
+
+
 def pairs_of_tokens() -> Subject:
     """A model of which token follows which, and its loss, for checks that are about tokens alone."""
     return Subject(
@@ -108,6 +115,7 @@ def pairs_of_tokens() -> Subject:
         build=lambda _seed: nn.Sequential(nn.Embedding(23, 8), nn.Linear(8, 23)),
         forward=lambda module, ids: module(ids),
         loss=lambda module, ids: cross_entropy(module(ids[:, :-1]).mT, ids[:, 1:]),
+        generate=likeliest,
         input="tokens",
         width=23,
     )

@@ -1,0 +1,76 @@
+"""DEC108 continuation-not-the-likeliest
+
+Detects: generation without chance that takes another token than the likeliest after what stands before it, or changes
+the prompt.
+Matters: samples and evaluations then show a model that nobody trained, however right prefill and decoding are.
+Fix: take the logits of the newest token alone, feed every token once and at its own position, and divide by no zero.
+"""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.check import Check
+from nsa_doctor.finding import Finding
+from nsa_doctor.measurement import Place
+from nsa_doctor.probes.perform import ask
+from nsa_doctor.probes.precision import effective_precision, noise_floor
+from nsa_doctor.probes.specimen import comparable_specimen
+from nsa_doctor.repro import again
+from nsa_doctor.subject import Subject
+
+_PROMPTS, _NEW = (1, 19), 13
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    generate, sp = subject.generate, comparable_specimen(subject)
+    assert generate is not None
+    for prompt in _PROMPTS:
+        ids = sp.input(prompt, 2)
+        made = ask("generate", lambda ids=ids: generate(sp.module, ids.clone(), _NEW), sp.module)
+        if made.shape != (2, prompt + _NEW) or not torch.equal(made[:, :prompt], ids):
+            shape = "x".join(map(str, made.shape))
+            yield _finding(
+                subject, f"{_NEW} tokens after a prompt of 2x{prompt} give {shape}, or another prompt", prompt
+            )
+            return
+        with torch.no_grad():
+            logits = sp(made).double()[:, prompt - 1 : -1]
+            floor = noise_floor(sp, made, effective_precision(sp, made.shape[1]).eps)[:, prompt - 1 : -1]
+        taken = logits.gather(-1, made[:, prompt:, None])
+        gap = (logits.amax(-1, keepdim=True) - taken).squeeze(-1)
+        wrong = (~(gap <= floor)).any(0).nonzero()
+        if len(wrong):
+            at = int(wrong[0])
+            row = int((~(gap[:, at] <= floor[:, at])).nonzero()[0])
+            rank = int((logits[row, at] > taken[row, at]).sum())
+            told = (
+                f"new token {at} after a prompt of {prompt} is not the likeliest: {rank} are likelier, the best by "
+                f"{float(gap[row, at]):.2e}, where rounding explains {float(floor[row, at]):.2e}"
+            )
+            yield _finding(subject, told, prompt)
+            return
+
+
+def _finding(subject: Subject, message: str, prompt: int) -> Finding:
+    code = getattr(inspect.unwrap(subject.generate), "__code__", None) if subject.generate else None
+    where = Place(file=code.co_filename, line=code.co_firstlineno, function=code.co_name) if code else Place()
+    return Finding(message=message, where=where, evidence={"prompt": prompt}, repro=again(subject, "DEC108"))
+
+
+def planted(subject: Subject) -> Subject:
+    generate = subject.generate
+    assert generate is not None
+
+    def sick(module: nn.Module, ids: Tensor, num_tokens: int) -> Tensor:
+        """Continues the prompt as if its last token were not there."""
+        shorter = ids[:, :-1] if ids.shape[1] > 1 else ids
+        return torch.cat((ids, generate(module, shorter, num_tokens)[:, shorter.shape[1] :]), dim=1)
+
+    return replace(subject, generate=sick)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("generate",), blocked_by=("FWD206", "NAN101"))
