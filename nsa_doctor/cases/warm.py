@@ -32,6 +32,7 @@ _IMPORTED = (
     "nsa_doctor.watch",
 )
 _BLINK = 0.02  # seconds between two looks at what has ended
+_PR_SET_PDEATHSIG = 1
 
 
 class Started(Protocol):
@@ -84,6 +85,15 @@ def keep_to_one_thread() -> None:
         setenv(b"OMP_NUM_THREADS", b"1", 0)
 
 
+def die_with(parent: int) -> None:
+    """In a process forked from this one: the kernel, where it can be asked, ends it when that one ends."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the kernel was asked
+        os._exit(1)
+
+
 class _Fresh:
     def __init__(self, words: Sequence[str], errors: Path) -> None:
         with errors.open("wb") as file:
@@ -97,12 +107,14 @@ class _Fresh:
 
     def wait(self, seconds: float) -> int | None:
         try:
-            return self._process.wait(seconds)
+            code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
+        _kill_rest(self._process.pid)
+        return code
 
     def end(self) -> None:
-        if self._process.poll() is None:
+        if self._process.returncode is None:  # until `wait` has it, nothing else can get its number
             _kill_group(self._process.pid)
             self._process.wait()
 
@@ -126,7 +138,7 @@ class _Forked:
             return int(self._told(seconds))
         except TimeoutError:
             return None
-        except ConnectionError:
+        except OSError:  # the server is gone, or another thread ended this
             return -signal.SIGKILL
 
     def _told(self, seconds: float) -> bytes:
@@ -135,6 +147,8 @@ class _Forked:
             return lines.readline() or str(-signal.SIGKILL).encode()
 
     def end(self) -> None:
+        with suppress(OSError):  # it was ended before, or the server is gone
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in `_told`, which closing does not
         self._socket.close()
 
 
@@ -160,20 +174,30 @@ def _warm_up() -> None:
 
 def _serve(control: socket.socket) -> dict[str, Any] | None:
     """None once nobody asks any more; in a process that was forked, what it is to do."""
+    server = os.getpid()
     lives: dict[int, socket.socket] = {}
+    try:
+        return _fork_what_is_asked(control, lives)
+    finally:
+        if os.getpid() == server:  # what was forked comes by here too
+            for pid in lives:
+                _kill_group(pid)
+
+
+def _fork_what_is_asked(control: socket.socket, lives: dict[int, socket.socket]) -> dict[str, Any] | None:
+    server = os.getpid()
     while True:
         ready, _, _ = select.select([control, *lives.values()], [], [], _BLINK if lives else None)
         if control in ready:
             word, received, _, _ = socket.recv_fds(control, 1, 1)
             if not word:
-                for pid in lives:
-                    _kill_group(pid)
                 return None
             asked = socket.socket(fileno=received[0])
             with asked.makefile("rb") as lines:
                 request: dict[str, Any] = json.loads(lines.readline())
             pid = os.fork()
             if pid == 0:
+                die_with(server)
                 for each in (control, asked, *lives.values()):
                     each.close()
                 _become(request)
@@ -185,6 +209,7 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
                 _kill_group(pid)
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
+                _kill_rest(pid)
                 with lives.pop(pid) as asked:
                     _tell(asked, os.waitstatus_to_exitcode(status))
 
@@ -208,8 +233,14 @@ def _become(request: dict[str, Any]) -> None:
 
 
 def _kill_group(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError):  # it was not a group yet
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+    _kill_rest(pid)
+
+
+def _kill_rest(pid: int) -> None:
+    """End what is left of the group of a process that may have ended: a group keeps its number while one lives."""
+    with suppress(ProcessLookupError, PermissionError):  # it was not a group yet, or has none that we may end
         os.killpg(pid, signal.SIGKILL)
 
 

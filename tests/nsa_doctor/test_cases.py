@@ -3,6 +3,12 @@
 import ast
 import os
 import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -156,32 +162,130 @@ def test_what_was_expected_is_compared_with_the_first_finding():
 
 
 @pytest.fixture(params=[pytest.param(False, id="forked"), pytest.param(True, id="fresh")])
-def run_source(request, tmp_path, monkeypatch):
-    """Runs a case that has this text after its docstring, in a process that was forked or is fresh."""
+def make_starter(request, tmp_path, monkeypatch):
+    """Makes what starts processes that are forked or fresh, and import from the test's folder."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     if not (request.param or warm.CAN_FORK):
         pytest.skip("this machine forks no processes")
+    return lambda: warm.Starter(is_fresh=request.param)
+
+
+@pytest.fixture
+def run_source(make_starter, tmp_path):
+    """Runs a case that has this text after its docstring."""
 
     def run_source(text, seconds=20.0, jobs=1):
         (tmp_path / "r998_some_symptom.py").write_text(f'"""{DOC}"""\n{text}')
         made = Card(**{**vars(card()), "module": "r998_some_symptom"})
-        with warm.Starter(is_fresh=request.param) as starter:
+        with make_starter() as starter:
             return run_cases(CasesRequest(cards=(made,), seconds=seconds, jobs=jobs), starter=starter)[0]
 
     return run_source
 
 
-def test_a_case_that_does_not_end_is_ended_with_all_it_started(run_source, tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    program = f"import time; held = open({str(pipe)!r}, 'w'); held.write('here'); held.flush(); time.sleep(600)"
-    text = f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {program!r}])\ntime.sleep(600)\n"
-    outcome = run_source(text, seconds=2.0)
+class Pipe:
+    """Tells who lives: `hold` is a program that holds it for a minute, and it ends once none is left that does."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self._reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        mark = str(path.with_name("held"))
+        held = f"held = open({str(path)!r}, 'w'); held.write('here'); held.flush(); open({mark!r}, 'w').close()"
+        self.hold = f"import time; {held}; time.sleep(60)"
+        self.until_held = f"import os, time\nwhile not os.path.exists({mark!r}): time.sleep(0.01)\n"
+        self.hold_in_another = (
+            f"import subprocess, sys\nANOTHER = subprocess.Popen([sys.executable, '-c', {self.hold!r}])\n"
+        )
+
+    def read(self) -> bytes:
+        ready, _, _ = select.select([self._reader], [], [], 20.0)
+        assert ready, "one that holds it lives on"
+        return os.read(self._reader, 99)
+
+    def close(self) -> None:
+        os.close(self._reader)
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    made = Pipe(tmp_path / "pipe")
+    yield made
+    made.close()
+
+
+def test_a_case_that_does_not_end_is_ended_with_all_it_started(run_source, pipe):
+    outcome = run_source(f"{pipe.hold_in_another}import time\ntime.sleep(60)\n", seconds=2.0)
     assert (outcome.status, outcome.reason) == ("broken", "it did not end within 2 s")
-    os.set_blocking(reader, True)
-    with os.fdopen(reader, "rb") as told:
-        assert told.read() == b"here"  # comes to an end when nobody can write any more
+    assert (pipe.read(), pipe.read()) == (b"here", b"")
+
+
+def test_a_case_that_ends_leaves_nothing_that_it_started(run_source, pipe):
+    outcome = run_source(f"{pipe.hold_in_another}{pipe.until_held}os._exit(3)\n")
+    assert outcome.reason.startswith("its process ended with code 3")
+    assert (pipe.read(), pipe.read()) == (b"here", b"")
+
+
+def test_an_interrupt_ends_what_runs_and_waits_for_none_of_it(make_starter, pipe, tmp_path):
+    (tmp_path / "r998_one.py").write_text(pipe.until_held)
+    (tmp_path / "r999_other.py").write_text(pipe.hold)
+    made = tuple(Card(**{**vars(card()), "id": name[:4], "module": name}) for name in ("r998_one", "r999_other"))
+
+    def interrupt(told, done, total):
+        times.append(time.monotonic())
+        raise KeyboardInterrupt
+
+    times = []
+    with make_starter() as starter, pytest.raises(KeyboardInterrupt):
+        run_cases(CasesRequest(cards=made, seconds=20.0, jobs=2), interrupt, starter)
+    assert time.monotonic() - times[0] < 10.0  # of the 20 s that the other may take
+    assert (pipe.read(), pipe.read()) == (b"here", b"")
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """Starts a forked case that has this text, and gives what started it."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    if not warm.CAN_FORK:
+        pytest.skip("this machine forks no processes")
+    with warm.Starter() as starter:
+
+        def start(text):
+            (tmp_path / "r998_some_symptom.py").write_text(f'"""{DOC}"""\n{text}')
+            words = ("r998_some_symptom", str(tmp_path / "answer.json"), "2")
+            cases.append(starter.start(words, tmp_path / "errors.txt"))
+            return starter
+
+        cases = []
+        yield start
+        for case in cases:
+            case.end()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not end the children of a process")
+def test_no_part_of_a_case_outlives_a_server_that_is_killed(started, pipe):
+    starter = started(ONE_OF_EACH.replace("    assert not THINGS", f"    {pipe.hold}; assert not THINGS"))
+    assert pipe.read() == b"here"
+    starter._server.kill()
+    assert pipe.read() == b""
+
+
+def test_a_server_that_breaks_ends_what_cases_have_started(started, pipe):
+    starter = started(f"{pipe.hold_in_another}import time\ntime.sleep(60)\n")
+    assert pipe.read() == b"here"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.send_fds(starter._control, [b"?"], [theirs.fileno()])  # and not a word of what to do
+    assert pipe.read() == b""
+
+
+def test_a_group_that_refuses_its_end_keeps_no_other_from_it(monkeypatch):
+    def refuse(group, number):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        warm._kill_group(process.pid)
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_a_case_that_dies_says_how(run_source):
@@ -217,6 +321,19 @@ def test_a_part_of_a_case_that_dies_breaks_it(run_source):
     outcome = run_source(text, jobs=2)
     assert outcome.status == "broken"
     assert re.fullmatch(r"ChildProcessError: part [23] of 3 ended with code 3", outcome.reason)
+
+
+def test_a_part_of_a_case_that_dies_ends_the_others(run_source, pipe):
+    text = ONE_OF_EACH.replace("    assert not THINGS", f"    {pipe.hold}; assert not THINGS")
+    dies = "    exec(" + repr(pipe.until_held) + ", {}); import os; os._exit(3)"
+    outcome = run_source(text.replace("    THINGS.append(1)", dies), jobs=2)
+    assert outcome.reason == "ChildProcessError: part 2 of 3 ended with code 3"
+    assert (pipe.read(), pipe.read()) == (b"here", b"")
+
+
+def test_a_process_that_is_no_part_of_a_case_does_not_break_it(run_source):
+    other = "import subprocess, time\nOTHER = subprocess.Popen(['true'])\ntime.sleep(0.3)\n"
+    assert run_source(other + ONE_OF_EACH, jobs=3).status == "missed"
 
 
 def test_a_case_has_the_folder_and_the_environment_of_who_asks(run_source, tmp_path, monkeypatch):
