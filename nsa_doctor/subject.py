@@ -16,7 +16,7 @@ InputKind = Literal["embeddings", "tokens"]
 SEAMS = (
     *("build", "forward", "branches", "attend", "select", "choose", "gate", "prefill", "step", "fill_unwritten"),
     *("cache_bytes", "cache_reads", "packed", "loss", "train_step", "variants", "routes", "oracle", "anatomy", "twins"),
-    *("spans", "generate", "max_slowdown"),
+    *("spans", "generate", "draw", "max_slowdown"),
 )
 
 
@@ -69,6 +69,7 @@ class Subject:
     oracle(module, x): the output by an independent, slow and trusted way, in the module's dtype, differentiable.
     twins(seed): modules by the name of another implementation, same weights as build(seed), same results owed.
     generate(module, ids, num_tokens): [B, T + num_tokens], each row of ids [B, T] and its likeliest continuation.
+    draw(module, ids, temperature, seed): [B, T + 1], each row of ids and one token of softmax(logits / temperature).
     spans(): the functions between slots, token ranges, masks and counts, named as in `nsa.ops.geometry`.
     """
 
@@ -114,6 +115,7 @@ class Subject:
     anatomy: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
     twins: Callable[[int], Mapping[str, nn.Module]] | None = None
     generate: Callable[[nn.Module, Tensor, int], Tensor] | None = None
+    draw: Callable[[nn.Module, Tensor, float, int], Tensor] | None = None
     spans: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:

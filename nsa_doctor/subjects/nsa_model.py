@@ -39,6 +39,7 @@ def model_subject(config: ModelConfig, name: str = "nsa-model") -> Subject:
         cache_bytes=_cache_bytes,
         packed=_packed,
         generate=_generate,
+        draw=_draw,
         oracle=oracle,
         input="tokens",
         width=deep.vocab_size,
@@ -117,6 +118,13 @@ def _cache_bytes(cache: list[NSACache]) -> int:
 def _generate(module: nn.Module, ids: Tensor, num_tokens: int) -> Tensor:
     assert isinstance(module, Transformer)
     return generate(module, ids, num_tokens)
+
+
+@wraps(generate)
+def _draw(module: nn.Module, ids: Tensor, temperature: float, seed: int) -> Tensor:
+    assert isinstance(module, Transformer)
+    chance = torch.Generator(ids.device).manual_seed(seed)
+    return generate(module, ids, 1, temperature=temperature, generator=chance)
 
 
 def _packed(module: nn.Module, ids: Tensor, cu_seqlens: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ IN_PROCESS = [code for code in CODES if not registry.load(code).isolate]
 ISOLATED = sorted(set(CODES) - set(IN_PROCESS))
 PLACED_AT_FORWARD = {"FWD102"}  # a wrong shape is placed where the module's forward is defined
 WITHOUT_A_LINE = {"ENV102"}  # the machine is at fault, not the code
-ABOUT_TOKENS = {"GRD207", "DEC108"}
+ABOUT_TOKENS = {"GRD207", "DEC108", "DEC109"}
 ONLY_NOTES = {"FWD305"}  # what it sees is not wrong by itself
 _MOST_FINDINGS = 3
 
@@ -108,6 +108,12 @@ def likeliest(module: nn.Module, ids: Tensor, num_tokens: int) -> Tensor:
     return ids
 
 
+def drawn(module: nn.Module, ids: Tensor, temperature: float, seed: int) -> Tensor:
+    """Each row of `ids` and one token more, by chance."""
+    weights = (module(ids[:, -1]) / temperature).softmax(-1)
+    return torch.cat((ids, weights.multinomial(1, generator=torch.Generator().manual_seed(seed))), dim=1)
+
+
 def pairs_of_tokens() -> Subject:
     """A model of which token follows which, and its loss, for checks that are about tokens alone."""
     return Subject(
@@ -116,6 +122,7 @@ def pairs_of_tokens() -> Subject:
         forward=lambda module, ids: module(ids),
         loss=lambda module, ids: cross_entropy(module(ids[:, :-1]).mT, ids[:, 1:]),
         generate=likeliest,
+        draw=drawn,
         input="tokens",
         width=23,
     )
