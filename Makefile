@@ -11,12 +11,13 @@ READY := .venv/.ready
 doctor: $(READY)
 	$(BIN)/nsa-doctor sweep --seq 128,512,1024,2048
 
-# One thread per worker: two workers with two threads each are slower on two cores. The tests of nsa hold every call to
-# its shapes and types, which the doctor's tests, that make many more, would wait for.
+# One thread per worker: two workers with two threads each are slower on two cores. The tests of nsa's operators and
+# modules hold every call to its shapes and types; the others make many more calls, and wait for processes they start.
+SHAPED := --jaxtyping-packages=nsa,beartype.beartype
 test: $(READY)
 	status=0; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --ignore tests/nsa || status=$$?; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/nsa --jaxtyping-packages=nsa,beartype.beartype || status=$$?; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --ignore tests/nsa/nn --ignore tests/nsa/ops || status=$$?; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(SHAPED) tests/nsa/nn tests/nsa/ops || status=$$?; \
 	exit $$status
 
 check: $(READY)

@@ -107,7 +107,7 @@ def test_gitlab_finds_its_junit_file_after_a_failure(project):
     assert "<failure" in (folder / job["artifacts"]["reports"]["junit"]).read_text()
 
 
-@pytest.mark.parametrize(("is_causal", "code"), [(True, 0), (False, 1)])
+@pytest.mark.parametrize(("is_causal", "code"), [pytest.param(True, 0, marks=pytest.mark.full), (False, 1)])
 def test_the_hook_of_pre_commit_passes_what_is_right_and_stops_what_is_not(project, is_causal, code):
     (hook,) = recipe(".pre-commit-config.yaml")["repos"][0]["hooks"]
     answer = shell(project(is_causal), hook["entry"])

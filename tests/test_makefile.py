@@ -42,8 +42,8 @@ def run(project: Path, *command: str, fail: str = "no such call") -> tuple[int, 
 
 
 TESTS = [
-    "python -m pytest -n 2 --ignore tests/nsa",
-    "python -m pytest -n 2 tests/nsa --jaxtyping-packages=nsa,beartype.beartype",
+    "python -m pytest -n 3 --ignore tests/nsa/nn --ignore tests/nsa/ops",
+    "python -m pytest -n 2 --jaxtyping-packages=nsa,beartype.beartype tests/nsa/nn tests/nsa/ops",
 ]
 SWEEP = "nsa-doctor sweep --seq 128,512,1024,2048"
 SET_UP = [
@@ -85,7 +85,7 @@ def test_an_interpreter_that_is_too_old_is_refused(project: Path) -> None:
     assert (status != 0, calls) == (True, [])
 
 
-@pytest.mark.parametrize("failing", ["ruff check", "mypy", "pytest -n 2 --ignore", "pytest -n 2 tests/nsa"])
+@pytest.mark.parametrize("failing", ["ruff check", "mypy", "pytest -n 3", "pytest -n 2"])
 def test_ci_runs_everything_and_fails_when_anything_failed(project: Path, failing: str) -> None:
     assert run(project, ".ci/run")[0] == 0
     status, calls = run(project, ".ci/run", fail=failing)

@@ -70,7 +70,7 @@ def test_the_line_is_named(code: str, name: str, words: str, load: Load) -> None
     [
         ("token_by_token", "part"),
         ("sum_of_one_hots", "part"),
-        ("every_pair", "part"),
+        pytest.param("every_pair", "part", marks=pytest.mark.full),
         ("loop_after_recurrence", "mixer.part"),
     ],
 )

@@ -39,6 +39,7 @@ def test_a_source_that_ends_its_process_is_a_finding(name: str, told: str, monke
     assert {result.verdict for result in report.results if result.code != "DAT104"} == {Verdict.SKIP}
 
 
+@pytest.mark.full
 def test_a_source_that_never_lets_go_of_the_interpreter_is_found_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(HERE)
     monkeypatch.setattr("nsa_doctor.data_run._SPARE_SECONDS", 3.0)

@@ -54,7 +54,11 @@ def test_part_of_a_name_is_not_the_name():
 
 
 @pytest.mark.parametrize(
-    ("config", "code"), [(str(SMALL), 0), ("train_showcase", 3)], ids=["of the subject", "of another model"]
+    ("config", "code"),
+    [
+        pytest.param(str(SMALL), 0, id="of the subject", marks=pytest.mark.full),
+        pytest.param("train_showcase", 3, id="of another model"),
+    ],
 )
 def test_a_verdict_is_bound_to_the_subjects_own_checkpoint(tmp_path, capsys, config, code):
     torch.manual_seed(0)

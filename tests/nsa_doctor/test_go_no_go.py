@@ -196,6 +196,7 @@ def test_a_drafted_gate_is_one_that_the_subject_passes(tmp_path, capsys):
     assert "--overwrite" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_drafted_gate_requires_what_fails_and_offers_to_accept_it(tmp_path, run_folder):
     path = tmp_path / "mine.yaml"
     folder = run_folder({}, device_name="NVIDIA A100")

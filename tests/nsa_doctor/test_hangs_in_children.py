@@ -38,7 +38,7 @@ def laboratory(name: str, **options) -> IsolatedLaboratory:
     ("name", "kind", "function"),
     [
         slow("hangs:spins", "timeout", "_spin"),
-        ("hangs:is_killed", "died", "_kill"),
+        slow("hangs:is_killed", "died", "_kill"),
         slow("hangs:faults", "died", "_fault"),
         slow("hangs:holds_the_interpreter", "timeout", "_sleep_with_the_lock_held"),
     ],

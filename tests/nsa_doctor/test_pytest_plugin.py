@@ -136,6 +136,7 @@ def test_a_subject_that_cannot_be_imported_fails_and_does_not_pass(project):
     assert "attn has no missing" in answer.stdout
 
 
+@pytest.mark.full
 def test_passes_are_saved_and_compared_with_a_saved_run(project):
     words = ("--pyargs", "nsa_doctor.benchmarks", "-m", "not nsa_doctor", "-k", "no_grad-128")
     subject = ("--nsa-subject", "attn:healthy", "--benchmark-max-time", "0.1")

@@ -84,6 +84,7 @@ def test_a_run_that_does_not_learn_is_no_go(smoke):
     assert "last tenth of the losses" in json.dumps(report["verdict"])
 
 
+@pytest.mark.full
 def test_a_run_that_ends_early_is_told_with_its_reason(smoke):
     code, report, _ = smoke("--set", "train.lr=1.0e+30", "--set", "train.grad_clip=0.0")
     assert (code, report["verdict"]["decision"]) == (1, "NO-GO")

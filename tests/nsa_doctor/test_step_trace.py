@@ -233,6 +233,7 @@ except TrainError as error:
 """
 
 
+@pytest.mark.full
 def test_with_ddp_the_rank_that_saw_it_is_heard_by_the_first(tmp_path):
     script = tmp_path / "guilty.py"
     script.write_text(SCRIPT)

@@ -90,6 +90,7 @@ def test_a_hang_while_the_input_is_found_out_counts_at_its_length() -> None:
     assert Point(length=18, mode="eval") in {m.point for m in report.measurements if m.is_finite}
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("here")
 def test_three_hangs_are_enough() -> None:
     report = swept("unruly:sleeps", lengths=(1, 2, 3, 4, 5), timeout=0.5)
