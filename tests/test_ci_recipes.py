@@ -72,7 +72,7 @@ def github_steps():
     return {step["name"]: step["run"] for step in steps if "name" in step}
 
 
-@pytest.mark.parametrize(("is_causal", "code"), [(True, 0), (False, 1)])
+@pytest.mark.parametrize(("is_causal", "code"), [pytest.param(True, 0, marks=pytest.mark.full), (False, 1)])
 def test_github_annotates_the_line_and_fills_the_summary(project, tmp_path, is_causal, code):
     summary = tmp_path / "summary.md"
     steps, folder = github_steps(), project(is_causal)
@@ -87,6 +87,7 @@ def test_github_annotates_the_line_and_fills_the_summary(project, tmp_path, is_c
     assert ("NO-GO" in summary.read_text()) is not is_causal
 
 
+@pytest.mark.full
 def test_github_uploads_what_the_doctor_writes(project):
     workflow = recipe(".github/workflows/nsa-doctor.yml")
     steps = workflow["jobs"]["examine"]["steps"]

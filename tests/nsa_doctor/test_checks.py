@@ -31,7 +31,7 @@ KINDS = {code: entry.examines for code, entry in registry.entries().items()}
 CODES = [code for code, kind in KINDS.items() if kind == "module"]
 OF_CHECKPOINTS = [code for code, kind in KINDS.items() if kind == "checkpoint"]
 OF_RUNS = [code for code, kind in KINDS.items() if kind == "run"]
-OF_SEVERAL = ("DST102", "DST103", "DST104")  # two processes each: on demand, as DST101 stands for their kind
+LONG = ("DST102", "DST103", "DST104", "TRN403")  # two processes, or much waiting: on demand, as DST101 and TRN401 stay
 OF_DATA = [code for code, kind in KINDS.items() if kind == "data"]
 IN_PROCESS = [code for code in CODES if not registry.load(code).isolate]
 ISOLATED = sorted(set(CODES) - set(IN_PROCESS))
@@ -148,7 +148,7 @@ def healthy_run() -> RunSubject:
 
 
 @pytest.mark.parametrize(
-    "code", [pytest.param(code, marks=[pytest.mark.full] if code in OF_SEVERAL else []) for code in OF_RUNS]
+    "code", [pytest.param(code, marks=[pytest.mark.full] if code in LONG else []) for code in OF_RUNS]
 )
 def test_a_check_of_runs_finds_what_it_plants_and_nothing_else(code: str, healthy_run: RunSubject) -> None:
     check = registry.load(code)

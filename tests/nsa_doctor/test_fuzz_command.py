@@ -114,6 +114,7 @@ def test_an_interruption_reports_what_was_tried(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_minutes_bound_the_time(doctor: Doctor, tmp_path: Path) -> None:
     start = time.monotonic()
     words = ["--minutes", "0.02", "--examples", "100000", "--config", str(HERE / "small.yaml"), "--quiet"]

@@ -99,6 +99,7 @@ def test_a_leak_is_a_no_go_and_an_accepted_one_is_not(tmp_path, gate, capsys):
     assert "a test accepts it" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_a_baseline_lets_known_findings_stay_only_for_a_reason(tmp_path, gate):
     words = ("--gate", gate(), "--subject", a_leaky_subject())
     decide(tmp_path, *words)

@@ -6,7 +6,7 @@ from tests.healthy_runs import CASES, results_of, told, write_texts
 
 
 @pytest.mark.parametrize(
-    "name", ["resumed", *(pytest.param(name, marks=pytest.mark.full) for name in ("eight steps", "text"))]
+    "name", [pytest.param(name, marks=pytest.mark.full) for name in ("resumed", "eight steps", "text")]
 )
 def test_the_doctor_is_silent_on_a_healthy_run(name, tmp_path):
     write_texts(tmp_path)

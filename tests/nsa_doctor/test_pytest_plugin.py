@@ -106,6 +106,7 @@ def test_a_part_that_is_not_offered_is_skipped_with_the_reason(project):
     assert "no gate" in answer.stdout
 
 
+@pytest.mark.full
 def test_a_call_that_hangs_fails_its_check_in_time(project):
     words = ("--nsa-subject", "attn:sleeper", "--nsa-select", "FWD203", "--nsa-timeout", "3")
     answer = run_pytest(project, *words)
