@@ -13,14 +13,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nsa_doctor.measurement import Point, to_json
+from nsa_doctor.orphans import end_with_parent
 from nsa_doctor.page import SIGHTING, TRAIL, Page
 from nsa_doctor.runner import Caught, attempt
 
 if TYPE_CHECKING:
     from nsa_doctor.bench import Bench
     from nsa_doctor.probes.lookout import Lookout
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -112,11 +111,9 @@ def _wait_without_spinning() -> None:
 def _die_with_parent() -> None:
     """An orphan would burn a core for ever: ask the kernel, and look for a new parent where it cannot be asked."""
     parent = os.getppid()
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is None:
+    if not end_with_parent():
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
         return
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the kernel was asked
         os._exit(1)
 

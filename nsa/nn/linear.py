@@ -18,7 +18,7 @@ def linear(in_features: int, out_features: int, *, bias: bool = False, std: floa
 
 
 def aligned_product(x: Tensor, weight: Tensor) -> Tensor:
-    """X [..., in] times weight [out, in], transposed: `functional.linear`, at full speed on a GPU for every `out`.
+    """As `functional.linear` of x [..., in] and weight [out, in], at full speed on a GPU for every `out`.
 
     A vocabulary such as gpt2's 50,257 is no multiple of 8, and products with it run several times slower there: the
     weight is filled up with rows of zeros, whose products are dropped.

@@ -112,12 +112,12 @@ def _refuse_what_cannot_be(config: RunConfig, world: World, device: torch.device
         raise RefusedError("runtime.precision must be fp32 or bf16 to train (fp16 needs a scaled loss), got fp16")
     if world.size > 1 and config.runtime.distributed == "fsdp2" and config.train.on_nonfinite == "trace":
         raise RefusedError("train.on_nonfinite must be stop or skip with fsdp2, where no process holds a whole model")
-    size, runtime = max(config.model.d_k, config.model.d_v), config.runtime
+    runtime, size = config.runtime, max(config.model.d_k, config.model.d_v)
     try:
-        no_flash = why_not_flash(device, torch.bfloat16, size) if runtime.use_flash else None
-    except ValueError as error:
+        no_flash = why_not_flash(device, torch.bfloat16, size)
+    except ValueError as error:  # a flag that is neither 0 nor 1, which every forward pass would refuse
         raise RefusedError(str(error)) from error
-    no_triton = why_not_triton(device, torch.bfloat16, size) if runtime.use_triton_sel else None
+    no_triton = why_not_triton(device, torch.bfloat16, size)
     for name, why in (("use_flash", no_flash), ("use_triton_sel", no_triton)):
-        if why is not None:
+        if getattr(runtime, name) and why is not None:
             raise RefusedError(f"runtime.{name} must be false here: {why}")

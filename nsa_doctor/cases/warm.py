@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from nsa_doctor.isolate import STARTUP_SECONDS
+from nsa_doctor.orphans import end_with_parent
 
 CAN_FORK = hasattr(os, "fork") and hasattr(socket, "send_fds")
 _IMPORTED = (
@@ -32,7 +33,6 @@ _IMPORTED = (
     "nsa_doctor.watch",
 )
 _BLINK = 0.02  # seconds between two looks at what has ended
-_PR_SET_PDEATHSIG = 1
 
 
 class Started(Protocol):
@@ -87,9 +87,7 @@ def keep_to_one_thread() -> None:
 
 def die_with(parent: int) -> None:
     """In a process forked from this one: the kernel, where it can be asked, ends it when that one ends."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     if os.getppid() != parent:  # it ended before the kernel was asked
         os._exit(1)
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsa_doctor.checkpoints.fault import FaultError
+from nsa_doctor.orphans import end_with_parent
 
 MOST_MEMORY = 768 * 2**20  # beyond what Python and numpy take by themselves
 MOST_TENSORS = 200_000
@@ -22,7 +23,6 @@ MOST_DIRECTORY = 64 * 2**20  # of an archive
 LONGEST_NAME = 20_000
 MOST_FILES = 16_384
 MOST_DIMENSIONS = 64
-_PR_SET_PDEATHSIG = 1
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _USUAL_SPACE = 2**29
 _OWN_FILES, _NONE = 64, resource.RLIM_INFINITY
@@ -52,7 +52,7 @@ def confine(seconds: float) -> None:
 
     What a system does not know how to limit stays as it is.
     """
-    _die_with_parent()
+    end_with_parent()  # nobody wants the answer any more; where the kernel cannot be asked, the alarm ends it
     _cut_network()
     ends = int(seconds) + _SPARE_SECONDS
     wanted = {
@@ -89,13 +89,6 @@ def _address_space() -> int:
     except OSError:
         return _USUAL_SPACE
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _die_with_parent() -> None:
-    """Nobody wants the answer any more; where the kernel cannot be asked, the alarm ends it."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _cut_network() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nsa_doctor.runs.lives import is_step
 from nsa_doctor.runs.record import RunRecord
 
-_FEWEST = 4
+FEWEST = 4
 _MOST_OF_THEM = 0.8
 
 
@@ -41,7 +41,7 @@ def shared_rows(record: RunRecord) -> list[Shared]:
     for (one, other), steps in alike.items():
         both = sum(step >= steps[0] and {one, other} <= ranks.keys() for step, ranks in told.items())
         kinds = {told[step][one] for step in steps}
-        if len(kinds) >= _FEWEST and len(steps) >= _MOST_OF_THEM * both:
+        if len(kinds) >= FEWEST and len(steps) >= _MOST_OF_THEM * both:
             groups[one].append(Shared(ranks=(one, other), step=steps[0], alike=len(steps), steps=both))
     return [_joined(pairs) for _, pairs in sorted(groups.items())]
 

@@ -6,7 +6,6 @@ Matters: samples and evaluations then show a model that nobody trained, however 
 Fix: take the logits of the newest token alone, feed every token once and at its own position, and divide by no zero.
 """
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 
 from nsa_doctor.check import Check
 from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Place
 from nsa_doctor.probes.perform import ask
+from nsa_doctor.probes.places import callable_place
 from nsa_doctor.probes.precision import effective_precision, noise_floor
-from nsa_doctor.probes.specimen import comparable_specimen
+from nsa_doctor.probes.specimen import Specimen, comparable_specimen
 from nsa_doctor.repro import again
 from nsa_doctor.subject import Subject
 
@@ -33,9 +32,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         made = ask("generate", lambda ids=ids: generate(sp.module, ids.clone(), _NEW), sp.module)
         if made.shape != (2, prompt + _NEW) or not torch.equal(made[:, :prompt], ids):
             shape = "x".join(map(str, made.shape))
-            yield _finding(
-                subject, f"{_NEW} tokens after a prompt of 2x{prompt} give {shape}, or another prompt", prompt
-            )
+            yield _finding(sp, f"{_NEW} tokens after a prompt of 2x{prompt} give {shape}, or another prompt", prompt)
             return
         with torch.no_grad():
             logits = sp(made).double()[:, prompt - 1 : -1]
@@ -51,14 +48,13 @@ def run(subject: Subject) -> Iterator[Finding]:
                 f"new token {at} after a prompt of {prompt} is not the likeliest: {rank} are likelier, the best by "
                 f"{float(gap[row, at]):.2e}, where rounding explains {float(floor[row, at]):.2e}"
             )
-            yield _finding(subject, told, prompt)
+            yield _finding(sp, told, prompt)
             return
 
 
-def _finding(subject: Subject, message: str, prompt: int) -> Finding:
-    code = getattr(inspect.unwrap(subject.generate), "__code__", None) if subject.generate else None
-    where = Place(file=code.co_filename, line=code.co_firstlineno, function=code.co_name) if code else Place()
-    return Finding(message=message, where=where, evidence={"prompt": prompt}, repro=again(subject, "DEC108"))
+def _finding(sp: Specimen, message: str, prompt: int) -> Finding:
+    where = callable_place(sp.subject.generate, sp.module)
+    return Finding(message=message, where=where, evidence={"prompt": prompt}, repro=again(sp.subject, "DEC108"))
 
 
 def planted(subject: Subject) -> Subject:

@@ -6,7 +6,7 @@ and no loss tells.
 Fix: divide the newest token's logits by the temperature once, and draw from all of them unless told otherwise.
 """
 
-import inspect
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from nsa_doctor.check import Check
 from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Place
 from nsa_doctor.probes.perform import ask
+from nsa_doctor.probes.places import callable_place
 from nsa_doctor.probes.specimen import comparable_specimen
 from nsa_doctor.repro import again
+from nsa_doctor.runner import NotComparableError
 from nsa_doctor.subject import Subject
 
 _PROMPT, _DRAWS = 3, 2048
+_DEVIANCE = 25.0
 _DEVIATIONS = 7.0  # standard deviations of a count; chance passes six once in 500 million
 
 
@@ -32,29 +34,40 @@ def run(subject: Subject) -> Iterator[Finding]:
     with torch.no_grad():
         logits = sp(prompt)[0, -1].double()
     spread = float(logits.std())
+    if not 0 < spread < math.inf:
+        raise NotComparableError("the logits after a prompt are all alike, and any temperature draws the same")
     for temperature in (spread, 3 * spread):  # at which some tokens are far likelier than others, and nearly all drawn
         ids = prompt.expand(_DRAWS, -1)
         drawn = ask("draw", lambda ids=ids, t=temperature: draw(sp.module, ids.clone(), t, subject.seed), sp.module)
-        count = torch.bincount(drawn[:, -1].cpu(), minlength=len(logits)).double()
-        share = (logits / temperature).softmax(-1).cpu()
-        expected = _DRAWS * share
-        bound = _DEVIATIONS * (expected * (1 - share)).sqrt() + _DEVIATIONS
-        excess = (count - expected).abs() - bound
-        if drawn.shape != (_DRAWS, _PROMPT + 1) or not bool((excess <= 0).all()):
-            token = int(excess.argmax())
+        told = _fault(drawn, (logits / temperature).softmax(-1).cpu())
+        if told:
             yield Finding(
-                message=f"at temperature {temperature:.2g} id {token} is drawn {int(count[token])} times of {_DRAWS}, "
-                f"and softmax(logits / temperature) draws it {float(expected[token]):.0f} times",
-                where=_place(draw),
-                evidence={"temperature": temperature, "token": token},
+                message=f"at temperature {temperature:.2g} {told}",
+                where=callable_place(draw, sp.module),
+                evidence={"temperature": temperature},
                 repro=again(subject, "DEC109"),
             )
             return
 
 
-def _place(function: object) -> Place:
-    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-    return Place(file=code.co_filename, line=code.co_firstlineno, function=code.co_name) if code else Place()
+def _fault(drawn: Tensor, share: Tensor) -> str:
+    """What is wrong with the last of each row, if tokens have these shares."""
+    if drawn.shape != (_DRAWS, _PROMPT + 1):
+        return f"a token more for {_DRAWS}x{_PROMPT} gives {'x'.join(map(str, drawn.shape))}"
+    newest = drawn[:, -1].cpu()
+    if not bool(((newest >= 0) & (newest < len(share))).all()):
+        return f"ids from {int(newest.min())} to {int(newest.max())} are drawn, of a vocabulary of {len(share)}"
+    count, expected = torch.bincount(newest, minlength=len(share)).double(), _DRAWS * share.clamp_min(1e-300)
+    excess = (count - expected).abs() - _DEVIATIONS * (expected * (1 - share)).sqrt() - _DEVIATIONS
+    deviance = torch.xlogy(count, count / expected) - count + expected  # Chernoff's bound: chance is below its exp(-x)
+    is_wrong = ~(excess <= 0) | ~(deviance <= _DEVIANCE)
+    if not bool(is_wrong.any()):
+        return ""
+    token = int(deviance.where(is_wrong, -1).argmax())
+    return (
+        f"id {token} is drawn {int(count[token])} times of {_DRAWS}, and softmax(logits / temperature) draws it "
+        f"{float(expected[token]):.0f} times"
+    )
 
 
 def planted(subject: Subject) -> Subject:

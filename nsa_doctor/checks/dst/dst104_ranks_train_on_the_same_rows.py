@@ -11,11 +11,9 @@ from nsa_doctor.check import Check
 from nsa_doctor.checks.ranks import trained_by_two
 from nsa_doctor.finding import Finding
 from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.sharing import comparable_steps, shared_rows
+from nsa_doctor.runs.sharing import FEWEST, comparable_steps, shared_rows
 from nsa_doctor.runs.subject import RunSubject
 from nsa_doctor.wording import numbers
-
-_FEWEST = 4
 
 
 def run(subject: RunSubject) -> Iterator[Finding]:
@@ -24,8 +22,8 @@ def run(subject: RunSubject) -> Iterator[Finding]:
         raise NotApplicableError("the heartbeats are of one process")
     if not record.is_own:
         raise NotApplicableError("processes of another trainer may share their rows on purpose")
-    if comparable_steps(record) < _FEWEST:
-        raise NotApplicableError(f"fewer than {_FEWEST} steps of two processes tell a checksum of their batch")
+    if comparable_steps(record) < FEWEST:
+        raise NotApplicableError(f"fewer than {FEWEST} steps of two processes tell a checksum of their batch")
     found = shared_rows(record)
     if not found:
         return

@@ -185,6 +185,13 @@ def test_what_cannot_be_is_refused_before_the_first_step(changes, sentence, run,
     assert caught.value.code == 2
 
 
+def test_a_flag_that_is_neither_0_nor_1_is_refused_before_the_first_step(run, monkeypatch):
+    monkeypatch.setenv("NSA_USE_FA2", "2")
+    with pytest.raises(TrainError) as caught:
+        run()
+    assert (str(caught.value), caught.value.code) == ("NSA_USE_FA2 must be 0 or 1, got '2'", 2)
+
+
 def test_data_that_ends_early_ends_the_run_with_what_was_saved(run, beats, config):
     with pytest.raises(TrainError) as caught:
         run(save_every=2, faults={"ends_after": 5})
