@@ -12,7 +12,7 @@ Words = Int64[np.ndarray, " _"]  # token ids of a stretch of text, of any length
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """One recall of a needle: `column` of the targets holds the answer."""
+    """One recall of a needle: `column` of the targets holds the answer, which last stood `distance` tokens before."""
 
     column: int
     depth: float
@@ -36,7 +36,7 @@ class Answers:
 
     columns: `targets[b, columns[b]]` are the answers, `logits[b, columns[b]]` predict them (targets = tokens[:, 1:]).
     depths: where the needle lies; 0 is the start of the row, 1 just before the question.
-    distances: tokens from the needle to its question.
+    distances: tokens from where the answer last stood, in the needle or behind a question, to the question.
     """
 
     columns: Int64[Tensor, "B Q"]

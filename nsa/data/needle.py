@@ -1,12 +1,15 @@
 """Key-value recall: needles at random depths of a haystack, and questions about them.
 
 Symbols: 0 … 31 the haystack, which counts up and starts again; 32 + key a question; 64 + 8·key + value a needle, which
-is also the answer that follows its question. 16 keys, 8 values; each key has one needle and one question in a row.
+is also the answer that follows its question. 16 keys, 8 values; each key has one needle in a row.
 
 A row of the held-out split hides all its needles at even random depths, then, 64 tokens after the last place where one
-may lie, asks for all of them: a model with a window of 64 can answer only through what it has compressed or selected.
-A row of the train split asks at all distances, as many between 2 and 4 tokens as between 1024 and 2048: near answers
-teach what to look for, far ones where to look. A guess among the values is right in 1 of 8.
+may lie, asks for each of them once: a model with a window of 64 can answer only through what it has compressed or
+selected. A row of the train split hides them in its first half and asks for each again and again, as often as the row
+has room: the distance from where the answer last stood is drawn evenly among octaves, 2 to 4 tokens as likely as 1024
+to 2048. Near answers teach what to look for, far ones where to look. Answers alone are predicted: every other token
+counts as the first of a document, for what stands next in a haystack has nothing to do with recall. A guess among the
+values is right in 1 of 8.
 """
 
 import numpy as np
@@ -20,46 +23,54 @@ GUARD = 64  # tokens between the last needle of a held-out row and its first que
 SHORTEST_NEEDLE_ROW = 2 * (2 * NUM_KEYS + GUARD)
 
 _QUESTION, _NEEDLE = 32, 64
-_ATTEMPTS = 8  # at a free place for a needle and its question
+_DRAWS = 64  # of a distance to the next question about a needle
 
 
 def needle_row(seed: int, split: str, index: int, length: int) -> Row:
     """Row `index` of a split: the same for every version, machine and number of ranks."""
-    words = random_words(seed, split, index, NUM_KEYS * (2 + 3 * _ATTEMPTS) + length)
+    words = random_words(seed, split, index, NUM_KEYS * (2 + 2 * _DRAWS) + length)
     values = (words[:NUM_KEYS] % NUM_VALUES).astype(np.int64)
     keys = np.argsort(words[NUM_KEYS : 2 * NUM_KEYS], kind="stable")
     rest = words[2 * NUM_KEYS :]
-    places = _asked_at_the_end(rest, length) if split == "heldout" else _asked_anywhere(rest, length)
+    places = _asked_at_the_end(rest, length) if split == "heldout" else _asked_down_the_row(rest, length)
     tokens = np.arange(length) % NUM_STRAWS
     questions = []
-    for key, (needle, question) in zip(keys, places, strict=False):  # the shortest rows may have no place for all
-        tokens[[needle, question + 1]] = _NEEDLE + NUM_VALUES * key + values[key]
-        tokens[question] = _QUESTION + key
-        questions.append(Question(question, needle / question, question - needle))
+    for key, (needle, *asked) in zip(keys, places, strict=True):
+        tokens[needle] = _NEEDLE + NUM_VALUES * key + values[key]
+        seen = needle
+        for question in asked:
+            tokens[question : question + 2] = _QUESTION + key, tokens[needle]
+            questions.append(Question(question, needle / question, question - seen))
+            seen = question + 1
     questions.sort(key=lambda asked: asked.column)
-    return Row(tokens, np.zeros(length, np.int32), ("needle",), questions=tuple(questions))
+    begins = np.ones(length, np.int32)
+    begins[[asked.column + 1 for asked in questions]] = 0
+    return Row(tokens, np.cumsum(begins, dtype=np.int32), ("needle",), questions=tuple(questions))
 
 
-def _asked_at_the_end(words: RandomWords, length: int) -> list[tuple[int, int]]:
+def _asked_at_the_end(words: RandomWords, length: int) -> list[list[int]]:
+    """Places of a needle and its question, for each key."""
     first = length - 2 * NUM_KEYS
-    hidden = np.argsort(words[: first - GUARD], kind="stable")[:NUM_KEYS]
-    return [(int(needle), first + 2 * turn) for turn, needle in enumerate(hidden)]
+    needles = np.argsort(words[: first - GUARD], kind="stable")[:NUM_KEYS]
+    return [[int(needle), first + 2 * turn] for turn, needle in enumerate(needles)]
 
 
-def _asked_anywhere(words: RandomWords, length: int) -> list[tuple[int, int]]:
-    num_octaves = (length - 2).bit_length() - 1
+def _asked_down_the_row(words: RandomWords, length: int) -> list[list[int]]:
+    """Places of a needle and its questions, for each key."""
+    half, num_octaves = length // 2, (length - 2).bit_length() - 1
+    needles = np.argsort(words[:half], kind="stable")[:NUM_KEYS]
+    draws = words[half:][: NUM_KEYS * _DRAWS * 2].reshape(NUM_KEYS, _DRAWS, 2)
     is_free = np.ones(length, bool)
+    is_free[needles] = False
     places = []
-    for key in range(NUM_KEYS):
-        draws = [int(word) for word in words[3 * _ATTEMPTS * key : 3 * _ATTEMPTS * (key + 1)]]
-        for octave, far, where in zip(draws[::3], draws[1::3], draws[2::3], strict=True):
-            distance = (1 << (1 + octave % num_octaves)) | (far % (1 << (1 + octave % num_octaves)))
-            if distance > length - 2:
-                continue
-            needle = where % (length - 1 - distance)
-            taken = [needle, needle + distance, needle + distance + 1]
-            if is_free[taken].all():
-                is_free[taken] = False
-                places.append((needle, needle + distance))
-                break
+    for needle, drawn in zip(needles.tolist(), draws.tolist(), strict=True):
+        asked, seen = [needle], needle
+        for octave, far in drawn:
+            least = 2 << octave % num_octaves
+            question = seen + least + far % least
+            if question + 1 < length and is_free[question : question + 2].all():
+                is_free[question : question + 2] = False
+                asked.append(question)
+                seen = question + 1
+        places.append(asked)
     return places

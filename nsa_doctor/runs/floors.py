@@ -21,7 +21,6 @@ _LARGEST_BYTES = 1024  # symbols of a vocabulary of bytes or characters
 _OF_A_BYTE = ((1e7, 0.8), (1e9, 0.65), (math.inf, 0.45))  # tokens seen up to, nats
 _OF_A_TOKEN = ((1e7, 2.5), (1e9, 2.0), (math.inf, 1.5))
 _UNTRAINED = 0.75  # of a guess: what a model that knows nothing loses at least at its first steps
-_KEYS, _VALUES = 16, 8
 
 
 def floor_of_text(told: Declared, losses: Series) -> float | None:
@@ -37,11 +36,3 @@ def floor_of_text(told: Declared, losses: Series) -> float | None:
     )
     seen = told.tokens_per_step * losses.steps[-1] if told.tokens_per_step else math.inf
     return next(floor for most, floor in (_OF_A_BYTE if is_of_bytes else _OF_A_TOKEN) if seen <= most)
-
-
-def needle_floor(seq_len: int) -> float:
-    """Nats per target of rows of `needle`: the values and the order of its needles, which nothing foretells.
-
-    A fifth is left out, for rows too short to hold all sixteen and needles at the start, which are not predicted.
-    """
-    return 0.8 * (_KEYS * math.log(_VALUES) + math.lgamma(_KEYS + 1)) / seq_len

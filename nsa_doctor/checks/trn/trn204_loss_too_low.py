@@ -16,7 +16,7 @@ from nsa_doctor.checks.trained import trained
 from nsa_doctor.finding import Finding
 from nsa_doctor.runner import NotApplicableError, NotComparableError
 from nsa_doctor.runs.declared import Declared, declared
-from nsa_doctor.runs.floors import floor_of_text, needle_floor
+from nsa_doctor.runs.floors import floor_of_text
 from nsa_doctor.runs.record import RunRecord
 from nsa_doctor.runs.subject import RunSubject
 from nsa_doctor.runs.trends import levels, series, timeline
@@ -55,9 +55,6 @@ def _floor(record: RunRecord, told: Declared) -> tuple[float | None, str, bool]:
     """The lowest loss that can be, what it is, and whether learning by heart can go below it."""
     if told.entropy is not None:
         return told.entropy, f"the entropy of what it learns ({told.entropy:.4g}), which no model can reach", False
-    if told.dataset == "needle" and told.seq_len:
-        least = needle_floor(int(told.seq_len))
-        return least, f"the {least:.4g} that needles of random values cost at least", False
     losses = series(timeline(record), "loss")
     floor = floor_of_text(told, losses)
     if floor is not None:

@@ -17,7 +17,7 @@ def batch(split: str, seq_len: int) -> Batch:
 
 @pytest.mark.parametrize("seq_len", LENGTHS)
 @pytest.mark.parametrize("split", ["train", "heldout"])
-def test_the_answer_is_the_only_needle_of_the_asked_key(split: str, seq_len: int) -> None:
+def test_the_answer_is_the_only_value_that_the_row_has_for_the_asked_key(split: str, seq_len: int) -> None:
     found = batch(split, seq_len)
     assert found.answers is not None
     for row, tokens in enumerate(found.tokens.tolist()):
@@ -28,13 +28,22 @@ def test_the_answer_is_the_only_needle_of_the_asked_key(split: str, seq_len: int
                 continue
             key, answer = tokens[column] - 32, tokens[column + 1]
             assert (answer - 64) // NUM_VALUES == key
-            seen = [
+            told = [
                 place
-                for place, token in enumerate(tokens[:column])
-                if (token - 64) // NUM_VALUES == key and token >= 64
+                for place, token in enumerate(tokens[: column + 1])
+                if token >= 64 and (token - 64) // NUM_VALUES == key
             ]
-            assert seen == [column - distance]
-            assert tokens[seen[0]] == answer
+            assert {tokens[place] for place in told} == {answer}
+            assert told[-1] == column - distance
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+def test_answers_alone_are_predicted(split: str) -> None:
+    found = batch(split, 512)
+    assert found.answers is not None
+    is_predicted = found.documents[:, 1:] == found.documents[:, :-1]
+    for row, columns in enumerate(found.answers.columns):
+        assert is_predicted[row].nonzero().flatten().tolist() == columns[columns >= 0].tolist()
 
 
 @pytest.mark.parametrize("seq_len", LENGTHS)
@@ -60,7 +69,13 @@ def test_train_rows_ask_at_near_and_far_distances_alike() -> None:
     )
     octaves = torch.bincount(distances.double().log2().long(), minlength=11)[1:]
     assert int(distances.min()) == 2
-    assert octaves.min() > 0.6 * octaves.double().mean()
+    assert octaves[:6].min() > 0.6 * octaves[:6].max(), "2 to 127 tokens"
+    assert (octaves[1:] < 1.1 * octaves[:-1]).all(), "further on, the row ends before a question"
+    assert octaves.min() > 300, "the furthest is asked in most rows"
+
+
+def test_a_train_row_asks_for_most_needles_often() -> None:
+    assert all(len(needle_row(1, "train", index, 513).questions) > 5 * NUM_KEYS for index in range(50))
 
 
 def test_values_and_asked_keys_come_evenly() -> None:
@@ -80,7 +95,7 @@ def test_what_is_no_needle_or_question_counts_up() -> None:
     tokens = torch.from_numpy(needle_row(1, "train", 0, 513).tokens)
     is_straw = tokens < 32
     assert torch.equal(tokens[is_straw], (torch.arange(513) % 32)[is_straw])
-    assert int((~is_straw).sum()) == 3 * NUM_KEYS
+    assert int((~is_straw).sum()) == NUM_KEYS + 2 * len(needle_row(1, "train", 0, 513).questions)
 
 
 def test_a_row_too_short_for_its_questions_is_refused() -> None:
