@@ -104,8 +104,6 @@ def perform(subject: Subject, point: Point, conditions: Conditions, watcher: Wat
         with watcher.phase("backward"):
             ask("backward", loss.backward, module, output)
         gradients = _gradients(module, x)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
     return Performance(
         module=module,
         x=x,
@@ -131,11 +129,18 @@ def look_at_branches(
 
 
 def ask(phase: str, call: Callable[[], _Answer], module: nn.Module | None, output: Tensor | None = None) -> _Answer:
-    answer = attempt(call)
+    answer = attempt(lambda: _waited_for(call()))
     if isinstance(answer, Caught):
         if isinstance(answer.error, NotComparableError):  # ours, of a call that was not made
             raise answer.error
         raise SubjectFailedError(phase, answer, module, output)
+    return answer
+
+
+def _waited_for(answer: _Answer) -> _Answer:
+    """The answer, once a GPU is done with it: a kernel that fails is told to whoever waits next."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return answer
 
 

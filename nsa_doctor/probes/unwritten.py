@@ -1,6 +1,7 @@
 """Fills memory that was asked for and not written, and says where it was asked for."""
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
@@ -21,7 +22,8 @@ class Filled(TorchDispatchMode):
     """Fills what `torch.empty` and its like return: with zeros, or with other values that are no worse.
 
     Of whole numbers, which may be indices, other values are 0, 1, 2 …. `is_chosen` says of which places memory is to
-    be filled with other values; the rest gets zeros. A dispatch mode is a base class by torch's design.
+    be filled with other values; the rest gets zeros. What a kernel takes for itself and leaves unwritten is NaN. A
+    dispatch mode is a base class by torch's design.
     """
 
     def __init__(self, places: Places, is_chosen: Callable[[Place], bool]) -> None:
@@ -37,7 +39,7 @@ class Filled(TorchDispatchMode):
     def filling(self) -> Iterator[None]:
         """Fill, until the region ends; what was compiled runs uncompiled."""
         uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-        with uncompiled, self._places.watching(), self:
+        with uncompiled, _alike_every_time(), self._places.watching(), self:
             yield
 
     def __torch_dispatch__(
@@ -51,6 +53,22 @@ class Filled(TorchDispatchMode):
                 self.asked[place] = None
                 _fill(result, "other" if self._is_chosen(place) else "zeros")
         return result
+
+
+@contextmanager
+def _alike_every_time() -> Iterator[None]:
+    """Let torch fill what its own kernels ask for (`torch.utils.deterministic.fill_uninitialized_memory`)."""
+    was_on, only_warned = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of operations that have no deterministic form
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(was_on, warn_only=only_warned)
 
 
 def _fill(tensor: Tensor, how: Fill) -> None:

@@ -35,17 +35,14 @@ def _by_varlen(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
     def packed(x: Tensor) -> Tensor:
         return pad(x, (0, size - x.shape[-1])).flatten(0, 1)
 
-    def offsets(length: int) -> Tensor:
-        return torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=q.device)
-
     # torch before 2.12 serves grouped heads without being told.
     grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
     out = varlen_attn(
         packed(q),
         packed(k),
         packed(v),
-        offsets(num_queries),
-        offsets(num_tokens),
+        _offsets(rows, num_queries, q.device),
+        _offsets(rows, num_tokens, q.device),
         num_queries,
         num_tokens,
         scale=q.shape[-1] ** -0.5,
@@ -54,6 +51,11 @@ def _by_varlen(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
     )
     assert isinstance(out, Tensor)
     return out.unflatten(0, (rows, num_queries))[..., :size_v]
+
+
+def _offsets(rows: int, length: int, device: torch.device) -> Tensor:
+    """Where each row begins in the rows one after the other, and where the last one ends."""
+    return torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=device)
 
 
 def _by_tiles(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
@@ -76,6 +78,8 @@ def _by_tiles(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
     in_window = (key >= row) & (key < row + w)
     first_key = torch.arange(tiles.shape[0] // rows, device=q.device) * size - before
     exists = (first_key[:, None] + key >= 0).repeat(rows, 1)[:, None, None]
+    if q.is_cuda:  # with fewer key heads than query heads, torch has no kernel there that keeps no scores
+        windows = [x.repeat_interleave(q.shape[2] // k.shape[2], 1) for x in windows]
     # A padding query sees at least the padding key of its own position, so that no row is empty.
     out = scaled_dot_product_attention(tiles, windows[0], windows[1], attn_mask=in_window & exists, enable_gqa=True)
     return out.unflatten(0, (rows, -1)).transpose(2, 3).flatten(1, 2)[:, :num_queries]
