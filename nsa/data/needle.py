@@ -5,11 +5,12 @@ is also the answer that follows its question. 16 keys, 8 values; each key has on
 
 A row of the held-out split hides all its needles at even random depths, then, 64 tokens after the last place where one
 may lie, asks for each of them once: a model with a window of 64 can answer only through what it has compressed or
-selected. A row of the train split hides them in its first half and asks for each again and again, as often as the row
-has room: the distance from where the answer last stood is drawn evenly among octaves, 2 to 4 tokens as likely as 1024
-to 2048. Near answers teach what to look for, far ones where to look. Answers alone are predicted: every other token
-counts as the first of a document, for what stands next in a haystack has nothing to do with recall. A guess among the
-values is right in 1 of 8.
+selected. So does every fourth row of the train split. The others hide their needles in the first half and ask for each
+again and again, as often as the row has room: the distance from where the answer last stood is drawn evenly among
+octaves, 2 to 4 tokens as likely as 1024 to 2048. Near answers teach what to look for, far ones where to look.
+
+Answers alone are predicted: every other token counts as the first of a document, for what stands next in a haystack
+has nothing to do with recall. A guess among the values is right in 1 of 8.
 """
 
 import numpy as np
@@ -23,6 +24,7 @@ GUARD = 64  # tokens between the last needle of a held-out row and its first que
 SHORTEST_NEEDLE_ROW = 2 * (2 * NUM_KEYS + GUARD)
 
 _QUESTION, _NEEDLE = 32, 64
+_ASKED_AT_THE_END_EVERY = 4  # rows of the train split
 _DRAWS = 64  # of a distance to the next question about a needle
 
 
@@ -32,7 +34,8 @@ def needle_row(seed: int, split: str, index: int, length: int) -> Row:
     values = (words[:NUM_KEYS] % NUM_VALUES).astype(np.int64)
     keys = np.argsort(words[NUM_KEYS : 2 * NUM_KEYS], kind="stable")
     rest = words[2 * NUM_KEYS :]
-    places = _asked_at_the_end(rest, length) if split == "heldout" else _asked_down_the_row(rest, length)
+    is_asked_at_the_end = split == "heldout" or index % _ASKED_AT_THE_END_EVERY == 0
+    places = _asked_at_the_end(rest, length) if is_asked_at_the_end else _asked_down_the_row(rest, length)
     tokens = np.arange(length) % NUM_STRAWS
     questions = []
     for key, (needle, *asked) in zip(keys, places, strict=True):

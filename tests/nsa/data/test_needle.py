@@ -8,6 +8,7 @@ from nsa.data.needle import GUARD, NUM_KEYS, NUM_VALUES, needle_row
 from tests.nsa.data.configured import configured
 
 LENGTHS = [192, 512, 2048]
+ASKED_OFTEN = [index for index in range(400) if index % 4]
 
 
 def batch(split: str, seq_len: int) -> Batch:
@@ -65,17 +66,23 @@ def test_held_out_needles_lie_at_all_depths_evenly() -> None:
 
 def test_train_rows_ask_at_near_and_far_distances_alike() -> None:
     distances = torch.tensor(
-        [asked.distance for index in range(300) for asked in needle_row(1, "train", index, 2049).questions]
+        [asked.distance for index in ASKED_OFTEN for asked in needle_row(1, "train", index, 2049).questions]
     )
     octaves = torch.bincount(distances.double().log2().long(), minlength=11)[1:]
     assert int(distances.min()) == 2
     assert octaves[:6].min() > 0.6 * octaves[:6].max(), "2 to 127 tokens"
     assert (octaves[1:] < 1.1 * octaves[:-1]).all(), "further on, the row ends before a question"
-    assert octaves.min() > 300, "the furthest is asked in most rows"
+    assert octaves.min() > 300, "the furthest is asked in every row or so"
 
 
 def test_a_train_row_asks_for_most_needles_often() -> None:
-    assert all(len(needle_row(1, "train", index, 513).questions) > 5 * NUM_KEYS for index in range(50))
+    assert all(len(needle_row(1, "train", index, 513).questions) > 5 * NUM_KEYS for index in ASKED_OFTEN)
+
+
+def test_every_fourth_train_row_asks_as_held_out_rows_do() -> None:
+    for index in range(0, 40, 4):
+        columns = [asked.column for asked in needle_row(1, "train", index, 513).questions]
+        assert columns == list(range(513 - 2 * NUM_KEYS, 513, 2))
 
 
 def test_values_and_asked_keys_come_evenly() -> None:
@@ -92,10 +99,10 @@ def test_values_and_asked_keys_come_evenly() -> None:
 
 
 def test_what_is_no_needle_or_question_counts_up() -> None:
-    tokens = torch.from_numpy(needle_row(1, "train", 0, 513).tokens)
+    tokens = torch.from_numpy(needle_row(1, "train", 1, 513).tokens)
     is_straw = tokens < 32
     assert torch.equal(tokens[is_straw], (torch.arange(513) % 32)[is_straw])
-    assert int((~is_straw).sum()) == NUM_KEYS + 2 * len(needle_row(1, "train", 0, 513).questions)
+    assert int((~is_straw).sum()) == NUM_KEYS + 2 * len(needle_row(1, "train", 1, 513).questions)
 
 
 def test_a_row_too_short_for_its_questions_is_refused() -> None:
