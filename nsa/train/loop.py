@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nsa.data import Batch, LoaderStalledError
-from nsa.train.failures import OutOfDataError, StoppedError
+from nsa.train.failures import OutOfDataError, StoppedError, TrainError
 from nsa.train.feed import Feed
 from nsa.train.looks import Looks
 from nsa.train.monitors import Monitors
@@ -73,7 +73,11 @@ class Loop:
         if count == 0:
             raise OutOfDataError(f"the batch of step {step} has nothing to predict: every document in it is one token")
         left = [name for name, each in self.machinery.model.named_parameters() if each.grad is not None]
-        assert not left, f"step {step} begins with the gradient of an earlier one in {left[0]} and {len(left) - 1} more"
+        if left:
+            raise TrainError(
+                f"step {step} begins with the gradient of an earlier one in {left[0]} and {len(left) - 1} more: "
+                "the optimizer does not hold them, or does not clear them"
+            )
         with explaining_memory(self.machinery.config):
             sums = self._backward(batches, count)
         norm = gradient_norm(self.machinery.model.parameters())

@@ -215,5 +215,5 @@ def test_a_batch_with_nothing_to_predict_is_told(run, monkeypatch):
 
 def test_a_step_that_begins_with_the_gradients_of_another_is_refused(run, monkeypatch):
     monkeypatch.setattr("torch.optim.AdamW.zero_grad", lambda *_, **__: None)
-    with pytest.raises(AssertionError, match=r"step 2 begins with the gradient of an earlier one in \S+ and \d+ more"):
+    with pytest.raises(TrainError, match=r"step 2 begins with the gradient of an earlier one in \S+ and \d+ more: the"):
         run()
