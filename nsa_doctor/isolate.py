@@ -10,11 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from nsa_doctor.forked import ForkedProcess
 from nsa_doctor.page import FILE_BYTES, SIGHTING, TRAIL, Page
 
 STARTUP_SECONDS = 180.0  # for Python and torch alone, before the subject has a say
@@ -96,8 +98,11 @@ class ChildDeafError(ChildDiedError):
 class ChildProcess:
     """One child, asked one thing at a time over pipes of its own; what the subject prints goes nowhere.
 
-    `is_trailed`: it writes down every line of the subject before it runs, which takes time.
+    `is_trailed`: it writes down every line of the subject before it runs, which takes time. `are_forked`: children are
+    forks of this process and not interpreters of their own, for one that has imported torch and has no GPU to share.
     """
+
+    are_forked: ClassVar[bool] = False
 
     def __init__(self, is_trailed: bool = False) -> None:
         requests, self._requests = os.pipe()
@@ -108,14 +113,7 @@ class ChildProcess:
         self._pages.truncate(FILE_BYTES)
         self._trail, self._sighting = (Page(self._pages.fileno(), number) for number in (TRAIL, SIGHTING))
         given = (requests, answers, self._dump.fileno(), questions, self._pages.fileno())
-        self._process = subprocess.Popen(  # noqa: S603 (our own interpreter)
-            [sys.executable, "-P", "-c", _bootstrap(), *map(str, given), "trailed" if is_trailed else "untrailed"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            pass_fds=given,
-            start_new_session=True,
-        )
+        self._process = _start(given, [*map(str, given), "trailed" if is_trailed else "untrailed"], self.are_forked)
         for descriptor in (requests, answers, questions):
             os.close(descriptor)
         assert self._process.stderr is not None
@@ -220,14 +218,12 @@ class ChildProcess:
         try:
             failure = ChildDiedError(self._process.wait(timeout=5), self._remains())
         except subprocess.TimeoutExpired:
-            self.kill()
-            failure = ChildDeafError(self._process.returncode, self._remains())
+            failure = ChildDeafError(self.kill(), self._remains())
         self.close()
         return failure
 
     def _garbled(self) -> ChildGarbledError:
-        self.kill()
-        failure = ChildGarbledError(self._process.returncode, self._remains())
+        failure = ChildGarbledError(self.kill(), self._remains())
         self.close()
         return failure
 
@@ -241,11 +237,11 @@ class ChildProcess:
             last_words=self._last_words.decode(errors="replace").strip(),
         )
 
-    def kill(self) -> None:
-        """End the process and everything it started; who is waiting for its answer hears that it died."""
+    def kill(self) -> int:
+        """End the process and everything it started, and how it ended; who waits for its answer hears that it died."""
         with contextlib.suppress(ProcessLookupError):  # the group is gone with its last process
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        return self._process.wait()
 
 
 def _message(line: bytes) -> dict[str, Any] | None:
@@ -258,6 +254,26 @@ def _message(line: bytes) -> dict[str, Any] | None:
         return None
     is_answer = all(isinstance(value, (dict, str)) for value in message.values())
     return message if "event" in message or is_answer else None
+
+
+def _start(files: Collection[int], words: Sequence[str], is_forked: bool) -> subprocess.Popen[bytes] | ForkedProcess:
+    if is_forked:
+        return ForkedProcess(partial(_serve, words), files)
+    return subprocess.Popen(  # noqa: S603 (our own interpreter)
+        [sys.executable, "-P", "-c", _bootstrap(), *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=tuple(files),
+        start_new_session=True,
+    )
+
+
+def _serve(words: Sequence[str]) -> None:
+    from nsa_doctor.child import main
+
+    sys.argv[1:] = words
+    main()
 
 
 def _bootstrap() -> str:

@@ -20,12 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from nsa_doctor.isolate import STARTUP_SECONDS
+from nsa_doctor.isolate import STARTUP_SECONDS, ChildProcess
 from nsa_doctor.orphans import end_with_parent
 
 CAN_FORK = hasattr(os, "fork") and hasattr(socket, "send_fds")
 _IMPORTED = (
     "nsa.nn",
+    "nsa_doctor.bench",
     "nsa_doctor.cases.child",
     "nsa_doctor.cli",
     "nsa_doctor.render.reading",
@@ -158,8 +159,11 @@ def main() -> None:
     _warm_up()
     request = _serve(control)
     if request is not None:
+        import torch
+
         from nsa_doctor.cases.child import main
 
+        ChildProcess.are_forked = not torch.cuda.is_available()  # what has touched a GPU cannot be forked
         sys.argv[1:] = request["words"]
         main()
 

@@ -1,0 +1,83 @@
+"""A child that is a fork of this process, with what `subprocess.Popen` offers for a program of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection
+from typing import IO, NoReturn
+
+_BLINK = 0.02  # seconds between two looks at whether it has ended
+
+
+class ForkedProcess:
+    """Runs `call` in a session of its own and ends with it; its standard error is read here, the rest goes nowhere.
+
+    Of the files that are open here it keeps `kept`. For a process whose other threads hold nothing that `call` needs.
+    """
+
+    def __init__(self, call: Callable[[], object], kept: Collection[int]) -> None:
+        reading, writing = os.pipe()
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(call, kept, writing)
+        os.close(writing)
+        self.stderr: IO[bytes] = os.fdopen(reading, "rb", buffering=0)
+
+    def poll(self) -> int | None:
+        """Its exit code, or less than 0 for a signal; None while it lives."""
+        with self._lock:  # who ends it and who waits for its answer may be two threads
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended; raises subprocess.TimeoutExpired after `timeout` seconds."""
+        begin = time.monotonic()
+        while (code := self.poll()) is None:
+            if timeout is not None and time.monotonic() >= begin + timeout:
+                raise subprocess.TimeoutExpired("a forked process", timeout)
+            time.sleep(_BLINK)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def _become(call: Callable[[], object], kept: Collection[int], errors: int) -> NoReturn:
+    """In the fork: what a program started anew would have, and no way back."""
+    code = 1
+    try:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number, target in ((0, nothing), (1, nothing), (2, errors)):
+            os.dup2(target, number)
+        _close_all_but(kept)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+        call()
+        code = 0
+    except BaseException:  # noqa: BLE001 (it must not go on as the process it was forked from)
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _close_all_but(kept: Collection[int]) -> None:
+    first = 3
+    for number in sorted(kept):
+        os.closerange(first, number)
+        first = number + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
