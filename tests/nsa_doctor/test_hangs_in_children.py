@@ -34,6 +34,26 @@ def laboratory(name: str, **options) -> IsolatedLaboratory:
     return IsolatedLaboratory(Assignment(spec=f"sick.{name}", **how | {"input": "embeddings"} | options))
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children are forks of this process, as those of a case are."""
+    monkeypatch.setattr(ChildProcess, "are_forked", True)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    ("name", "kind", "function"),
+    [
+        ("hangs:is_killed", "died", "_kill"),
+        ("hangs:faults", "died", "_fault"),
+        ("hangs:holds_the_interpreter", "timeout", "_sleep_with_the_lock_held"),
+    ],
+)
+def test_a_forked_child_names_module_and_line_too(name: str, kind: str, function: str) -> None:
+    test_what_happens_while_the_subject_is_asked_names_module_and_line(name, kind, function)
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "function"),
     [
