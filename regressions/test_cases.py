@@ -18,7 +18,7 @@ CARDS = [
 
 @pytest.fixture(scope="module")
 def starter() -> Iterator[Starter]:
-    with Starter() as started:
+    with Starter(is_for_many=True) as started:
         yield started
 
 

@@ -35,7 +35,8 @@ def run_cases(
     """How each case ended, in the order asked for; a KeyboardInterrupt ends them all."""
     children: list[Started] = []
     ended: dict[str, Outcome] = {}
-    with nullcontext(starter) if starter else Starter() as started, ThreadPoolExecutor(request.jobs) as pool:
+    starting = nullcontext(starter) if starter else Starter(is_for_many=len(request.cards) > 1)
+    with starting as started, ThreadPoolExecutor(request.jobs) as pool:
         waiting = {pool.submit(_run, card, request, started, children): card for card in request.cards}
         try:
             for answer in as_completed(waiting):

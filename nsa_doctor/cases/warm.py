@@ -33,6 +33,7 @@ _IMPORTED = (
     "nsa_doctor.run",
     "nsa_doctor.watch",
 )
+_IMPORTED_FOR_MANY = ("nsa.train.run", "torch._dynamo")  # what trainers need: seconds, and not every case trains
 _BLINK = 0.02  # seconds between two looks at what has ended
 
 
@@ -50,15 +51,17 @@ class Starter:
     """Starts processes for cases, forked from one that is warm; where it `is_fresh`, interpreters of their own.
 
     They have the environment that there was when this was made, and the folder that there is when they start.
+    is_for_many: that it takes longer until the first starts, and less until the others do, is welcome.
     """
 
-    def __init__(self, *, is_fresh: bool = not CAN_FORK) -> None:
+    def __init__(self, *, is_for_many: bool = False, is_fresh: bool = not CAN_FORK) -> None:
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         if not is_fresh:
             self._control, theirs = socket.socketpair()
             with theirs:
-                command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+                words = [str(theirs.fileno()), *(_IMPORTED_FOR_MANY if is_for_many else ())]
+                command = [sys.executable, "-m", __name__, *words]
                 self._server = subprocess.Popen(  # noqa: S603 (our own interpreter)
                     command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
                 )
@@ -156,7 +159,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asked ends what it asked for
     keep_to_one_thread()
-    _warm_up()
+    _warm_up([*_IMPORTED, *sys.argv[2:]])
     request = _serve(control)
     if request is not None:
         import torch
@@ -168,8 +171,8 @@ def main() -> None:
         main()
 
 
-def _warm_up() -> None:
-    for name in _IMPORTED:
+def _warm_up(names: Sequence[str]) -> None:
+    for name in names:
         importlib.import_module(name)
     gc.freeze()  # no collector of theirs looks through what is imported
 
