@@ -69,6 +69,8 @@ def _become(call: Callable[[], object], kept: Collection[int], errors: int) -> N
         sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
         call()
         code = 0
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else int(left.code is not None)
     except BaseException:  # noqa: BLE001 (it must not go on as the process it was forked from)
         traceback.print_exc()
     finally:

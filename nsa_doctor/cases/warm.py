@@ -166,7 +166,8 @@ def main() -> None:
 
         from nsa_doctor.cases.child import main
 
-        ChildProcess.are_forked = not torch.cuda.is_available()  # what has touched a GPU cannot be forked
+        # What has touched a GPU cannot be forked, and asking whether there is one touches it.
+        ChildProcess.are_forked = not torch.backends.cuda.is_built()
         sys.argv[1:] = request["words"]
         main()
 

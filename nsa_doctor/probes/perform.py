@@ -104,6 +104,8 @@ def perform(subject: Subject, point: Point, conditions: Conditions, watcher: Wat
         with watcher.phase("backward"):
             ask("backward", loss.backward, module, output)
         gradients = _gradients(module, x)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return Performance(
         module=module,
         x=x,

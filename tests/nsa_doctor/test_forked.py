@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -23,6 +24,7 @@ def test_it_ends_with_the_call_or_its_traceback():
     assert code == 1
     assert errors.endswith("ZeroDivisionError: division by zero\n")
     assert ended(ForkedProcess(lambda: os._exit(7), ())) == (7, "")
+    assert ended(ForkedProcess(lambda: sys.exit(3), ())) == (3, "")
 
 
 def test_a_signal_that_ends_it_is_told():
