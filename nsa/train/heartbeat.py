@@ -43,9 +43,9 @@ class Heartbeat:
             batch=record.batch,
         )
 
-    def event(self, msg: str, step: int | None = None, loss: float | None = None) -> None:
+    def event(self, msg: str, step: int | None = None, loss: float | None = None, *, batch: str | None = None) -> None:
         """Anything else happened."""
-        self._write(step=step, msg=msg, loss=loss)
+        self._write(step=step, msg=msg, loss=loss, batch=batch)
 
     def close(self) -> None:
         """No line follows."""

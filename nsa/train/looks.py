@@ -9,6 +9,7 @@ from nsa.data import Batch
 from nsa.train.evaluate import held_out_loss, write_on
 from nsa.train.gates import look_at_gates
 from nsa.train.monitors import Monitors
+from nsa.train.record import checksum
 from nsa.train.retrieval import answers_by_depth
 from nsa.train.saving import History
 from nsa.train.setup import Machinery, explaining_memory
@@ -51,7 +52,7 @@ class Looks:
             depths = answers_by_depth(machinery.model, self._held_out, self._world, step) if self._asks else []
         machinery.called.train()
         history.held_out[step] = loss
-        self._monitors.evaluated(step, loss)
+        self._monitors.evaluated(step, loss, checksum(self._held_out[0].tokens))
         self._monitors.answered(depths)
         history.answered = {str(each.depth): each.right / each.asked for each in depths}
         num_tokens = machinery.config.train.sample_tokens

@@ -72,10 +72,10 @@ class Monitors:
         if self._watchdog is not None:
             self._watchdog.enter(stage, seconds)
 
-    def event(self, msg: str, step: int | None = None, loss: float | None = None) -> None:
+    def event(self, msg: str, step: int | None = None, loss: float | None = None, *, batch: str | None = None) -> None:
         """Something happened that a reader of the heartbeat has to know."""
         if self._heartbeat is not None:
-            self._heartbeat.event(msg, step, loss)
+            self._heartbeat.event(msg, step, loss, batch=batch)
 
     def say(self, text: str) -> None:
         """A line for the person who watches, of the first process."""
@@ -104,9 +104,9 @@ class Monitors:
         if self.progress is not None:
             self.progress.step(record, memory_in_use(self._device))
 
-    def evaluated(self, step: int, loss: float) -> None:
-        """The held-out rows were looked at."""
-        self.event("evaluated", step)
+    def evaluated(self, step: int, loss: float, batch: str) -> None:
+        """The held-out rows were looked at; `batch` is the `checksum` of this process's first ones."""
+        self.event("evaluated", step, batch=batch)
         if self.writes_tables:
             self._evaluations.add(step, loss)
             self._events.add(step, {"held_out/loss": loss})

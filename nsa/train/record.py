@@ -58,5 +58,5 @@ class DepthRecord:
 
 
 def checksum(tokens: Int[Tensor, "B longer"]) -> str:
-    """Eight digits by which the rows that two processes train on can be compared: the CRC-32 of their first ids."""
+    """Eight digits by which rows that are trained and evaluated on can be compared: the CRC-32 of their first ids."""
     return f"{zlib.crc32(tokens.flatten()[:_LONGEST_SUMMED].numpy().tobytes()):08x}"
