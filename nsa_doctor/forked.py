@@ -6,9 +6,10 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Collection
 from typing import IO, NoReturn
+
+from nsa_doctor.runner import Caught, attempt
 
 _BLINK = 0.02  # seconds between two looks at whether it has ended
 
@@ -54,27 +55,35 @@ class ForkedProcess:
 
 
 def _become(call: Callable[[], object], kept: Collection[int], errors: int) -> NoReturn:
-    """In the fork: what a program started anew would have, and no way back."""
+    """In the fork: no way leads back to what it was forked from."""
     code = 1
     try:
-        os.setsid()
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for number, target in ((0, nothing), (1, nothing), (2, errors)):
-            os.dup2(target, number)
-        _close_all_but(kept)
-        for number in signal.valid_signals():
-            if callable(signal.getsignal(number)):
-                signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
-        call()
-        code = 0
-    except SystemExit as left:
-        code = left.code if isinstance(left.code, int) else int(left.code is not None)
-    except BaseException:  # noqa: BLE001 (it must not go on as the process it was forked from)
-        traceback.print_exc()
+        ended = attempt(lambda: _live(call, kept, errors))
+        if not isinstance(ended, Caught):
+            code = 0
+        elif isinstance(ended.error, SystemExit):
+            told = ended.error.code
+            code = told if isinstance(told, int) else int(told is not None)
+        else:
+            sys.stderr.write(ended.traceback)
+            sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def _live(call: Callable[[], object], kept: Collection[int], errors: int) -> None:
+    """Call with what a program started anew would have."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number, target in ((0, nothing), (1, nothing), (2, errors)):
+        os.dup2(target, number)
+    _close_all_but(kept)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    call()
 
 
 def _close_all_but(kept: Collection[int]) -> None:

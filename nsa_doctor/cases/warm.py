@@ -162,12 +162,10 @@ def main() -> None:
     _warm_up([*_IMPORTED, *sys.argv[2:]])
     request = _serve(control)
     if request is not None:
-        import torch
-
         from nsa_doctor.cases.child import main
+        from nsa_doctor.probes.state import can_be_forked
 
-        # What has touched a GPU cannot be forked, and asking whether there is one touches it.
-        ChildProcess.are_forked = not torch.backends.cuda.is_built()
+        ChildProcess.are_forked = can_be_forked()
         sys.argv[1:] = request["words"]
         main()
 

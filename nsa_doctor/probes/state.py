@@ -117,3 +117,8 @@ def _restore_generators(states: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(states["cuda"])
     if "numpy" in states:
         sys.modules["numpy"].random.set_state(states["numpy"])
+
+
+def can_be_forked() -> bool:
+    """Whether a process that has used torch may be: none that has touched a GPU, and asking for one touches it."""
+    return not torch.backends.cuda.is_built()
