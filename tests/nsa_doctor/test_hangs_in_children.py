@@ -46,7 +46,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "kind", "function"),
     [
         ("hangs:is_killed", "died", "_kill"),
-        ("hangs:faults", "died", "_fault"),
+        slow("hangs:faults", "died", "_fault"),
         ("hangs:holds_the_interpreter", "timeout", "_sleep_with_the_lock_held"),
     ],
 )

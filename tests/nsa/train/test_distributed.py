@@ -64,7 +64,9 @@ def test_every_process_has_its_heartbeat(told, beats):
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_every_process_tells_a_batch_of_its_own(kind, told, beats):
-    first, second = ([beat["batch"] for beat in beats(told[1] / kind, rank) if beat["step"]] for rank in (0, 1))
+    first, second = (
+        [beat["batch"] for beat in beats(told[1] / kind, rank) if beat["msg"] == "step"] for rank in (0, 1)
+    )
     made = [(one, other) for one, other in zip(first, second, strict=True) if one is not None]
     assert len({each for pair in made for each in pair}) == 12
 
