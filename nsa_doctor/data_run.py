@@ -5,7 +5,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nsa_doctor import registry
+from nsa_doctor.children import AnyProcess, start_child
 from nsa_doctor.conclude import environment
 from nsa_doctor.data.request import DataRequest
 from nsa_doctor.finding import Finding, Report, Result, Verdict
@@ -66,9 +66,9 @@ def examine_data(request: DataRequest, listen: Listener = lambda told, done, tot
     """Every check asked for; a source that hangs for good or kills its process is a finding. Raises as `data` does."""
     subject = {"name": request.spec or request.config or "data", "options": list(request.words)}
     with tempfile.TemporaryFile() as errors:
-        child = _start(request, errors)
+        child, said = _start(request, errors)
         try:
-            answer = _heard(child, request, listen)
+            answer = _heard(child, said, request, listen)
         except KeyboardInterrupt:
             return DataExamined(subject=subject, expected={}, interrupted=True)
         finally:
@@ -90,26 +90,20 @@ def _identified(subject: dict[str, Any]) -> dict[str, Any]:
     return {**subject, "identity": told}
 
 
-def _start(request: DataRequest, errors: IO[bytes]) -> subprocess.Popen[str]:
-    child = subprocess.Popen(  # noqa: S603 (our own interpreter)
-        [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).parents[1])],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        start_new_session=True,
-        encoding="utf-8",
-    )
-    assert child.stdin is not None
-    with suppress(BrokenPipeError):
-        child.stdin.write(json.dumps(asdict(request)) + "\n")
-        child.stdin.close()
-    return child
+def _start(request: DataRequest, errors: IO[bytes]) -> tuple[AnyProcess, IO[str]]:
+    """The process, and the lines that it says."""
+    reading, writing = os.pipe()
+    try:
+        child = start_child("nsa_doctor.data.room", [json.dumps(asdict(request)), str(writing)], (writing,), errors)
+    finally:
+        os.close(writing)
+    return child, os.fdopen(reading, encoding="utf-8")
 
 
-def _heard(child: subprocess.Popen[str], request: DataRequest, listen: Listener) -> dict[str, Any] | None:
+def _heard(child: AnyProcess, stream: IO[str], request: DataRequest, listen: Listener) -> dict[str, Any] | None:
     """Its answer; None when it dies before, or gives no sign of life."""
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    threading.Thread(target=_forward, args=(child.stdout, lines), daemon=True).start()
+    threading.Thread(target=_forward, args=(stream, lines), daemon=True).start()
     patience = (request.seconds or _USUAL_LIMIT) + _SPARE_SECONDS
     heard, told = time.monotonic(), 0
     while time.monotonic() - heard < patience:
@@ -139,15 +133,14 @@ def _steps(request: DataRequest) -> int:
     return request.num_ranks + 5
 
 
-def _forward(stream: IO[str] | None, lines: "queue.SimpleQueue[str | None]") -> None:
-    assert stream is not None
+def _forward(stream: IO[str], lines: "queue.SimpleQueue[str | None]") -> None:
     with suppress(ValueError, OSError), stream:
         for line in stream:
             lines.put(line)
     lines.put(None)
 
 
-def _end(child: subprocess.Popen[str]) -> None:
+def _end(child: AnyProcess) -> None:
     """Nothing that it started is left."""
     with suppress(subprocess.TimeoutExpired):
         child.wait(0.2)
@@ -192,12 +185,3 @@ def _died(request: DataRequest, code: int | None, dump: str) -> tuple[Result, ..
 def _tail(errors: IO[bytes]) -> str:
     errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LONGEST_TAIL))
     return errors.read().decode("utf-8", errors="replace")
-
-
-_PROGRAM = """
-import sys
-root = sys.argv.pop()
-root in sys.path or sys.path.insert(0, root)
-from nsa_doctor.data.room import main
-main()
-"""

@@ -15,20 +15,23 @@ _BLINK = 0.02  # seconds between two looks at whether it has ended
 
 
 class ForkedProcess:
-    """Runs `call` in a session of its own and ends with it; its standard error is read here, the rest goes nowhere.
+    """Runs `call` in a session of its own and ends with it; its standard streams lead nowhere, but for errors.
 
-    Of the files that are open here it keeps `kept`. For a process whose other threads hold nothing that `call` needs.
+    They go to `errors`, or where there is none to `stderr`, to be read here. Of the files that are open here it keeps
+    `kept`. For a process whose other threads hold nothing that `call` needs.
     """
 
-    def __init__(self, call: Callable[[], object], kept: Collection[int]) -> None:
-        reading, writing = os.pipe()
+    def __init__(self, call: Callable[[], object], kept: Collection[int], errors: IO[bytes] | None = None) -> None:
         self.returncode: int | None = None
+        self.stderr: IO[bytes] | None = None
         self._lock = threading.Lock()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _become(call, kept, writing)
+        if errors is not None:
+            self.pid = _forked(call, kept, errors.fileno())
+            return
+        reading, writing = os.pipe()
+        self.pid = _forked(call, kept, writing)
         os.close(writing)
-        self.stderr: IO[bytes] = os.fdopen(reading, "rb", buffering=0)
+        self.stderr = os.fdopen(reading, "rb", buffering=0)
 
     def poll(self) -> int | None:
         """Its exit code, or less than 0 for a signal; None while it lives."""
@@ -54,6 +57,14 @@ class ForkedProcess:
             os.kill(self.pid, number)
 
 
+def _forked(call: Callable[[], object], kept: Collection[int], errors: int) -> int:
+    """The number of the fork."""
+    pid = os.fork()
+    if pid == 0:
+        _become(call, kept, errors)
+    return pid
+
+
 def _become(call: Callable[[], object], kept: Collection[int], errors: int) -> NoReturn:
     """In the fork: no way leads back to what it was forked from."""
     code = 1
@@ -61,11 +72,11 @@ def _become(call: Callable[[], object], kept: Collection[int], errors: int) -> N
         ended = attempt(lambda: _live(call, kept, errors))
         if not isinstance(ended, Caught):
             code = 0
-        elif isinstance(ended.error, SystemExit):
-            told = ended.error.code
-            code = told if isinstance(told, int) else int(told is not None)
+        elif isinstance(ended.error, SystemExit) and isinstance(ended.error.code, int | None):
+            code = ended.error.code or 0
         else:
-            sys.stderr.write(ended.traceback)
+            is_told = isinstance(ended.error, SystemExit)  # in words
+            sys.stderr.write(f"{ended.error}\n" if is_told else ended.traceback)
             sys.stderr.flush()
     finally:
         os._exit(code)

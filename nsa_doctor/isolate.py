@@ -7,16 +7,13 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from nsa_doctor.forked import ForkedProcess
+from nsa_doctor.children import start_child
 from nsa_doctor.page import FILE_BYTES, SIGHTING, TRAIL, Page
 
 STARTUP_SECONDS = 180.0  # for Python and torch alone, before the subject has a say
@@ -98,11 +95,8 @@ class ChildDeafError(ChildDiedError):
 class ChildProcess:
     """One child, asked one thing at a time over pipes of its own; what the subject prints goes nowhere.
 
-    `is_trailed`: it writes down every line of the subject before it runs, which takes time. `are_forked`: children are
-    forks of this process and not interpreters of their own, for one that has imported torch and has no GPU to share.
+    `is_trailed`: it writes down every line of the subject before it runs, which takes time.
     """
-
-    are_forked: ClassVar[bool] = False
 
     def __init__(self, is_trailed: bool = False) -> None:
         requests, self._requests = os.pipe()
@@ -113,7 +107,8 @@ class ChildProcess:
         self._pages.truncate(FILE_BYTES)
         self._trail, self._sighting = (Page(self._pages.fileno(), number) for number in (TRAIL, SIGHTING))
         given = (requests, answers, self._dump.fileno(), questions, self._pages.fileno())
-        self._process = _start(given, [*map(str, given), "trailed" if is_trailed else "untrailed"], self.are_forked)
+        words = [*map(str, given), "trailed" if is_trailed else "untrailed"]
+        self._process = start_child("nsa_doctor.child", words, given)
         for descriptor in (requests, answers, questions):
             os.close(descriptor)
         assert self._process.stderr is not None
@@ -254,32 +249,3 @@ def _message(line: bytes) -> dict[str, Any] | None:
         return None
     is_answer = all(isinstance(value, (dict, str)) for value in message.values())
     return message if "event" in message or is_answer else None
-
-
-def _start(files: Collection[int], words: Sequence[str], is_forked: bool) -> subprocess.Popen[bytes] | ForkedProcess:
-    if is_forked:
-        return ForkedProcess(partial(_serve, words), files)
-    return subprocess.Popen(  # noqa: S603 (our own interpreter)
-        [sys.executable, "-P", "-c", _bootstrap(), *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        pass_fds=tuple(files),
-        start_new_session=True,
-    )
-
-
-def _serve(words: Sequence[str]) -> None:
-    from nsa_doctor.child import main
-
-    sys.argv[1:] = words
-    main()
-
-
-def _bootstrap() -> str:
-    """The child's program: this very package, wherever it was imported from, and nothing of the current folder."""
-    root = str(Path(__file__).parent.parent)
-    return (
-        f"import sys; root = {root!r}; root in sys.path or sys.path.insert(0, root); "
-        "from nsa_doctor.child import main; main()"
-    )

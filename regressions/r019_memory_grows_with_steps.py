@@ -71,14 +71,14 @@ CASE = Case(
     reproduce=reproduce,
     plants=(
         Plant(
-            name="in a run",
-            command=in_a_run,
-            expected=found("TRN402", says=r"memory grows from .* by \d{3,4} KB a step"),
-        ),
-        Plant(
             name="in the layer",
             command=examine("regressions.r019_memory_grows_with_steps:layer", "PRF301"),
             expected=found("PRF301", file=_HERE, function="remembers"),
+        ),
+        Plant(
+            name="in a run",
+            command=in_a_run,
+            expected=found("TRN402", says=r"memory grows from .* by \d{3,4} KB a step"),
         ),
     ),
 )

@@ -18,7 +18,7 @@ CARDS = [
 
 @pytest.fixture(scope="module")
 def starter() -> Iterator[Starter]:
-    with Starter(is_for_many=True) as started:
+    with Starter() as started:
         yield started
 
 

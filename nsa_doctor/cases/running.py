@@ -35,7 +35,7 @@ def run_cases(
     """How each case ended, in the order asked for; a KeyboardInterrupt ends them all."""
     children: list[Started] = []
     ended: dict[str, Outcome] = {}
-    starting = nullcontext(starter) if starter else Starter(is_for_many=len(request.cards) > 1)
+    starting = nullcontext(starter) if starter else Starter()
     with starting as started, ThreadPoolExecutor(request.jobs) as pool:
         waiting = {pool.submit(_run, card, request, started, children): card for card in request.cards}
         try:

@@ -20,20 +20,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from nsa_doctor.isolate import STARTUP_SECONDS, ChildProcess
+from nsa_doctor.children import Children
+from nsa_doctor.isolate import STARTUP_SECONDS
 from nsa_doctor.orphans import end_with_parent
 
 CAN_FORK = hasattr(os, "fork") and hasattr(socket, "send_fds")
-_IMPORTED = (
+IMPORTED = (
     "nsa.nn",
+    "nsa.train.run",
     "nsa_doctor.bench",
     "nsa_doctor.cases.child",
     "nsa_doctor.cli",
     "nsa_doctor.render.reading",
     "nsa_doctor.run",
     "nsa_doctor.watch",
+    "torch._dynamo",  # an optimizer's first step would import it
 )
-_IMPORTED_FOR_MANY = ("nsa.train.run", "torch._dynamo")  # what trainers need: seconds, and not every case trains
 _BLINK = 0.02  # seconds between two looks at what has ended
 
 
@@ -51,17 +53,16 @@ class Starter:
     """Starts processes for cases, forked from one that is warm; where it `is_fresh`, interpreters of their own.
 
     They have the environment that there was when this was made, and the folder that there is when they start.
-    is_for_many: that it takes longer until the first starts, and less until the others do, is welcome.
+    imported: by name, the modules that are there already: the more, the later the first starts and the sooner others.
     """
 
-    def __init__(self, *, is_for_many: bool = False, is_fresh: bool = not CAN_FORK) -> None:
+    def __init__(self, imported: Sequence[str] = IMPORTED, *, is_fresh: bool = not CAN_FORK) -> None:
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         if not is_fresh:
             self._control, theirs = socket.socketpair()
             with theirs:
-                words = [str(theirs.fileno()), *(_IMPORTED_FOR_MANY if is_for_many else ())]
-                command = [sys.executable, "-m", __name__, *words]
+                command = [sys.executable, "-m", __name__, str(theirs.fileno()), *imported]
                 self._server = subprocess.Popen(  # noqa: S603 (our own interpreter)
                     command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
                 )
@@ -159,13 +160,15 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asked ends what it asked for
     keep_to_one_thread()
-    _warm_up([*_IMPORTED, *sys.argv[2:]])
+    _warm_up(sys.argv[2:])
     request = _serve(control)
     if request is not None:
         from nsa_doctor.cases.child import main
-        from nsa_doctor.probes.state import can_be_forked
 
-        ChildProcess.are_forked = can_be_forked()
+        if "torch" in sys.modules:
+            from nsa_doctor.probes.state import can_be_forked
+
+            Children.are_forked = can_be_forked()
         sys.argv[1:] = request["words"]
         main()
 

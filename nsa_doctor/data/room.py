@@ -32,10 +32,11 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
-    """Answer the request on standard input; what is said goes out line by line, and the answer is the last one."""
-    request = json.loads(sys.stdin.buffer.readline())
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what the source prints is not for the doctor
+    """Answer a request, the first word; to the file whose number is the second go lines, and the answer is the last."""
+    request, number = json.loads(sys.argv[1]), int(sys.argv[2])
+    del sys.argv[1:]
+    os.set_inheritable(number, False)
+    out = os.fdopen(number, "w", encoding="utf-8")
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     lock = threading.Lock()

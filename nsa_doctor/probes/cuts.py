@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from nsa_doctor.frames import FrameFilter
 from nsa_doctor.measurement import Place
 from nsa_doctor.probes.deliveries import Deliveries
+from nsa_doctor.probes.operations import tensors_in
 from nsa_doctor.probes.places import Places
 from nsa_doctor.probes.saved import functions_seen, uncompiled
 
@@ -93,11 +93,11 @@ class PathWatch:
         return result
 
     def _note(self, name: str, arguments: Any, result: Any) -> None:
-        given = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+        given = tensors_in(arguments)
         for leaf in given:
             if leaf.requires_grad and id(leaf) not in self.uses and id(leaf) not in self._made:
                 self.uses[id(leaf)], self._made[id(leaf)] = self._places.here()[0], leaf
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        made = tensors_in(result)
         self._made |= {id(output): output for output in made}  # kept, or an address could be given to another
         for output in made:
             if output.grad_fn is not None and output.grad_fn not in self.nodes:

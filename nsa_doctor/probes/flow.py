@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._pytree import tree_leaves
 
 from nsa_doctor.measurement import Place
+from nsa_doctor.probes.operations import tensors_in
 from nsa_doctor.probes.places import Places
 
 _FUNCTIONS = inspect.getfile(torch.autograd.Function)
@@ -101,7 +101,7 @@ class Flow(TorchFunctionMode):
     ) -> Any:
         """Run one call; meet what goes in and what comes out."""
         kwargs = kwargs or {}
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        given = tensors_in(args, kwargs)
         for tensor in given:
             self.meet(tensor)
         version = [tensor._version for tensor in given] if self._places is not None else []
@@ -110,9 +110,8 @@ class Flow(TorchFunctionMode):
         if self._places is not None:
             changed = [tensor for tensor, before in zip(given, version, strict=True) if tensor._version != before]
             self._note(func, given, changed, result, had)
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self.meet(leaf)
+        for tensor in tensors_in(result):
+            self.meet(tensor)
         return result
 
     def meet(self, tensor: Tensor) -> None:
@@ -162,7 +161,7 @@ class Flow(TorchFunctionMode):
             self.recording.hooked[id(given[0])] = self._places.here()[0]
         if short in _LOOKS or not given:
             return
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        outputs = tensors_in(result)
         if not outputs and not changed and short not in _ESCAPES:
             return
         place = self._places.here()[0]

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from nsa_doctor.frames import FrameFilter
 from nsa_doctor.measurement import Place
-from nsa_doctor.probes.operations import operation_name
+from nsa_doctor.probes.operations import operation_name, tensors_in
 from nsa_doctor.probes.places import Places
 from nsa_doctor.probes.saved import uncompiled
 from nsa_doctor.probes.specimen import Specimen
@@ -75,7 +75,7 @@ class _Watcher(TorchDispatchMode):
         result = func(*args, **kwargs)
         if self.found is None:
             name = operation_name(func).rstrip("_")
-            if name in _TURNS or any(id(leaf) in self._exact for leaf in tree_leaves((args, kwargs))):
+            if name in _TURNS or any(id(tensor) in self._exact for tensor in tensors_in(args, kwargs)):
                 self._follow(name, func, args, kwargs, result)
             elif isinstance(result, Tensor) and _is_half(result):
                 self._begin(name, args, result)
@@ -91,7 +91,7 @@ class _Watcher(TorchDispatchMode):
             self._keep(result, args[0].double(), self._places.here()[0])
 
     def _follow(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        known = (id(leaf) for leaf in tree_leaves((args, kwargs)))
+        known = (id(tensor) for tensor in tensors_in(args, kwargs))
         origin = next((self._origin[key] for key in known if key in self._origin), None)
         if name in _TURNS:
             exact = self._exact.get(id(args[0]))
@@ -101,11 +101,11 @@ class _Watcher(TorchDispatchMode):
         elif origin is not None and (name in _DECISIONS or name in _MOVES):
             due = attempt(lambda: func(*tree_map(self._wide, args), **tree_map(self._wide, kwargs)))
             if not isinstance(due, Caught):
-                self._compare(name, tree_leaves(result), tree_leaves(due), origin)
+                self._compare(name, tensors_in(result), tensors_in(due), origin)
 
-    def _compare(self, name: str, results: list[Any], due: list[Any], origin: Place) -> None:
+    def _compare(self, name: str, results: list[Tensor], due: list[Tensor], origin: Place) -> None:
         for value, exact in zip(results, due, strict=True):
-            if not isinstance(value, Tensor) or not isinstance(exact, Tensor) or value.shape != exact.shape:
+            if value.shape != exact.shape:
                 continue
             if value.is_floating_point():
                 wrong = _wrong_differences(value, exact) if name in ("sub", "rsub") else 0

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
 _OVERWRITING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"})
 
@@ -32,4 +34,20 @@ def written_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             found.append(args[position] if position < len(args) else kwargs.get(argument.name))
+    return found
+
+
+def tensors_in(*values: object) -> list[Tensor]:
+    """The tensors among what an operation takes or returns, in order: it nests them in sequences and mappings alone.
+
+    For every operation of a pass: `torch.utils._pytree`, which knows containers of users too, takes many times as long.
+    """
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found += tensors_in(*value)
+        elif isinstance(value, Mapping):
+            found += tensors_in(*value.values())
     return found

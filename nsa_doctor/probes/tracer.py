@@ -11,12 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from nsa_doctor.measurement import Place
 from nsa_doctor.probes.finite import holds_nonfinite, is_countable, isfinite
 from nsa_doctor.probes.lineage import KINDS, Kind, Lineage, Record, of_kind
-from nsa_doctor.probes.operations import UNWRITTEN, operation_name, overwrites, reads_masks, written_arguments
+from nsa_doctor.probes.operations import (
+    UNWRITTEN,
+    operation_name,
+    overwrites,
+    reads_masks,
+    tensors_in,
+    written_arguments,
+)
 from nsa_doctor.probes.places import Places
 
 Cause = tuple[str, str, int, str]
@@ -87,14 +93,14 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         """Run one operation and account for what it wrote."""
         kwargs = kwargs or {}
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if is_countable(leaf)]
-        written = [leaf for leaf in tree_leaves(written_arguments(func, args, kwargs)) if is_countable(leaf)]
+        inputs = [tensor for tensor in tensors_in(args, kwargs) if is_countable(tensor)]
+        written = [tensor for tensor in tensors_in(written_arguments(func, args, kwargs)) if is_countable(tensor)]
         overwritten = {id(tensor): self._parents([tensor]) for tensor in written}
         result = func(*args, **kwargs)
         self._count += 1
         self._nodes.note(self._places)
         storages = {tensor.untyped_storage()._cdata for tensor in inputs}
-        for output in [leaf for leaf in tree_leaves(result) if is_countable(leaf)]:
+        for output in [tensor for tensor in tensors_in(result) if is_countable(tensor)]:
             if not any(output is tensor for tensor in written):
                 shares = output.untyped_storage()._cdata in storages
                 self._account(func, output, inputs, {}, is_view=shares)

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from nsa_doctor.frames import FrameFilter
 from nsa_doctor.measurement import Place
-from nsa_doctor.probes.operations import operation_name, written_arguments
+from nsa_doctor.probes.operations import operation_name, tensors_in, written_arguments
 from nsa_doctor.probes.places import Places
 from nsa_doctor.probes.saved import Saved, SavedWatch, functions_seen, is_plain, num_differing, uncompiled, version_of
 
@@ -89,7 +88,7 @@ class WriterWatch(SavedWatch):
             return func(*args, **kwargs)
         self._look_between()
         result = func(*args, **kwargs)
-        written = [leaf for leaf in tree_leaves(written_arguments(func, args, kwargs)) if is_plain(leaf)]
+        written = [tensor for tensor in tensors_in(written_arguments(func, args, kwargs)) if is_plain(tensor)]
         write: Write | None = None
         if written:
             write = Write(operation_name(func), self._places.here()[0])
@@ -192,7 +191,7 @@ class GradientWatch:
 
     def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation; note a line of the subject that writes into a gradient."""
-        written = [leaf for leaf in tree_leaves(written_arguments(func, args, kwargs)) if is_plain(leaf)]
+        written = [tensor for tensor in tensors_in(written_arguments(func, args, kwargs)) if is_plain(tensor)]
         if written and self._gradients & {tensor.untyped_storage()._cdata for tensor in written}:
             place, is_own = self._places.here()
             if is_own:

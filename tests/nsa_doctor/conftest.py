@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from nsa_doctor.children import Children
 from nsa_doctor.finding import Report
 from nsa_doctor.probes.local import LocalLaboratory
+from nsa_doctor.probes.state import can_be_forked
 from nsa_doctor.render import json as as_json
 from nsa_doctor.render.reading import parse_report
 from nsa_doctor.subject import Subject
@@ -52,6 +54,12 @@ def doctor() -> Callable[..., subprocess.CompletedProcess[str]]:
         return done
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children are forks of this process, as a case's are: they need not import torch. Those of `doctor` are not."""
+    monkeypatch.setattr(Children, "are_forked", can_be_forked())
 
 
 @pytest.fixture(autouse=True)

@@ -167,7 +167,7 @@ def make_starter(request, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     if not (request.param or warm.CAN_FORK):
         pytest.skip("this machine forks no processes")
-    return lambda: warm.Starter(is_fresh=request.param)
+    return lambda: warm.Starter((), is_fresh=request.param)
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def started(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     if not warm.CAN_FORK:
         pytest.skip("this machine forks no processes")
-    with warm.Starter() as starter:
+    with warm.Starter(()) as starter:
 
         def start(text):
             (tmp_path / "r998_some_symptom.py").write_text(f'"""{DOC}"""\n{text}')
@@ -350,7 +350,7 @@ def test_a_case_has_the_folder_and_the_environment_of_who_asks(run_source, tmp_p
 
 def test_a_server_that_is_gone_breaks_the_case_and_hangs_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(warm, "__name__", "json")  # a module that ends at once
-    with warm.Starter() as starter:
+    with warm.Starter(()) as starter:
         (outcome,) = run_cases(CasesRequest(cards=(card(),)), starter=starter)
     assert (outcome.status, outcome.reason) == ("broken", "its process ended with code -9: ")
 

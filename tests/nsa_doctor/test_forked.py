@@ -10,8 +10,6 @@ import pytest
 
 from nsa_doctor.forked import ForkedProcess
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-
 
 def ended(process: ForkedProcess) -> tuple[int, str]:
     with process.stderr:

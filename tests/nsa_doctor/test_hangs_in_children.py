@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from nsa_doctor import registry
+from nsa_doctor.children import Children
 from nsa_doctor.finding import Decision, Verdict
 from nsa_doctor.isolate import ChildProcess
 from nsa_doctor.laboratory import Assignment, InterruptedLaboratoryError, IsolatedLaboratory
@@ -34,13 +35,18 @@ def laboratory(name: str, **options) -> IsolatedLaboratory:
     return IsolatedLaboratory(Assignment(spec=f"sick.{name}", **how | {"input": "embeddings"} | options))
 
 
+@pytest.fixture(autouse=True)
+def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not here: children are interpreters of their own, as a user's are."""
+    monkeypatch.setattr(Children, "are_forked", False)
+
+
 @pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children are forks of this process, as those of a case are."""
-    monkeypatch.setattr(ChildProcess, "are_forked", True)
+def forked(forked_children: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children are forks of this process all the same."""
+    monkeypatch.setattr(Children, "are_forked", True)
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("name", "kind", "function"),

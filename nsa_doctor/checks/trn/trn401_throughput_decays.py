@@ -47,15 +47,25 @@ def _told(slow: Slowing) -> str:
 def planted(subject: RunSubject) -> RunSubject:
     from torch.nn.functional import cross_entropy
 
+    clock = _Clock()
     calls = count(1)
 
     def reads_all_it_kept(logits: Any, targets: Any, **options: Any) -> Any:
-        time.sleep(3e-4 * next(calls) ** 2)
+        clock.ahead += 1e-2 * next(calls) ** 2
         return cross_entropy(logits, targets, **options)
 
-    return trained(
-        steps=40, eval_batches=0, eval_every=0, seams={"nsa.train.objective.cross_entropy": reads_all_it_kept}
-    )
+    seams = {"nsa.train.objective.cross_entropy": reads_all_it_kept, "nsa.train.loop.time": clock}
+    return trained(steps=40, eval_batches=0, eval_every=0, seams=seams)
+
+
+class _Clock:
+    """In place of `time`: what takes long is told to it, so that nobody has to wait."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def perf_counter(self) -> float:
+        return time.perf_counter() + self.ahead
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", explained_by=("TRN402", "TRN403"))
