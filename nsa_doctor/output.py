@@ -6,6 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import TextIO
 
+_MOST_LINKS = 40  # as many as Linux follows
+
 
 class CannotWriteError(ValueError):
     """A file cannot be written; one sentence says why."""
@@ -15,8 +17,8 @@ def check_writable(path: Path) -> None:
     """Find out before the work starts whether `write_whole` can write there; raises CannotWriteError."""
     if path.is_dir():
         raise CannotWriteError(f"{path}: is a folder; give a file name in it")
-    if path.exists() and not path.is_file():
-        return  # a device or a pipe, written to directly
+    if _open_descriptor(path) is not None or (path.exists() and not path.is_file()):
+        return  # a stream, a device or a pipe, written to directly
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:50]}."):
             pass
@@ -29,6 +31,10 @@ def check_writable(path: Path) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that a reader sees the old one or the new one; raises CannotWriteError."""
     try:
+        if (descriptor := _open_descriptor(path)) is not None:
+            with os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as stream:
+                stream.write(text)
+            return
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
             return
@@ -47,6 +53,17 @@ def write_whole(path: Path, text: str) -> None:
             Path(temporary).unlink(missing_ok=True)  # gone by now, unless something above failed
     except OSError as error:
         raise CannotWriteError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _open_descriptor(path: Path) -> int | None:
+    """Of /dev/stdout and its like, what it stands for: opened anew or replaced, a file would lose what is in it."""
+    for _ in range(_MOST_LINKS):
+        if path.parent.resolve() == Path("/dev/fd").resolve():
+            return int(path.name) if path.name.isdecimal() and path.exists() else None
+        if not path.is_symlink():
+            return None
+        path = path.parent / path.readlink()
+    return None
 
 
 def say(text: str, stream: TextIO | None) -> None:

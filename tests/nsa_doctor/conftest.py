@@ -3,13 +3,16 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 
+from nsa_doctor.__main__ import start
 from nsa_doctor.children import Children
 from nsa_doctor.finding import Report
+from nsa_doctor.forked import ForkedProcess
 from nsa_doctor.probes.local import LocalLaboratory
 from nsa_doctor.probes.state import can_be_forked
 from nsa_doctor.render import json as as_json
@@ -21,6 +24,7 @@ from nsa_doctor.subjects.request import SubjectRequest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+_LONGEST = 110.0  # seconds: a test has 120
 REPORT = f'{{\n  "format": "{as_json.FORMAT}"'
 
 
@@ -41,25 +45,49 @@ def small() -> Subject:
     return builtin_subject(str(HERE / "small.yaml"))
 
 
-@pytest.fixture
-def doctor() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`doctor("sweep", ...)` runs the command in the folder that holds `sick`, with one thread and 80 columns."""
-
-    def run(*words: str, **options) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "nsa_doctor", *words]
-        settings = {"capture_output": True, "text": True, "cwd": HERE, "env": environment(), **options}
-        done = subprocess.run(command, check=False, **settings)
-        if (done.stdout or "").startswith(REPORT):
-            parse_report(done.stdout)
-        return done
-
-    return run
-
-
 @pytest.fixture(autouse=True)
 def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """Children are forks of this process, as a case's are: they need not import torch. Those of `doctor` are not."""
     monkeypatch.setattr(Children, "are_forked", can_be_forked())
+
+
+@pytest.fixture
+def doctor() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`doctor("sweep", ...)` runs the command in the folder that holds `sick`, with one thread and 80 columns.
+
+    It does so in a fork of this process; what is about the start of the program runs `python -m nsa_doctor` itself.
+    """
+
+    def run(
+        *words: str, cwd: Path = HERE, env: Mapping[str, str] | None = None, input: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        with TemporaryFile("w+") as given, TemporaryFile("w+") as told, TemporaryFile("w+") as errors:
+            given.write(input)
+            given.seek(0)
+
+            def call() -> None:
+                os.dup2(given.fileno(), 0)
+                os.dup2(told.fileno(), 1)
+                os.chdir(cwd)
+                os.environ.clear()
+                os.environ.update(env or environment())
+                sys.path.insert(0, "")
+                sys.argv = ["nsa-doctor", *words]
+                try:
+                    start()
+                finally:
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+
+            code = ForkedProcess(call, (given.fileno(), told.fileno()), errors.buffer).wait(_LONGEST)
+            told.seek(0)
+            errors.seek(0)
+            done = subprocess.CompletedProcess(words, code, told.read(), errors.read())
+        if done.stdout.startswith(REPORT):
+            parse_report(done.stdout)
+        return done
+
+    return run
 
 
 @pytest.fixture(autouse=True)

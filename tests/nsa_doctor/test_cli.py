@@ -12,6 +12,7 @@ import pytest
 
 from nsa_doctor import output, registry
 from nsa_doctor.cli import serve
+from nsa_doctor.output import CannotWriteError, check_writable, write_whole
 
 from .conftest import HERE, environment
 
@@ -207,17 +208,27 @@ def test_traceback_shows_where_the_subject_raised(doctor: Doctor) -> None:
 
 
 def test_standard_output_can_be_the_report_file(doctor: Doctor) -> None:
-    words = [
-        "--seq",
-        "16",
-        "--subject",
-        "sick.healthy:causal",
-        "--format",
-        "json",
-        "--output",
-        "/dev/stdout",
-        "--quiet",
-    ]
-    answer = doctor("sweep", *words)
+    words = ["--seq", "16", "--subject", "sick.healthy:causal", "--format", "json", "--output", "/dev/stdout"]
+    answer = doctor("sweep", *words, "--quiet")
     assert answer.returncode == 0
     assert json.loads(answer.stdout)["decision"] == "GO"
+
+
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="this machine has no /dev/fd")
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_file_that_is_open_is_added_to_and_not_replaced(tmp_path: Path, is_linked: bool) -> None:
+    log, link = tmp_path / "log", tmp_path / "link"
+    with log.open("a") as stream:
+        stream.write("before, ")
+        stream.flush()
+        path = Path(f"/dev/fd/{stream.fileno()}")
+        link.symlink_to(path)
+        check_writable(link if is_linked else path)
+        write_whole(link if is_linked else path, "the report, ")
+        stream.write("after")
+    assert log.read_text() == "before, the report, after"
+
+
+def test_what_is_not_open_cannot_be_written() -> None:
+    with pytest.raises(CannotWriteError, match="/dev/fd/987: cannot be written"):
+        check_writable(Path("/dev/fd/987"))
