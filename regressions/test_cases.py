@@ -9,11 +9,6 @@ from nsa_doctor.cases.running import CasesRequest, run_cases
 from nsa_doctor.cases.warm import Starter
 
 SECONDS = 60.0
-# About 10 s of CPU each, so on demand: three processes that import torch and a hang; two sweeps that trace.
-LONG = ("r001", "r008")
-CARDS = [
-    pytest.param(card, id=card.id, marks=[pytest.mark.full] if card.id in LONG else []) for card in cards().values()
-]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +17,7 @@ def starter() -> Iterator[Starter]:
         yield started
 
 
-@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("card", cards().values(), ids=cards())
 def test_a_reported_bug_is_absent_and_found_when_planted(card: Card, starter: Starter) -> None:
     (outcome,) = run_cases(CasesRequest(cards=(card,), seconds=SECONDS), starter=starter)
     if outcome.status == "skipped":
