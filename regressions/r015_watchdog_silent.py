@@ -25,7 +25,7 @@ from regressions.case import found
 from regressions.runs import finished, written
 
 _HERE, _LIMIT = Path(__file__).name, 1.0
-_SICK_AT, _STEPS, _SECONDS, _LONGER = 15, 20, 1.5, 2.5
+_SICK_AT, _STEPS, _SECONDS, _LONGER = 15, 20, 1.4, 2.2
 _never = threading.Event()
 
 
