@@ -1,6 +1,7 @@
 """How a test asks the doctor: in this process for speed, or as a user would."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -47,7 +48,7 @@ def small() -> Subject:
 
 @pytest.fixture(autouse=True)
 def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children are forks of this process, as a case's are: they need not import torch. Those of `doctor` are not."""
+    """Children are forks of this process, as a case's are: they need not import torch."""
     monkeypatch.setattr(Children, "are_forked", can_be_forked())
 
 
@@ -79,7 +80,11 @@ def doctor() -> Callable[..., subprocess.CompletedProcess[str]]:
                     sys.stdout.flush()
                     sys.stderr.flush()
 
-            code = ForkedProcess(call, (given.fileno(), told.fileno()), errors.buffer).wait(_LONGEST)
+            process = ForkedProcess(call, (given.fileno(), told.fileno()), errors.buffer)
+            try:
+                code = process.wait(_LONGEST)
+            finally:
+                process.send_signal(signal.SIGKILL)  # no signal, once it has ended
             told.seek(0)
             errors.seek(0)
             done = subprocess.CompletedProcess(words, code, told.read(), errors.read())
