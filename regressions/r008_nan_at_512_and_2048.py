@@ -1,6 +1,6 @@
 """r008 nan-at-512-and-2048
 
-Tried in a narrow layer, planted in one with two heads and few tokens to read. In the reported size: `nsa-doctor sweep
+Tried in a narrow layer, planted in one with one head and few tokens to read. In the reported size: `nsa-doctor sweep
 --config m7c_125m_fast_log --seq 128,512,1024,2048`, and the same with `--subject` in place of `--config`, which is
 regressions.r008_nan_at_512_and_2048:planted_in_full or :planted_in_training_in_full.
 
@@ -30,9 +30,9 @@ from nsa_doctor.subject import Subject
 from regressions.case import found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
-_SLIM = {"dim": 96, "d_k": 8, "d_v": 8}  # lengths are what matters: 12 heads in 2 groups stay
-# What is planted goes by the length alone; a trace takes its time for each head, chosen block and token of the window.
-_FEW = _SLIM | {"n_heads": 1, "n_kv_groups": 1, "n_sel": 3, "w": 64}
+_SLIM = {"dim": 48, "n_heads": 4, "d_k": 4, "d_v": 4}  # lengths are what matters: blocks, window and 2 groups stay
+# What is planted goes by the length alone; a trace takes its time for each head, block and tile of the window.
+_FEW = _SLIM | {"n_heads": 1, "n_kv_groups": 1, "l": 64, "d": 64, "l_sel": 128, "n_sel": 3, "w": 64}
 _LENGTHS = (128, 512, 1024, 2048)
 _COMPRESS, _SLIDE = compress.compressed_attention, slide.sliding_attention
 

@@ -28,7 +28,7 @@ from regressions.runs import finished, seen_by_watch, written
 
 _HERE = Path(__file__).name
 _BYTES = 8 * 64 * 256 * 4  # the logits of a step of these runs: as many as in the report
-_STEPS = 48
+_STEPS = 40
 _branches = NSAttention.branches
 _kept: list[Tensor] = []
 _cache: dict[int, Tensor] = {}
