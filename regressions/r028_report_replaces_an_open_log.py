@@ -1,11 +1,12 @@
 """r028 report-replaces-an-open-log
 
-Reported: found in a review of this project.
+Reported: found in the tests of this project, when they came to run commands with files as standard output.
 Symptom: `nsa-doctor sweep --output /dev/stdout >> log` leaves the report in the log, and nothing of what was there;
     what the shell writes there afterwards goes nowhere.
 Cause: a report is written to a file of its own that then takes the place of the one named, so that no reader sees half
     of it; /dev/stdout was followed to the log behind it, and the log was taken for such a file. Established by
-    appending to one. Now what a process has open is written to through its descriptor, neither truncated nor replaced.
+    appending to one. Now /dev/stdout and /dev/fd/N are written to through the descriptor that they stand for, and the
+    file behind it is neither truncated nor replaced.
 Check: none. The bug is the doctor's own; what it examines cannot show it.
 """
 

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -56,43 +56,55 @@ def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
 def doctor() -> Callable[..., subprocess.CompletedProcess[str]]:
     """`doctor("sweep", ...)` runs the command in the folder that holds `sick`, with one thread and 80 columns.
 
-    It does so in a fork of this process; what is about the start of the program runs `python -m nsa_doctor` itself.
+    It does so in a fork of this process, where that may be; what is about the start of the program starts it itself.
     """
 
     def run(
         *words: str, cwd: Path = HERE, env: Mapping[str, str] | None = None, input: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        with TemporaryFile("w+") as given, TemporaryFile("w+") as told, TemporaryFile("w+") as errors:
-            given.write(input)
-            given.seek(0)
-
-            def call() -> None:
-                os.dup2(given.fileno(), 0)
-                os.dup2(told.fileno(), 1)
-                os.chdir(cwd)
-                os.environ.clear()
-                os.environ.update(env or environment())
-                sys.path.insert(0, "")
-                sys.argv = ["nsa-doctor", *words]
-                try:
-                    start()
-                finally:
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-
-            process = ForkedProcess(call, (given.fileno(), told.fileno()), errors.buffer)
-            try:
-                code = process.wait(_LONGEST)
-            finally:
-                process.send_signal(signal.SIGKILL)  # no signal, once it has ended
-            told.seek(0)
-            errors.seek(0)
-            done = subprocess.CompletedProcess(words, code, told.read(), errors.read())
+        run_command = in_a_fork if can_be_forked() else in_an_interpreter
+        done = run_command(words, cwd, env or environment(), input)
         if done.stdout.startswith(REPORT):
             parse_report(done.stdout)
         return done
 
     return run
+
+
+def in_an_interpreter(
+    words: Sequence[str], cwd: Path, env: Mapping[str, str], text: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nsa_doctor", *words]
+    return subprocess.run(command, cwd=cwd, env=env, input=text, capture_output=True, text=True, check=False)
+
+
+def in_a_fork(words: Sequence[str], cwd: Path, env: Mapping[str, str], text: str) -> subprocess.CompletedProcess[str]:
+    with TemporaryFile("w+") as given, TemporaryFile("w+") as told, TemporaryFile("w+") as errors:
+        given.write(text)
+        given.seek(0)
+
+        def call() -> None:
+            os.dup2(given.fileno(), 0)
+            os.dup2(told.fileno(), 1)
+            os.chdir(cwd)
+            os.environ.clear()
+            os.environ.update(env)
+            sys.path.insert(0, "")
+            sys.argv = ["nsa-doctor", *words]
+            try:
+                start()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+
+        process = ForkedProcess(call, (given.fileno(), told.fileno()), errors.buffer)
+        try:
+            code = process.wait(_LONGEST)
+        finally:
+            process.send_signal(signal.SIGKILL)  # no signal, once it has ended
+        told.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(words, code, told.read(), errors.read())
 
 
 @pytest.fixture(autouse=True)
