@@ -1,36 +1,25 @@
 """`nsa-doctor data`: a source of batches is opened in a process of its own, and what came of it is a report."""
 
-import json
-import os
-import queue
 import signal
-import subprocess
-import tempfile
-import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from nsa_doctor import registry
-from nsa_doctor.children import AnyProcess, start_child
 from nsa_doctor.conclude import environment
 from nsa_doctor.data.request import DataRequest
+from nsa_doctor.errand import counting, run_errand
 from nsa_doctor.finding import Finding, Report, Result, Verdict
 from nsa_doctor.frames import FrameFilter, top_package
 from nsa_doctor.identity import commit_of, version_of
-from nsa_doctor.laboratory import DoctorBrokeError, UsageError
+from nsa_doctor.laboratory import UsageError
 from nsa_doctor.measurement import Place
-from nsa_doctor.signals import raise_if_interrupted
 
 Listener = Callable[[str, int, int], None]
 _SPARE_SECONDS = 30.0  # without a sign of life, beyond the limit for a batch
 _USUAL_LIMIT = 120.0
-_SECONDS_TO_DUMP = 1.0
-_LOOK_SECONDS = 0.5
-_LONGEST_TAIL = 65_536
 _NEVER_CAME = "DAT104"
 
 
@@ -65,18 +54,15 @@ def data(request: DataRequest, listen: Listener = lambda told, done, total: None
 def examine_data(request: DataRequest, listen: Listener = lambda told, done, total: None) -> DataExamined:
     """Every check asked for; a source that hangs for good or kills its process is a finding. Raises as `data` does."""
     subject = {"name": request.spec or request.config or "data", "options": list(request.words)}
-    with tempfile.TemporaryFile() as errors:
-        child, said = _start(request, errors)
-        try:
-            answer = _heard(child, said, request, listen)
-        except KeyboardInterrupt:
-            return DataExamined(subject=subject, expected={}, interrupted=True)
-        finally:
-            _end(child)
-        if answer is None:
-            return DataExamined(results=_died(request, child.returncode, _tail(errors)), subject=subject, expected={})
-        if "broke" in answer:
-            raise DoctorBrokeError(answer["broke"], answer["traceback"])
+    tell = counting(listen, _steps(request))
+    patience = (request.seconds or _USUAL_LIMIT) + _SPARE_SECONDS
+    try:
+        outcome = run_errand("nsa_doctor.data.room", asdict(request), tell, patience=patience)
+    except KeyboardInterrupt:
+        return DataExamined(subject=subject, expected={}, interrupted=True)
+    answer = outcome.answer
+    if answer is None:
+        return DataExamined(results=_died(request, outcome.code, outcome.last_words), subject=subject, expected={})
     if "usage" in answer:
         raise UsageError(answer["usage"])
     results = tuple(Result.from_json(result) for result in answer["results"])
@@ -90,64 +76,9 @@ def _identified(subject: dict[str, Any]) -> dict[str, Any]:
     return {**subject, "identity": told}
 
 
-def _start(request: DataRequest, errors: IO[bytes]) -> tuple[AnyProcess, IO[str]]:
-    """The process, and the lines that it says."""
-    reading, writing = os.pipe()
-    try:
-        child = start_child("nsa_doctor.data.room", [json.dumps(asdict(request)), str(writing)], (writing,), errors)
-    finally:
-        os.close(writing)
-    return child, os.fdopen(reading, encoding="utf-8")
-
-
-def _heard(child: AnyProcess, stream: IO[str], request: DataRequest, listen: Listener) -> dict[str, Any] | None:
-    """Its answer; None when it dies before, or gives no sign of life."""
-    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    threading.Thread(target=_forward, args=(stream, lines), daemon=True).start()
-    patience = (request.seconds or _USUAL_LIMIT) + _SPARE_SECONDS
-    heard, told = time.monotonic(), 0
-    while time.monotonic() - heard < patience:
-        raise_if_interrupted()
-        try:
-            line = lines.get(timeout=_LOOK_SECONDS)
-        except queue.Empty:
-            continue
-        if line is None:
-            return None
-        heard = time.monotonic()
-        said: dict[str, Any] = json.loads(line)
-        if "answer" in said:
-            answer: dict[str, Any] = said["answer"]
-            return answer
-        if "told" in said:
-            told += 1
-            listen(said["told"], told, max(told, _steps(request)))
-    with suppress(ProcessLookupError):
-        os.kill(child.pid, signal.SIGUSR1)  # where is it?
-        time.sleep(_SECONDS_TO_DUMP)
-    return None
-
-
 def _steps(request: DataRequest) -> int:
     """How often a source that can do everything is opened."""
     return request.num_ranks + 5
-
-
-def _forward(stream: IO[str], lines: "queue.SimpleQueue[str | None]") -> None:
-    with suppress(ValueError, OSError), stream:
-        for line in stream:
-            lines.put(line)
-    lines.put(None)
-
-
-def _end(child: AnyProcess) -> None:
-    """Nothing that it started is left."""
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(0.2)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(_SPARE_SECONDS)
 
 
 def _died(request: DataRequest, code: int | None, dump: str) -> tuple[Result, ...]:
@@ -180,8 +111,3 @@ def _died(request: DataRequest, code: int | None, dump: str) -> tuple[Result, ..
             reason = "means nothing where batches do not come"
             results.append(Result(code=name, name=manual.name, verdict=Verdict.SKIP, reason=reason))
     return tuple(results)
-
-
-def _tail(errors: IO[bytes]) -> str:
-    errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LONGEST_TAIL))
-    return errors.read().decode("utf-8", errors="replace")

@@ -19,6 +19,7 @@ from nsa_doctor.gate_stats import Examined, GateStatsRequest, examine_checkpoint
 from nsa_doctor.identity import commit_of, version_of
 from nsa_doctor.judging import judged
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory, UsageError
+from nsa_doctor.recompute import RecomputeRequest, with_steps_again
 from nsa_doctor.run import Listener, RunRequest
 from nsa_doctor.runs.facts import facts_of
 from nsa_doctor.runs.matching import mismatches
@@ -46,13 +47,15 @@ class Earlier:
 class GoNoGoRequest:
     """What to decide, by which gate, on which evidence; `again` is the command line that asks the same.
 
-    `module_checks` are those of the gate that look at the subject itself, None where it requires none.
+    `module_checks` are those of the gate that look at the subject itself, None where it requires none. `recompute` has
+    some steps of the run computed again.
     """
 
     assignment: Assignment
     gate: Gate
     module_checks: RunRequest | None = None
     run: RunRecord | None = None
+    recompute: RecomputeRequest | None = None
     checkpoint: GateStatsRequest | None = None
     data: DataRequest | None = None
     earlier: Earlier | None = None
@@ -72,7 +75,7 @@ def go_no_go(request: GoNoGoRequest, listen: Listener = lambda told, done, total
     if checkpoint is not None:
         report = _with_checkpoint(report, checkpoint, request.gate)
     if request.run is not None:
-        report = _with_run(report, request.run, request.gate)
+        report = _with_run(report, _computed_again(request.run, request.recompute, listen), request.gate)
     if request.data is not None:
         report = _with_data(report, request.data, request.gate, listen)
     report = replace(report, command="go-no-go", seconds=time.perf_counter() - start)
@@ -95,6 +98,10 @@ def _read_checkpoint(request: GateStatsRequest, listen: Listener) -> Examined:
 def _with_checkpoint(report: Report, examined: Examined, gate: Gate) -> Report:
     notes = (note for reading in examined.readings for note in reading.notes)
     return replace(_with_results(report, examined.results, gate, notes), gates=examined.gates)
+
+
+def _computed_again(run: RunRecord, asked: RecomputeRequest | None, listen: Listener) -> RunRecord:
+    return run if asked is None else with_steps_again(run, asked, listen)
 
 
 def _with_run(report: Report, run: RunRecord, gate: Gate) -> Report:

@@ -18,7 +18,6 @@ from nsa_doctor.postmortem import Experience, trouble_of
 _MOST_FAILURES = 3
 _MOST_TRIED_AGAIN = 2  # to see more of where it ends
 _TRIED_AGAIN_SECONDS = 60.0
-_ONCE_HUNG = 0.25
 _LEAST_PATIENCE = 5.0
 _MARGIN = 4.0  # times the slowest call that came back
 _TRACING_FACTOR = 4.0  # a traced pass may take this many times as long as a measured one
@@ -201,10 +200,13 @@ class IsolatedLaboratory:
         return answer
 
     def _patience(self, seconds: float) -> float:
-        """The time a call may take: once one has hung, more may, and a few times the slowest that did not is enough."""
+        """The time a call may take: once one has hung, more may, and a few times the slowest that did not is enough.
+
+        Never less than a call on a busy machine may need, unless the user allows less.
+        """
         if not (self.experience.has_hung and self.assignment.explore):
             return seconds
-        return min(seconds * _ONCE_HUNG, max(_LEAST_PATIENCE, _MARGIN * self.experience.slowest_seconds))
+        return min(seconds, max(_LEAST_PATIENCE, _MARGIN * self.experience.slowest_seconds))
 
     def _load(self) -> tuple[Trouble | None, int | None]:
         """What went wrong, and at which length when the module was being tried."""

@@ -67,12 +67,17 @@ def examined(
         config=config,
         input=None if input_kind is None else _one("--input", input_kind, ("embeddings", "tokens")),
         width=width,
-        device=_one("--device", device, ("cpu", "cuda")),
+        device=device_option(device),
         dtype=None if dtype is None else _one("--dtype", dtype, DTYPES),
         seed=seed,
         profile=cast(Profile, _one("--profile", profile, PROFILES)),
         timeout=timeout,
     )
+
+
+def device_option(device: str) -> str:
+    """Check where something is to be computed; raises OptionError."""
+    return _one("--device", device, ("cpu", "cuda"))
 
 
 def _spec(subject: str) -> str:

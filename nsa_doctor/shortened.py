@@ -7,6 +7,7 @@ from nsa_doctor.laboratory import UsageError
 
 _MOST_WARMUP = 0.25  # of the steps: a longer one would leave nothing to see
 _USUAL_WARMUP = 0.1
+_CHECKPOINTS = 3  # half-way, where it is told to stop, and the last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ def shortened(source: str, dataset: str | None, steps: int, folder: Path, device
             "steps": steps,
             "warmup_steps": warmup,
             "save_every": steps // 2,
+            "keep_last": max(config.train.keep_last, _CHECKPOINTS),
             "out_dir": str(folder),
             "on_nonfinite": "trace" if config.train.on_nonfinite == "stop" else config.train.on_nonfinite,
         }

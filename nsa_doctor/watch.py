@@ -12,6 +12,7 @@ from nsa_doctor.finding import Finding, Report, Result
 from nsa_doctor.judging import judged
 from nsa_doctor.laboratory import UsageError
 from nsa_doctor.options import OptionError, prefixes
+from nsa_doctor.recompute import Listener, RecomputeRequest, with_steps_again
 from nsa_doctor.registry import Entry
 from nsa_doctor.runs.columns import MappingError, parse_mapping
 from nsa_doctor.runs.facts import facts_of
@@ -29,13 +30,17 @@ _SHARE_FOR_OTHERS = 4.0  # as long as judging took, times this, nothing is judge
 
 @dataclass(frozen=True, kw_only=True)
 class WatchRequest:
-    """Which run, how its columns are called, which checks, how often; `words` are the command's, to be given again."""
+    """Which run, how its columns are called, which checks, how often; `words` are the command's, to be given again.
+
+    `recompute` has some steps of the run computed again.
+    """
 
     place: Path
     entries: tuple[Entry, ...]
     mapping: Mapping[str, str] = field(default_factory=dict)
     every: float = 2.0
     words: tuple[str, ...] = ()
+    recompute: RecomputeRequest | None = None
 
 
 class Screen(Protocol):
@@ -55,7 +60,13 @@ class Screen(Protocol):
 
 
 def watch_request(
-    *, place: Path, maps: Sequence[str], select: str | None, ignore: str | None, every: float
+    *,
+    place: Path,
+    maps: Sequence[str],
+    select: str | None,
+    ignore: str | None,
+    every: float,
+    recompute: RecomputeRequest | None = None,
 ) -> WatchRequest:
     """Check what `watch` was given; raises OptionError."""
     if not 0.1 <= every <= _MOST_SECONDS:
@@ -76,17 +87,20 @@ def watch_request(
         entries=tuple(entries),
         mapping=mapping,
         every=every,
+        recompute=recompute,
         words=(*words, *ends, str(place)) if ends else (str(place), *words),
     )
 
 
-def watch(request: WatchRequest) -> Report:
+def watch(request: WatchRequest, listen: Listener = lambda told, done, total: None) -> Report:
     """The run as it stands now; raises UsageError when there is none to read."""
     start = time.perf_counter()
     try:
         record = RunReader(request.place, request.mapping).read()
     except RunError as error:
         raise UsageError(str(error)) from error
+    if request.recompute is not None:
+        record = with_steps_again(record, request.recompute, listen)
     return _report(request, record, _judged(request, record), time.perf_counter() - start)
 
 

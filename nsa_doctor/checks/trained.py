@@ -4,11 +4,13 @@ import io
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout, suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+from nsa_doctor.probes.steps_again import steps_again
 from nsa_doctor.runs.reading import read_run
 from nsa_doctor.runs.subject import RunSubject
 
@@ -36,6 +38,7 @@ def trained(
     seams_of_lives: Sequence[Mapping[str, Any]] = (),
     spoil: Callable[[Path], None] = lambda folder: None,
     seconds_later: float = 0.0,
+    is_computed_again: bool = False,
     **changes: Any,
 ) -> RunSubject:
     """A run of seconds on synthetic data, as its folder shows it; what ends it early is in the folder too.
@@ -43,7 +46,7 @@ def trained(
     seams: what to put in place of names of `nsa`, such as `nsa.train.loop.learning_rate`. model, runtime, changes:
     values of the configuration's sections, the last of `train`. seams_of_lives: further seams of each of the run's
     lives, of which all but the first are resumed. spoil: what happens to the folder afterwards. seconds_later: how
-    long after it is looked at.
+    long after it is looked at. is_computed_again: whether some of its steps are.
     """
     with TemporaryDirectory(prefix="nsa-doctor-") as place:
         folder = Path(place) / "run"
@@ -51,7 +54,13 @@ def trained(
         for number, of_life in enumerate(seams_of_lives or ({},)):
             live(document, {**(seams or {}), **of_life}, resume="auto" if number else None)
         spoil(folder)
-        return seen(folder, seconds_later)
+        subject = seen(folder, seconds_later)
+        again = (
+            steps_again(folder, [each.step for each in subject.record.evaluations if each.step])
+            if is_computed_again
+            else None
+        )
+        return replace(subject, record=replace(subject.record, again=again))
 
 
 def document_of(

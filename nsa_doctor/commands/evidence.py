@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from nsa_doctor.data.request import DataRequest
     from nsa_doctor.gate import Gate
     from nsa_doctor.gate_stats import GateStatsRequest
+    from nsa_doctor.recompute import RecomputeRequest
     from nsa_doctor.runs.record import RunRecord
 
 
@@ -62,8 +64,16 @@ def read_run_option(folder: Path | None) -> "RunRecord | None":
         raise UsageError(f"--run {error}") from error
 
 
+def recompute_request(device: str | None) -> "RecomputeRequest":
+    """Read `--recompute`; raises OptionError for a device that is none."""
+    from nsa_doctor.recompute import RecomputeRequest
+
+    return RecomputeRequest(device=options.device_option(device or "cpu"))
+
+
 def command_line(command: str, *options_given: Mapping[str, object]) -> str:
-    """The line to paste that asks the same; a value None was not given, a tuple several times."""
+    """The line to paste that asks the same; a value None was not given, a tuple several times, True is a flag."""
     given = [(name, value) for each in options_given for name, value in each.items() if value is not None]
     several = [(name, one) for name, value in given for one in (value if isinstance(value, tuple) else (value,))]
-    return shlex.join(["nsa-doctor", command, *(word for name, one in several for word in (f"--{name}", str(one)))])
+    words = ([f"--{name}"] if one is True else [f"--{name}", str(one)] for name, one in several)
+    return shlex.join(["nsa-doctor", command, *chain.from_iterable(words)])

@@ -13,6 +13,7 @@ from nsa_doctor.commands.evidence import (
     examined_by,
     read_gate_option,
     read_run_option,
+    recompute_request,
 )
 from nsa_doctor.laboratory import UsageError
 
@@ -25,6 +26,7 @@ _FOLDER = Path("go-no-go")
 def go_no_go(
     gate: given.GateFile = None,
     run: given.RunFolder = None,
+    recompute: given.Recompute = False,
     checkpoint: given.Checkpoint = None,
     data: given.Data = None,
     baseline: given.Baseline = None,
@@ -58,12 +60,23 @@ def go_no_go(
         "run": read_run_option(run),
         "checkpoint": checkpoint_request(checkpoint),
         "data": batches_request(data),
+        "recompute": recompute_request(device) if recompute else None,
         "earlier": _earlier(baseline, because),
     }
+    if recompute and run is None:
+        raise UsageError("--recompute is for a --run and has no effect without one; leave it out")
     check_bundle(output)
     again = command_line(
         "go-no-go",
-        {"gate": chosen, "run": run, "checkpoint": checkpoint, "data": data, "baseline": baseline, "because": because},
+        {
+            "gate": chosen,
+            "run": run,
+            "recompute": recompute or None,
+            "checkpoint": checkpoint,
+            "data": data,
+            "baseline": baseline,
+            "because": because,
+        },
         {**whom, "input": input_kind, "timeout": f"{timeout:g}"},
     )
     from nsa_doctor import go_no_go as deciding

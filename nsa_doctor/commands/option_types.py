@@ -34,5 +34,8 @@ Checkpoint = Annotated[str | None, typer.Option(help="A checkpoint: is it sound,
 Data = Annotated[str | None, typer.Option(help="A configuration whose batches are looked at.")]
 Baseline = Annotated[Path | None, typer.Option(help="An earlier report.json to compare with.")]
 Because = Annotated[str | None, typer.Option(help="Why findings of the --baseline may stay; else they may not.")]
+Recompute = Annotated[
+    bool, typer.Option("--recompute", help="Compute steps of the run again from its checkpoints, and compare.")
+]
 CallSeconds = Annotated[float, typer.Option("--timeout", help="Seconds one call of the subject may take.")]
 Bundle = Annotated[Path, typer.Option(help="Folder for report.json, .html, .md, .sarif and junit.xml.")]

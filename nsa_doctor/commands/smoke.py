@@ -18,6 +18,7 @@ from nsa_doctor.commands.evidence import (
     examined_by,
     read_gate_option,
     read_run_option,
+    recompute_request,
 )
 from nsa_doctor.laboratory import UsageError
 from nsa_doctor.output import is_terminal, say, write_whole
@@ -87,7 +88,7 @@ def smoke(
         {"gate": gate, "timeout": f"{timeout:g}"},
     )
     asked |= {"gate": required, "again": again, "data": batches_request(str(written))}
-    report = _decided(asked, folder, quiet)
+    report = _decided(asked, folder, device, quiet)
     return deliver_bundle(replace(report, command="smoke", notes=(*notes, *report.notes)), output, traceback)
 
 
@@ -96,7 +97,7 @@ def _tell(quiet: bool, sentence: str) -> None:
         say(f"{chr(10) * is_terminal(sys.stderr)}{sentence}\n", sys.stderr)
 
 
-def _decided(asked: dict[str, Any], folder: Path, quiet: bool) -> "Report":
+def _decided(asked: dict[str, Any], folder: Path, device: str, quiet: bool) -> "Report":
     """What the gate makes of model, run and weights."""
     from nsa_doctor import go_no_go as deciding
     from nsa_doctor import progress
@@ -105,6 +106,7 @@ def _decided(asked: dict[str, Any], folder: Path, quiet: bool) -> "Report":
     request = deciding.GoNoGoRequest(
         **asked,
         run=read_run_option(folder) if folder.is_dir() else None,
+        recompute=recompute_request(device),
         checkpoint=checkpoint_request(str(weights)) if weights.exists() else None,
     )
     with progress.of_steps(quiet) as listener:

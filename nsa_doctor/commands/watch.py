@@ -7,6 +7,8 @@ import typer
 
 from nsa_doctor.commands import option_types as given
 from nsa_doctor.commands.delivery import Delivery
+from nsa_doctor.commands.evidence import recompute_request
+from nsa_doctor.laboratory import UsageError
 
 
 def watch(
@@ -27,6 +29,8 @@ def watch(
             "grad_norm, tokens_per_second, fetch_seconds, memory, rank, pid, msg; usual names need none.",
         ),
     ] = None,
+    recompute: given.Recompute = False,
+    device: Annotated[str | None, typer.Option(help="Where --recompute computes: cpu (the default) or cuda.")] = None,
     select: given.Select = None,
     ignore: given.Ignore = None,
     form: given.Format = None,
@@ -35,13 +39,23 @@ def watch(
     traceback: given.Traceback = False,
 ) -> int:
     """Say what is wrong with a live or finished training run, as in `nsa-doctor watch artifacts/m7c --follow`."""
+    from nsa_doctor import progress
     from nsa_doctor import watch as watching
     from nsa_doctor.following import FollowingScreen
 
-    request = watching.watch_request(place=run_dir, maps=maps or (), select=select, ignore=ignore, every=every)
+    if recompute and follow:
+        raise UsageError("--recompute looks at a run once and has no effect with --follow; leave one out")
+    asked = recompute_request(device) if recompute else None
+    if device is not None and asked is None:
+        raise UsageError("--device says where --recompute computes and has no effect without it; leave it out")
+    request = watching.watch_request(
+        place=run_dir, maps=maps or (), select=select, ignore=ignore, every=every, recompute=asked
+    )
     deliver = Delivery.asked(form, output, traceback, quiet)
     if not follow:
-        return deliver(watching.watch(request))
+        with progress.of_steps(quiet or asked is None) as listener:
+            report = watching.watch(request, listener)
+        return deliver(report)
     screen = FollowingScreen(quiet)
     try:
         report = watching.follow(request, screen)

@@ -1,13 +1,6 @@
 """The room in which a source of batches is opened: a process of its own, where it may hang, print or die."""
 
-import faulthandler
-import json
-import os
-import signal
-import sys
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,43 +8,23 @@ from nsa_doctor import registry
 from nsa_doctor.data.request import DataRequest
 from nsa_doctor.data.subject import DataSubject
 from nsa_doctor.data.waiting import Caller, TooLate
+from nsa_doctor.errand_room import Tell, serve
 from nsa_doctor.frames import FrameFilter, top_package
 from nsa_doctor.identity import digest
 from nsa_doctor.judging import judged
-from nsa_doctor.runner import Caught, attempt
+from nsa_doctor.runner import Caught
 
 if TYPE_CHECKING:
     from nsa.config import RunConfig
 
-TICK_SECONDS = 1.0
 _DEALING = ("seed", "seq_len", "batch_size", "accumulate_grad_batches")
 _IMPORT_SECONDS = 120.0
 _LEAST_IMPORT_SECONDS = 20.0  # a limit for batches is none for libraries
 
-Tell = Callable[[dict[str, Any]], None]
-
 
 def main() -> None:
-    """Answer a request, the first word; to the file whose number is the second go lines, and the answer is the last."""
-    request, number = json.loads(sys.argv[1]), int(sys.argv[2])
-    del sys.argv[1:]
-    os.set_inheritable(number, False)
-    out = os.fdopen(number, "w", encoding="utf-8")
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    lock = threading.Lock()
-
-    def tell(line: dict[str, Any]) -> None:
-        with lock:
-            out.write(json.dumps(line) + "\n")
-            out.flush()
-
-    threading.Thread(target=_tick, args=(tell,), daemon=True).start()
-    answer = attempt(lambda: answered(DataRequest(**request), tell))
-    if isinstance(answer, Caught):
-        answer = {"broke": answer.sentence, "traceback": answer.traceback}
-    tell({"answer": answer})
-    os._exit(0)  # threads that hang, and what they hold, are left behind
+    """Meet one request, as `errand_room.serve` says."""
+    serve(lambda request, tell: answered(DataRequest(**request), tell))
 
 
 def answered(request: DataRequest, tell: Tell) -> dict[str, Any]:
@@ -69,7 +42,7 @@ def answered(request: DataRequest, tell: Tell) -> dict[str, Any]:
         if isinstance(subject.error, (ConfigError, SubjectUnusableError)):
             return {"usage": f"{'' if request.spec else '--config '}{subject.error}"}
         raise subject.error
-    subject = replace(subject, listen=lambda told: tell({"told": told}))
+    subject = replace(subject, listen=tell)
     entries = [entry for code, entry in registry.entries().items() if code in request.codes]
     return {
         "results": [asdict(result) for result in judged(entries, subject)],
@@ -133,9 +106,3 @@ def subject_of(request: DataRequest) -> DataSubject:
         options=request.words,
         **{name: value for name, value in told.items() if value is not None},
     )
-
-
-def _tick(tell: Tell) -> None:
-    while True:
-        tell({"tick": time.time()})
-        time.sleep(TICK_SECONDS)

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from nsa_doctor.runs.again import Again
+
 Clock = Literal["absolute", "relative", "none"]
 _A_DATE = 946_684_800.0  # the year 2000, in seconds since the epoch: less is time since something else
 
@@ -71,6 +73,7 @@ class RunRecord:
     `source` names the file or files that the beats are from, and `is_own` is whether they are nsa's own heartbeats,
     which tell of saves, stalls and ends. `dumps` are the watchdog's, `nonfinite` what was kept of each step that was
     not finite, `saved` the checkpoints, sound or not. `trainer` is what a foreign trainer says of itself.
+    `again` is what computing some of its steps again gave, where that was asked for.
     """
 
     folder: str
@@ -89,6 +92,7 @@ class RunRecord:
     failures: tuple[Failure, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
+    again: Again | None = None
 
     @property
     def steps(self) -> tuple[Beat, ...]:

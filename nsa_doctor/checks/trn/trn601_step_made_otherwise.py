@@ -1,0 +1,81 @@
+"""TRN601 step-made-otherwise
+
+Detects: a step of nsa.train whose loss, gradient or weights are not what plain torch makes of the checkpoint before
+    it: other targets, a micro-batch left out, another decay, clipping or rate, a parameter that the optimizer misses.
+Matters: the loss falls all the same, only slower or to another place, and no log shows it.
+Fix: hold the loss, the accumulation of gradients and the optimizer's groups to the configuration, one at a time.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.trained import trained
+from nsa_doctor.finding import Finding
+from nsa_doctor.measurement import Place
+from nsa_doctor.runner import NotApplicableError, NotComparableError
+from nsa_doctor.runs.again import Again
+from nsa_doctor.runs.retraced import Departure, OtherRowsError, departure
+from nsa_doctor.runs.subject import RunSubject
+
+_MOST_NAMES = 3
+
+
+def run(subject: RunSubject) -> Iterator[Finding]:
+    again = subject.record.again
+    if again is None:
+        raise NotApplicableError("no step of the run was computed again (nsa-doctor watch RUN_DIR --recompute)")
+    if again.reason:
+        raise NotComparableError(f"no step can be computed again: {again.reason}")
+    try:
+        found = departure(subject.record, again)
+    except OtherRowsError as error:
+        raise NotComparableError(str(error)) from error
+    if found is not None:
+        yield Finding(
+            message=_told(found, again),
+            where=Place(module=found.names[0].rpartition(".")[0]) if found.names else Place(),
+            evidence={"run": subject.name, **_evidence(found)},
+            repro=f"{subject.again} --recompute{again.on}",
+        )
+
+
+def planted(subject: RunSubject) -> RunSubject:
+    from nsa.train.optimizer import make_optimizer
+
+    def decays_more(model: Any, train: Any) -> Any:
+        return make_optimizer(model, train.model_copy(update={"weight_decay": 100 * train.weight_decay}))
+
+    seams = {"nsa.train.setup.make_optimizer": decays_more}
+    return trained(seams=seams, steps=4, save_every=1, eval_every=0, weight_decay=0.1, is_computed_again=True)
+
+
+def _told(found: Departure, again: Again) -> str:
+    start = f"computed again from the checkpoint of step {again.first}"
+    if found.kind == "loss":
+        return f"step {found.step} lost {found.told:.6g}, and {found.again:.6g} {start}"
+    if found.kind == "gradient":
+        return (
+            f"the gradient of step {found.step} had the norm {found.told:.6g}, and {found.again:.6g} {start}; its loss "
+            "is the same"
+        )
+    if found.kind == "evaluation":
+        return (
+            f"the held-out loss of step {found.step} was {found.told:.6g}, and {found.again:.6g} with the weights of "
+            "its checkpoint"
+        )
+    others, first = len(found.names) - 1, again.first + 1
+    more = f", and so did {others} more of {len(again.moves)} parameters" if others else ", and it alone"
+    course = f"step {first} leads" if first == found.step else f"steps {first} to {found.step} lead"
+    return (
+        f"{found.names[0]} ended {found.apart:.3g} from where {course}, which is {found.again:.3g} from its "
+        f"start{more}; loss and gradient of step {first} are the same"
+    )
+
+
+def _evidence(found: Departure) -> dict[str, Any]:
+    names = {"parameters": ", ".join(found.names[:_MOST_NAMES])} if found.names else {}
+    return {"property": found.kind, "step": found.step, "told": found.told, "again": found.again, **names}
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")

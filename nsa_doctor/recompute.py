@@ -1,0 +1,44 @@
+"""Has steps of a training run computed again, in a process of its own, for checks to compare."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nsa_doctor.errand import counting, run_errand
+from nsa_doctor.runs.again import Again
+from nsa_doctor.runs.record import RunRecord
+
+_PATIENCE = 120.0  # without a sign of life
+_PASSES = 2
+
+Listener = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputeRequest:
+    """On which device, and how many seconds it may take."""
+
+    device: str = "cpu"
+    seconds: float = 900.0
+
+
+def with_steps_again(record: RunRecord, request: RecomputeRequest, listen: Listener) -> RunRecord:
+    """The run with what computing some of its steps again gave, or why that gave nothing.
+
+    Raises KeyboardInterrupt, and DoctorBrokeError when the doctor's own code fails.
+    """
+    if not record.is_own:
+        return replace(record, again=Again(reason="it is no run of nsa.train"))
+    evaluated = sorted({each.step for each in record.evaluations if each.step is not None})
+    asked = {"folder": str(Path(record.folder).absolute()), "evaluated": evaluated, "device": request.device}
+    tell = counting(listen, _PASSES * (1 + bool(evaluated)))
+    outcome = run_errand("nsa_doctor.recompute_room", asked, tell, patience=_PATIENCE, at_most=request.seconds)
+    if outcome.answer is not None:
+        return replace(record, again=Again.from_json(outcome.answer))
+    return replace(record, again=Again(reason=_why_none(outcome.code, request.seconds)))
+
+
+def _why_none(code: int | None, seconds: float) -> str:
+    if code is None or code == -9:
+        return f"it took longer than {seconds:g} s"
+    return f"the process that computed ended with {'signal' if code < 0 else 'exit code'} {abs(code)}"

@@ -1,0 +1,73 @@
+"""What came of computing steps of a run again, in the doctor's own way: numbers to hold the run's against."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepAgain:
+    """One step: its rows, by the checksum of each process's first batch; its loss, and the norm of its gradient.
+
+    What is called noise is by how much a number changes when the weights before are rounded otherwise.
+    """
+
+    step: int
+    batches: tuple[str, ...]
+    loss: float
+    loss_noise: float
+    norm: float
+    norm_noise: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveAgain:
+    """How far a parameter went between two checkpoints: in the run, computed again, and how far apart the two ended.
+
+    All are Euclidean lengths; `noise` is as in StepAgain, with what rounding of the weights themselves may make.
+    """
+
+    name: str
+    told: float
+    again: float
+    apart: float
+    noise: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationAgain:
+    """The held-out loss with the weights of a checkpoint; `noise` is as in StepAgain."""
+
+    step: int
+    loss: float
+    noise: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """Steps after the checkpoint of step `first`, up to that of step `last`, 0 where none is near enough.
+
+    `moves` are of all parameters. `evaluations` are of the last step that was evaluated and saved. `reason` says why
+    nothing was computed.
+    """
+
+    first: int = 0
+    last: int = 0
+    steps: tuple[StepAgain, ...] = ()
+    moves: tuple[MoveAgain, ...] = ()
+    evaluations: tuple[EvaluationAgain, ...] = ()
+    reason: str = ""
+    device: str = "cpu"
+
+    @property
+    def on(self) -> str:
+        """The option that names where they were computed, where one is needed."""
+        return "" if self.device == "cpu" else f" --device {self.device}"
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "Again":
+        """What `dataclasses.asdict` and JSON made of one."""
+        steps = tuple(StepAgain(**{**each, "batches": tuple(each["batches"])}) for each in told["steps"])
+        moves = tuple(MoveAgain(**each) for each in told["moves"])
+        evaluations = tuple(EvaluationAgain(**each) for each in told["evaluations"])
+        return cls(**{**told, "steps": steps, "moves": moves, "evaluations": evaluations})
