@@ -5,6 +5,7 @@ import re
 import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from types import CodeType, TracebackType
 
@@ -105,15 +106,22 @@ def top_package(spec: str | None) -> tuple[str, ...]:
     return () if spec is None else (spec.partition(":")[0].partition(".")[0],)
 
 
+_FORK = str(Path(__file__).with_name("forked.py"))
 _GENERATED = re.compile(r"/torchinductor_[^/]*/")  # what torch.compile wrote
 _WRAPPERS = re.compile(r"-packages/(?:jaxtyping|beartype|numpy|einops|pluggy|_pytest|typeguard)/")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 
 
+def is_before_the_fork(file: str) -> bool:
+    """Whether a frame of this file, and all outside it, are what a fork has from the process it was forked from."""
+    return file == _FORK
+
+
 def _lines(text: str) -> list[Line]:
-    return [
+    lines = (
         Line(file=found["file"], line=int(found["line"]), function=found["function"]) for found in _FRAME.finditer(text)
-    ]
+    )
+    return list(takewhile(lambda line: not is_before_the_fork(line.file), lines))
 
 
 def _folders(packages: Iterable[str]) -> list[str]:

@@ -22,11 +22,13 @@ from nsa_doctor import registry
 from nsa_doctor.checks.trained import document_of
 from nsa_doctor.finding import Result
 from nsa_doctor.judging import judged
+from nsa_doctor.recompute import RecomputeRequest, with_steps_again
 from nsa_doctor.runs.reading import read_run
 from nsa_doctor.runs.subject import RunSubject
 
 ROOT = Path(__file__).parents[1]
 WIDE = {"dim": 64, "n_heads": 4, "n_kv_groups": 2, "d_k": 16, "d_v": 16}
+SAVE_EVERY = 11  # near enough for the steps between two checkpoints to be computed again
 SHOWCASE = {"dim": 128, "n_heads": 8, "n_kv_groups": 2, "d_k": 16, "d_v": 16}
 
 
@@ -101,7 +103,8 @@ def write_texts(folder: Path) -> None:
 def results_of(case: Case, seed: int, place: Path) -> list[Result]:
     """Train it, and the end of every check of runs."""
     out = place / f"{case.name.replace(' ', '_').replace(',', '')}_{seed}"
-    document = document_of(out, model=case.model, runtime=case.runtime, **{"seed": seed, **case.train})
+    changes = {"seed": seed, "save_every": SAVE_EVERY, **case.train}
+    document = document_of(out, model=case.model, runtime=case.runtime, **changes)
     document["nsa"] = document["nsa"] | {
         key: document["model"].pop(key) for key in ("phi", "gate") if key in document["model"]
     }
@@ -113,7 +116,8 @@ def results_of(case: Case, seed: int, place: Path) -> list[Result]:
     if case.killed_after is not None:
         _train(config, out, until=case.killed_after)
     _train(config, out, resume=case.killed_after is not None)
-    subject = RunSubject(name=case.name, record=read_run(out), now=time.time(), options=(str(out),))
+    record = with_steps_again(read_run(out), RecomputeRequest(), lambda told, done, total: None)
+    subject = RunSubject(name=case.name, record=record, now=time.time(), options=(str(out),))
     return judged(registry.of_kind("run"), subject)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.autograd.function import FunctionCtx
 
-from nsa_doctor.frames import FrameFilter
+from nsa_doctor.frames import FrameFilter, is_before_the_fork
 from nsa_doctor.loops import loop_around
 from nsa_doctor.measurement import Place
 from nsa_doctor.probes.perform import ask
@@ -92,20 +92,19 @@ class Lookout:
         """The module in whose method or backward a frame is, without a line, and whether it is that very one."""
         roots = self._candidates(frame)
         unnamed: nn.Module | None = None
-        while frame is not None:
-            module = module_of(frame)
+        for each in _outwards(frame):
+            module = module_of(each)
             if module is not None:
                 path = next((path for root in roots if (path := root.path_of(module)) is not None), None)
                 if path is not None:
                     return Place(module=path, module_class=type(module).__name__), True
                 if unnamed is None:
                     unnamed = module
-                    if frame.f_code.co_name == "__init__":  # its parts have no names before it is done
+                    if each.f_code.co_name == "__init__":  # its parts have no names before it is done
                         break
-            context = context_of(frame)
+            context = context_of(each)
             if context is not None and (known := self._contexts.get(id(context))) is not None:
                 return known, True
-            frame = frame.f_back
         return Place(module_class="" if unnamed is None else type(unnamed).__name__), unnamed is not None
 
     def describe(self, frame: FrameType, line: int) -> tuple[Place, bool]:
@@ -195,7 +194,7 @@ def context_of(frame: FrameType) -> FunctionCtx | None:
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
+    while frame is not None and not is_before_the_fork(frame.f_code.co_filename):
         yield frame
         frame = frame.f_back
 

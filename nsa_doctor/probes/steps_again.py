@@ -131,7 +131,6 @@ class _Retraced:
         config = self.rows.config
         self._model = Transformer(config.model, "flash" if config.runtime.use_flash else "auto").to(self.device)
         self._is_half = config.runtime.precision == "bf16"
-        self._names = {name for name, parameter in self._model.named_parameters() if parameter.requires_grad}
 
     def steps(self, first: _Checkpoint, last: _Checkpoint | None) -> Again:
         """Those after `first`."""
@@ -174,7 +173,13 @@ class _Retraced:
 
     def _weights(self, checkpoint: _Checkpoint) -> Tensors:
         found = checkpoint.tensors("model", self.device)
-        return {name: found[name] for name in sorted(self._names)}
+        own = {name: each for name, each in self._model.named_parameters() if each.requires_grad}
+        for name, parameter in own.items():
+            if name not in found or found[name].shape != parameter.shape:
+                raise CannotBeComputedError(
+                    f"the checkpoint of step {checkpoint.step} does not hold the model's {name}"
+                )
+        return {name: found[name] for name in own}
 
     def _jittered(self, values: Tensors) -> Tensors:
         """Every weight off by at most half a rounding, up or down."""

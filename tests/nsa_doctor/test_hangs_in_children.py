@@ -144,3 +144,13 @@ def test_a_hang_that_the_sweep_does_not_meet_is_told_once_with_module_and_line()
     assert verdicts.count(Verdict.TIMEOUT) == 1
     assert finding.where.module == "layers.1"
     assert is_marked(finding.where.file, finding.where.line)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "slowest", "given"), [(1.0, 0.0, 1.0), (60.0, 0.1, 5.0), (60.0, 3.0, 12.0), (60.0, 40.0, 60.0)]
+)
+def test_after_a_hang_a_call_has_as_long_as_a_sound_one_may_need(allowed: float, slowest: float, given: float) -> None:
+    examined = laboratory("hangs:spins", timeout=allowed)
+    assert examined._patience(allowed) == allowed
+    examined.experience.has_hung, examined.experience.slowest_seconds = True, slowest
+    assert examined._patience(allowed) == given

@@ -25,7 +25,7 @@ STEPS = "160"  # enough that the run is not over before it is killed, on a busy 
 GATE = """
 profile: smoke
 require:
-  - codes: [FWD101, CKP101]
+  - codes: [FWD101, CKP101, TRN601]
     because: a test asks for these
 limits:
   - measure: steps
@@ -60,13 +60,15 @@ def beats(folder):
     return [json.loads(line) for line in (folder / "heartbeat_rank0.jsonl").read_text().splitlines()]
 
 
-def test_a_healthy_run_is_killed_resumed_and_let_through(smoke, capsys):
+def test_a_healthy_run_is_killed_resumed_stopped_resumed_and_let_through(smoke, capsys):
     code, report, folder = smoke()
     assert (code, report["verdict"]["decision"]) == (0, "GO"), capsys.readouterr().out
     told = beats(folder)
     pids = {beat["pid"] for beat in told}
-    assert len(pids) == 2
-    assert [beat["msg"] for beat in told if beat["msg"].startswith("resumed")] == ["resumed from step_00000080"]
+    assert len(pids) == 3
+    (_, stopped) = (beat["msg"] for beat in told if beat["msg"].startswith("resumed from "))
+    assert 81 <= int(stopped.removeprefix("resumed from step_")) <= 96
+    assert [each["verdict"] for each in report["results"] if each["code"] == "TRN601"] == ["PASS"]
     losses = {}
     for beat in told:
         if beat["msg"] == "step":
