@@ -19,6 +19,7 @@ from nsa_doctor.laboratory import UsageError
 
 if TYPE_CHECKING:
     from nsa_doctor.go_no_go import Earlier
+    from nsa_doctor.recompute import RecomputeRequest
 
 _FOLDER = Path("go-no-go")
 
@@ -60,11 +61,9 @@ def go_no_go(
         "run": read_run_option(run),
         "checkpoint": checkpoint_request(checkpoint),
         "data": batches_request(data),
-        "recompute": recompute_request(device) if recompute else None,
+        "recompute": _recompute(recompute, run, device),
         "earlier": _earlier(baseline, because),
     }
-    if recompute and run is None:
-        raise UsageError("--recompute is for a --run and has no effect without one; leave it out")
     check_bundle(output)
     again = command_line(
         "go-no-go",
@@ -86,6 +85,12 @@ def go_no_go(
     with progress.of_steps(quiet) as listener:
         report = deciding.go_no_go(request, listener)
     return deliver_bundle(report, output, traceback)
+
+
+def _recompute(is_asked: bool, run: Path | None, device: str) -> "RecomputeRequest | None":
+    if is_asked and run is None:
+        raise UsageError("--recompute is for a --run and has no effect without one; leave it out")
+    return recompute_request(device) if is_asked else None
 
 
 def _earlier(baseline: Path | None, because: str | None) -> "Earlier | None":
