@@ -48,14 +48,8 @@ def go_no_go(
     """Decide whether it may go into production, by a gate file, as in `nsa-doctor go-no-go --run artifacts/m7c`."""
     chosen = gate or ("foreign" if subject else "production")
     required = read_gate_option(chosen)
-    whom: dict[str, Any] = {
-        "config": config,
-        "subject": subject,
-        "width": width,
-        "dtype": dtype,
-        "device": device,
-        "seed": seed,
-    }
+    whom: dict[str, Any] = {"config": config, "subject": subject, "width": width}
+    whom |= {"dtype": dtype, "device": device, "seed": seed}
     assignment = options.examined(**whom, input_kind=input_kind, timeout=timeout, profile=required.profile)
     evidence: dict[str, Any] = {
         "run": read_run_option(run),
@@ -67,15 +61,8 @@ def go_no_go(
     check_bundle(output)
     again = command_line(
         "go-no-go",
-        {
-            "gate": chosen,
-            "run": run,
-            "recompute": recompute or None,
-            "checkpoint": checkpoint,
-            "data": data,
-            "baseline": baseline,
-            "because": because,
-        },
+        {"gate": chosen, "run": run, "recompute": recompute or None, "checkpoint": checkpoint},
+        {"data": data, "baseline": baseline, "because": because},
         {**whom, "input": input_kind, "timeout": f"{timeout:g}"},
     )
     from nsa_doctor import go_no_go as deciding
