@@ -27,11 +27,15 @@ _LONGEST_TAIL = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Its answer, or None and how the process ended: its exit code, None where it did not end, and its last words."""
+    """Its answer, or None and how the process ended: its exit code, None where it did not end, and its last words.
+
+    `was_late`: it was ended, for it took too long or gave no sign of life.
+    """
 
     answer: dict[str, Any] | None
     code: int | None = None
     last_words: str = ""
+    was_late: bool = False
 
 
 def counting(listen: Callable[[str, int, int], None], expected: int) -> Callable[[str], None]:
@@ -61,11 +65,11 @@ def run_errand(
     with tempfile.TemporaryFile() as errors:
         child, said = _start(module, request, errors)
         try:
-            answer = _heard(child, said, tell, patience, at_most)
+            answer, was_late = _heard(child, said, tell, patience, at_most)
         finally:
             _end(child)
         if answer is None:
-            return Outcome(answer=None, code=child.returncode, last_words=_tail(errors))
+            return Outcome(answer=None, code=child.returncode, last_words=_tail(errors), was_late=was_late)
     if "broke" in answer:
         raise DoctorBrokeError(answer["broke"], answer["traceback"])
     return Outcome(answer=answer)
@@ -83,8 +87,8 @@ def _start(module: str, request: Mapping[str, Any], errors: IO[bytes]) -> tuple[
 
 def _heard(
     child: AnyProcess, stream: IO[str], tell: Callable[[str], None], patience: float, at_most: float
-) -> dict[str, Any] | None:
-    """Its answer; None when it dies before, gives no sign of life, or takes too long."""
+) -> tuple[dict[str, Any] | None, bool]:
+    """Its answer, None when it dies before; and whether it gives no sign of life, or takes too long."""
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     threading.Thread(target=_forward, args=(stream, lines), daemon=True).start()
     began = heard = time.monotonic()
@@ -95,18 +99,18 @@ def _heard(
         except queue.Empty:
             continue
         if line is None:
-            return None
+            return None, False
         heard = time.monotonic()
         said: dict[str, Any] = json.loads(line)
         if "answer" in said:
             answer: dict[str, Any] = said["answer"]
-            return answer
+            return answer, False
         if "told" in said:
             tell(said["told"])
     with suppress(ProcessLookupError):
         os.kill(child.pid, signal.SIGUSR1)  # where is it?
         time.sleep(_SECONDS_TO_DUMP)
-    return None
+    return None, True
 
 
 def _forward(stream: IO[str], lines: "queue.SimpleQueue[str | None]") -> None:

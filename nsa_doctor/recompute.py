@@ -1,10 +1,11 @@
 """Has steps of a training run computed again, in a process of its own, for checks to compare."""
 
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nsa_doctor.errand import counting, run_errand
+from nsa_doctor.errand import Outcome, counting, run_errand
 from nsa_doctor.runs.again import Again
 from nsa_doctor.runs.record import RunRecord
 
@@ -35,10 +36,12 @@ def with_steps_again(record: RunRecord, request: RecomputeRequest, listen: Liste
     outcome = run_errand("nsa_doctor.recompute_room", asked, tell, patience=_PATIENCE, at_most=request.seconds)
     if outcome.answer is not None:
         return replace(record, again=Again.from_json(outcome.answer))
-    return replace(record, again=Again(reason=_why_none(outcome.code, request.seconds)))
+    return replace(record, again=Again(reason=_why_none(outcome, request)))
 
 
-def _why_none(code: int | None, seconds: float) -> str:
-    if code is None or code == -9:
-        return f"it took longer than {seconds:g} s"
-    return f"the process that computed ended with {'signal' if code < 0 else 'exit code'} {abs(code)}"
+def _why_none(outcome: Outcome, request: RecomputeRequest) -> str:
+    if outcome.was_late:
+        return f"they were not made within {request.seconds:g} s, or nothing was heard for {_PATIENCE:g} s"
+    killed = outcome.code == -signal.SIGKILL
+    hint = ", with which the system also ends what takes too much memory" if killed else ""
+    return f"the process that made them ended with code {outcome.code}{hint}"

@@ -60,6 +60,12 @@ class Again:
     device: str = "cpu"
 
     @property
+    def span(self) -> str:
+        """`step 4` or `steps 4 to 6`: those that were computed again."""
+        count = len(self.steps)
+        return f"step {self.first + 1}" if count == 1 else f"steps {self.first + 1} to {self.first + count}"
+
+    @property
     def on(self) -> str:
         """The option that names where they were computed, where one is needed."""
         return "" if self.device == "cpu" else f" --device {self.device}"

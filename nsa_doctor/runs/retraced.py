@@ -44,6 +44,16 @@ def departure(record: RunRecord, again: Again) -> Departure | None:
     return next((each for each in found if each is not None), None)
 
 
+def nearness(record: RunRecord, again: Again) -> str:
+    """How near the numbers of a run are to those computed again, as shares of these, in words."""
+    told = {beat.step: beat for beat in record.steps}
+    pairs = [(told[step.step], step) for step in again.steps if step.step in told]
+    losses = [_share(beat.loss, step.loss) for beat, step in pairs if beat.loss is not None]
+    norms = [_share(beat.grad_norm, step.norm) for beat, step in pairs if beat.grad_norm is not None]
+    of = (("loss", losses), ("norm of the gradient", norms), ("way of each weight", list(map(_strayed, again.moves))))
+    return ", ".join(f"{name} to {max(shares):.0e}" for name, shares in of if shares)
+
+
 def _require_same_rows(told: Mapping[tuple[int | None, int], Beat], again: Again) -> None:
     for step in again.steps:
         for rank, batch in enumerate(step.batches):
@@ -89,4 +99,11 @@ def _is_another(told: float, again: float, noise: float, share: float) -> bool:
 
 
 def _strayed(move: MoveAgain) -> float:
-    return move.apart / move.again if move.again > 0 else math.inf
+    return _share(move.again + move.apart, move.again)
+
+
+def _share(told: float, again: float) -> float:
+    """By how much one is off, as a share of the other."""
+    if told == again:
+        return 0.0
+    return abs(told - again) / abs(again) if again else math.inf

@@ -11,17 +11,17 @@ from typing import Any
 
 from nsa_doctor.check import Check
 from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding
+from nsa_doctor.finding import Finding, Note
 from nsa_doctor.measurement import Place
 from nsa_doctor.runner import NotApplicableError, NotComparableError
 from nsa_doctor.runs.again import Again
-from nsa_doctor.runs.retraced import Departure, OtherRowsError, departure
+from nsa_doctor.runs.retraced import Departure, OtherRowsError, departure, nearness
 from nsa_doctor.runs.subject import RunSubject
 
 _MOST_NAMES = 3
 
 
-def run(subject: RunSubject) -> Iterator[Finding]:
+def run(subject: RunSubject) -> Iterator[Finding | Note]:
     again = subject.record.again
     if again is None:
         raise NotApplicableError("no step of the run was computed again (nsa-doctor watch RUN_DIR --recompute)")
@@ -38,6 +38,8 @@ def run(subject: RunSubject) -> Iterator[Finding]:
             evidence={"run": subject.name, **_evidence(found)},
             repro=f"{subject.again} --recompute{again.on}",
         )
+    else:
+        yield Note(message=f"{again.span} agree when computed again: {nearness(subject.record, again)}")
 
 
 def planted(subject: RunSubject) -> RunSubject:
@@ -66,7 +68,7 @@ def _told(found: Departure, again: Again) -> str:
         )
     others, first = len(found.names) - 1, again.first + 1
     more = f", and so did {others} more of {len(again.moves)} parameters" if others else ", and it alone"
-    course = f"step {first} leads" if first == found.step else f"steps {first} to {found.step} lead"
+    course = f"{again.span} {'leads' if first == found.step else 'lead'}"
     return (
         f"{found.names[0]} ended {found.apart:.3g} from where {course}, which is {found.again:.3g} from its "
         f"start{more}; loss and gradient of step {first} are the same"
