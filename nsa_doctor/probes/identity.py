@@ -46,10 +46,15 @@ def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def sources_of(packages: Sequence[str]) -> str:
     """A hash of the sources of everything loaded from these packages, whatever their order and place."""
-    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
-    own = {name: file for name, file in files.items() if isinstance(file, str) and name.partition(".")[0] in packages}
+    own = loaded_files(packages)
     contents = {name: attempt(lambda file=file: digest_of_bytes(Path(file).read_bytes())) for name, file in own.items()}
     return digest({name: hashed for name, hashed in contents.items() if isinstance(hashed, str)}) if own else ""
+
+
+def loaded_files(packages: Sequence[str]) -> dict[str, str]:
+    """The file of every module that was loaded from these packages, by its name."""
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.copy().items()}
+    return {name: file for name, file in files.items() if isinstance(file, str) and name.partition(".")[0] in packages}
 
 
 def file_of(module: nn.Module) -> str:
