@@ -18,9 +18,11 @@ def readers(packages: Sequence[str], flag: str) -> Iterator[Place]:
     """Lines of loaded modules of these packages that name the flag, in words of their own and not in a sentence."""
     for file in sorted(loaded_files(packages).values()):
         tree = attempt(lambda file=file: _parsed(file, flag))
-        for node in () if tree is None or isinstance(tree, Caught) else ast.walk(tree):
+        if tree is None or isinstance(tree, Caught):
+            continue
+        for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and node.value == flag:
-                yield Place(file=file, line=node.lineno)
+                yield Place(file=file, line=node.lineno, function=_function_at(tree, node.lineno))
 
 
 def operations_of(call: Any, module: nn.Module, x: Tensor, flags: dict[str, str]) -> int:
@@ -35,6 +37,14 @@ def _parsed(file: str, word: str) -> ast.Module | None:
     with open(file, encoding="utf-8") as source:
         text = source.read()
     return ast.parse(text) if word in text else None
+
+
+def _function_at(tree: ast.Module, line: int) -> str:
+    """The innermost function that holds a line."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    functions = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    around = [each for each in functions if each.lineno <= line <= (each.end_lineno or 0)]
+    return max(around, key=lambda each: each.lineno).name if around else "<module>"
 
 
 class _Counter(TorchDispatchMode):
