@@ -1,0 +1,36 @@
+"""TRN105 evaluations-missed
+
+Detects: a run that was to be evaluated on held-out rows at a step, and went on without.
+Matters: what it has learnt by heart looks like what it has learnt; only rows that it never saw tell them apart.
+Fix: look at how held-out rows are opened, and end a run that has none where its configuration asks for them.
+"""
+
+from collections.abc import Iterator
+
+from nsa_doctor.check import Check
+from nsa_doctor.checks.trained import trained
+from nsa_doctor.finding import Finding
+from nsa_doctor.runner import NotApplicableError
+from nsa_doctor.runs.evaluating import evaluations_due, evaluations_missed
+from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.wording import numbers
+
+
+def run(subject: RunSubject) -> Iterator[Finding]:
+    due = evaluations_due(subject.record)
+    if not due:
+        raise NotApplicableError("no evaluation was due yet, or what is due is not told")
+    missed = evaluations_missed(subject.record)
+    if missed:
+        yield Finding(
+            message=f"{len(missed)} of {len(due)} evaluations were not made: of step {numbers(missed)}",
+            evidence={"run": subject.name, "missed": len(missed), "due": len(due), "first_step": missed[0]},
+            repro=subject.again,
+        )
+
+
+def planted(subject: RunSubject) -> RunSubject:
+    return trained(seams={"nsa.train.feed.Feed.held_out": lambda feed: []}, steps=30)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", blocked_by=("TRN103",))
