@@ -1,6 +1,7 @@
 """`nsa-doctor smoke`."""
 
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,6 @@ from nsa_doctor.commands.evidence import (
     command_line,
     examined_by,
     read_gate_option,
-    read_run_option,
     recompute_request,
 )
 from nsa_doctor.laboratory import UsageError
@@ -27,6 +27,7 @@ from nsa_doctor.smoke import FEWEST_STEPS, SmokeRequest, train
 
 if TYPE_CHECKING:
     from nsa_doctor.finding import Report
+    from nsa_doctor.runs.record import RunRecord
 
 _FOLDER = Path("smoke")
 _WATCHDOGS = 3  # how often the trainer's own watchdog may bark before it is ended
@@ -88,7 +89,7 @@ def smoke(
         {"gate": gate, "timeout": f"{timeout:g}"},
     )
     asked |= {"gate": required, "again": again, "data": batches_request(str(written))}
-    report = _decided(asked, folder, device, quiet)
+    report = _decided(asked, folder, device, quiet, failure)
     return deliver_bundle(replace(report, command="smoke", notes=(*notes, *report.notes)), output, traceback)
 
 
@@ -97,7 +98,19 @@ def _tell(quiet: bool, sentence: str) -> None:
         say(f"{chr(10) * is_terminal(sys.stderr)}{sentence}\n", sys.stderr)
 
 
-def _decided(asked: dict[str, Any], folder: Path, device: str, quiet: bool) -> "Report":
+def _record(folder: Path, failure: str) -> "RunRecord":
+    """The run; one that left nothing to read has ended with the sentence that its trainer failed with."""
+    from nsa_doctor.runs.reading import RunError, read_run
+    from nsa_doctor.runs.record import Beat, RunRecord
+
+    try:
+        return read_run(folder)
+    except RunError as error:
+        told = failure or str(error)
+        return RunRecord(folder=str(folder), beats=(Beat(ts=time.time(), msg=f"ended: {told}"),))
+
+
+def _decided(asked: dict[str, Any], folder: Path, device: str, quiet: bool, failure: str) -> "Report":
     """What the gate makes of model, run and weights."""
     from nsa_doctor import go_no_go as deciding
     from nsa_doctor import progress
@@ -105,7 +118,7 @@ def _decided(asked: dict[str, Any], folder: Path, device: str, quiet: bool) -> "
     weights = folder / "model.safetensors"
     request = deciding.GoNoGoRequest(
         **asked,
-        run=read_run_option(folder) if folder.is_dir() else None,
+        run=_record(folder, failure),
         recompute=recompute_request(device),
         checkpoint=checkpoint_request(str(weights)) if weights.exists() else None,
     )

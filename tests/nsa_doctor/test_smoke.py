@@ -25,7 +25,7 @@ STEPS = "160"  # enough that the run is not over before it is killed, on a busy 
 GATE = """
 profile: smoke
 require:
-  - codes: [FWD101, CKP101, TRN601]
+  - codes: [FWD101, CKP101, TRN103, TRN601]
     because: a test asks for these
 limits:
   - measure: steps
@@ -109,6 +109,18 @@ def test_what_cannot_be_trained_is_refused_in_a_sentence(smoke, capsys, words, t
     errors = capsys.readouterr().err
     assert told in errors
     assert errors.count("\n") == 1
+
+
+def test_a_trainer_that_leaves_nothing_to_read_is_no_go_with_its_sentence(smoke, monkeypatch):
+    def fails(request, say):
+        request.folder.mkdir(parents=True)
+        return "ZeroDivisionError: integer modulo by zero"
+
+    monkeypatch.setattr("nsa_doctor.commands.smoke.train", fails)
+    code, report, _ = smoke()
+    assert (code, report["verdict"]["decision"]) == (1, "NO-GO")
+    messages = [each["message"] for result in report["results"] for each in result["findings"]]
+    assert "the run ended after step 0: ZeroDivisionError: integer modulo by zero" in messages
 
 
 def test_an_earlier_run_is_not_written_over(smoke, tmp_path, capsys):

@@ -80,4 +80,4 @@ def _evidence(found: Departure) -> dict[str, Any]:
     return {"property": found.kind, "step": found.step, "told": found.told, "again": found.again, **names}
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", explained_by=("TRN301", "TRN302"))
