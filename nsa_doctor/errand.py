@@ -80,6 +80,9 @@ def _start(module: str, request: Mapping[str, Any], errors: IO[bytes]) -> tuple[
     reading, writing = os.pipe()
     try:
         child = start_child(module, [json.dumps(request), str(writing)], (writing,), errors)
+    except OSError:
+        os.close(reading)
+        raise
     finally:
         os.close(writing)
     return child, os.fdopen(reading, encoding="utf-8")

@@ -19,7 +19,7 @@ from nsa_doctor.gate_stats import Examined, GateStatsRequest, examine_checkpoint
 from nsa_doctor.identity import commit_of, version_of
 from nsa_doctor.judging import judged
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory, UsageError
-from nsa_doctor.recompute import RecomputeRequest, with_steps_again
+from nsa_doctor.recompute import RecomputeRequest, is_asked_for, with_steps_again
 from nsa_doctor.run import Listener, RunRequest
 from nsa_doctor.runs.facts import facts_of
 from nsa_doctor.runs.matching import mismatches
@@ -75,7 +75,7 @@ def go_no_go(request: GoNoGoRequest, listen: Listener = lambda told, done, total
     if checkpoint is not None:
         report = _with_checkpoint(report, checkpoint, request.gate)
     if request.run is not None:
-        report = _with_run(report, _computed_again(request.run, request.recompute, listen), request.gate)
+        report = _with_run(report, request.run, request, listen)
     if request.data is not None:
         report = _with_data(report, request.data, request.gate, listen)
     report = replace(report, command="go-no-go", seconds=time.perf_counter() - start)
@@ -100,12 +100,14 @@ def _with_checkpoint(report: Report, examined: Examined, gate: Gate) -> Report:
     return replace(_with_results(report, examined.results, gate, notes), gates=examined.gates)
 
 
-def _computed_again(run: RunRecord, asked: RecomputeRequest | None, listen: Listener) -> RunRecord:
-    return run if asked is None else with_steps_again(run, asked, listen)
-
-
-def _with_run(report: Report, run: RunRecord, gate: Gate) -> Report:
+def _with_run(report: Report, run: RunRecord, request: GoNoGoRequest, listen: Listener) -> Report:
+    gate = request.gate
     asked = [entry for entry in gate.checks if entry.examines == "run"]
+    if request.recompute is not None and is_asked_for(asked):
+        try:
+            run = with_steps_again(run, request.recompute, listen)
+        except KeyboardInterrupt:
+            report = replace(report, interrupted=True)
     subject = RunSubject(name=run.folder, record=run, now=time.time(), options=(run.folder,))
     return replace(_with_results(report, judged(asked, subject), gate, run.notes), run=facts_of(run))
 

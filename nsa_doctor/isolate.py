@@ -206,6 +206,7 @@ class ChildProcess:
 
     def _seen(self) -> dict[str, Any] | None:
         """Where a thread of the child's own sees the subject; None when it is not let run."""
+        self._sighting.write(None)  # of an earlier look
         with contextlib.suppress(BrokenPipeError):  # the subject has closed what is not its own
             os.write(self._questions, b"?")
         end = time.monotonic() + _SIGHTING_SECONDS

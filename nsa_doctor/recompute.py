@@ -1,16 +1,18 @@
 """Has steps of a training run computed again, in a process of its own, for checks to compare."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_doctor.errand import Outcome, counting, run_errand
+from nsa_doctor.registry import Entry
 from nsa_doctor.runs.again import Again
 from nsa_doctor.runs.record import RunRecord
 
 _PATIENCE = 120.0  # without a sign of life
 _PASSES = 2
+_COMPARES = "TRN601"
 
 Listener = Callable[[str, int, int], None]
 
@@ -23,6 +25,11 @@ class RecomputeRequest:
     seconds: float = 900.0
 
 
+def is_asked_for(entries: Iterable[Entry]) -> bool:
+    """Whether a check among these compares steps that are made again."""
+    return any(entry.manual.code == _COMPARES for entry in entries)
+
+
 def with_steps_again(record: RunRecord, request: RecomputeRequest, listen: Listener) -> RunRecord:
     """The run with what computing some of its steps again gave, or why that gave nothing.
 
@@ -30,7 +37,8 @@ def with_steps_again(record: RunRecord, request: RecomputeRequest, listen: Liste
     """
     if not record.is_own:
         return replace(record, again=Again(reason="it is no run of nsa.train"))
-    evaluated = sorted({each.step for each in record.evaluations if each.step is not None})
+    saved = {each.step for each in record.saved}
+    evaluated = sorted({each.step for each in record.evaluations if each.step is not None and each.step in saved})
     asked = {"folder": str(Path(record.folder).absolute()), "evaluated": evaluated, "device": request.device}
     tell = counting(listen, _PASSES * (1 + bool(evaluated)))
     outcome = run_errand("nsa_doctor.recompute_room", asked, tell, patience=_PATIENCE, at_most=request.seconds)

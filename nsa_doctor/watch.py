@@ -12,7 +12,7 @@ from nsa_doctor.finding import Finding, Report, Result
 from nsa_doctor.judging import judged
 from nsa_doctor.laboratory import UsageError
 from nsa_doctor.options import OptionError, prefixes
-from nsa_doctor.recompute import Listener, RecomputeRequest, with_steps_again
+from nsa_doctor.recompute import Listener, RecomputeRequest, is_asked_for, with_steps_again
 from nsa_doctor.registry import Entry
 from nsa_doctor.runs.columns import MappingError, parse_mapping
 from nsa_doctor.runs.facts import facts_of
@@ -93,15 +93,20 @@ def watch_request(
 
 
 def watch(request: WatchRequest, listen: Listener = lambda told, done, total: None) -> Report:
-    """The run as it stands now; raises UsageError when there is none to read."""
+    """The run as it stands now; raises UsageError when there is none to read. A KeyboardInterrupt ends it early."""
     start = time.perf_counter()
     try:
         record = RunReader(request.place, request.mapping).read()
     except RunError as error:
         raise UsageError(str(error)) from error
-    if request.recompute is not None:
-        record = with_steps_again(record, request.recompute, listen)
-    return _report(request, record, _judged(request, record), time.perf_counter() - start)
+    is_interrupted = False
+    if request.recompute is not None and is_asked_for(request.entries):
+        try:
+            record = with_steps_again(record, request.recompute, listen)
+        except KeyboardInterrupt:
+            is_interrupted = True
+    report = _report(request, record, _judged(request, record), time.perf_counter() - start)
+    return replace(report, interrupted=is_interrupted)
 
 
 def follow(request: WatchRequest, screen: Screen, pause: Callable[[float], None] = time.sleep) -> Report:

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
-from nsa_doctor.probes.steps_again import steps_again
 from nsa_doctor.runs.reading import read_run
 from nsa_doctor.runs.subject import RunSubject
 
@@ -55,12 +54,14 @@ def trained(
             live(document, {**(seams or {}), **of_life}, resume="auto" if number else None)
         spoil(folder)
         subject = seen(folder, seconds_later)
-        again = (
-            steps_again(folder, [each.step for each in subject.record.evaluations if each.step])
-            if is_computed_again
-            else None
-        )
-        return replace(subject, record=replace(subject.record, again=again))
+        return _with_steps_again(subject, folder) if is_computed_again else subject
+
+
+def _with_steps_again(subject: RunSubject, folder: Path) -> RunSubject:
+    from nsa_doctor.probes.steps_again import steps_again  # torch, which reading a run does without
+
+    evaluated = [each.step for each in subject.record.evaluations if each.step is not None]
+    return replace(subject, record=replace(subject.record, again=steps_again(folder, evaluated)))
 
 
 def document_of(

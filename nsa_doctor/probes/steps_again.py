@@ -7,7 +7,8 @@ Nothing of `nsa.train` is used: the loss, the sum over micro-batches and process
 import itertools
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +33,7 @@ _MOST_STEPS = 16  # between two checkpoints whose weights are compared
 _EPSILON = 1e-8  # AdamW's, as torch has it where nothing else is said
 _ROUNDING, _HALF_ROUNDING = 2.0**-23, 2.0**-8  # of a number in float32 and in bfloat16
 _IGNORED = -100
+_NAME = re.compile(r"step_(\d{8,18})")
 
 Tensors = dict[str, Tensor]
 Tell = Callable[[str], None]
@@ -47,12 +49,26 @@ class _Checkpoint:
     path: Path
 
     def tensors(self, name: str, device: torch.device) -> Tensors:
-        return load_file(self.path / f"{name}.safetensors", device=str(device))
+        try:
+            return load_file(self.path / f"{name}.safetensors", device=str(device))
+        except (OSError, SafetensorError) as error:
+            raise self._unreadable(error) from error
 
     def rows(self) -> Rows:
         """The configuration, and where each process stands in its data."""
-        state = json.loads((self.path / "state.json").read_bytes())
-        return Rows(RunConfig(**state["config"]), tuple(each["data"] for each in state["processes"]))
+        try:
+            state = json.loads((self.path / "state.json").read_bytes())
+            config, processes = dict(state["config"]), [dict(each["data"]) for each in state["processes"]]
+        except (OSError, KeyError, ValueError, TypeError) as error:
+            raise self._unreadable(error) from error
+        return Rows(RunConfig(**config), tuple(processes))
+
+    def rate(self) -> float:
+        """Of the first step after it."""
+        return _rate(self.step + 1, self.rows().config)
+
+    def _unreadable(self, error: Exception) -> CannotBeComputedError:
+        return CannotBeComputedError(f"{self.path.name} cannot be read: {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)
@@ -64,12 +80,16 @@ class _Weights:
 
 
 @dataclass(frozen=True)
-class _Course:
-    """Losses and norms of steps, and where the weights ended."""
+class _Pass:
+    """The mean loss, what each target adds to it, and its gradient; parameters that get none are left out."""
 
-    losses: list[float]
-    norms: list[float]
-    moves: Tensors
+    loss: float
+    parts: Tensor
+    gradients: Tensors
+
+    @property
+    def norm(self) -> float:
+        return _norm(self.gradients.values())
 
 
 def steps_again(
@@ -84,16 +104,14 @@ def steps_again(
     try:
         checkpoints = _checkpoints(folder)
         first, last = _stretch(checkpoints)
-        retraced = _Retraced(first.rows(), _device(device), tell)
-        again = retraced.steps(first, last)
-        known = [each for each in checkpoints if each.step in evaluated]
-        return replace(again, device=device, evaluations=tuple(retraced.evaluated(each) for each in known[-1:]))
+        again = _Retraced(first.rows(), _device(device), tell).steps(first, last)
+        known = [each for each in checkpoints if each.step in evaluated][-1:]
+        evaluations = (_Retraced(each.rows(), _device(device), tell).evaluated(each) for each in known)
+        return replace(again, device=device, evaluations=tuple(evaluations))
     except (CannotBeComputedError, ConfigError, DataError) as error:
         return Again(reason=str(error))
-    except (RuntimeError, MemoryError) as error:
-        return Again(reason=f"computing them raised {Caught(error).sentence}")
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-        return Again(reason=f"a checkpoint cannot be read: {type(error).__name__}: {error}")
+    except (RuntimeError, MemoryError, ValueError, TypeError, ArithmeticError) as error:
+        return Again(reason=f"making them raised {Caught(error).sentence}")
 
 
 def _device(name: str) -> torch.device:
@@ -103,20 +121,20 @@ def _device(name: str) -> torch.device:
 
 
 def _checkpoints(folder: Path) -> list[_Checkpoint]:
-    paths = sorted((folder / "checkpoints").glob("step_*"))
-    found = [_Checkpoint(int(path.name[5:]), path) for path in paths if path.name[5:].isdecimal()]
+    paths = (folder / "checkpoints").glob("step_*")
+    found = [_Checkpoint(int(told[1]), path) for path in paths if (told := _NAME.fullmatch(path.name))]
     if not found:
         raise CannotBeComputedError("the run holds no checkpoint of nsa.train")
-    return found
+    return sorted(found, key=lambda each: each.step)
 
 
 def _stretch(found: Sequence[_Checkpoint]) -> tuple[_Checkpoint, _Checkpoint | None]:
-    """The nearest neighbours, the last of them; or a checkpoint alone, the last one that was gone on from for sure."""
-    pairs = list(itertools.pairwise(found))
-    near = min(reversed(pairs), key=lambda pair: pair[1].step - pair[0].step, default=None)
-    if near is not None and near[1].step - near[0].step <= _MOST_STEPS:
-        return near
-    return (found[-2] if len(found) > 1 else found[-1]), None
+    """The nearest neighbours, at the highest rate of these; or one alone, the last that was gone on from for sure."""
+    gaps = {other.step - one.step for one, other in itertools.pairwise(found)}
+    if not gaps or min(gaps) > _MOST_STEPS:
+        return (found[-2] if len(found) > 1 else found[-1]), None
+    near = (pair for pair in itertools.pairwise(found) if pair[1].step - pair[0].step == min(gaps))
+    return max(near, key=lambda pair: pair[0].rate())
 
 
 @dataclass
@@ -129,47 +147,53 @@ class _Retraced:
 
     def __post_init__(self) -> None:
         config = self.rows.config
-        self._model = Transformer(config.model, "flash" if config.runtime.use_flash else "auto").to(self.device)
         self._is_half = config.runtime.precision == "bf16"
+        if self._is_half and config.runtime.distributed == "fsdp2" and len(self.rows.positions) > 1:
+            raise CannotBeComputedError("fsdp2 in bf16 rounds the weights themselves, which is not done here")
+        self._model = Transformer(config.model, "flash" if config.runtime.use_flash else "auto").to(self.device)
 
     def steps(self, first: _Checkpoint, last: _Checkpoint | None) -> Again:
         """Those after `first`."""
-        batches = list(self.rows.of_steps(last.step - first.step if last else 1))
         before, moments = self._weights(first), first.tensors("optimizer", self.device)
-        course = self._course(_Weights(before, moments), first.step, batches)
-        other = self._course(_Weights(self._jittered(before), moments), first.step, batches)
-        steps = tuple(
-            StepAgain(
-                step=first.step + number + 1,
-                batches=tuple(checksum(own[0].tokens) for own in of_step),
-                loss=course.losses[number],
-                loss_noise=abs(course.losses[number] - other.losses[number]),
-                norm=course.norms[number],
-                norm_noise=abs(course.norms[number] - other.norms[number]),
+        starts = (before, self._jittered(before))
+        weights, other = (_Weights(values, moments) for values in starts)
+        steps = []
+        for number, batches in enumerate(self.rows.of_steps(last.step - first.step if last else 1), first.step + 1):
+            own, weights = self._stepped(weights, batches, number)
+            beside, other = self._stepped(other, batches, number)
+            apart = [own.gradients[name] - beside.gradients[name] for name in own.gradients]
+            steps.append(
+                StepAgain(
+                    step=number,
+                    batches=tuple(checksum(of_process[0].tokens) for of_process in batches),
+                    loss=own.loss,
+                    loss_noise=_noise(own.parts, beside.parts),
+                    norm=own.norm,
+                    norm_noise=_norm(apart),
+                )
             )
-            for number, of_step in enumerate(batches)
-        )
-        again = Again(first=first.step, steps=steps)
+        again = Again(first=first.step, steps=tuple(steps))
         if last is None:
             return again
-        after = self._weights(last)
-        moves = (
-            _move(name, before[name], after[name], course.moves[name], other.moves[name], len(batches))
-            for name in before
+        ways, others = (
+            {name: end.values[name].double() - start[name] for name in start}
+            for end, start in zip((weights, other), starts, strict=True)
         )
+        after = self._weights(last)
+        moves = (_move(name, before[name], after[name], ways[name], others[name], len(steps)) for name in before)
         return replace(again, last=last.step, moves=tuple(moves))
 
     def evaluated(self, checkpoint: _Checkpoint) -> EvaluationAgain:
         """The held-out loss of its weights."""
         batches, weights = list(self.rows.held_out()), self._weights(checkpoint)
         count = max(sum(_num_targets(batch) for batch in batches), 1)
-        losses = []
+        found = []
         for values in (weights, self._jittered(weights)):
             self._model.load_state_dict(values, strict=False)
             with torch.no_grad():
-                losses.append(sum(float(part) for batch in batches for part in self._parts(batch)) / count)
+                found.append(torch.cat([self._row(*row) for batch in batches for row in self._rows(batch)]) / count)
             self.tell(f"the evaluation of step {checkpoint.step}")
-        return EvaluationAgain(step=checkpoint.step, loss=losses[0], noise=abs(losses[1] - losses[0]))
+        return EvaluationAgain(step=checkpoint.step, loss=float(found[0].sum()), noise=_noise(*found))
 
     def _weights(self, checkpoint: _Checkpoint) -> Tensors:
         found = checkpoint.tensors("model", self.device)
@@ -182,50 +206,58 @@ class _Retraced:
         return {name: found[name] for name in own}
 
     def _jittered(self, values: Tensors) -> Tensors:
-        """Every weight off by at most half a rounding, up or down."""
+        """Every weight off by at most a rounding, up or down."""
         relative = _HALF_ROUNDING if self._is_half else _ROUNDING
         generator = torch.Generator().manual_seed(0)
+        off = {name: 2 * torch.rand(value.shape, generator=generator) - 1 for name, value in values.items()}
         return {
-            name: value * (1 + relative * (torch.rand(value.shape, generator=generator) - 0.5).to(value))
+            name: (value.double() * (1 + relative * off[name].to(value.device).double())).to(value.dtype)
             for name, value in values.items()
         }
 
-    def _course(self, start: _Weights, step: int, batches: Sequence[Sequence[Sequence[Batch]]]) -> _Course:
-        weights, course = start, _Course([], [], {})
+    def _stepped(self, weights: _Weights, batches: Sequence[Sequence[Batch]], step: int) -> tuple[_Pass, _Weights]:
+        """One step of all processes, and the weights after it."""
         config = self.rows.config
-        for number, of_step in enumerate(batches, start=step + 1):
-            self._model.load_state_dict(weights.values, strict=False)
-            loss, gradients = self._gradients([batch for own in of_step for batch in own])
-            norm = math.sqrt(sum(float(each.double().square().sum()) for each in gradients.values()))
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise CannotBeComputedError(f"step {number} is not finite when it is computed again")
-            weights = _stepped(weights, gradients, norm, config.train, _rate(number, config))
-            course.losses.append(loss)
-            course.norms.append(norm)
-            self.tell(f"step {number}")
-        moves = {name: weights.values[name].double() - value.double() for name, value in start.values.items()}
-        return replace(course, moves=moves)
+        self._model.load_state_dict(weights.values, strict=False)
+        made = self._pass([batch for own in batches for batch in own])
+        if not (math.isfinite(made.loss) and math.isfinite(made.norm)):
+            raise CannotBeComputedError(f"step {step} is not finite when it is computed again")
+        self.tell(f"step {step}")
+        return made, _stepped(weights, made, config.train, _rate(step, config))
 
-    def _gradients(self, batches: Sequence[Batch]) -> tuple[float, Tensors]:
-        """The mean loss over all targets of all processes, and its gradient; parameters that get none are left out."""
+    def _pass(self, batches: Sequence[Batch]) -> _Pass:
         count = sum(_num_targets(batch) for batch in batches)
         if count == 0:
             raise CannotBeComputedError("a step has nothing to predict")
         self._model.zero_grad(set_to_none=True)
-        loss = 0.0
-        for part in (part for batch in batches for part in self._parts(batch)):
-            (part / count).backward()
-            loss += float(part.detach()) / count
-        return loss, {name: each.grad for name, each in self._model.named_parameters() if each.grad is not None}
+        parts = []
+        for row in (row for batch in batches for row in self._rows(batch)):
+            part = self._row(*row) / count
+            part.sum().backward()
+            parts.append(part.detach())
+        gradients = {name: each.grad for name, each in self._model.named_parameters() if each.grad is not None}
+        told = torch.cat(parts).double()
+        return _Pass(float(told.sum()), told, gradients)
 
-    def _parts(self, batch: Batch) -> Iterator[Tensor]:
-        """The summed loss of each row; a row at a time, so that the logits of a large vocabulary fit."""
-        return map(self._summed, batch.tokens.to(self.device), _targets(batch).to(self.device))
+    def _rows(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """Tokens and targets, a row at a time, so that the logits of a large vocabulary fit."""
+        return zip(batch.tokens.to(self.device), _targets(batch).to(self.device), strict=True)
 
-    def _summed(self, row: Tensor, targets: Tensor) -> Tensor:
+    def _row(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """What each target of a row loses."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._is_half):
-            logits = self._model(row[None, :-1])[0]
-        return cross_entropy(logits.float(), targets, ignore_index=_IGNORED, reduction="sum")
+            logits = self._model(tokens[None, :-1])[0]
+        return cross_entropy(logits.float(), targets, ignore_index=_IGNORED, reduction="none")
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    return math.sqrt(sum(float(each.double().square().sum()) for each in tensors))
+
+
+def _noise(parts: Tensor, others: Tensor) -> float:
+    """By how much a sum is off whose parts are off independently; not less than it was seen to be."""
+    apart = parts.double() - others.double()
+    return max(abs(float(apart.sum())), float(apart.norm()))
 
 
 def _targets(batch: Batch) -> Tensor:
@@ -238,11 +270,12 @@ def _num_targets(batch: Batch) -> int:
     return int((_targets(batch) != _IGNORED).sum())
 
 
-def _stepped(weights: _Weights, gradients: Tensors, norm: float, train: TrainConfig, rate: float) -> _Weights:
+def _stepped(weights: _Weights, made: _Pass, train: TrainConfig, rate: float) -> _Weights:
     """AdamW: matrices decay, what norms and biases are made of does not."""
+    norm = made.norm
     scale = min(1.0, train.grad_clip / norm) if train.grad_clip and norm > 0 else 1.0
     values, moments = dict(weights.values), dict(weights.moments)
-    for name, gradient in gradients.items():
+    for name, gradient in made.gradients.items():
         wide, value = gradient.double() * scale, values[name].double()
         zero = torch.zeros_like(wide)
         mean = torch.lerp(wide, moments.get(f"{name}.exp_avg", zero).double(), train.beta1)

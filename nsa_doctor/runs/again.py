@@ -63,7 +63,7 @@ class Again:
     def span(self) -> str:
         """`step 4` or `steps 4 to 6`: those that were computed again."""
         count = len(self.steps)
-        return f"step {self.first + 1}" if count == 1 else f"steps {self.first + 1} to {self.first + count}"
+        return f"step {self.first + 1}" if count <= 1 else f"steps {self.first + 1} to {self.first + count}"
 
     @property
     def on(self) -> str:

@@ -44,6 +44,12 @@ def departure(record: RunRecord, again: Again) -> Departure | None:
     return next((each for each in found if each is not None), None)
 
 
+def has_told(record: RunRecord, again: Again) -> bool:
+    """Whether the run tells anything of a step that was computed again."""
+    made = {beat.step for beat in record.steps}
+    return bool(again.moves) or any(step.step in made for step in again.steps)
+
+
 def nearness(record: RunRecord, again: Again) -> str:
     """How near the numbers of a run are to those computed again, as shares of these, in words."""
     told = {beat.step: beat for beat in record.steps}

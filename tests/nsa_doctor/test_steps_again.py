@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import nsa.train.optimizer
 import nsa.train.schedule
 from nsa.config import TrainConfig
+from nsa.train.failures import OutOfDataError
 from nsa.train.loop import Loop
 from nsa_doctor import registry
 from nsa_doctor.checks.trained import document_of, live, seen, trained
@@ -57,6 +58,15 @@ def test_a_healthy_step_is_the_same_when_it_is_computed_again(changes: Mapping[s
     assert again.last - again.first == len(again.steps) >= 1
     assert any(move.again > 0 for move in again.moves)
     assert bool(again.evaluations) == (changes.get("eval_batches") != 0)
+    assert (judged(subject).verdict, judged(subject).findings) == (Verdict.PASS, ())
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.full] * (seed > 0)) for seed in range(4)])
+def test_rounding_of_half_precision_is_no_finding_however_long_the_stretch(seed: int) -> None:
+    changes = {"steps": 24, "save_every": 12, "seed": seed, "model": {"n_layers": 2}, "runtime": {"precision": "bf16"}}
+    subject = trained(**SHORT | changes)
+    assert subject.record.again is not None
+    assert len(subject.record.again.steps) == 12
     assert (judged(subject).verdict, judged(subject).findings) == (Verdict.PASS, ())
 
 
@@ -167,6 +177,40 @@ def test_a_step_of_other_rows_is_not_compared(run: Path, tmp_path: Path) -> None
     assert result.verdict is Verdict.SKIP
 
 
+def test_a_run_that_tells_of_none_of_the_steps_is_not_passed(run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    for name in ("step_00000002", "step_00000003"):
+        shutil.rmtree(folder / "checkpoints" / name)
+    again = steps_again(folder)
+    assert [each.step for each in again.steps] == [5]
+    result = judged(with_again(folder, again))
+    assert (result.verdict, result.reason) == (Verdict.SKIP, "the run tells of no step after its checkpoint of step 4")
+
+
+def test_folders_that_are_called_like_checkpoints_are_none(run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    for name in ("step_4", "step_2", "step_00000004.old"):
+        shutil.copytree(folder / "checkpoints" / "step_00000002", folder / "checkpoints" / name)
+    again = steps_again(folder)
+    assert (again.last - again.first, len(again.steps)) == (1, 1)
+    assert judged(with_again(folder, again)).verdict is Verdict.PASS
+
+
+def test_an_evaluation_is_of_its_own_lifes_rows(tmp_path: Path) -> None:
+    def ends(step: int, train: TrainConfig) -> float:
+        if step == 5:
+            raise OutOfDataError("the disk was taken away")
+        return nsa.train.schedule.learning_rate(step, train)
+
+    document = document_of(tmp_path / "run", steps=30, save_every=2, keep_last=9, eval_every=0, eval_batches=1)
+    live(document, {"nsa.train.loop.learning_rate": ends})
+    document["train"] |= {"save_every": 20, "eval_batches": 6}
+    live(document, {}, resume="auto")
+    again = steps_again(tmp_path / "run", [30])
+    assert (again.first, again.last, [each.step for each in again.evaluations]) == (2, 4, [30])
+    assert judged(with_again(tmp_path / "run", again)).findings == ()
+
+
 def cut_short(checkpoint: Path) -> None:
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
@@ -192,12 +236,12 @@ def with_a_nan(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (cut_short, "a checkpoint cannot be read: SafetensorError"),
+        (cut_short, "step_00000003 cannot be read: SafetensorError"),
         (without_a_parameter, "norm.weight"),
         (with_another_shape, "norm.weight"),
         (with_a_nan, "step 4 is not finite when it is computed again"),
-        (lambda each: (each / "state.json").write_text("[]"), "a checkpoint cannot be read: TypeError"),
-        (lambda each: (each / "state.json").write_text("{"), "a checkpoint cannot be read: JSONDecodeError"),
+        (lambda each: (each / "state.json").write_text("[]"), "step_00000003 cannot be read: TypeError"),
+        (lambda each: (each / "state.json").write_text("{"), "step_00000003 cannot be read: JSONDecodeError"),
         (lambda each: (each / "optimizer.safetensors").unlink(), "optimizer.safetensors"),
         (lambda each: shutil.rmtree(each.parent), "the run holds no checkpoint of nsa.train"),
     ],

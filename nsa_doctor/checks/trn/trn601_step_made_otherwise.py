@@ -15,7 +15,7 @@ from nsa_doctor.finding import Finding, Note
 from nsa_doctor.measurement import Place
 from nsa_doctor.runner import NotApplicableError, NotComparableError
 from nsa_doctor.runs.again import Again
-from nsa_doctor.runs.retraced import Departure, OtherRowsError, departure, nearness
+from nsa_doctor.runs.retraced import Departure, OtherRowsError, departure, has_told, nearness
 from nsa_doctor.runs.subject import RunSubject
 
 _MOST_NAMES = 3
@@ -33,13 +33,15 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
         raise NotComparableError(str(error)) from error
     if found is not None:
         yield Finding(
-            message=_told(found, again),
+            message=_told(subject, found, again),
             where=Place(module=found.names[0].rpartition(".")[0]) if found.names else Place(),
             evidence={"run": subject.name, **_evidence(found)},
             repro=f"{subject.again} --recompute{again.on}",
         )
+    elif not has_told(subject.record, again):
+        raise NotComparableError(f"the run tells of no step after its checkpoint of step {again.first}")
     else:
-        yield Note(message=f"{again.span} agree when computed again: {nearness(subject.record, again)}")
+        yield Note(message=f"computed again, {again.span} as told: {nearness(subject.record, again)}")
 
 
 def planted(subject: RunSubject) -> RunSubject:
@@ -52,7 +54,7 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained(seams=seams, steps=4, save_every=1, eval_every=0, weight_decay=0.1, is_computed_again=True)
 
 
-def _told(found: Departure, again: Again) -> str:
+def _told(subject: RunSubject, found: Departure, again: Again) -> str:
     start = f"computed again from the checkpoint of step {again.first}"
     if found.kind == "loss":
         return f"step {found.step} lost {found.told:.6g}, and {found.again:.6g} {start}"
@@ -69,9 +71,11 @@ def _told(found: Departure, again: Again) -> str:
     others, first = len(found.names) - 1, again.first + 1
     more = f", and so did {others} more of {len(again.moves)} parameters" if others else ", and it alone"
     course = f"{again.span} {'leads' if first == found.step else 'lead'}"
+    is_told = any(beat.step == first for beat in subject.record.steps)
+    told = f"; loss and gradient of step {first} are the same" if is_told else ""
     return (
         f"{found.names[0]} ended {found.apart:.3g} from where {course}, which is {found.again:.3g} from its "
-        f"start{more}; loss and gradient of step {first} are the same"
+        f"start{more}{told}"
     )
 
 
