@@ -3,6 +3,7 @@
 import sysconfig
 from pathlib import Path
 
+import pytest
 import torch
 
 import nsa_doctor
@@ -28,6 +29,15 @@ def test_a_library_is_blamed_only_where_there_is_no_own_line() -> None:
     library = line("/venv/lib/python3.11/site-packages/attention_library/core.py")
     assert FrameFilter().deepest([library, OWN]) == OWN
     assert FrameFilter().deepest([library]) == library
+
+
+def test_the_doctor_is_never_to_blame_in_whichever_folder_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = "/venv/lib/python3.11/site-packages/nsa_doctor"
+    monkeypatch.setattr("nsa_doctor.frames.__file__", f"{installed}/frames.py")
+    frames = FrameFilter()
+    assert frames.rank(f"{installed}/registry.py") == 0
+    assert frames.rank(f"{installed}/checks/fwd/fwd101.py") == 3  # what a check plants
+    assert frames.rank("/venv/lib/python3.11/site-packages/nsa_doctor_too/core.py") == 2
 
 
 def test_torchs_modules_are_the_last_resort() -> None:
