@@ -1,5 +1,6 @@
 """What Ctrl-C, SIGTERM and SIGHUP do: the first ends the work early, and none disturbs the report."""
 
+import gc
 import os
 import signal
 import threading
@@ -26,7 +27,7 @@ def interrupt_on_signals() -> None:
 
 
 def raise_if_interrupted() -> None:
-    """For loops that wait: a KeyboardInterrupt that came up in a finalizer was swallowed there by Python."""
+    """For loops that go on for long: what came up in a finalizer or a callback was swallowed there by Python."""
     if _received:
         raise KeyboardInterrupt
 
@@ -63,7 +64,18 @@ def _leave(number: int, _frame: FrameType | None) -> None:
     os._exit(128 + number)
 
 
-def _interrupt(number: int, _frame: FrameType | None) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
     _received.append(number)
     ignore_signals()
-    raise KeyboardInterrupt
+    if not _is_swallowed(frame):
+        raise KeyboardInterrupt
+
+
+def _is_swallowed(frame: FrameType | None) -> bool:
+    """Whether what is raised here gets no further: a callback of the garbage collector runs, as Hypothesis has one."""
+    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
+    while frame is not None:
+        if frame.f_code in callbacks:
+            return True
+        frame = frame.f_back
+    return False

@@ -27,6 +27,7 @@ from nsa_doctor.laboratory import IsolatedLaboratory
 from nsa_doctor.measurement import Measurement, Trouble
 from nsa_doctor.output import CannotWriteError, is_terminal
 from nsa_doctor.repro import CommandLine
+from nsa_doctor.signals import raise_if_interrupted
 
 Listener = Callable[[str, int, int], None]
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_TICKS = 5.0, 0.1
@@ -175,6 +176,7 @@ def _loaded(troubles: list[Measurement], request: FuzzRequest) -> list[Result]:
 
 def _outcome(laboratory: IsolatedLaboratory, case: Mapping[str, Any]) -> Outcome:
     """What came of a case; a hang or a death is a failure of it."""
+    raise_if_interrupted()  # Hypothesis listens to the garbage collector, and Python swallows what comes up there
     answer = _asked(laboratory, case)
     if not isinstance(answer, Trouble):
         return Outcome.from_json(answer)
