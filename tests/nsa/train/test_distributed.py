@@ -17,13 +17,15 @@ from nsa.train.world import World
 
 ROOT = Path(__file__).parents[3]
 
+pytestmark = pytest.mark.timeout(240)  # two processes that import torch, beside other workers' tests
+
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     """What became of every scenario of `two_ranks`, and the folder with their runs."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "tests.nsa.train.two_ranks", str(folder)]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=True)
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=230, check=True)
     return json.loads(answer.stdout), folder
 
 
