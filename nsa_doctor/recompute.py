@@ -1,11 +1,11 @@
 """Has steps of a training run computed again, in a process of its own, for checks to compare."""
 
-import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_doctor.errand import Outcome, counting, run_errand
+from nsa_doctor.isolate import ChildDiedError, Remains
 from nsa_doctor.registry import Entry
 from nsa_doctor.runs.again import Again
 from nsa_doctor.runs.record import RunRecord
@@ -48,8 +48,6 @@ def with_steps_again(record: RunRecord, request: RecomputeRequest, listen: Liste
 
 
 def _why_none(outcome: Outcome, request: RecomputeRequest) -> str:
-    if outcome.was_late:
+    if outcome.was_late or outcome.code is None:
         return f"they were not made within {request.seconds:g} s, or nothing was heard for {_PATIENCE:g} s"
-    killed = outcome.code == -signal.SIGKILL
-    hint = ", with which the system also ends what takes too much memory" if killed else ""
-    return f"the process that made them ended with code {outcome.code}{hint}"
+    return ChildDiedError(outcome.code, Remains()).sentence

@@ -83,9 +83,8 @@ def train(request: SmokeRequest, say: Say) -> str:
 
 def _lived(request: SmokeRequest, life: _Life) -> tuple[bool, str]:
     """Whether it ended by the signal it got at its `until`, and the sentence it failed with."""
-    resume = life.resume
     begin = max(_last_step(request.beats)[1], 0)
-    words = [sys.executable, "-m", "nsa.train", "--config", str(request.config), *(["--resume", "auto"] * resume)]
+    words = [sys.executable, "-m", "nsa.train", "--config", str(request.config), *(["--resume", "auto"] * life.resume)]
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(  # noqa: S603 (our own interpreter)
             words,

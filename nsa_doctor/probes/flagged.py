@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -34,8 +35,7 @@ def operations_of(call: Any, module: nn.Module, x: Tensor, flags: dict[str, str]
 
 
 def _parsed(file: str, word: str) -> ast.Module | None:
-    with open(file, encoding="utf-8") as source:
-        text = source.read()
+    text = Path(file).read_text(encoding="utf-8")
     return ast.parse(text) if word in text else None
 
 

@@ -42,8 +42,11 @@ def sleeps(*_: object) -> None:
 @pytest.mark.parametrize(
     ("answered", "told"),
     [
-        (is_killed, "ended with code -9, with which the system also ends what takes too much memory"),
-        (lambda *_: os._exit(3), "ended with code 3"),
+        (
+            is_killed,
+            "the process died by signal 9 (SIGKILL, with which the system also ends what takes too much memory)",
+        ),
+        (lambda *_: os._exit(3), "the process ended with exit code 3"),
         (sleeps, "they were not made within 0.5 s"),
     ],
     ids=["killed", "exits", "sleeps"],
