@@ -4,9 +4,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nsa_doctor.examine import Examination, target_of
-from nsa_doctor.measurement import GRADIENTS, MODES, Birth, Diagnosis, Measurement, Place, Point, Trouble
+from nsa_doctor.facts import Fact
+from nsa_doctor.measurement import GRADIENTS, MODES, Birth, Diagnosis, Measurement, Place, Point, Trouble, TroubleKind
 
-TROUBLE_CODES = {"raised": "FWD101", "wrong_shape": "FWD102", "timeout": "HNG101", "died": "HNG101"}
+# A trouble of another kind says nothing of the subject.
+TROUBLE_FACTS: Mapping[TroubleKind, Fact] = {
+    "raised": Fact.RAISED,
+    "wrong_shape": Fact.WRONG_SHAPE,
+    "timeout": Fact.TIMEOUT,
+    "died": Fact.DIED,
+}
 
 
 @dataclass
@@ -44,18 +51,18 @@ def causes(examination: Examination) -> list[Cause]:
     return [*_nonfinite_causes(examination), *_trouble_causes(examination.measurements)]
 
 
-def code_of(cause: Cause, known: Sequence[Measurement]) -> str:
-    """The check it belongs to: named after what finiteness depends on, where all that was measured agrees it does."""
+def fact_of(cause: Cause, known: Sequence[Measurement]) -> Fact:
+    """What was observed: named after what finiteness depends on, where all that was measured agrees it does."""
     if cause.trouble is not None:
-        return TROUBLE_CODES[cause.trouble.kind]
+        return TROUBLE_FACTS[cause.trouble.kind]
     if _all_beside(cause.points, known, "values", lambda bad, fine: bad != "normal" and fine == "normal"):
-        return "NAN104"
+        return Fact.NONFINITE_BY_VALUES
     if _all_beside(cause.points, known, "dtype", lambda bad, fine: bad in _LOW and fine not in _LOW):
-        return "NAN105"
+        return Fact.NONFINITE_BY_DTYPE
     reaches_output = any(target_of(measurement) != GRADIENTS for measurement in cause.measurements)
     if reaches_output and _all_beside(cause.points, known, "mode", lambda bad, fine: bad != fine):
-        return "NAN103"
-    return "NAN101" if reaches_output else "NAN102"
+        return Fact.NONFINITE_BY_MODE
+    return Fact.NONFINITE_OUTPUT if reaches_output else Fact.NONFINITE_GRADIENT
 
 
 _LOW = ("bfloat16", "float16")
@@ -115,7 +122,7 @@ def _trouble_causes(measurements: Iterable[Measurement]) -> list[Cause]:
     found: dict[tuple[str, ...], Cause] = {}
     for measurement in measurements:
         trouble = measurement.trouble
-        if trouble is None or trouble.kind not in TROUBLE_CODES:
+        if trouble is None or trouble.kind not in TROUBLE_FACTS:
             continue
         where = trouble.place.line_text or trouble.message.partition(":")[0]
         if trouble.kind == "timeout" and trouble.place.file:  # it was seen on one line of several it goes round

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Literal
 
 from nsa_doctor.finding import Finding, Note
@@ -10,6 +11,29 @@ from nsa_doctor.finding import Finding, Note
 Profile = Literal["smoke", "quick", "full"]
 PROFILES: tuple[Profile, ...] = ("smoke", "quick", "full")
 Kind = Literal["module", "checkpoint", "run", "data"]
+# What has to be mended first has the least number. A check of a family says nothing unless it comes earlier or later:
+#   100  what must not be opened, or cannot be: files, software, routing
+#   200  calls that do not return or raise, and the writes that make backward raise
+#   300  values that are not finite
+#   400  outputs, from what makes every comparison void to ever finer differences
+#   500  gradients, gates, decoding
+#   700  time and memory
+#   800  training runs: what ended them or stands still, then causes before what follows from them
+#   900  batches, and families that are not known here
+_USUAL_PRIORITY = {
+    **{"CKP": 110, "ENV": 120, "NAN": 300, "SEL": 480, "FWD": 490, "GRD": 500, "GAT": 600, "DEC": 650},
+    **{"HNG": 700, "PRF": 750, "DST": 850, "TRN": 860},
+}
+_LAST_PRIORITY = 900
+
+
+class Command(StrEnum):
+    """A command beside `run` that takes the checks which declare it in `commands`."""
+
+    ANOMALY = "anomaly"
+    """Looks into backward, at given lengths."""
+    THROUGHPUT = "throughput"
+    """Times a subject that these checks have found correct."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +58,12 @@ class Check:
     A check whose subject may hang or kill the process sets `isolate`; it is then run in a child process. `profile` is
     the shortest profile it is part of. When a check in `blocked_by` failed, this one could only repeat it and is
     skipped; a finding in the same module as one of a check in `explained_by` has the same cause and is told there.
+
+    What the framework does with a check is declared too, in values of which the framework has a list each:
+    `priority` is how early its findings are reported (the family's where none is given), `answers` the facts of the
+    framework that bear its code (`facts.Fact`), `explains` the errors of torch whose cause its findings locate
+    (`torch_errors.TorchError`), `fuzzed` the properties of `nsa-doctor fuzz` that bear its code (`facts.Violation`),
+    and `commands` the commands beside `run` that it is part of (`Command`).
     """
 
     doc: str | None
@@ -45,11 +75,21 @@ class Check:
     blocked_by: tuple[str, ...] = ()
     explained_by: tuple[str, ...] = ()
     examines: Kind = "module"
+    priority: int | None = None
+    answers: tuple[str, ...] = ()
+    explains: tuple[str, ...] = ()
+    fuzzed: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
 
     @property
     def manual(self) -> Manual:
         """The docstring, read."""
         return parse_manual(self.doc)
+
+
+def usual_priority(code: str) -> int:
+    """The priority of a check that declares none: its family's, the last for a family that is not known."""
+    return _USUAL_PRIORITY.get(code[:3], _LAST_PRIORITY)
 
 
 def parse_manual(doc: str | None) -> Manual:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from nsa_doctor import options
-from nsa_doctor.conclude import SWEPT_CODES
+from nsa_doctor import options, registry
+from nsa_doctor.conclude import is_swept, swept_codes
+from nsa_doctor.facts import Fact
 from nsa_doctor.finding import Finding, Result, Verdict
 from nsa_doctor.laboratory import IsolatedLaboratory, UsageError
 from nsa_doctor.registry import Entry
@@ -61,11 +62,12 @@ class Examining:
             return self._unusable
         code = entry.manual.code
         if code not in session.results and session.facts:
-            if code in SWEPT_CODES:
+            if is_swept(entry):
                 session.sweep(laboratory)
             else:
                 session.check(entry, laboratory)
-        return session.results.get(code) or "the subject could not be loaded; FWD101 or HNG101 says why"
+        told = " or ".join(registry.answering(fact).manual.code for fact in (Fact.RAISED, Fact.TIMEOUT))
+        return session.results.get(code) or f"the subject could not be loaded; {told} says why"
 
     def load_here(self) -> "Subject":
         """The subject in this process, unguarded; raises SubjectUnusableError, and what its factory raises."""
@@ -98,7 +100,7 @@ class Examining:
     def _loaded(self) -> tuple[Session, IsolatedLaboratory]:
         if self._session is None or self._laboratory is None:
             codes = frozenset(entry.manual.code for entry in self.request.checks)
-            self._session = Session(self.request.assignment, codes | SWEPT_CODES)
+            self._session = Session(self.request.assignment, codes | swept_codes())
             self._laboratory = IsolatedLaboratory(self.request.assignment)
             try:
                 self._session.load(self._laboratory)

@@ -2,38 +2,50 @@
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from nsa_doctor import registry
-from nsa_doctor.causes import TROUBLE_CODES
+from nsa_doctor.causes import TROUBLE_FACTS
 from nsa_doctor.examine import Examination
+from nsa_doctor.facts import SWEPT
 from nsa_doctor.finding import Finding, Result, Verdict
 from nsa_doctor.measurement import Point
+from nsa_doctor.registry import Entry
 from nsa_doctor.wording import numbers
 
-SWEPT_CODES = frozenset({"NAN101", "NAN102", "NAN103", "NAN104", "NAN105", *TROUBLE_CODES.values()})
+
+def is_swept(entry: Entry) -> bool:
+    """Whether a sweep answers the check, so that it need not be run."""
+    return any(fact in SWEPT for fact in entry.answers)
+
+
+def swept_codes() -> frozenset[str]:
+    """The codes of all checks that a sweep answers."""
+    return frozenset(code for code, entry in registry.entries().items() if is_swept(entry))
 
 
 def swept_results(
     found: Sequence[Finding],
     examination: Examination,
     planned: Sequence[Point],
-    is_answered: Callable[[str], bool],
+    is_answered: Callable[[Entry], bool],
 ) -> tuple[Result, ...]:
     """One result per check that a sweep answers; what could not be measured leaves them skipped, not passed."""
     reason = _missing(examination, planned)
     results = []
-    for code, manual in registry.manuals().items():
+    for code, entry in registry.entries().items():
         own = tuple(finding for finding in found if finding.code == code)
-        if code not in SWEPT_CODES or (not own and not is_answered(code)):
+        if not is_swept(entry) or (not own and not is_answered(entry)):
             continue
         verdict = Verdict.SKIP if reason else Verdict.PASS
         if own:
             hangs = any(finding.evidence.get("kind") == "timeout" for finding in own)
             verdict = Verdict.TIMEOUT if hangs else Verdict.FAIL
-        results.append(Result(code=code, name=manual.name, verdict=verdict, findings=own, reason="" if own else reason))
+        ended = Result(code=code, name=entry.manual.name, verdict=verdict, findings=own)
+        results.append(ended if own else replace(ended, reason=reason))
     return tuple(results)
 
 
@@ -65,10 +77,10 @@ def repository() -> str:
 def _missing(examination: Examination, planned: Sequence[Point]) -> str:
     """Which points were not measured and why; nothing when all were."""
     measured = {m.point for m in examination.measurements if m.trouble is None}
-    answered = {m.point for m in examination.measurements if m.trouble is not None and m.trouble.kind in TROUBLE_CODES}
+    answered = {m.point for m in examination.measurements if m.trouble is not None and m.trouble.kind in TROUBLE_FACTS}
     missing = [point for point in planned if point not in measured | answered]
     if not missing and planned:
         return ""
-    why = {m.trouble.message for m in examination.measurements if m.trouble and m.trouble.kind not in TROUBLE_CODES}
+    why = {m.trouble.message for m in examination.measurements if m.trouble and m.trouble.kind not in TROUBLE_FACTS}
     reason = f"not measured at S={numbers({point.length for point in missing})}" if missing else "nothing measured"
     return reason + (f": {'; '.join(sorted(why))}" if why else "")

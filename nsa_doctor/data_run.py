@@ -11,6 +11,7 @@ from nsa_doctor import registry
 from nsa_doctor.conclude import environment
 from nsa_doctor.data.request import DataRequest
 from nsa_doctor.errand import counting, run_errand
+from nsa_doctor.facts import Fact
 from nsa_doctor.finding import Finding, Report, Result, Verdict
 from nsa_doctor.frames import FrameFilter, top_package
 from nsa_doctor.identity import commit_of, version_of
@@ -20,7 +21,6 @@ from nsa_doctor.measurement import Place
 Listener = Callable[[str, int, int], None]
 _SPARE_SECONDS = 30.0  # without a sign of life, beyond the limit for a batch
 _USUAL_LIMIT = 120.0
-_NEVER_CAME = "DAT104"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +94,11 @@ def _died(request: DataRequest, code: int | None, dump: str) -> tuple[Result, ..
         message = f"the process that opens the data died by {signal.Signals(-code).name}{at}"
     else:
         message = f"the process that opens the data was ended by it, with exit code {code}{at}"
-    results = []
+    results, never_came = [], registry.answering(Fact.NO_BATCHES).manual.code
     for name, manual in registry.manuals().items():
         if name not in request.codes:
             continue
-        if name == _NEVER_CAME:
+        if name == never_came:
             finding = Finding(
                 message=message,
                 where=where,

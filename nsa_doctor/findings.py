@@ -1,30 +1,40 @@
 """Causes in words: what, how much, where, what was fine right beside it, and the command that shows it again."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from nsa_doctor.causes import Cause, causes, code_of
+from nsa_doctor import registry
+from nsa_doctor.causes import Cause, causes, fact_of
 from nsa_doctor.examine import Examination, target_of
+from nsa_doctor.facts import Fact
 from nsa_doctor.finding import Finding, Scalar
 from nsa_doctor.lengths import nearest
 from nsa_doctor.measurement import GRADIENTS, MODES, OUTPUT, TARGETS, Measurement, Point
 from nsa_doctor.repro import CommandLine
+from nsa_doctor.torch_errors import error_evidence
 from nsa_doctor.wording import joined, numbers
 
 
 def findings(examination: Examination, command: CommandLine) -> list[Finding]:
-    """One finding per cause."""
+    """One finding per cause, with the code of the check that answers it."""
+    found = observed(examination, command)
+    return [replace(finding, code=registry.answering(fact).manual.code) for fact, finding in found]
+
+
+def observed(examination: Examination, command: CommandLine) -> Iterator[tuple[Fact, Finding]]:
+    """The fact and the finding of every cause, for whoever knows which check it is."""
     known = [*examination.measurements, *examination.controls]
-    return [
-        Finding(
-            code=code_of(cause, known),
-            message=_nonfinite(cause) if cause.trouble is None else _trouble(cause),
-            where=cause.place,
-            evidence=_evidence(cause),
-            control=_control(cause, known),
-            repro=command.of(cause.first.point),
+    for cause in causes(examination):
+        yield (
+            fact_of(cause, known),
+            Finding(
+                message=_nonfinite(cause) if cause.trouble is None else _trouble(cause),
+                where=cause.place,
+                evidence=_evidence(cause),
+                control=_control(cause, known),
+                repro=command.of(cause.first.point),
+            ),
         )
-        for cause in causes(examination)
-    ]
 
 
 def _nonfinite(cause: Cause) -> str:
@@ -79,7 +89,8 @@ def _evidence(cause: Cause) -> dict[str, Scalar]:
         "values": ",".join(sorted({point.values for point in points})),
     }
     if cause.trouble is not None:
-        return {**evidence, "kind": cause.trouble.kind, "phase": cause.trouble.phase}
+        error = error_evidence(cause.trouble.message)
+        return {**evidence, "kind": cause.trouble.kind, "phase": cause.trouble.phase, **error}
     first = cause.first
     census = first.census(target_of(first))
     assert census is not None

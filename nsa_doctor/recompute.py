@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_doctor.errand import Outcome, counting, run_errand
+from nsa_doctor.facts import Fact
 from nsa_doctor.isolate import ChildDiedError, Remains
 from nsa_doctor.registry import Entry
 from nsa_doctor.runs.again import Again
@@ -12,7 +13,6 @@ from nsa_doctor.runs.record import RunRecord
 
 _PATIENCE = 120.0  # without a sign of life
 _PASSES = 2
-_COMPARES = "TRN601"
 
 Listener = Callable[[str, int, int], None]
 
@@ -27,7 +27,7 @@ class RecomputeRequest:
 
 def is_asked_for(entries: Iterable[Entry]) -> bool:
     """Whether a check among these compares steps that are made again."""
-    return any(entry.manual.code == _COMPARES for entry in entries)
+    return any(Fact.REPLAYED_STEPS in entry.answers for entry in entries)
 
 
 def with_steps_again(record: RunRecord, request: RecomputeRequest, listen: Listener) -> RunRecord:

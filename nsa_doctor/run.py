@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nsa_doctor.conclude import SWEPT_CODES, environment, subject_facts
+from nsa_doctor.conclude import environment, is_swept, subject_facts
 from nsa_doctor.consolidate import consolidated
 from nsa_doctor.finding import Report, Result
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
@@ -72,13 +72,13 @@ def run(
 
 def _tasks(request: RunRequest, session: Session) -> list[Task]:
     """The sweep, for all checks it answers, and one task for each other check."""
-    swept = session.codes & SWEPT_CODES
+    swept = frozenset(entry.manual.code for entry in request.checks if is_swept(entry))
     tasks = []
     if swept:
-        tasks.append(Task("sweep", frozenset(swept), frozenset(), lambda laboratory: _sweep(session, laboratory)))
+        tasks.append(Task("sweep", swept, frozenset(), lambda laboratory: _sweep(session, laboratory)))
     for entry in request.checks:
         code = entry.manual.code
-        if code not in SWEPT_CODES:
+        if code not in swept:
             others = (other for other in session.codes if other != code)
             blockers = frozenset(other for other in others if other.startswith(entry.blocked_by))
             tasks.append(Task(code, frozenset({code}), blockers, _checking(entry, session)))

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nsa_doctor import registry
 from nsa_doctor.check import Profile
-from nsa_doctor.conclude import SWEPT_CODES, swept_results
+from nsa_doctor.conclude import swept_results
 from nsa_doctor.examine import Examination, examine
+from nsa_doctor.facts import needs_of
 from nsa_doctor.finding import Result, Verdict
 from nsa_doctor.findings import findings
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
@@ -87,9 +89,11 @@ class Session:
         measurements[:] = kept
         done = [point for point in planned if any(each.point == point for each in kept)]
         found = findings(self.examination, self._command())
-        for result in swept_results(found, self.examination, done, lambda code: code in self.codes & SWEPT_CODES):
-            if result.verdict is Verdict.PASS and not _is_looked_at(result.code, done, facts):
-                was_planned = _is_looked_at(result.code, planned, facts)
+        entries = registry.entries()
+        for result in swept_results(found, self.examination, done, lambda entry: entry.manual.code in self.codes):
+            entry = entries[result.code]
+            if result.verdict is Verdict.PASS and not _is_looked_at(entry, done, facts):
+                was_planned = _is_looked_at(entry, planned, facts)
                 reason = f"no such input is part of the profile {self.assignment.profile}"
                 reason = f"it runs in {facts['dtype']} alone" if was_planned else reason
                 result = replace(result, verdict=Verdict.SKIP, reason=reason, is_required=not was_planned)
@@ -112,13 +116,14 @@ def _is_bad(result: Result) -> bool:
     return result.verdict in (Verdict.FAIL, Verdict.TIMEOUT)
 
 
-def _is_looked_at(code: str, planned: Sequence[Point], facts: Mapping[str, Any]) -> bool:
+def _is_looked_at(entry: Entry, planned: Sequence[Point], facts: Mapping[str, Any]) -> bool:
     """Whether the plan held points that could have shown what this check is about."""
-    if code == "NAN104":
-        return any(point.values != "normal" for point in planned)
-    if code == "NAN105":
-        return any(point.dtype != facts.get("dtype") for point in planned)
-    return True
+    has = {
+        "gradients": True,  # every plan asks for them wherever the subject has them
+        "values": any(point.values != "normal" for point in planned),
+        "dtypes": any(point.dtype != facts.get("dtype") for point in planned),
+    }
+    return all(has[need] for need in needs_of(entry.answers))
 
 
 def _is_foreign_dtype(measurement: Measurement, facts: Mapping[str, Any]) -> bool:

@@ -7,10 +7,12 @@ from typing import Any
 
 from nsa_doctor.conclude import environment, subject_facts, swept_results
 from nsa_doctor.examine import Examination, examine, points
+from nsa_doctor.facts import needs_of
 from nsa_doctor.finding import Report
 from nsa_doctor.findings import findings
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
 from nsa_doctor.measurement import GRADIENTS, MODES, Diagnosis, Measurement, Point
+from nsa_doctor.registry import Entry
 from nsa_doctor.repro import CommandLine
 
 Listener = Callable[[str, int, Measurement | Diagnosis], None]
@@ -57,7 +59,7 @@ def sweep(request: SweepRequest, listen: Listener = lambda stage, total, answer:
         subject=subject_facts(request.assignment.spec, facts),
         options=_options(request),
         environment=environment(facts),
-        results=swept_results(found, examination, planned, lambda code: _is_answered(code, request)),
+        results=swept_results(found, examination, planned, lambda entry: _is_answered(entry, request)),
         measurements=tuple(examination.measurements),
         notes=_notes(request, examination),
         seconds=time.perf_counter() - start,
@@ -78,15 +80,14 @@ def _command(request: SweepRequest, facts: Mapping[str, Any]) -> CommandLine:
     return CommandLine(options=options, device=assignment.device, seed=assignment.seed, dtype=own)
 
 
-def _is_answered(code: str, request: SweepRequest) -> bool:
+def _is_answered(entry: Entry, request: SweepRequest) -> bool:
     """Whether a sweep of this kind can pass that check."""
-    if code == "NAN102":
-        return not request.assignment.forward_only
-    if code == "NAN104":
-        return len(request.values) > 1
-    if code == "NAN105":
-        return len(request.dtypes) > 1
-    return True
+    has = {
+        "gradients": not request.assignment.forward_only,
+        "values": len(request.values) > 1,
+        "dtypes": len(request.dtypes) > 1,
+    }
+    return all(has[need] for need in needs_of(entry.answers))
 
 
 def _notes(request: SweepRequest, examination: Examination) -> tuple[str, ...]:

@@ -8,16 +8,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nsa_doctor import registry
+from nsa_doctor.check import Command
 from nsa_doctor.conclude import environment, subject_facts
+from nsa_doctor.facts import Fact
 from nsa_doctor.finding import Finding, Report, Result
 from nsa_doctor.finding import Verdict as Ended
 from nsa_doctor.floors import Floor, Floors, floors_for, judge, relative_spread
+from nsa_doctor.floors import Verdict as Judged
 from nsa_doctor.growth import fitted_exponent
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
 from nsa_doctor.measurement import Trouble
+from nsa_doctor.torch_errors import error_evidence
 
-CORRECTNESS = ("FWD101", "FWD102", "NAN101", "FWD201")
-_CODE = "PRF401"
 _CHECK_SECONDS = 120.0
 _DEFAULT_CONFIG = "m7c_125m_fast_log"
 Listener = Callable[[str, int, int], None]
@@ -82,11 +84,13 @@ def _work(request: ThroughputRequest, laboratory: IsolatedLaboratory, state: _St
     state.facts = laboratory.facts
     for measurement in troubles:
         assert measurement.trouble is not None
-        state.results.append(_troubled("FWD101", measurement.trouble, measurement.point.length))
+        state.results.append(_troubled(measurement.trouble, measurement.point.length))
     if not state.facts or troubles:
         return
-    lengths, total = request.assignment.lengths, len(CORRECTNESS) + len(request.assignment.lengths) + 1
-    for code in CORRECTNESS:
+    lengths = request.assignment.lengths
+    correctness = [entry.manual.code for entry in registry.of_command(Command.THROUGHPUT)]
+    total = len(correctness) + len(lengths) + 1
+    for code in correctness:
         listen(f"checked {code}", len(state.results), total)
         state.results.append(laboratory.check(code, request.assignment.timeout, at_most=_CHECK_SECONDS))
     if any(result.verdict in (Ended.FAIL, Ended.TIMEOUT) for result in state.results):
@@ -95,10 +99,10 @@ def _work(request: ThroughputRequest, laboratory: IsolatedLaboratory, state: _St
     for length in lengths:
         answer = laboratory.time(length, request.repeats)
         if isinstance(answer, Trouble):
-            state.results.append(_troubled("FWD101", answer, length))
+            state.results.append(_troubled(answer, length))
             return
         state.timed.append(answer)
-        listen(f"timed S={length}", len(CORRECTNESS) + len(state.timed), total)
+        listen(f"timed S={length}", len(correctness) + len(state.timed), total)
     shares = laboratory.time_shares(lengths[-1])
     state.shares = {} if isinstance(shares, Trouble) else shares
     if state.floors is None:
@@ -107,8 +111,9 @@ def _work(request: ThroughputRequest, laboratory: IsolatedLaboratory, state: _St
 
 
 def _held_to_floors(request: ThroughputRequest, state: _State) -> Result:
-    """PRF401: FAIL below a floor, SKIP where the times spread too wide to tell, or where no floor applies."""
-    assignment, name = request.assignment, registry.manual(_CODE).name
+    """FAIL below a floor, SKIP where the times spread too wide to tell, or where no floor applies."""
+    assignment, manual = request.assignment, registry.answering(Fact.BELOW_FLOOR).manual
+    code, name = manual.code, manual.name
     config = "" if assignment.spec else assignment.config or _DEFAULT_CONFIG
     floors = [floor for floor in state.floors.floors if floor.config in ("", config)] if state.floors else []
     findings, unclear, held = [], [], 0
@@ -125,33 +130,31 @@ def _held_to_floors(request: ThroughputRequest, state: _State) -> Result:
                     f"{floor.limit:g}, and half of the passes spread over {judged.spread:.0%}"
                 )
             elif not judged.keeps:
-                findings.append(_below(floor, row["length"], judged.measured, judged.spread, state, request))
+                findings.append(_below(code, floor, row["length"], judged, state, request))
     if findings:
-        return Result(code=_CODE, name=name, verdict=Ended.FAIL, findings=tuple(findings[:3]))
+        return Result(code=code, name=name, verdict=Ended.FAIL, findings=tuple(findings[:3]))
     if unclear:
-        return Result(code=_CODE, name=name, verdict=Ended.SKIP, reason=f"too noisy to tell: {unclear[0]}")
+        return Result(code=code, name=name, verdict=Ended.SKIP, reason=f"too noisy to tell: {unclear[0]}")
     if not held:
         reason = (
             f"no floor for {state.facts['environment']['device_name']}, {config or 'this subject'} and these lengths"
         )
-        return Result(code=_CODE, name=name, verdict=Ended.SKIP, reason=reason, is_required=request.floors is not None)
-    return Result(code=_CODE, name=name, verdict=Ended.PASS)
+        return Result(code=code, name=name, verdict=Ended.SKIP, reason=reason, is_required=request.floors is not None)
+    return Result(code=code, name=name, verdict=Ended.PASS)
 
 
-def _below(
-    floor: Floor, length: int, measured: float, spread: float, state: _State, request: ThroughputRequest
-) -> Finding:
+def _below(code: str, floor: Floor, length: int, judged: Judged, state: _State, request: ThroughputRequest) -> Finding:
     assert state.floors is not None
     words = floor.quantity.replace("_", " ")
     options = " ".join([*state.facts["options"], "--floors", state.floors.name])
     return Finding(
-        code=_CODE,
-        message=f"{words} is {measured:.3g} at S={length}, and the limit is {floor.limit:g}: {floor.because}",
+        code=code,
+        message=f"{words} is {judged.measured:.3g} at S={length}, and the limit is {floor.limit:g}: {floor.because}",
         evidence={
             "quantity": floor.quantity,
-            "measured": measured,
+            "measured": judged.measured,
             "limit": floor.limit,
-            "spread": spread,
+            "spread": judged.spread,
             "length": length,
         },
         repro=f"nsa-doctor throughput --seq {length} --device {request.assignment.device} {options} "
@@ -213,9 +216,11 @@ def _median(samples: Sequence[float] | None) -> float:
     return statistics.median(samples) if samples else -math.inf
 
 
-def _troubled(code: str, trouble: Trouble, length: int) -> Result:
+def _troubled(trouble: Trouble, length: int) -> Result:
+    manual = registry.answering(Fact.RAISED).manual
+    evidence = {"kind": trouble.kind, **error_evidence(trouble.message)}
     finding = Finding(
-        code=code, message=f"{trouble.message} at S={length}", where=trouble.place, evidence={"kind": trouble.kind}
+        code=manual.code, message=f"{trouble.message} at S={length}", where=trouble.place, evidence=evidence
     )
     verdict = Ended.TIMEOUT if trouble.kind == "timeout" else Ended.FAIL
-    return Result(code=code, name=registry.manual(code).name, verdict=verdict, findings=(finding,))
+    return Result(code=manual.code, name=manual.name, verdict=verdict, findings=(finding,))

@@ -1,10 +1,10 @@
-"""What a check that sweeps does: examine its points, keep the findings that bear its code."""
+"""What a check that sweeps does: examine its points, keep the facts that it answers."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from nsa_doctor.examine import Examination, examine
 from nsa_doctor.finding import Finding
-from nsa_doctor.findings import findings
+from nsa_doctor.findings import observed
 from nsa_doctor.lengths import spread_lengths
 from nsa_doctor.measurement import Point
 from nsa_doctor.probes.local import LocalLaboratory
@@ -15,14 +15,16 @@ from nsa_doctor.subject import Subject
 NUM_LENGTHS = 16
 
 
-def swept(subject: Subject, code: str, points: Iterable[Point], *, forward_only: bool = False) -> Iterator[Finding]:
-    """Findings of that code at those points; another check's findings are left to it, so that none is told twice."""
+def swept(
+    subject: Subject, answers: Collection[str], points: Iterable[Point], *, forward_only: bool = False
+) -> Iterator[Finding]:
+    """Findings of the facts that the check answers at those points; other facts are left to their checks."""
     examination = Examination()
     conditions = Conditions(seed=subject.seed, forward_only=forward_only)
     examine(LocalLaboratory(subject, conditions), examination, points)
     options = (*subject.options, "--forward-only") if forward_only else subject.options
-    found = findings(examination, CommandLine(options=options, seed=subject.seed))
-    yield from (finding for finding in found if finding.code == code)
+    found = observed(examination, CommandLine(options=options, seed=subject.seed))
+    yield from (finding for fact, finding in found if fact in answers)
 
 
 def lengths_of(subject: Subject, count: int = NUM_LENGTHS) -> list[int]:

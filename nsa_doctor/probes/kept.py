@@ -23,9 +23,9 @@ from nsa_doctor.probes.tracer import NodePlaces
 from nsa_doctor.probes.training import new_optimizer, take_step, weighed
 from nsa_doctor.runner import SubjectFailedError
 from nsa_doctor.subject import Subject
+from nsa_doctor.torch_errors import TorchError, error_kind
 
 Call = Callable[["Graphs"], None]
-SECOND_TIME = "backward through the graph a second time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Graphs:
                 with uncompiled(), self._places.watching(), _Noting(self), self._noting_stores():
                     call(self)
             except SubjectFailedError as failure:
-                if not number or SECOND_TIME not in str(failure) or not self._stale():
+                if not number or error_kind(str(failure)) is not TorchError.GRAPH_FREED or not self._stale():
                     raise
                 raised = str(failure)
             if number and (stale := self._stale()):

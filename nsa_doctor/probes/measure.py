@@ -14,9 +14,9 @@ from nsa_doctor.probes.state import preserved_state
 from nsa_doctor.probes.tracer import Tracer
 from nsa_doctor.runner import SubjectFailedError
 from nsa_doctor.subject import Subject, WrongOutputError
+from nsa_doctor.torch_errors import TorchError, error_kind
 
 _LONGEST_TRACEBACK = 8000
-_ONE_VALUE = "ValueError: Expected more than 1 value per channel when training"
 
 
 def measure(subject: Subject, point: Point, conditions: Conditions) -> Measurement:
@@ -48,7 +48,7 @@ def trouble_of(failure: SubjectFailedError, packages: tuple[str, ...]) -> Troubl
         place = place if module is None else definition_place(module)
     elif is_out_of_memory(error):
         kind = "out_of_memory"
-    elif message.startswith(_ONE_VALUE):  # torch's batch norm, of a batch of one token: nothing to take a variance of
+    elif error_kind(message) is TorchError.ONE_VALUE_PER_CHANNEL:  # of a batch of one token
         kind = "not_measured"
     if not place.module_text and module is not None:
         place = replace(place, module_class=type(module).__name__)
@@ -59,7 +59,7 @@ def trouble_of(failure: SubjectFailedError, packages: tuple[str, ...]) -> Troubl
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, on the device or on the host."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+        isinstance(error, RuntimeError) and error_kind(str(error)) is TorchError.HOST_MEMORY
     )
 
 

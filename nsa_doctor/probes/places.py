@@ -176,6 +176,14 @@ def callable_place(call: Callable[..., Any] | None, root: nn.Module) -> Place:
     return Place(module_class=name, file=code.co_filename, line=code.co_firstlineno, function=code.co_name)
 
 
+def parameter_place(place: Place, root: nn.Module, name: str) -> Place:
+    """The place, in the module that holds the parameter of that name; as it is where there is no such parameter."""
+    if name not in dict(root.named_parameters()):
+        return place
+    path = name.rpartition(".")[0]
+    return replace(place, module=path, module_class=type(root.get_submodule(path)).__name__)
+
+
 def _self_of(frame: FrameType) -> nn.Module | None:
     """The module whose method this frame runs."""
     code = frame.f_code

@@ -36,4 +36,4 @@ def planted(subject: CheckpointSubject) -> CheckpointSubject:
     return consisting_of(subject, content.getvalue(), "pt")
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="checkpoint", profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="checkpoint", profile="smoke", priority=100)

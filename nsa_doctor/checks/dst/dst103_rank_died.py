@@ -44,4 +44,4 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained_by_two("fails")
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", priority=800)

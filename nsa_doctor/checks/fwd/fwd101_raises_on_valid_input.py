@@ -18,7 +18,7 @@ from nsa_doctor.subject import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    yield from swept(subject, "FWD101", points(lengths_of(subject), modes=("train", "no_grad")))
+    yield from swept(subject, CHECK.answers, points(lengths_of(subject), modes=("train", "no_grad")))
 
 
 def planted(subject: Subject) -> Subject:
@@ -28,4 +28,14 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=whole_blocks_only)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", explained_by=("GRD401",))
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    profile="smoke",
+    explained_by=("GRD401",),
+    priority=240,
+    answers=("raised",),
+    fuzzed=("raises", "valid refused"),
+    commands=("anomaly", "throughput"),
+)

@@ -18,7 +18,7 @@ from nsa_doctor.subject import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    yield from swept(subject, "FWD102", points(lengths_of(subject)), forward_only=True)
+    yield from swept(subject, CHECK.answers, points(lengths_of(subject)), forward_only=True)
 
 
 def planted(subject: Subject) -> Subject:
@@ -29,4 +29,13 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=drops_the_partial_block)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    profile="smoke",
+    priority=250,
+    answers=("wrong shape",),
+    fuzzed=("wrong shape",),
+    commands=("anomaly", "throughput"),
+)

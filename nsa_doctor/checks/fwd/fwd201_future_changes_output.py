@@ -87,4 +87,14 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=looks_ahead)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", blocked_by=("FWD206",), explained_by=("FWD203",))
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    profile="smoke",
+    blocked_by=("FWD206",),
+    explained_by=("FWD203",),
+    priority=460,
+    fuzzed=("future changes output",),
+    commands=("throughput",),
+)

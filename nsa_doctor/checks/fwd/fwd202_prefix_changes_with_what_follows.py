@@ -68,5 +68,12 @@ def planted(subject: Subject) -> Subject:
 
 
 CHECK = Check(
-    doc=__doc__, run=run, planted=planted, profile="smoke", blocked_by=("FWD206",), explained_by=("FWD201", "FWD203")
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    profile="smoke",
+    blocked_by=("FWD206",),
+    explained_by=("FWD201", "FWD203"),
+    priority=470,
+    fuzzed=("prefix differs",),
 )

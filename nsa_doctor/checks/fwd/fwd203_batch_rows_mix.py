@@ -70,4 +70,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=centred_over_the_batch)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", blocked_by=("FWD206",))
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", blocked_by=("FWD206",), priority=430)

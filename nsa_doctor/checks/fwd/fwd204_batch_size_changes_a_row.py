@@ -66,4 +66,6 @@ CHECK = Check(
     profile="smoke",
     blocked_by=("FWD206",),
     explained_by=("FWD203", "FWD201"),
+    priority=440,
+    fuzzed=("row alone differs",),
 )

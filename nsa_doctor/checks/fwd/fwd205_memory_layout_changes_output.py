@@ -75,4 +75,12 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=reads_raw_memory)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD206",), explained_by=("FWD208",))
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    blocked_by=("FWD206",),
+    explained_by=("FWD208",),
+    priority=450,
+    fuzzed=("depends on strides",),
+)

@@ -75,4 +75,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=always_drops)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", priority=400, fuzzed=("two calls differ",))

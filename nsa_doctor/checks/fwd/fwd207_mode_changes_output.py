@@ -73,4 +73,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=forgets_a_scale)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD206",))
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD206",), priority=420)

@@ -54,4 +54,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=clamps_what_it_was_given)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", priority=410, fuzzed=("argument written",))

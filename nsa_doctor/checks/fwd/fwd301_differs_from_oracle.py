@@ -1,22 +1,22 @@
 """FWD301 differs-from-oracle
 
-Detects: an output or a gradient that is not what an independent computation with the same weights gives; the subject's
-other implementations, where it names any, are held to the same.
+Detects: an output or a gradient that differs from an independent implementation's with the same weights.
 Matters: the model computes something other than what it is named for, and every result is about that other thing.
 Fix: compare the branch named with its equation, one query at a time, at the token named.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, islice
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from nsa_doctor.check import Check
 from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Place
 from nsa_doctor.probes.agreement import Worst, gradients, moved_by_rounding, worst_gradient
 from nsa_doctor.probes.oracles import differing_part, disagreement, lengths_to_compare, with_weights_of
 from nsa_doctor.probes.origin import origin
+from nsa_doctor.probes.places import parameter_place
 from nsa_doctor.probes.precision import effective_precision
 from nsa_doctor.probes.specimen import Specimen, comparable_specimen, specimen
 from nsa_doctor.repro import again
@@ -27,9 +27,7 @@ _SHORT, _MODERATE = 96, 160  # another implementation may be a slow one; gradien
 
 def run(subject: Subject) -> Iterator[Finding]:
     sp = comparable_specimen(subject)
-    found = next(_all_differences(sp), None) or next(_of_twins(subject, sp), None)
-    if found is not None:
-        yield found
+    yield from islice(chain(_all_differences(sp), _of_twins(subject, sp)), 1)
 
 
 def _all_differences(sp: Specimen) -> Iterator[Finding]:
@@ -46,8 +44,8 @@ def _all_differences(sp: Specimen) -> Iterator[Finding]:
 
 def _of_twins(subject: Subject, sp: Specimen) -> Iterator[Finding]:
     twins = {} if subject.twins is None else subject.twins(subject.seed)
-    lengths = lengths_to_compare(subject)
-    short = [length for length in lengths if length <= _SHORT or subject.profile == "full"] or [_SHORT]
+    is_full = subject.profile == "full"
+    short = [length for length in lengths_to_compare(subject) if length <= _SHORT or is_full] or [_SHORT]
     for name, module in twins.items():
         twin = with_weights_of(sp, specimen(replace(subject, build=lambda _seed, m=module: m), dtype=sp.dtype))
         worst, x = disagreement(sp, sp, short[-1], twin)
@@ -82,19 +80,21 @@ def _finding(sp: Specimen, x: Tensor, worst: Worst, what: str) -> Finding:
     return Finding(
         message=f"the result differs from the oracle's by {worst.error:.2e} where rounding explains {worst.bound:.2e}"
         f"{what} at S={x.shape[1]} ({at}){part}",
-        where=place if worst.name not in dict(sp.module.named_parameters()) else _of_parameter(sp.module, worst, place),
+        where=parameter_place(place, sp.module, worst.name),
         evidence={"length": x.shape[1], "error": worst.error, "bound": worst.bound, "token": worst.token},
         repro=again(sp.subject, "FWD301"),
     )
-
-
-def _of_parameter(module: nn.Module, worst: Worst, place: Place) -> Place:
-    path = worst.name.rpartition(".")[0]
-    return replace(place, module=path, module_class=type(module.get_submodule(path)).__name__)
 
 
 def planted(subject: Subject) -> Subject:
     return replace(subject, forward=lambda module, x: subject.forward(module, x) * 1.001)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("oracle",), explained_by=("SEL", "NAN"))
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    needs=("oracle",),
+    explained_by=("SEL", "NAN"),
+    fuzzed=("weights do not sum to one", "differs from dense attention"),
+)

@@ -77,4 +77,11 @@ def planted(subject: Subject) -> Subject:
     )
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("variants",), blocked_by=("NAN101", "FWD206"))
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    needs=("variants",),
+    blocked_by=("NAN101", "FWD206"),
+    fuzzed=("slots not held",),
+)

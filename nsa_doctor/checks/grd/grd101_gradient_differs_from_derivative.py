@@ -96,4 +96,5 @@ CHECK = Check(
     profile="smoke",
     blocked_by=("FWD101", "FWD206", "NAN101"),
     explained_by=("GRD401", "GRD402", "GRD403"),
+    fuzzed=("wrong gradient",),
 )

@@ -48,4 +48,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=detached)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", commands=("anomaly",))

@@ -60,4 +60,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=multiplied_by_zero)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", commands=("anomaly",))

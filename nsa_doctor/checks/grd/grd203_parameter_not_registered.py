@@ -87,4 +87,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=scaled)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", commands=("anomaly",))

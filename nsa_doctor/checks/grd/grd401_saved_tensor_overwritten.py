@@ -18,8 +18,7 @@ from nsa_doctor.probes.saved import SavedWatch
 from nsa_doctor.probes.training import NoWatch, Trial
 from nsa_doctor.runner import Caught, SubjectFailedError, attempt
 from nsa_doctor.subject import Subject
-
-_SENTENCE = "modified by an inplace operation"
+from nsa_doctor.torch_errors import TorchError, error_kind
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -40,7 +39,7 @@ def _raises(trial: Trial) -> bool:
     if not isinstance(answer, Caught):
         return False
     error = answer.error.caught.error if isinstance(answer.error, SubjectFailedError) else answer.error
-    return _SENTENCE in str(error)
+    return error_kind(str(error)) is TorchError.SAVED_TENSOR_MODIFIED
 
 
 def planted(subject: Subject) -> Subject:
@@ -51,4 +50,12 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=doubled_in_place)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    profile="smoke",
+    priority=210,
+    explains=("saved tensor modified",),
+    commands=("anomaly",),
+)

@@ -85,4 +85,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=scaled_behind_its_back)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", priority=220, commands=("anomaly",))

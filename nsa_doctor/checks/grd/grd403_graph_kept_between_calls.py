@@ -67,4 +67,12 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=carries_its_mean)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", blocked_by=("FWD101",))
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    profile="smoke",
+    blocked_by=("FWD101",),
+    priority=230,
+    explains=("graph freed",),
+)

@@ -19,7 +19,7 @@ from nsa_doctor.subject import Subject
 
 def run(subject: Subject) -> Iterator[Finding]:
     # Coming back is passing: the child process this runs in has a time limit, and its end is the finding.
-    yield from swept(subject, "HNG101", points(lengths_of(subject), modes=("train", "no_grad")))
+    yield from swept(subject, CHECK.answers, points(lengths_of(subject), modes=("train", "no_grad")))
 
 
 def planted(subject: Subject) -> Subject:
@@ -32,4 +32,14 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=never_advances)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", isolate=True)
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    profile="smoke",
+    isolate=True,
+    priority=200,
+    answers=("timeout", "died"),
+    fuzzed=("hangs", "dies"),
+    commands=("anomaly",),
+)

@@ -19,7 +19,7 @@ from nsa_doctor.subject import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    yield from swept(subject, "NAN101", points(lengths_of(subject)), forward_only=True)
+    yield from swept(subject, CHECK.answers, points(lengths_of(subject)), forward_only=True)
 
 
 def planted(subject: Subject) -> Subject:
@@ -33,4 +33,12 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=empty_row)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    profile="smoke",
+    answers=("non-finite output",),
+    fuzzed=("not finite",),
+    commands=("anomaly", "throughput"),
+)

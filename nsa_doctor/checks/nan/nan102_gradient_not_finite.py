@@ -19,7 +19,7 @@ from nsa_doctor.subject import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    yield from swept(subject, "NAN102", points(lengths_of(subject), modes=("train",)))
+    yield from swept(subject, CHECK.answers, points(lengths_of(subject), modes=("train",)))
 
 
 def planted(subject: Subject) -> Subject:
@@ -31,4 +31,12 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=masked_root)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    profile="smoke",
+    answers=("non-finite gradient",),
+    fuzzed=("gradient not finite",),
+    commands=("anomaly",),
+)

@@ -23,7 +23,7 @@ _NUM_LENGTHS = 3
 
 def run(subject: Subject) -> Iterator[Finding]:
     lengths = lengths_of(subject)[-_NUM_LENGTHS:]
-    yield from swept(subject, "NAN104", points(lengths, modes=("train",), values=VALUES))
+    yield from swept(subject, CHECK.answers, points(lengths, modes=("train",), values=VALUES))
 
 
 def planted(subject: Subject) -> Subject:
@@ -34,4 +34,6 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=bare_exponential)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted)
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, answers=("non-finite by values",), fuzzed=("not finite on some values",)
+)

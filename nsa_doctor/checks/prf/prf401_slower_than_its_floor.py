@@ -69,4 +69,5 @@ CHECK = Check(
     needs=("max_slowdown",),
     blocked_by=("FWD101", "FWD102", "HNG101"),
     explained_by=("HNG201", "HNG202", "PRF101", "PRF202"),
+    answers=("below floor",),
 )

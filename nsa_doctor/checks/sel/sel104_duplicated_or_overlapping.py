@@ -42,4 +42,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, select=sick)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", fuzzed=("duplicate", "spans disagree"))

@@ -77,4 +77,6 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, select=sick)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("select",), profile="smoke")
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, needs=("select",), profile="smoke", fuzzed=("tie to the higher index",)
+)

@@ -80,4 +80,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, choose=sick)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted)
+CHECK = Check(doc=__doc__, run=run, planted=planted, fuzzed=("depends on others",))

@@ -71,4 +71,4 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", priority=810)

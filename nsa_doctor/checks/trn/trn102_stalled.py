@@ -70,4 +70,4 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained(seams=seams, steps=20, watchdog_seconds=_SECONDS / 3, eval_every=0, save_every=0, eval_batches=1)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", priority=810)

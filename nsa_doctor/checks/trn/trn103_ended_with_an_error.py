@@ -55,4 +55,4 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained(seams={"nsa.train.setup.Machinery.precision": needs_too_much}, steps=40, eval_every=0)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", priority=810)

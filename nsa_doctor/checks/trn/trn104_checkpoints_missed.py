@@ -50,4 +50,4 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained(steps=20, save_every=10, eval_every=0, spoil=lose_the_last)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", priority=810)

@@ -33,4 +33,6 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained(seams={"nsa.train.feed.Feed.held_out": lambda feed: []}, steps=30)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", blocked_by=("TRN103",))
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", blocked_by=("TRN103",), priority=810
+)

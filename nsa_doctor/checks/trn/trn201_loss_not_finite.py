@@ -77,4 +77,4 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained(seams={"nsa.train.objective.cross_entropy": overflows})
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", priority=820)

@@ -95,4 +95,6 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained(steps=60, eval_every=0, seams={"nsa.train.optimizer.AdamW": UpdatesNothing})
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", explained_by=("TRN2", "TRN3"))
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", explained_by=("TRN2", "TRN3"), priority=834
+)

@@ -78,4 +78,12 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained(steps=40, eval_every=0, lr=5e-3, seams={"nsa.train.optimizer.AdamW": Climbs})
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", explained_by=("TRN201", "TRN302"))
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    examines="run",
+    profile="smoke",
+    explained_by=("TRN201", "TRN302"),
+    priority=830,
+)

@@ -53,4 +53,4 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained(steps=20, eval_every=10, seams={"nsa.train.feed.Feed._open_split": of_training_alone})
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", priority=880)

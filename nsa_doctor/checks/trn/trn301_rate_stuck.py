@@ -92,4 +92,4 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained(steps=40, eval_every=0, warmup_steps=20, seams={"nsa.train.loop.learning_rate": never_counts})
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", priority=822)

@@ -46,4 +46,6 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained(steps=30, eval_every=0, seams={"nsa.train.loop.learning_rate": stepped_every_other_time})
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", explained_by=("TRN301",))
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", explained_by=("TRN301",), priority=824
+)

@@ -71,5 +71,11 @@ def planted(subject: RunSubject) -> RunSubject:
 
 
 CHECK = Check(
-    doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", explained_by=("TRN201", "TRN203", "TRN302")
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    examines="run",
+    profile="smoke",
+    explained_by=("TRN201", "TRN203", "TRN302"),
+    priority=832,
 )

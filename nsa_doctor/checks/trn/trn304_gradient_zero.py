@@ -85,4 +85,12 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained(steps=40, eval_every=0, seams={"nsa.train.loop.Loop._backward": cleared})
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", explained_by=("TRN201", "TRN204"))
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    examines="run",
+    profile="smoke",
+    explained_by=("TRN201", "TRN204"),
+    priority=828,
+)

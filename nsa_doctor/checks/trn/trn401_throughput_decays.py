@@ -68,4 +68,12 @@ class _Clock:
         return time.perf_counter() + self.ahead
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", explained_by=("TRN402", "TRN403"))
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    examines="run",
+    profile="smoke",
+    explained_by=("TRN402", "TRN403"),
+    priority=874,
+)

@@ -73,4 +73,4 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained(steps=60, eval_batches=0, eval_every=0, seams={"nsa.train.objective.cross_entropy": remembers})
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", priority=870)

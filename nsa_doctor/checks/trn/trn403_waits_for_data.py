@@ -68,4 +68,4 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained(steps=28, eval_batches=0, eval_every=0, seams={"nsa.train.feed.Feed.step": slow})
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke")
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", priority=872)

@@ -84,4 +84,13 @@ def _evidence(found: Departure) -> dict[str, Any]:
     return {"property": found.kind, "step": found.step, "told": found.told, "again": found.again, **names}
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="run", profile="smoke", explained_by=("TRN301", "TRN302"))
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    examines="run",
+    profile="smoke",
+    explained_by=("TRN301", "TRN302"),
+    priority=880,
+    answers=("replayed steps",),
+)

@@ -1,0 +1,36 @@
+"""What torch's exceptions say: most of its errors have no class of their own, and are known by their text."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class TorchError(StrEnum):
+    """An error of torch with one cause; a check declares in `explains` the causes that it locates."""
+
+    SAVED_TENSOR_MODIFIED = "saved tensor modified"
+    """Backward needs a tensor that was written into after it was saved."""
+    GRAPH_FREED = "graph freed"
+    """Backward enters a graph whose tensors an earlier backward has freed."""
+    ONE_VALUE_PER_CHANNEL = "one value per channel"
+    """Batch norm in training is given a single value, of which there is no variance."""
+    HOST_MEMORY = "out of host memory"
+    """The allocator of the CPU has no memory left."""
+
+
+_WORDS: Mapping[TorchError, str] = {
+    TorchError.SAVED_TENSOR_MODIFIED: "modified by an inplace operation",
+    TorchError.GRAPH_FREED: "backward through the graph a second time",
+    TorchError.ONE_VALUE_PER_CHANNEL: "Expected more than 1 value per channel when training",
+    TorchError.HOST_MEMORY: "DefaultCPUAllocator",
+}
+
+
+def error_kind(text: str) -> TorchError | None:
+    """The cause of an exception of torch by what it says, or None for any other text."""
+    return next((kind for kind, words in _WORDS.items() if words in text), None)
+
+
+def error_evidence(text: str) -> dict[str, str]:
+    """`error`, the cause by name, as evidence of a finding; empty for an exception that torch does not raise."""
+    kind = error_kind(text)
+    return {} if kind is None else {"error": kind.value}
