@@ -15,6 +15,7 @@ from nsa_doctor.probes.state import preserved_state
 from nsa_doctor.repro import again
 from nsa_doctor.runner import Caught, NotApplicableError, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.subject import Subject, WrongOutputError
+from nsa_doctor.torch_errors import error_evidence
 
 _MOST_FINDINGS = 3
 # What watches an operation passes its exception on.
@@ -79,8 +80,9 @@ def _is_own(error: BaseException) -> bool:
 
 def _failed(check: Check, subject: Subject, message: str, place: Place) -> Result:
     manual = check.manual
+    evidence = {"kind": "raised", **error_evidence(message)}
     repro = again(subject, manual.code)
-    finding = Finding(code=manual.code, message=message, where=place, evidence={"kind": "raised"}, repro=repro)
+    finding = Finding(code=manual.code, message=message, where=place, evidence=evidence, repro=repro)
     return Result(code=manual.code, name=manual.name, verdict=Verdict.FAIL, findings=(finding,))
 
 

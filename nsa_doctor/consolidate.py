@@ -3,32 +3,23 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from nsa_doctor.check import usual_priority
 from nsa_doctor.finding import Finding, Result, Verdict
 from nsa_doctor.registry import Entry
 
-# What has to be mended first comes first: what ends the run, what poisons every value, then ever finer differences.
-_ORDER = (
-    *("CKP102", "CKP", "ENV", "HNG101", "GRD401", "GRD402", "GRD403", "FWD101", "FWD102", "NAN"),
-    *("FWD206", "FWD208", "FWD207", "FWD203", "FWD204", "FWD205", "FWD201", "FWD202", "SEL", "FWD"),
-    *("GRD", "GAT", "DEC", "HNG", "PRF"),
-    # Of a run: what ended it or stands still, then causes before what follows from them.
-    *("DST103", "TRN1", "TRN201", "TRN301", "TRN302", "TRN204", "TRN304", "TRN203", "TRN303", "TRN202"),
-    *("DST", "TRN5", "TRN402", "TRN403", "TRN4", "TRN"),
-)
-
-_REFUSED = "modified by an inplace operation"
-_SECOND_TIME = "backward through the graph a second time"
 _NO_ANSWER = ("timeout", "died")  # kinds of evidence
 
 
-def consolidated(results: Iterable[Result], entries: Mapping[str, Entry]) -> tuple[Result, ...]:
-    """The results in order of importance; what an earlier finding explains is named there and dropped here."""
-    ordered = sorted(results, key=lambda result: (rank(result.code), result.code))
+def deduplicate(results: Iterable[Result], entries: Mapping[str, Entry]) -> tuple[Result, ...]:
+    """The results in order of importance; what an earlier finding explains is named there and dropped here.
+
+    Findings are compared by what they carry: code, place, kind of end, kind of error; never by what they say.
+    """
+    ordered = sorted(results, key=lambda result: (_priority(result.code, entries), result.code))
     kept: list[Finding] = []
     for result in ordered:
         for finding in result.findings:
-            explained_by = entries[result.code].explained_by if result.code in entries else ()
-            index = next((i for i, other in enumerate(kept) if _explains(other, finding, explained_by)), None)
+            index = next((i for i, other in enumerate(kept) if _explains(other, finding, entries)), None)
             if index is None:
                 kept.append(finding)
             elif finding.code not in (kept[index].code, *kept[index].also):
@@ -36,10 +27,8 @@ def consolidated(results: Iterable[Result], entries: Mapping[str, Entry]) -> tup
     return tuple(_with_own(result, kept) for result in ordered)
 
 
-def rank(code: str) -> int:
-    """How early a check's findings are told; the longest matching entry counts."""
-    fitting = [prefix for prefix in _ORDER if code.startswith(prefix)]
-    return _ORDER.index(max(fitting, key=len)) if fitting else len(_ORDER)
+def _priority(code: str, entries: Mapping[str, Entry]) -> int:
+    return entries[code].priority if code in entries else usual_priority(code)
 
 
 def _with_own(result: Result, kept: Sequence[Finding]) -> Result:
@@ -54,17 +43,16 @@ def _with_own(result: Result, kept: Sequence[Finding]) -> Result:
     return replace(result, findings=(), reason=f"seen beside {by}, which may explain it")
 
 
-def _explains(other: Finding, finding: Finding, explained_by: Sequence[str]) -> bool:
+def _explains(other: Finding, finding: Finding, entries: Mapping[str, Entry]) -> bool:
     here, there = finding.where, other.where
     if here.file and (here.file, here.line) == (there.file, there.line) and finding.code != other.code:
         return True
     if finding.code != other.code and _has_no_answer(finding) and _has_no_answer(other) and _is_one_end(other, finding):
         return True
-    if other.code == "GRD401" and _REFUSED in finding.message:  # it names the write, wherever backward gave up
-        return True
-    if other.code == "GRD403" and _SECOND_TIME in finding.message:  # and it names what led into the graph
-        return True
-    if not any(other.code.startswith(code) for code in explained_by):
+    if other.code in entries and finding.evidence.get("error") in entries[other.code].explains:
+        return True  # it names the line at fault, wherever torch gave up
+    explained_by = entries[finding.code].explained_by if finding.code in entries else ()
+    if not other.code.startswith(explained_by):
         return False
     return _is_inside(here.module, there.module) or _is_inside(there.module, here.module)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from nsa_doctor import registry
 from nsa_doctor.check import Check
-from nsa_doctor.consolidate import consolidated
+from nsa_doctor.consolidate import deduplicate
 from nsa_doctor.finding import Finding, Note, Result, Verdict
 from nsa_doctor.registry import Entry
 from nsa_doctor.runner import Caught, NotApplicableError, NotComparableError, attempt
@@ -34,7 +34,7 @@ def judged(entries: Iterable[Entry], subject: Any) -> list[Result]:
             ended[code] = Result(code=code, name=entry.manual.name, verdict=Verdict.SKIP, reason=reason)
         else:
             ended[code] = judge(registry.load(code), subject)
-    return list(consolidated(ended.values(), {entry.manual.code: entry for entry in known}))
+    return list(deduplicate(ended.values(), {entry.manual.code: entry for entry in known}))
 
 
 def judge(check: Check, subject: Any) -> Result:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nsa_doctor.conclude import environment, is_swept, subject_facts
-from nsa_doctor.consolidate import consolidated
+from nsa_doctor.consolidate import deduplicate
 from nsa_doctor.finding import Report, Result
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
 from nsa_doctor.registry import Entry
@@ -62,7 +62,7 @@ def run(
         subject=subject_facts(request.assignment.spec, session.facts),
         options=_options(request),
         environment=environment(session.facts),
-        results=consolidated([result for result in results if result is not None], entries),
+        results=deduplicate([result for result in results if result is not None], entries),
         measurements=tuple(session.examination.measurements),
         notes=tuple(session.notes),
         seconds=time.perf_counter() - start,

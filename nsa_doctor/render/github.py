@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Literal
 
-from nsa_doctor.consolidate import rank
 from nsa_doctor.finding import Decision, Finding, Report, Result
+from nsa_doctor.registry import priority_of
 from nsa_doctor.render.locating import in_repository, is_file, line_of, subjects_file
 from nsa_doctor.render.overview import missing
 from nsa_doctor.render.summary import acceptances, conclusion, findings_told, subject_line
@@ -21,7 +21,7 @@ def render(report: Report) -> str:
     """One command per line; what GitHub would drop is counted in the first."""
     known = acceptances(report)
     pairs = [pair for pair in findings_told(report) if pair[1].fingerprint not in known]
-    pairs.sort(key=lambda pair: rank(pair[1].code))
+    pairs.sort(key=lambda pair: priority_of(pair[1].code))
     shown = pairs[: _MOST_SHOWN - 1]
     more = f"; {len(pairs) - len(shown)} more findings are in the report" if len(pairs) > len(shown) else ""
     told = f"{subject_line(report)}\n{conclusion(report)}{more}"

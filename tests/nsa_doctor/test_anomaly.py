@@ -9,11 +9,12 @@ import pytest
 
 from nsa_doctor import anomaly, registry
 from nsa_doctor.check import Command
-from nsa_doctor.consolidate import consolidated
+from nsa_doctor.consolidate import deduplicate
 from nsa_doctor.finding import Finding, Result, Verdict
 from nsa_doctor.laboratory import Assignment
 from nsa_doctor.measurement import Place
 from nsa_doctor.plan import sweep_points
+from nsa_doctor.torch_errors import TorchError
 
 from .conftest import is_marked
 
@@ -67,13 +68,13 @@ def test_a_wrong_option_is_refused_in_a_sentence(words: tuple[str, ...], said: s
 
 
 def test_the_exception_of_a_refused_write_is_told_with_the_write() -> None:
-    raised = "the subject raises RuntimeError: one of the variables has been modified by an inplace operation"
+    where, evidence = Place(module="layers.1", file="a.py", line=3), {"error": TorchError.SAVED_TENSOR_MODIFIED.value}
     found = {
-        "FWD101": Finding(code="FWD101", message=raised, where=Place(module="layers.1", file="a.py", line=3)),
+        "FWD101": Finding(code="FWD101", message="the subject raises", where=where, evidence=evidence),
         "GRD401": Finding(code="GRD401", message="overwritten", where=Place(module="layers.0", file="a.py", line=4)),
     }
     results = [Result(code=code, name="", verdict=Verdict.FAIL, findings=(each,)) for code, each in found.items()]
-    told = [finding for result in consolidated(results, registry.entries()) for finding in result.findings]
+    told = [finding for result in deduplicate(results, registry.entries()) for finding in result.findings]
     assert [(finding.code, finding.also) for finding in told] == [("GRD401", ("FWD101",))]
 
 

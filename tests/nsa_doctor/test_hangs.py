@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from nsa_doctor import registry
-from nsa_doctor.consolidate import consolidated
+from nsa_doctor.consolidate import deduplicate
 from nsa_doctor.examine import Examination
 from nsa_doctor.finding import Decision, Finding, Report, Result, Verdict
 from nsa_doctor.findings import findings
@@ -254,7 +254,7 @@ def ended(code: str, place: Place, kind: str = "timeout") -> Result:
 
 def told(*results: Result) -> dict[str, tuple[Verdict, int]]:
     """Verdict and number of findings by code."""
-    found = consolidated(results, registry.entries())
+    found = deduplicate(results, registry.entries())
     assert Report(command="run", subject={}, options={}, environment={}, results=found).decision is Decision.NO_GO
     return {result.code: (result.verdict, len(result.findings)) for result in found}
 
@@ -268,7 +268,7 @@ def test_one_hang_is_one_verdict() -> None:
 
 
 def test_a_skipped_check_says_beside_which_hang() -> None:
-    found = consolidated([ended("HNG101", LOOP), ended("FWD206", LOOP)], registry.entries())
+    found = deduplicate([ended("HNG101", LOOP), ended("FWD206", LOOP)], registry.entries())
     assert found[0].findings[0].also == ("FWD206",)
     assert found[1].reason == "means nothing while HNG101 fails: a call it makes ends in the same place"
 

@@ -12,7 +12,7 @@ import pytest
 
 from nsa_doctor import registry
 from nsa_doctor.check import PROFILES
-from nsa_doctor.consolidate import consolidated, rank
+from nsa_doctor.consolidate import deduplicate
 from nsa_doctor.finding import Decision, Finding, Report, Result, Verdict
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
 from nsa_doctor.measurement import Place
@@ -177,14 +177,14 @@ def result(code: str, *places: Place) -> Result:
 
 def test_one_line_is_one_cause() -> None:
     line = Place(module="a", file="m.py", line=3)
-    results = consolidated([result("PRF101", line), result("HNG201", line)], registry.entries())
+    results = deduplicate([result("PRF101", line), result("HNG201", line)], registry.entries())
     assert [finding.code for found in results for finding in found.findings] == ["HNG201"]
     assert results[1].reason.startswith("seen beside HNG201")
 
 
 def test_what_another_check_explains_is_told_there_when_the_module_is_the_same() -> None:
     same, other = Place(module="layers.0.attn"), Place(module="layers.1.mlp")
-    results = consolidated([result("FWD202", same, other), result("FWD201", same)], registry.entries())
+    results = deduplicate([result("FWD202", same, other), result("FWD201", same)], registry.entries())
     assert [(f.code, f.where.module) for r in results for f in r.findings] == [
         ("FWD201", "layers.0.attn"),
         ("FWD202", "layers.1.mlp"),
@@ -193,7 +193,7 @@ def test_what_another_check_explains_is_told_there_when_the_module_is_the_same()
 
 def test_what_must_be_mended_first_comes_first() -> None:
     codes = ["PRF101", "GRD101", "FWD201", "NAN101", "GRD401", "FWD206"]
-    assert sorted(codes, key=rank) == ["GRD401", "NAN101", "FWD206", "FWD201", "GRD101", "PRF101"]
+    assert sorted(codes, key=registry.priority_of) == ["GRD401", "NAN101", "FWD206", "FWD201", "GRD101", "PRF101"]
 
 
 def test_no_check_waits_for_itself() -> None:
