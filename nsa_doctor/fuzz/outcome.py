@@ -4,18 +4,33 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from nsa_doctor.facts import Violation
 from nsa_doctor.finding import Scalar
 from nsa_doctor.measurement import Place
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One property that does not hold: its name, what was seen, where, and the least that tells it from others."""
+    """One property that does not hold: its kind, what was seen, where, and the least that tells it from others.
 
-    property: str
+    `name` says which property it is where one kind stands for several.
+    """
+
+    violation: Violation
     message: str
     where: Place = field(default_factory=Place)
     evidence: Mapping[str, Scalar] = field(default_factory=dict)
+    name: str = ""
+
+    @property
+    def property(self) -> str:
+        """The property by its name, under which it is saved and found again."""
+        return self.name or self.violation.value
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `dataclasses.asdict` and JSON made of a Failure."""
+        return cls(**{**data, "violation": Violation(data["violation"]), "where": Place(**data["where"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,5 +47,4 @@ class Outcome:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what `to_json` wrote."""
-        failures = (Failure(**{**failure, "where": Place(**failure["where"])}) for failure in data["failures"])
-        return cls(failures=tuple(failures), discarded=data["discarded"])
+        return cls(failures=tuple(map(Failure.from_json, data["failures"])), discarded=data["discarded"])

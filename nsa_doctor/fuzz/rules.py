@@ -5,6 +5,8 @@ Written to be compared with `nsa.ops.geometry` and never to call it: two authors
 
 from collections.abc import Iterable, Sequence
 
+from nsa_doctor.facts import Violation
+
 LARGEST_SIZE = 1 << 12
 _SMALLEST_CHOICE = 3
 
@@ -73,24 +75,24 @@ def is_ordered(scores: Sequence[float], query: int, l_sel: int) -> bool:
     return all(scores[block] >= 0 for block in candidates(query, l_sel))
 
 
-def choice_complaint(slots: Sequence[int], query: int, l_sel: int, n_sel: int) -> tuple[str, str] | None:
-    """What is wrong with a choice whatever the scores, as (property, how): nothing for a healthy one."""
+def choice_complaint(slots: Sequence[int], query: int, l_sel: int, n_sel: int) -> tuple[Violation, str] | None:
+    """What is wrong with a choice whatever the scores, as (violation, how): nothing for a healthy one."""
     held = [slot for slot in slots if slot != -1]
     known = candidates(query, l_sel)
     if any(slot < -1 for slot in held):
-        return "out of bounds", f"slot {min(held)} is no block"
+        return Violation.OUT_OF_BOUNDS, f"slot {min(held)} is no block"
     if future := [slot for slot in held if slot > known[-1]]:
-        return "future block", f"block {future[0]} starts after the query"
+        return Violation.FUTURE_BLOCK, f"block {future[0]} starts after the query"
     if len(set(held)) < len(held):
-        return "duplicate", f"block {next(slot for slot in held if held.count(slot) > 1)} is chosen twice"
+        return Violation.DUPLICATE, f"block {next(slot for slot in held if held.count(slot) > 1)} is chosen twice"
     if missing := sorted(forced(query, l_sel) - set(held)):
-        return "forced block missing", f"block {missing[0]} is not chosen"
+        return Violation.FORCED_BLOCK_MISSING, f"block {missing[0]} is not chosen"
     if len(held) > n_sel:
-        return "too many", f"{len(held)} blocks are chosen of at most {n_sel}"
+        return Violation.TOO_MANY, f"{len(held)} blocks are chosen of at most {n_sel}"
     if len(held) < min(n_sel, len(known)):
-        return "too few", f"{len(held)} blocks are chosen of {len(known)} candidates, n_sel={n_sel}"
+        return Violation.TOO_FEW, f"{len(held)} blocks are chosen of {len(known)} candidates, n_sel={n_sel}"
     if list(slots) != [*sorted(held), *[-1] * (len(slots) - len(held))]:
-        return "unsorted", "the slots do not ascend, the empty ones last"
+        return Violation.UNSORTED, "the slots do not ascend, the empty ones last"
     return None
 
 

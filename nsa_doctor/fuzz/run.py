@@ -15,14 +15,14 @@ from typing import Any
 from nsa_doctor import registry
 from nsa_doctor.conclude import environment, subject_facts
 from nsa_doctor.examine import Examination
+from nsa_doctor.facts import Violation
 from nsa_doctor.finding import Finding, Report, Result, Verdict
 from nsa_doctor.findings import findings
 from nsa_doctor.fuzz.cases import Target, read_case, told
-from nsa_doctor.fuzz.codes import code_of
 from nsa_doctor.fuzz.outcome import Failure, Outcome
 from nsa_doctor.fuzz.replay import SavedCase, save
 from nsa_doctor.fuzz.request import FuzzRequest
-from nsa_doctor.fuzz.search import DIES, HANGS, Search
+from nsa_doctor.fuzz.search import Search
 from nsa_doctor.laboratory import IsolatedLaboratory
 from nsa_doctor.measurement import Measurement, Trouble
 from nsa_doctor.output import CannotWriteError, is_terminal
@@ -181,11 +181,12 @@ def _outcome(laboratory: IsolatedLaboratory, case: Mapping[str, Any]) -> Outcome
     if not isinstance(answer, Trouble):
         return Outcome.from_json(answer)
     if answer.kind == "timeout":
-        failure = Failure(property=HANGS, message=f"does not return: {answer.message}", where=answer.place)
+        failure = Failure(violation=Violation.HANGS, message=f"does not return: {answer.message}", where=answer.place)
     elif answer.kind == "died":
-        failure = Failure(property=DIES, message=answer.message, where=answer.place)
+        failure = Failure(violation=Violation.DIES, message=answer.message, where=answer.place)
     else:
-        failure = Failure(property="raises", message=f"{answer.phase} raises {answer.message}", where=answer.place)
+        message = f"{answer.phase} raises {answer.message}"
+        failure = Failure(violation=Violation.RAISES, message=message, where=answer.place)
     return Outcome(failures=(failure,))
 
 
@@ -211,7 +212,7 @@ def _gap(target: Target, offers: Mapping[str, Any]) -> str:
 
 
 def _verdict(failure: Failure) -> Verdict:
-    return Verdict.TIMEOUT if failure.property == HANGS else Verdict.FAIL
+    return Verdict.TIMEOUT if failure.violation is Violation.HANGS else Verdict.FAIL
 
 
 def _unfailed(target: Target, search: Search) -> Result:
@@ -251,7 +252,7 @@ def _result(
 def _finding(target: Target, failure: Failure, case: Mapping[str, Any], repro: str) -> Finding:
     shown = told(read_case(json.dumps(case)))
     return Finding(
-        code=code_of(target, failure.property, registry.manuals()),
+        code=registry.fuzzed(failure.violation).manual.code,
         message=failure.message[:_LONGEST_MESSAGE],
         where=failure.where,
         evidence={

@@ -6,7 +6,7 @@ The first property that fails is the one that is shrunk: another one on the way 
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.strategies import SearchStrategy
 
+from nsa_doctor.facts import Violation
 from nsa_doctor.fuzz.outcome import Failure, Outcome
 from nsa_doctor.runner import Caught, attempt
 
 MOST_SHRINKS = 1000
-HANGS, DIES = "hangs", "dies"
 # What ends a child costs a new one, and a hang its whole time limit.
-_MOST_REPEATED = {HANGS: 1, DIES: 10}
+_MOST_REPEATED: Mapping[str, int] = {Violation.HANGS: 1, Violation.DIES: 10}
 
 Tester = Callable[[dict[str, Any]], Outcome]
 

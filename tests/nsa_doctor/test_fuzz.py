@@ -11,11 +11,9 @@ import pytest
 from nsa_doctor.cli import serve
 from nsa_doctor.fuzz import strategies
 from nsa_doctor.fuzz.cases import TARGETS, Case, CaseError, Target, read_case
-from nsa_doctor.fuzz.codes import code_of, named
 from nsa_doctor.fuzz.outcome import Outcome
 from nsa_doctor.fuzz.properties.examine import examine, offers
 from nsa_doctor.fuzz.search import Search
-from nsa_doctor.registry import manuals
 from nsa_doctor.subject import Subject
 from nsa_doctor.subjects import SubjectRequest, load_subject
 
@@ -170,12 +168,6 @@ def test_a_search_ends_when_its_time_is_over(small: Subject) -> None:
     until = time.monotonic() - 1
     search.run(strategy, examiner(small), examples=60, number=0, until=until, listen=lambda search: None)
     assert (search.num_examples, search.failure) == (0, None)
-
-
-def test_codes_exist() -> None:
-    known = manuals()
-    assert {code_of("select", "future block", known), code_of("forward", "raises KeyError", known)} <= set(known)
-    assert {code for code in named() if code[:3] in ("SEL", "NAN", "HNG")} <= set(known)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nsa_doctor.facts import Violation
 from nsa_doctor.fuzz import rules
 from nsa_doctor.fuzz.cases import Attention
 from nsa_doctor.fuzz.outcome import Failure
@@ -47,11 +48,11 @@ def examine(case: Attention, subject: Subject) -> Iterator[Failure]:
         place = {name: branch_place(name, case.impl) for name in outs}
         if not torch.equal(output.slots, slots):
             yield Failure(
-                property="slots not held", message="other slots come back than were given", where=place["out"]
+                violation=Violation.SLOTS_NOT_HELD, message="other slots come back than were given", where=place["out"]
             )
     if written := watch.written():
         message = f"{written[0]} is written into"
-        yield Failure(property="argument written", message=message, where=place.get("out", place["selected"]))
+        yield Failure(violation=Violation.ARGUMENT_WRITTEN, message=message, where=place.get("out", place["selected"]))
     yield from _compared(case, named, outs, masks, place)
 
 
@@ -77,12 +78,13 @@ def _compared(
             continue  # it is the mix of what has been told already
         if out.shape != truth.outs[name].shape or out.dtype != named["q"].dtype:
             message = f"{name} is {str(out.dtype)[6:]} {list(out.shape)}, expected {list(truth.outs[name].shape)}"
-            yield Failure(property=f"{name}: wrong shape", message=message, where=place[name])
+            yield _failure(name, Violation.WRONG_SHAPE, message, place[name])
             return
         complaint = _complaint(out, plain.outs[name], truth.outs[name], case.num_tokens, slack.output)
         if complaint:
             sick.append(name)
-            yield _failure(name, complaint, place[name])
+            violation, told = complaint
+            yield _failure(name, violation, f"{name} {told}", place[name])
     last = "out" if "out" in outs else "selected"
     direction = normal(outs[last].shape, case.seed + 99, 1.0, named["q"].dtype)
     leaves = {name: named[name] for name in truth.leaves(outs)}
@@ -95,31 +97,35 @@ def _compared(
         scale = max(largest(each) for each in exact.values())
         complaint = _complaint(grad, usual[name], exact[name], num_terms, slack.gradient, scale)
         if complaint and branch not in sick and (last not in sick or branch != last):
-            yield _failure(f"gradient of {name}", complaint, place[branch])
+            wrong, told = complaint
+            gradient, violation = f"gradient of {name}", Violation.GRADIENT_WRONG
+            message = f"{gradient} {told}"
+            yield Failure(violation=violation, name=f"{gradient}: {wrong}", message=message, where=place[branch])
             return
 
 
-def _failure(name: str, complaint: tuple[str, str], place: Place) -> Failure:
-    return Failure(property=f"{name}: {complaint[0]}", message=f"{name} {complaint[1]}", where=place)
+def _failure(name: str, violation: Violation, message: str, place: Place) -> Failure:
+    return Failure(violation=violation, name=f"{name}: {violation}", message=message, where=place)
 
 
 def _complaint(
     result: Tensor, plain: Tensor, truth: Tensor, num_terms: int, slack: float, scale: float | None = None
-) -> tuple[str, str] | None:
+) -> tuple[Violation, str] | None:
     if not truth.numel():
         return None
     if not bool(isfinite(result).all()):
         if largest(truth) * _HEADROOM > torch.finfo(result.dtype).max:
             return None  # nor could it
         count = int((~isfinite(result)).sum())
-        return "not finite", f"has {count} of {result.numel()} values that are not finite, the truth none"
+        return Violation.NOT_FINITE, f"has {count} of {result.numel()} values that are not finite, the truth none"
     if not bool(isfinite(plain).all()):
         plain = truth
     compared = deviation(result, plain, truth, num_terms=num_terms, scale=scale)
     bound = compared.bound + slack
     if compared.error <= bound:
         return None
-    return "differs from dense attention", f"is {compared.error:.2g} from dense attention, at most {bound:.2g} expected"
+    told = f"is {compared.error:.2g} from dense attention, at most {bound:.2g} expected"
+    return Violation.DIFFERS_FROM_DENSE, told
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nsa.ops.geometry import Geometry
+from nsa_doctor.facts import Violation
 from nsa_doctor.fuzz import rules
 from nsa_doctor.fuzz.cases import Choice
 from nsa_doctor.fuzz.outcome import Failure
@@ -26,12 +27,14 @@ def examine(case: Choice, subject: Subject) -> Iterator[Failure]:
     watch = Watch().over(importance=importance)
     answer = ask("forward", lambda: chooser(importance, case.first_query), None)
     if watch.written():
-        yield Failure(property="argument written", message="the choice writes into the importance", where=place)
+        yield Failure(
+            violation=Violation.ARGUMENT_WRITTEN, message="the choice writes into the importance", where=place
+        )
     is_ranges = answer.ndim == 5 and answer.shape[-1] == 2
     is_shaped = answer.shape[:3] == importance.shape[:3] and (answer.ndim == 4 or is_ranges)
     if not is_shaped or answer.is_floating_point():
         message = f"the choice is {str(answer.dtype)[6:]} {list(answer.shape)}, expected integers [B, T, G, n]"
-        yield Failure(property="wrong shape", message=message, where=place)
+        yield Failure(violation=Violation.WRONG_SHAPE, message=message, where=place)
         return
     slots = _to_slots(answer, case.l_sel, is_ranges)
     yield from _alone(case, slots, importance, chooser, place, is_ranges)
@@ -60,10 +63,10 @@ def _each(case: Choice, slots: Any, importance: Tensor, place: Place) -> Iterato
                 if complaint is not None and complaint[0] not in told:
                     told.add(complaint[0])
                     message = f"{complaint[1]} at row {row}, token {position}, group {group}: {held}"
-                    yield Failure(property=complaint[0], message=message, where=place)
+                    yield Failure(violation=complaint[0], message=message, where=place)
 
 
-def _worse(case: Choice, held: list[int], scores: list[float], position: int) -> tuple[str, str] | None:
+def _worse(case: Choice, held: list[int], scores: list[float], position: int) -> tuple[Violation, str] | None:
     """Scores in order decide; ties go to the lower index in `nsa`, and where they may in a foreign choice."""
     if not rules.is_ordered(scores, position, case.l_sel):
         return None
@@ -72,8 +75,8 @@ def _worse(case: Choice, held: list[int], scores: list[float], position: int) ->
     if mine == best:
         return None
     if sorted(scores[block] for block in mine) != sorted(scores[block] for block in best):
-        return "not the best by score", f"{mine} is chosen where {best} score higher"
-    return ("tie to the higher index", f"{mine} is chosen where {best} tie") if _is_ours(case) else None
+        return Violation.NOT_BEST_BY_SCORE, f"{mine} is chosen where {best} score higher"
+    return (Violation.TIE_TO_HIGHER_INDEX, f"{mine} is chosen where {best} tie") if _is_ours(case) else None
 
 
 def _alone(
@@ -95,17 +98,22 @@ def _alone(
     every, least = slice(None), -1
     if again(every, every, every) != slots:
         message = f"{case.layout} and contiguous importance are chosen from differently"
-        yield Failure(property="depends on strides", message=message, where=place)
+        yield Failure(violation=Violation.DEPENDS_ON_STRIDES, message=message, where=place)
     if again(slice(rows - 1, rows), every, every) != slots[least:]:
-        yield Failure(
-            property="depends on other rows", message="the last row alone is chosen for differently", where=place
-        )
+        yield _dependent("row", "rows", place)
     if again(every, every, slice(groups - 1, groups)) != [[q[least:] for q in row] for row in slots]:
-        message = "the last group alone is chosen for differently"
-        yield Failure(property="depends on other groups", message=message, where=place)
+        yield _dependent("group", "groups", place)
     if again(every, slice(queries - 1, queries), every) != [row[least:] for row in slots]:
-        message = "the last query alone is chosen for differently"
-        yield Failure(property="depends on other queries", message=message, where=place)
+        yield _dependent("query", "queries", place)
+
+
+def _dependent(what: str, others: str, place: Place) -> Failure:
+    return Failure(
+        violation=Violation.CHOICE_DEPENDS_ON_OTHERS,
+        name=f"depends on other {others}",
+        message=f"the last {what} alone is chosen for differently",
+        where=place,
+    )
 
 
 def _is_ours(case: Choice) -> bool:

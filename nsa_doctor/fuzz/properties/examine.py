@@ -4,9 +4,11 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from nsa_doctor.facts import Violation
 from nsa_doctor.fuzz.cases import Attention, Case, Choice, Grid, MaskRows, Pass, RangeRows, Reads, SlotRows
 from nsa_doctor.fuzz.outcome import Failure, Outcome
 from nsa_doctor.lengths import boundary_lengths
+from nsa_doctor.measurement import Trouble
 from nsa_doctor.probes.measure import trouble_of
 from nsa_doctor.probes.state import preserved_state, seed_everything
 from nsa_doctor.runner import NotComparableError, SubjectFailedError
@@ -29,10 +31,7 @@ def examine(case: Case, subject: Subject) -> Outcome:
             trouble = trouble_of(error, subject.packages)
             if trouble.kind == "out_of_memory":
                 return Outcome(failures=tuple(failures), discarded=trouble.message)
-            kind = type(error.caught.error).__name__
-            name = "wrong shape" if trouble.kind == "wrong_shape" else f"raises {kind}"
-            message = trouble.message if trouble.kind == "wrong_shape" else f"{trouble.phase} raises {trouble.message}"
-            failures.append(Failure(property=name, message=message, where=trouble.place))
+            failures.append(_failure_of(trouble, type(error.caught.error).__name__))
     return Outcome(failures=tuple(failures))
 
 
@@ -47,6 +46,13 @@ def offers(subject: Subject) -> dict[str, Any]:
         "lengths": [length for length in boundary_lengths(subject.geometry, longest) if length <= longest],
         "is_float": subject.input == "embeddings",
     }
+
+
+def _failure_of(trouble: Trouble, kind: str) -> Failure:
+    if trouble.kind == "wrong_shape":
+        return Failure(violation=Violation.WRONG_SHAPE, message=trouble.message, where=trouble.place)
+    message = f"{trouble.phase} raises {trouble.message}"
+    return Failure(violation=Violation.RAISES, name=f"raises {kind}", message=message, where=trouble.place)
 
 
 def _failures(case: Case, subject: Subject) -> Iterator[Failure]:

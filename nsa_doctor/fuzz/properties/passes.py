@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from nsa_doctor.facts import Violation
 from nsa_doctor.fuzz.cases import Layer, Pass
 from nsa_doctor.fuzz.outcome import Failure
 from nsa_doctor.fuzz.properties.tensors import Watch, laid_out
@@ -35,7 +36,7 @@ def examine(case: Pass, subject: Subject) -> Iterator[Failure]:
     trial, given, y, watch = _first_call(case, subject)
     x = given.clone(memory_format=torch.contiguous_format)
     if watch.changed():
-        yield trial.failure("argument written", "the call writes into its input")
+        yield trial.failure(Violation.ARGUMENT_WRITTEN, "the call writes into its input")
         x = laid_out(trial.input(case.seed), case.layout).clone(memory_format=torch.contiguous_format)
     is_ordinary = case.values == "normal" and ORDINARY[0] <= case.magnitude <= ORDINARY[1]
     if not bool(isfinite(y).all()):
@@ -43,7 +44,7 @@ def examine(case: Pass, subject: Subject) -> Iterator[Failure]:
             raise NotComparableError(f"the output is not finite for inputs up to {largest(x):.2g} in {trial.sp.dtype}")
         rows = (~isfinite(y)).flatten(2).any(-1)
         message = f"{int(rows.sum())} of {rows.numel()} rows of the output are not finite"
-        yield trial.failure("not finite" if is_ordinary else "not finite on some values", message)
+        yield trial.failure(Violation.NOT_FINITE if is_ordinary else Violation.NOT_FINITE_ON_VALUES, message)
         return
     yield from trial.repeated(x, y)
     if case.has_backward and _is_judged(x):
@@ -85,10 +86,10 @@ class _Trial:
     sp: Specimen
     place: Place
 
-    def failure(self, property: str, what: str) -> Failure:
+    def failure(self, violation: Violation, what: str) -> Failure:
         case = self.case
         message = f"{what} at S={case.length}, {case.rows} row{'s' if case.rows > 1 else ''}, {self.sp.dtype}"
-        return Failure(property=property, message=message, where=self.place, evidence={"length": case.length})
+        return Failure(violation=violation, message=message, where=self.place, evidence={"length": case.length})
 
     def input(self, seed: int) -> Tensor:
         """[B, S, ...] of the case's values and magnitude, other in each row."""
@@ -105,9 +106,10 @@ class _Trial:
             seeds = range(self.case.seed + 1, self.case.seed + 1 + _NUM_CONFIRMATIONS)
             again = [other for other in map(self.input, seeds) if self._stray(other, self.sp(other))] if told else []
         if len(again) >= _NUM_NEEDED:
-            yield self.failure("two calls differ", f"two calls differ {told}")
+            yield self.failure(Violation.CALLS_DIFFER, f"two calls differ {told}")
         elif self.case.layout != "contiguous" and (told := self._differ(x, y, once)):
-            yield self.failure("depends on strides", f"{self.case.layout} input differs {told} from contiguous")
+            what = f"{self.case.layout} input differs {told} from contiguous"
+            yield self.failure(Violation.DEPENDS_ON_STRIDES, what)
 
     def _stray(self, x: Tensor, once: Tensor) -> str:
         """How far another call lies from this one. No floor is measured: it would be made of what is looked for."""
@@ -125,20 +127,22 @@ class _Trial:
         grads = ask("backward", lambda: torch.autograd.grad(loss, leaves, allow_unused=True), self.sp.module, y)
         bad = [grad for grad in grads if grad is not None and holds_nonfinite(grad)]
         if bad:
-            yield self.failure("gradient not finite", f"{len(bad)} of {len(grads)} gradients are not finite")
+            what = f"{len(bad)} of {len(grads)} gradients are not finite"
+            yield self.failure(Violation.GRADIENT_NOT_FINITE, what)
 
     def relations(self, is_expanded: bool) -> Iterator[Failure]:
         """What follows, and who else is in the batch, changes nothing."""
         cut = self.case.cut % self.case.length
-        relations: list[tuple[str, str, Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]]]] = []
+        relations: list[tuple[Violation, str, Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]]]] = []
         if cut:
-            relations.append(("future changes output", f"other tokens from {cut} on change", self._other_future))
-            relations.append(("prefix differs", f"the first {cut} tokens alone differ", self._prefix))
+            what = f"other tokens from {cut} on change"
+            relations.append((Violation.FUTURE_CHANGES_OUTPUT, what, self._other_future))
+            relations.append((Violation.PREFIX_DIFFERS, f"the first {cut} tokens alone differ", self._prefix))
         if self.case.rows > 1 and not is_expanded:
-            relations.append(("row alone differs", "the last row alone differs", self._alone))
-        for property, words, relation in relations:
+            relations.append((Violation.ROW_ALONE_DIFFERS, "the last row alone differs", self._alone))
+        for violation, words, relation in relations:
             if told := self._holds_against(relation, self.case.seed):
-                yield self.failure(property, f"{words} {told}")
+                yield self.failure(violation, f"{words} {told}")
 
     def _holds_against(self, relation: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]], seed: int) -> str:
         """How far a relation is off; in low precision most of several inputs must say so, since choices flip."""

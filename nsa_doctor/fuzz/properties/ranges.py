@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nsa.ops.geometry import Geometry
+from nsa_doctor.facts import Violation
 from nsa_doctor.fuzz import rules
 from nsa_doctor.fuzz.cases import Grid, MaskRows, RangeRows, SlotRows
 from nsa_doctor.fuzz.outcome import Failure
@@ -73,10 +74,20 @@ def _round_trip(
     once = ask("forward", lambda: there_and_back(slots), None)
     if listed(once) != _filled(unique, num_slots, -1):
         message = f"slots to ranges and back are {listed(once)}, expected {_filled(unique, num_slots, -1)}"
-        yield Failure(property="round trip", message=message, where=place_of(spans.ranges_to_slots))
+        yield Failure(
+            violation=Violation.SPANS_DISAGREE,
+            name="round trip",
+            message=message,
+            where=place_of(spans.ranges_to_slots),
+        )
     elif listed(ask("forward", lambda: there_and_back(once), None)) != listed(once):
         message = "slots to ranges and back differ the second time"
-        yield Failure(property="not idempotent", message=message, where=place_of(spans.ranges_to_slots))
+        yield Failure(
+            violation=Violation.SPANS_DISAGREE,
+            name="not idempotent",
+            message=message,
+            where=place_of(spans.ranges_to_slots),
+        )
 
 
 def _ranges(case: RangeRows, spans: Any) -> Iterator[Failure]:
@@ -118,12 +129,14 @@ def _grid(case: Grid, spans: Any) -> Iterator[Failure]:
             raise
         if rules.is_geometry(**sizes):
             yield Failure(
-                property="valid refused", message=f"Geometry refuses {sizes}", where=place_of(kind.__post_init__)
+                violation=Violation.VALID_REFUSED,
+                message=f"Geometry refuses {sizes}",
+                where=place_of(kind.__post_init__),
             )
         return
     if not rules.is_geometry(**sizes):
         yield Failure(
-            property="invalid accepted", message=f"Geometry takes {sizes}", where=place_of(kind.__post_init__)
+            violation=Violation.INVALID_ACCEPTED, message=f"Geometry takes {sizes}", where=place_of(kind.__post_init__)
         )
         return
     for name, given, wanted in _grid_facts(case, sizes, spans):
@@ -132,7 +145,10 @@ def _grid(case: Grid, spans: Any) -> Iterator[Failure]:
         if got != wanted:
             call = f"{name}({', '.join(map(str, given))})"
             yield Failure(
-                property=f"{name} wrong", message=f"{call} is {got}, expected {wanted}", where=place_of(method)
+                violation=Violation.SPANS_DISAGREE,
+                name=f"{name} wrong",
+                message=f"{call} is {got}, expected {wanted}",
+                where=place_of(method),
             )
 
 
@@ -173,11 +189,19 @@ def _compare(
         got = _REFUSED
     if watch.written():
         message = f"{name} writes into the tensor it is given"
-        yield Failure(property="argument written", message=message, where=place)
+        yield Failure(violation=Violation.ARGUMENT_WRITTEN, message=message, where=place)
     if got != wanted:
-        wrong = "valid refused" if got == _REFUSED else "invalid accepted" if wanted == _REFUSED else "wrong answer"
         message = f"{name} gives {got}, expected {wanted}"
-        yield Failure(property=f"{name}: {wrong}", message=message, where=place)
+        violation, wrong = _wrong(got == _REFUSED, wanted == _REFUSED)
+        yield Failure(violation=violation, name=f"{name}: {wrong}", message=message, where=place)
+
+
+def _wrong(is_refused: bool, must_be_refused: bool) -> tuple[Violation, str]:
+    if is_refused:
+        return Violation.VALID_REFUSED, "valid refused"
+    if must_be_refused:
+        return Violation.INVALID_ACCEPTED, "invalid accepted"
+    return Violation.SPANS_DISAGREE, "wrong answer"
 
 
 def _tokens(mask: Tensor) -> list[list[int]]:

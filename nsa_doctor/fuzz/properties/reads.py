@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nsa.ops.api import NSAOutput
+from nsa_doctor.facts import Violation
 from nsa_doctor.fuzz import rules
 from nsa_doctor.fuzz.cases import Reads, Sizes
 from nsa_doctor.fuzz.outcome import Failure
@@ -97,7 +98,7 @@ def _choices(case: Reads, queries: Sequence[_Query], output: NSAOutput) -> Itera
                 complaint = rules.choice_complaint(slots, position, case.sizes.l_sel, case.sizes.n_sel)
                 if complaint is not None:
                     message = f"{complaint[1]} by token {position}: slots {slots}"
-                    yield Failure(property=complaint[0], message=message, where=choice_place(case.impl))
+                    yield Failure(violation=complaint[0], message=message, where=choice_place(case.impl))
                     return
 
 
@@ -108,20 +109,22 @@ def _forward(
         weights = getattr(output, branch).detach().cpu().unflatten(2, (case.groups, -1))  # [B, T, G, h, S]
         may = allowed[branch][:, :, :, None].expand_as(weights)
         place = branch_place(branch, case.impl)
-        for property, wrong in (
-            (f"{branch}: reads what it may not", (weights != 0) & ~may),
-            (f"{branch}: does not read what it may", (weights == 0) & may),
+        for verb, what, wrong in (
+            ("reads", "what it may not", (weights != 0) & ~may),
+            ("does not read", "what it may", (weights == 0) & may),
         ):
             if bool(wrong.any()):
                 _, query, _, _, key = (int(index) for index in wrong.nonzero()[0])
-                message = f"token {_told(queries[query])} {_verb(property)} {_key(branch, key, case.sizes)}"
-                yield Failure(property=property, message=f"{message} in {branch}", where=place)
+                message = f"token {_told(queries[query])} {verb} {_key(branch, key, case.sizes)} in {branch}"
+                name = f"{branch}: {verb} {what}"
+                yield Failure(violation=Violation.READS_OTHER_KEYS, name=name, message=message, where=place)
         sums, expected = weights.sum(-1), may.any(-1).double()
         error = (sums - expected).abs().max()
         bound = _ROUNDINGS * weights.shape[-1] * torch.finfo(torch.float64).eps
         if not bool(error <= bound):
             message = f"weights in {branch} sum to {float(sums.flatten()[0]):.6g} or so, {float(error):.2g} from 1 or 0"
-            yield Failure(property=f"{branch}: weights do not sum to one", message=message, where=place)
+            name = f"{branch}: weights do not sum to one"
+            yield Failure(violation=Violation.WEIGHTS_DO_NOT_SUM, name=name, message=message, where=place)
 
 
 def _backward(
@@ -138,7 +141,8 @@ def _backward(
     if bool((grads["q"].cpu()[:, others] != 0).any()):
         message = f"the gradient of token {_told(queries[probed])} reaches another query"
         place = branch_place(_leaking(losses, leaves["q"], others), case.impl)
-        yield Failure(property="gradient reaches another query", message=message, where=place)
+        name = "gradient reaches another query"
+        yield Failure(violation=Violation.GRADIENT_REACHES_OTHERS, name=name, message=message, where=place)
     for branch in BRANCHES:
         may = allowed[branch][:, probed].transpose(1, 2)  # [B, S, G]
         place = branch_place(branch, case.impl)
@@ -151,10 +155,12 @@ def _backward(
                 wrong = reached != may_here
             if bool(wrong.any()):
                 key = int(wrong.nonzero()[0, 1])
-                verb = "reaches" if bool(reached[wrong][0]) else "does not reach"
+                is_reached = bool(reached[wrong][0])
+                verb = "reaches" if is_reached else "does not reach"
+                violation = Violation.GRADIENT_REACHES_OTHERS if is_reached else Violation.READS_OTHER_KEYS
                 message = f"the gradient of token {_told(queries[probed])} {verb} the {kind} of "
                 message += f"{_key(branch, key, case.sizes)} in {branch}"
-                yield Failure(property=f"{branch}: gradient {verb}", message=message, where=place)
+                yield Failure(violation=violation, name=f"{branch}: gradient {verb}", message=message, where=place)
 
 
 def _leaking(losses: dict[str, Tensor], q: Tensor, others: Tensor) -> str:
@@ -168,10 +174,6 @@ def _leaking(losses: dict[str, Tensor], q: Tensor, others: Tensor) -> str:
 
 def _told(query: _Query) -> str:
     return f"{query[0]}" if not query[1] else f"{query[0]} of the sequence that starts at {query[1]}"
-
-
-def _verb(property: str) -> str:
-    return "reads" if property.endswith("may not") else "does not read"
 
 
 def _key(branch: str, key: int, sizes: Sizes) -> str:
