@@ -36,7 +36,7 @@ Codes = Annotated[tuple[Name, ...], Field(min_length=1, strict=False), AfterVali
 class Requirement(Strict):
     """Checks that have to pass."""
 
-    codes: Codes = Field(description="codes or their beginnings, such as [FWD, NAN101]")
+    codes: Codes = Field(description="codes or their beginnings, such as [FWD, NAN]")
     because: Name = Field(description="why a verdict needs them, in a sentence")
     where_offered: bool = Field(
         default=False, description="may be skipped where the subject lacks the part, or no checkpoint is given"

@@ -167,10 +167,10 @@ def report_format(
 
 
 def prefixes(option: str, text: str | None) -> tuple[str, ...]:
-    """Codes or their beginnings, as `FWD,NAN101`."""
+    """Codes or their beginnings, as `FWD,NAN`."""
     words = tuple(dict.fromkeys(word.strip().upper() for word in (text or "").split(",") if word.strip()))
     if text is not None and not words:
-        raise OptionError(f"{option} must name codes or families, such as FWD,NAN101, got {text!r}")
+        raise OptionError(f"{option} must name codes or families, such as FWD,NAN, got {text!r}")
     return words
 
 

@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--nsa-subject", metavar="SPEC", help="package.module:factory to examine, or nsa for the built-in")
     group.addoption("--nsa-config", metavar="CONFIG", help="configuration file or built-in name for the built-in nsa")
     group.addoption("--nsa-profile", metavar="PROFILE", default="quick", help="smoke, quick or full (quick)")
-    group.addoption("--nsa-select", metavar="CODES", help="only these codes or families: FWD,NAN101")
+    group.addoption("--nsa-select", metavar="CODES", help="only these codes or families: FWD,NAN")
     group.addoption("--nsa-ignore", metavar="CODES", help="not these codes or families")
     group.addoption("--nsa-input", metavar="KIND", help="embeddings or tokens; found out when not given")
     group.addoption("--nsa-width", metavar="N", type=int, help="width of embeddings, or size of the vocabulary")

@@ -4,6 +4,9 @@ import keyword
 import re
 from pathlib import Path
 
+from nsa_doctor import registry
+from nsa_doctor.facts import Violation
+
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _TEXT = '''"""{id} {name}
 
@@ -31,8 +34,8 @@ CASE = Case(
     plants=(
         Plant(
             name="as reported",
-            command=examine("{package}.{module}:planted", "FWD201"),
-            expected=found("FWD201", file="{module}.py"),
+            command=examine("{package}.{module}:planted", "{code}"),
+            expected=found("{code}", file="{module}.py"),
         ),
     ),
 )
@@ -48,6 +51,8 @@ def write_skeleton(folder: Path, name: str, ids: list[str]) -> Path:
     number = max((int(each[1:]) for each in ids), default=0) + 1
     module = f"r{number:03d}_{name.replace('-', '_')}"
     path = folder / f"{module}.py"
+    example = registry.fuzzed(Violation.FUTURE_CHANGES_OUTPUT).manual.code
+    text = _TEXT.format(id=module[:4], name=name, module=module, package=folder.name, code=example)
     with path.open("x", encoding="utf-8") as file:
-        file.write(_TEXT.format(id=module[:4], name=name, module=module, package=folder.name))
+        file.write(text)
     return path

@@ -16,7 +16,7 @@ def list_checks() -> None:
     say("\n".join(lines) + "\n", sys.stdout)
 
 
-def explain(code: Annotated[str, typer.Argument(help="For example NAN101.")]) -> None:
+def explain(code: Annotated[str, typer.Argument(help="As `nsa-doctor list` has it.")]) -> None:
     """What a check detects, why it matters, and what to do."""
     try:
         manual = registry.manual(code)

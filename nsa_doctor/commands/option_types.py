@@ -15,7 +15,7 @@ Subject = Annotated[str | None, typer.Option(help="package.module:factory in pla
 Input = Annotated[str | None, typer.Option("--input", help="embeddings or tokens; found out when not given.")]
 Width = Annotated[int | None, typer.Option(help="Width of embeddings, or size of the vocabulary.")]
 Seed = Annotated[int, typer.Option(help="Seed of weights and inputs.")]
-Select = Annotated[str | None, typer.Option(help="Only these codes or families: FWD,NAN101.")]
+Select = Annotated[str | None, typer.Option(help="Only these codes or families: FWD,NAN.")]
 Ignore = Annotated[str | None, typer.Option(help="Not these codes or families.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes to work in; as many as cores, at most 4.")]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first check that fails.")]

@@ -24,7 +24,7 @@ FAMILIES = {
 
 
 def overview(report: Report) -> Iterator[str]:
-    """`FWD forward: 9 pass, 1 FAIL (FWD201)`, for each family of which anything applies."""
+    """`FWD forward: 9 pass, 1 FAIL` and the codes that failed, for each family of which anything applies."""
     for family, title in FAMILIES.items():
         applying = [result for result in report.results if result.code.startswith(family) and not is_idle(result)]
         if applying:
