@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from textwrap import dedent
 from typing import Any, Literal
 
 from nsa_doctor.finding import Finding, Note
@@ -38,13 +39,17 @@ class Command(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Manual:
-    """A check's docstring: `CODE some-name`, then `Detects:`, `Matters:` and `Fix:`."""
+    """A check's docstring: `CODE some-name`, then `Detects:`, `Matters:` and `Fix:`.
+
+    `example`, if there is one, is the block that follows them: code as it was written, faulty first, then correct.
+    """
 
     code: str
     name: str
     detects: str
     matters: str
     fix: str
+    example: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +103,22 @@ def parse_manual(doc: str | None) -> Manual:
     title = _TITLE.fullmatch(lines[0].strip()) if lines else None
     if title is None:
         raise ValueError(f"a check's docstring must start with 'CODE some-name', got {lines[0] if lines else ''!r}")
-    body = "\n".join(lines[1:])
+    body, *example = _EXAMPLE.split("\n".join(lines[1:]), maxsplit=1)
     parts = {found["part"]: " ".join(found["text"].split()) for found in _PART.finditer(body)}
     if list(parts) != ["Detects", "Matters", "Fix"] or not all(parts.values()):
         raise ValueError(f"{title['code']}: the docstring must have Detects, Matters and Fix, in this order")
+    if example and not example[0].strip():
+        raise ValueError(f"{title['code']}: the docstring must have code below its Example")
     return Manual(
-        code=title["code"], name=title["name"], detects=parts["Detects"], matters=parts["Matters"], fix=parts["Fix"]
+        code=title["code"],
+        name=title["name"],
+        detects=parts["Detects"],
+        matters=parts["Matters"],
+        fix=parts["Fix"],
+        example=dedent("".join(example)).strip("\n"),
     )
 
 
 _TITLE = re.compile(r"(?P<code>[A-Z]{3}\d{3}) (?P<name>[a-z0-9]+(?:-[a-z0-9]+)*)")
+_EXAMPLE = re.compile(r"^Example:[ \t]*(?:\n|\Z)", re.MULTILINE)
 _PART = re.compile(r"^(?P<part>[A-Z][a-z]+): (?P<text>.+?)(?=^[A-Z][a-z]+: |\Z)", re.MULTILINE | re.DOTALL)

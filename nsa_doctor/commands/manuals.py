@@ -1,6 +1,7 @@
 """`nsa-doctor list` and `nsa-doctor explain`: the checks' manuals, read without importing a check."""
 
 import sys
+from textwrap import indent
 from typing import Annotated
 
 import typer
@@ -17,10 +18,12 @@ def list_checks() -> None:
 
 
 def explain(code: Annotated[str, typer.Argument(help="As `nsa-doctor list` has it.")]) -> None:
-    """What a check detects, why it matters, and what to do."""
+    """What a check detects, why it matters, what to do, and an example where it gives one."""
     try:
         manual = registry.manual(code)
     except ValueError as error:
         raise UsageError(str(error)) from error
     parts = [f"{manual.code} {manual.name}", f"Detects: {manual.detects}", f"Matters: {manual.matters}"]
-    say("\n\n".join([*parts, f"Fix: {manual.fix}"]) + "\n", sys.stdout)
+    parts += [f"Fix: {manual.fix}"]
+    parts += ["Example:\n" + indent(manual.example, "    ")] if manual.example else []
+    say("\n\n".join(parts) + "\n", sys.stdout)

@@ -246,11 +246,19 @@ def test_a_subject_without_the_seam_is_skipped(small: Subject) -> None:
         "NAN101 Capital",
         "NAN101 a\n\nDetects: x.",
         "NAN101 a\n\nFix: x.\nMatters: y.\nDetects: z.",
+        "NAN101 a\n\nDetects: x.\nMatters: y.\nFix: z.\n\nExample: in words.",
+        "NAN101 a\n\nDetects: x.\nMatters: y.\nFix: z.\n\nExample:\n",
     ],
 )
 def test_a_malformed_manual_is_refused(doc: str | None) -> None:
     with pytest.raises(ValueError, match=r"docstring must"):
         parse_manual(doc)
+
+
+def test_an_example_is_kept_as_it_was_written() -> None:
+    code = "    # faulty\n    if a:\n        b: int = 1\n\n    # correct\n"
+    manual = parse_manual(f"NAN101 a\n\nDetects: x.\nMatters: y.\nFix: z.\n\nExample:\n{code}")
+    assert (manual.fix, manual.example) == ("z.", "# faulty\nif a:\n    b: int = 1\n\n# correct")
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 51))])

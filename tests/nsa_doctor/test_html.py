@@ -238,6 +238,14 @@ def test_a_card_tells_what_where_and_what_to_do(fixed: None) -> None:
     assert "/home/me/repo" not in card.text
 
 
+def test_an_example_of_a_manual_is_folded_below_its_advice_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = "# faulty\nif a < b:\n    c = 1"
+    monkeypatch.setattr(registry, "manuals", lambda: {"FWD201": replace(MANUALS["FWD201"], example=example)})
+    card = page_of(examined()).by_id("finding-3")
+    (fold,) = (each for each in card.all("details") if each.one("summary").text == "An example")
+    assert fold.one("pre").text == example
+
+
 def test_a_traceback_of_the_subject_is_folded_below_its_findings() -> None:
     (fold,) = (each for each in page_named("examined").by_id("findings").children if each.tag == "details")
     assert fold.one("summary").text == "Traceback at S=18 in bfloat16 (train)"
