@@ -34,6 +34,12 @@ class Departure:
         )
 
 
+def with_other_future(specimen: Specimen, x: Tensor, cut: int, scale: float) -> Tensor:
+    """The input with other tokens from `cut` on, `scale` times as large where they are embeddings."""
+    other = specimen.input(x.shape[1], seed=specimen.subject.seed + 1)[:, cut:]
+    return torch.cat((x[:, :cut], other * scale if x.is_floating_point() else other), dim=1)
+
+
 @dataclass
 class Baseline:
     """A finite output [B, S, ...] for an input x, which other outputs are held against."""

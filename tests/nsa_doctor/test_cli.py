@@ -112,6 +112,7 @@ def test_explain_gives_the_manual(capsys: pytest.CaptureFixture[str]) -> None:
     assert explained.startswith("NAN101 output-not-finite\n\nDetects: ")
     assert "\nMatters: " in explained
     assert "\nFix: " in explained
+    assert "\nExample:\n    # faulty\n" in explained
 
 
 @pytest.mark.parametrize("words", [["--help"], ["sweep", "--help"], ["list"], ["explain", "NAN101"]])

@@ -3,6 +3,12 @@
 Detects: tokens that come out otherwise when they are decoded one by one through the cache than in one pass over all.
 Matters: training and evaluation use the one and generation the other: the model that is served is not the one trained.
 Fix: compare positions, rotary offsets and what is cached before and after normalisation at the first token named.
+
+Example:
+    # faulty
+    q = rotate(q, torch.arange(q.shape[1]))  # every step is at position 0
+    # correct
+    q = rotate(q, torch.arange(past, past + q.shape[1]))
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,13 @@
 Detects: tokens that come out otherwise when they are decoded several at a time than in one pass over all.
 Matters: speculative decoding, chunked prompts and batched serving give other text than the same model one by one.
 Fix: within a chunk each token sees those before it: masks, windows, block edges and positions count from the past.
+
+Example:
+    # faulty
+    y = scaled_dot_product_attention(q, k, v)  # T new tokens see each other
+    # correct
+    seen = torch.ones(T, past + T, dtype=torch.bool).tril(past)
+    y = scaled_dot_product_attention(q, k, v, attn_mask=seen)
 """
 
 import random

@@ -3,6 +3,12 @@
 Detects: decoding steps that read another number of keys than the method says, in some branch.
 Matters: what is not read is not attended to; what is read beyond it is time and memory traffic for nothing.
 Fix: count at step t max(0, (t+1-l)//d+1) compressed keys, the chosen blocks up to t, and min(w, t+1) in the window.
+
+Example:
+    # faulty
+    window = cache.k[:, max(0, t - w) : t + 1]  # w + 1 keys
+    # correct
+    window = cache.k[:, max(0, t - w + 1) : t + 1]
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,12 @@
 Detects: a prompt taken in at once that gives another output, or leaves another past, than the same tokens one by one.
 Matters: prompts are always taken in at once, so everything generated starts from a past that is not the text's.
 Fix: mask a batched prompt as a whole pass is masked, and put its last tokens into the cache as steps would.
+
+Example:
+    # faulty
+    y = scaled_dot_product_attention(q, k, v)  # a prompt that reads its own future
+    # correct
+    y = scaled_dot_product_attention(q, k, v, is_causal=True)
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,13 @@
 Detects: a row that decodes otherwise beside other rows than in one whole pass, and outputs that later steps change.
 Matters: requests served together read each other's past, and text already given out changes under its reader.
 Fix: index the cache by row, and return memory that the cache does not use again.
+
+Example:
+    # faulty
+    self.output[:] = self.project(y)
+    return self.output  # the next step writes into what was returned
+    # correct
+    return self.project(y)
 """
 
 from collections.abc import Iterator

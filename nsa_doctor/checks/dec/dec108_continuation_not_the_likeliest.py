@@ -4,6 +4,12 @@ Detects: generation without chance that takes another token than the likeliest a
 the prompt.
 Matters: samples and evaluations then show a model that nobody trained, however right prefill and decoding are.
 Fix: take the logits of the newest token alone, feed every token once and at its own position, and divide by no zero.
+
+Example:
+    # faulty
+    token = logits[:, 0].argmax(-1)
+    # correct
+    token = logits[:, -1].argmax(-1)
 """
 
 from collections.abc import Iterator

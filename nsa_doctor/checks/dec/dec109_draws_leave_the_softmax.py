@@ -4,6 +4,12 @@ Detects: tokens that are drawn more or less often than softmax(logits / temperat
 Matters: a temperature that is ignored, applied twice or turned over, or a cut nobody asked for, changes every sample,
 and no loss tells.
 Fix: divide the newest token's logits by the temperature once, and draw from all of them unless told otherwise.
+
+Example:
+    # faulty
+    weights = logits[:, -1].softmax(-1) / temperature  # the same draws at every temperature
+    # correct
+    weights = (logits[:, -1] / temperature).softmax(-1)
 """
 
 import math

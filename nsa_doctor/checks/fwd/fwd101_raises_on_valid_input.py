@@ -3,6 +3,12 @@
 Detects: an exception from the subject's own code, forward or backward, at a length it must serve.
 Matters: the length comes up in training: the last batch, a shorter document, a longer context.
 Fix: look at the line named; block sizes that must divide the length are the usual cause.
+
+Example:
+    # faulty
+    x = x.unflatten(1, (-1, block))  # raises at a length that is no multiple of the block
+    # correct
+    x = F.pad(x, (0, 0, 0, -x.shape[1] % block)).unflatten(1, (-1, block))
 """
 
 from collections.abc import Iterator

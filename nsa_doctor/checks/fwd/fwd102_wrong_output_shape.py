@@ -3,6 +3,15 @@
 Detects: an output that is no floating-point tensor of one row per token, as the input had them.
 Matters: broadcasting hides a missing or extra token until the loss compares the wrong ones.
 Fix: return [B, S, dim] for embeddings, or logits [B, S, vocabulary] for tokens; cut padding off before returning.
+
+Example:
+    # faulty
+    x = F.pad(x, (0, 0, 0, -x.shape[1] % block))
+    return self.attend(x)  # more rows than tokens
+    # correct
+    num_tokens = x.shape[1]
+    x = F.pad(x, (0, 0, 0, -num_tokens % block))
+    return self.attend(x)[:, :num_tokens]
 """
 
 from collections.abc import Iterator

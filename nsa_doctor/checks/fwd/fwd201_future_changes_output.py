@@ -4,6 +4,12 @@ Detects: a token whose output changes when later tokens do, by other ordinary va
 Matters: training reads the answer from the future; the loss is too good, and decoding cannot repeat it.
 Fix: look at the line named: a mask off by one, built for another length or added on the wrong axis, a statistic taken
 over all tokens, or a choice of blocks made with keys a query may not see.
+
+Example:
+    # faulty
+    hidden = torch.ones(S, S, dtype=torch.bool).triu(2)  # a token sees the next one
+    # correct
+    hidden = torch.ones(S, S, dtype=torch.bool).triu(1)
 """
 
 from collections.abc import Iterator
@@ -16,9 +22,9 @@ from nsa_doctor.check import Check
 from nsa_doctor.checks.compared import confirmed, cuts_of, long_length, middle_lengths, odd_lengths, one, told
 from nsa_doctor.finding import Finding
 from nsa_doctor.measurement import Mode
-from nsa_doctor.probes.compare import Departure, baseline
+from nsa_doctor.probes.compare import Departure, baseline, with_other_future
 from nsa_doctor.probes.divergence import first_divergence
-from nsa_doctor.probes.specimen import Specimen, comparable_specimen
+from nsa_doctor.probes.specimen import comparable_specimen
 from nsa_doctor.subject import Subject
 
 _NUM_CUTS = {"smoke": 3, "quick": 5, "full": 9}
@@ -34,9 +40,8 @@ class _Plan:
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    lengths = odd_lengths(subject)
-    plans = [_Plan(length, _NUM_CUTS[subject.profile]) for length in lengths]
-    plans += [_Plan(lengths[0], 3, scale=_LARGE), _Plan(lengths[0], 3, "train")]
+    plans = [_Plan(length, _NUM_CUTS[subject.profile]) for length in odd_lengths(subject)]
+    plans += [_Plan(plans[0].length, 3, scale=_LARGE), _Plan(plans[0].length, 3, "train")]
     plans += [_Plan(length, 3) for length in middle_lengths(subject)]
     plans += [_Plan(length, 3, "train") for length in middle_lengths(subject)[-1:]]
     plans += [_Plan(length, 2) for length in long_length(subject)]
@@ -54,7 +59,7 @@ def _examine(subject: Subject, plan: _Plan) -> Finding | None:
         return None  # what comes and goes from run to run is told by FWD206
     specimen = comparable_specimen(subject, mode=plan.mode)
     x = specimen.input(plan.length)
-    other = _with_other_future(specimen, x, cut, plan.scale)
+    other = with_other_future(specimen, x, cut, plan.scale)
     divergence = first_divergence(specimen, lambda: specimen(x), lambda: specimen(other), {plan.length: cut})
     what = f"{'large values in ' if plan.scale != 1 else ''}tokens from {cut} on change the output before them"
     message = f"{what} at S={plan.length} ({plan.mode})"
@@ -67,16 +72,11 @@ def _leak(subject: Subject, plan: _Plan) -> tuple[int, Departure | None]:
     base = baseline(specimen, specimen.input(plan.length))
     for cut in cuts_of(plan.length, plan.num_cuts):
         with torch.no_grad():
-            changed = specimen(_with_other_future(specimen, base.x, cut, plan.scale))
+            changed = specimen(with_other_future(specimen, base.x, cut, plan.scale))
         found = base.departure(changed[:, :cut], tokens=slice(cut), loudness=plan.scale)
         if found is not None:
             return cut, found
     return plan.length, None
-
-
-def _with_other_future(specimen: Specimen, x: Tensor, cut: int, scale: float) -> Tensor:
-    other = specimen.input(x.shape[1], seed=specimen.subject.seed + 1)[:, cut:]
-    return torch.cat((x[:, :cut], other * scale if x.is_floating_point() else other), dim=1)
 
 
 def planted(subject: Subject) -> Subject:

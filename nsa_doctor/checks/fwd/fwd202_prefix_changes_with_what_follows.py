@@ -3,6 +3,12 @@
 Detects: y(x[:t]) differs from y(x)[:t]: what a token gets depends on how long the sequence is.
 Matters: what was trained at one length is another model at a shorter one; decoding and short documents differ.
 Fix: a last partial block that is dropped or padded, a mask or position built from the end, a division by the length.
+
+Example:
+    # faulty
+    positions = torch.arange(S - 1, -1, -1)  # counted from the end: one more token moves them all
+    # correct
+    positions = torch.arange(S)
 """
 
 from collections.abc import Iterator

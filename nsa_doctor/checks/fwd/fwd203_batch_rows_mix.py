@@ -4,6 +4,12 @@ Detects: a row of a batch whose output changes when the other rows do.
 Matters: sequences read each other: training leaks between documents, and results depend on who shares the batch.
 Fix: look at the line named: a reshape that should be a transpose, a sum, sort or softmax over the batch, one choice of
 blocks for all rows.
+
+Example:
+    # faulty
+    weights = scores.softmax(0)  # [B, H, S, S]: over the batch
+    # correct
+    weights = scores.softmax(-1)
 """
 
 from collections.abc import Iterator

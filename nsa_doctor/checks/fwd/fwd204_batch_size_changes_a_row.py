@@ -3,6 +3,12 @@
 Detects: a row that gets another output alone than in a batch, though it does not matter what the other rows hold.
 Matters: evaluation with one batch size and training with another are different models.
 Fix: a size taken from the batch (a mask, a stride, a scale), or a broadcast that fits by accident when B is 1.
+
+Example:
+    # faulty
+    scores = q @ k.mT / q.shape[0] ** 0.5  # the number of rows, not the size of a head
+    # correct
+    scores = q @ k.mT / q.shape[-1] ** 0.5
 """
 
 from collections.abc import Iterator

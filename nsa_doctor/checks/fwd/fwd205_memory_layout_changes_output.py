@@ -3,6 +3,12 @@
 Detects: input of equal values in another layout of memory (transposed, strided, expanded) that gives another output.
 Matters: a slice, a transpose or an expanded batch upstream silently changes the result.
 Fix: take strides from the tensor, not from its shape; `reshape` in place of `as_strided` or `view` on raw storage.
+
+Example:
+    # faulty
+    heads = x.as_strided((B, S, H, D), (S * H * D, H * D, D, 1))  # right for contiguous input alone
+    # correct
+    heads = x.unflatten(-1, (H, D))
 """
 
 from collections.abc import Iterator

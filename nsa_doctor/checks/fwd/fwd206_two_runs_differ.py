@@ -4,6 +4,12 @@ Detects: the same input gives another output in `eval()`: from run to run, after
 Matters: nothing measured can be repeated; a result depends on what ran before it, and no comparison means anything.
 Fix: look at the line named: dropout or noise that `eval()` does not switch off, state kept from the last call, memory
 that was never written.
+
+Example:
+    # faulty
+    y = F.dropout(y, p=0.1)  # training is True unless it is given: eval() does not switch this off
+    # correct
+    y = F.dropout(y, p=0.1, training=self.training)
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,13 @@ Detects: training and eval(), or gradients on and off, give different outputs th
 layer of torch's that depends on the mode is there.
 Matters: what is evaluated and served is not what was trained.
 Fix: look at the line named for a branch on `self.training`, or for one of autograd's modes.
+
+Example:
+    # faulty
+    scale = 1.0 if self.training else q.shape[-1] ** -0.5
+    scores = q @ k.mT * scale
+    # correct
+    scores = q @ k.mT * q.shape[-1] ** -0.5
 """
 
 from collections.abc import Iterator

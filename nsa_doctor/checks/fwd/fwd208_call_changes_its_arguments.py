@@ -4,6 +4,13 @@ Detects: a forward pass that writes into the tensor it was given, or one of its 
 attention into its slots, a choice into its scores, a packed pass into its offsets.
 Matters: the caller's data is not what it was: a residual adds the wrong thing, a second use reads another value.
 Fix: build a new tensor at the line named (`x = x + y` in place of `x += y`); `.to(dtype)` of the same dtype is no copy.
+
+Example:
+    # faulty
+    x += self.attend(self.norm(x))  # writes into the caller's tensor
+    return x
+    # correct
+    return x + self.attend(self.norm(x))
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,12 @@ Detects: an output that changes with what memory held before `torch.empty`, or a
 Matters: results depend on what ran before, NaN at some lengths only; offsets for a kernel stop the GPU with an illegal
 memory access.
 Fix: write all of the buffer at the line named before it is read, or ask for `torch.zeros`.
+
+Example:
+    # faulty
+    offsets = torch.empty(B + 1, dtype=torch.int32)  # only offsets[1:] is written below
+    # correct
+    offsets = torch.zeros(B + 1, dtype=torch.int32)
 """
 
 from collections.abc import Callable, Iterator

@@ -4,6 +4,12 @@ Detects: a branch that reads a key it may not, or cannot reach one it may: compr
 tokens outside the window, tokens of blocks not chosen or later than the query.
 Matters: one token too many is a leak of the future, one too few is a hole in the past; loss curves show neither.
 Fix: write the range down for one query: blocks that end at or before t, tokens t-w+1 to t, tokens up to t of a block.
+
+Example:
+    # faulty
+    window = k[:, max(0, t - w) : t + 1]  # w + 1 tokens
+    # correct
+    window = k[:, max(0, t - w + 1) : t + 1]
 """
 
 from collections.abc import Iterator, Sequence

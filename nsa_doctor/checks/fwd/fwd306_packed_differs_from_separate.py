@@ -3,6 +3,13 @@
 Detects: sequences packed into one row that give other results than each by itself.
 Matters: documents read each other, or positions and blocks are counted from the wrong start.
 Fix: every mask, position, block and window starts anew where a sequence does.
+
+Example:
+    # faulty
+    positions = torch.arange(num_tokens)  # goes on from one sequence to the next
+    # correct
+    starts = offsets[:-1].repeat_interleave(offsets.diff())
+    positions = torch.arange(num_tokens) - starts
 """
 
 from collections.abc import Iterator

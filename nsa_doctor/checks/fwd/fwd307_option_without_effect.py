@@ -3,6 +3,13 @@
 Detects: an option that owes other results and changes none.
 Matters: an experiment that turns it compares a model with itself, and a configuration says what is not so.
 Fix: follow the option to where it should be read; refuse an option that nothing reads.
+
+Example:
+    # faulty
+    q, k = self.rotate(q), self.rotate(k)  # whatever config.rope says
+    # correct
+    if config.rope:
+        q, k = self.rotate(q), self.rotate(k)
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,14 @@
 Detects: a gate whose last layer starts with weight and bias exactly zero: it gives the same weights whatever the input.
 Matters: all branches are averaged alike, and layers before the gate get no gradient through it until it has moved.
 Fix: start the weight small and random (a standard deviation of 0.02, say); a bias of zero is fine.
+
+Example:
+    # faulty
+    nn.init.zeros_(self.gate.weight)
+    nn.init.zeros_(self.gate.bias)
+    # correct
+    nn.init.normal_(self.gate.weight, std=0.02)
+    nn.init.zeros_(self.gate.bias)
 """
 
 from collections.abc import Iterator

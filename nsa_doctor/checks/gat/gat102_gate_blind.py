@@ -3,6 +3,12 @@
 Detects: a gate whose weights are the same for every token, and still are after some optimizer steps.
 Matters: it is a constant that costs time: nothing the input holds can open or close a branch.
 Fix: feed the gate the input, not a constant; look for a softmax over an axis of size one and for a huge temperature.
+
+Example:
+    # faulty
+    gate = self.gate(x)[..., None].softmax(-1)  # over an axis of size one: always 1
+    # correct
+    gate = self.gate(x).softmax(-1)
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,12 @@
 Detects: a gate so far open, shut or decided for nearly every token of ordinary input that its slope is as good as zero.
 Matters: it cannot learn: the gradient through it is lost in rounding, and the branch it shuts out gets none either.
 Fix: scale the logits down, raise the temperature, or start the bias near zero.
+
+Example:
+    # faulty
+    gate = torch.sigmoid(100 * self.gate(x))
+    # correct
+    gate = torch.sigmoid(self.gate(x))
 """
 
 from collections.abc import Iterator

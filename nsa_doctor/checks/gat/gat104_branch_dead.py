@@ -3,6 +3,13 @@
 Detects: one of several branches whose gate weight is as good as zero for every token, or has no effect on the output.
 Matters: the branch is computed and thrown away: its memory and time are spent, and what it should see is not seen.
 Fix: look at the gate's bias and order, and at where the weighed branches are added up.
+
+Example:
+    # faulty
+    y = gate[..., 0:1] * compressed + gate[..., 1:2] * selected  # and sliding is computed for nothing
+    # correct
+    branches = torch.stack((compressed, selected, sliding), dim=-1)
+    y = (gate[..., None, :] * branches).sum(-1)
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,12 @@
 Detects: a gate whose trainable parameters get no gradient, or exact zeros, though its weights are used.
 Matters: it stays as it was born while everything round it learns.
 Fix: look for detach, no_grad, argmax or rounding between the gate's layer and the product with the branches.
+
+Example:
+    # faulty
+    gate = (self.gate(x) > 0).to(x.dtype)  # a comparison has no gradient
+    # correct
+    gate = torch.sigmoid(self.gate(x))
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,14 @@ Detects: a gate in a checkpoint whose last layer is exactly zero, weight and bia
 Matters: all branches are averaged alike. In a checkpoint of a trained model it has not moved since it was born.
 Fix: start the weight small and random (a standard deviation of 0.02, say); a bias of zero is fine. See GAT105 where it
     does not move.
+
+Example:
+    # faulty
+    nn.init.zeros_(self.gate.weight)
+    nn.init.zeros_(self.gate.bias)
+    # correct
+    nn.init.normal_(self.gate.weight, std=0.02)
+    nn.init.zeros_(self.gate.bias)
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,13 @@ Detects: a gate that is bit for bit the same in two checkpoints, though the modu
 Matters: it gets no gradient, or steps that rounding swallows: branches stay mixed as they were at the start.
 Fix: look for a parameter group without the gate, a detach before it, or a learning rate too small for its dtype. A gate
     that is frozen on purpose is no illness.
+
+Example:
+    # faulty
+    trained = [p for name, p in model.named_parameters() if "gate" not in name]
+    optimizer = torch.optim.AdamW(trained)
+    # correct
+    optimizer = torch.optim.AdamW(model.parameters())
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,13 @@
 Detects: a gradient that flows from the first tokens' output into later tokens, on which that output does not depend.
 Matters: training leans on what decoding will not have; the loss looks better than the model is.
 Fix: mask in the backward what the forward masks; at the call named it is not.
+
+Example:
+    # faulty
+    grad_v = scores.softmax(-1).mT @ grad_output  # backward forgets the mask of the forward
+    # correct
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    grad_v = weights.mT @ grad_output
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,12 @@ Detects: a trainable parameter that is used and gets no gradient, even after an 
     output is cut, goes through a comparison, or what is computed from it is thrown away.
 Matters: it stays as it was initialised for the whole training run, and nothing says so.
 Fix: look at the line named: detach, .data, no_grad, .item() or a copy by torch.tensor cuts the way back.
+
+Example:
+    # faulty
+    y = y * self.scale.item()  # a number: no gradient leads back to the parameter
+    # correct
+    y = y * self.scale
 """
 
 from collections.abc import Iterator

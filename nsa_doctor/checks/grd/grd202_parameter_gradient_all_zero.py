@@ -4,6 +4,14 @@ Detects: a parameter that the output depends on and whose gradient is nothing bu
     step; parameters that start at zero together and so keep each other's gradient at zero.
 Matters: the optimizer holds it, the gradient is there, and it never moves.
 Fix: look at the line named for what multiplies the gradient by zero: a clamp, a gate that starts shut, a zero factor.
+
+Example:
+    # faulty
+    self.down = nn.Parameter(torch.zeros(dim, rank))
+    self.up = nn.Parameter(torch.zeros(rank, dim))  # each keeps the other's gradient at zero
+    # correct
+    self.down = nn.Parameter(torch.randn(dim, rank) * dim**-0.5)
+    self.up = nn.Parameter(torch.zeros(rank, dim))
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,12 @@
 Detects: a trainable tensor that the output is computed from and that `module.parameters()` does not list.
 Matters: no optimizer moves it, no checkpoint holds it, and `.to(device)` leaves it behind.
 Fix: hold it as an `nn.Parameter` attribute; hold modules in `nn.ModuleList` or `nn.ModuleDict`, not in a plain list.
+
+Example:
+    # faulty
+    self.branches = [nn.Linear(dim, dim) for _ in range(3)]
+    # correct
+    self.branches = nn.ModuleList(nn.Linear(dim, dim) for _ in range(3))
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,15 @@
 Detects: a training loop whose optimizer is given gradients that still hold those of the step before.
 Matters: each step follows the sum of all batches so far; the loss falls at first, then swings or diverges.
 Fix: call `optimizer.zero_grad()` once per step, before backward, for every parameter that is trained.
+
+Example:
+    # faulty
+    loss.backward()
+    optimizer.step()
+    # correct
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 """
 
 import math

@@ -3,6 +3,16 @@
 Detects: steps of a training loop that leave all parameters, or some that have a gradient, exactly as they were.
 Matters: the run costs what training costs and trains nothing, or a part of the model not at all.
 Fix: step after backward and clear gradients after that or before; give the optimizer the parameters the model uses.
+
+Example:
+    # faulty
+    loss.backward()
+    optimizer.zero_grad()
+    optimizer.step()
+    # correct
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
 """
 
 from collections.abc import Iterator

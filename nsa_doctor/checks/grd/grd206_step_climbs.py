@@ -3,6 +3,12 @@
 Detects: a training step after which the loss on the very same batch is higher, in proportion to the learning rate.
 Matters: descent by a small enough step lowers the loss; one that climbs follows a sign that is flipped.
 Fix: look for a minus in the loss, in the update or in a gradient hook that does not belong there.
+
+Example:
+    # faulty
+    parameter.add_(parameter.grad, alpha=rate)
+    # correct
+    parameter.add_(parameter.grad, alpha=-rate)
 """
 
 import math

@@ -5,6 +5,12 @@ not shifted, shifted twice or backwards, of probabilities in place of logits, ov
 Matters: the loss falls, often far too well, and the model learns something else than to go on with a text.
 Fix: at position i score `logits[:, i]` against `ids[:, i + 1]`, once: `cross_entropy(logits[:, :-1].flatten(0, 1),
 ids[:, 1:].flatten())`.
+
+Example:
+    # faulty
+    loss = cross_entropy(logits.flatten(0, 1), ids.flatten())
+    # correct
+    loss = cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 """
 
 from collections.abc import Iterator

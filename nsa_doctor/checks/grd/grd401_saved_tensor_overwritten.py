@@ -3,6 +3,13 @@
 Detects: code that writes in place into a tensor autograd has saved for backward; both lines are named.
 Matters: backward raises, far from the line at fault, on the first training step that takes this way.
 Fix: build a new tensor (`out = out + branch`) in place of `out += branch`, or write before the tensor is used.
+
+Example:
+    # faulty
+    weights = torch.sigmoid(logits)
+    weights *= 2  # backward of sigmoid needs what it returned
+    # correct
+    weights = 2 * torch.sigmoid(logits)
 """
 
 from collections.abc import Iterator

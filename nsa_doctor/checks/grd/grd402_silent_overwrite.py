@@ -4,6 +4,13 @@ Detects: a write that autograd does not see and that changes the gradient: throu
     that does not declare what it writes, memory kept in `ctx`, or a gradient changed in place on its way back.
 Matters: nothing raises, the loss looks right, and training follows a wrong gradient.
 Fix: write into a copy; keep tensors with `save_for_backward`; declare `mutates_args`; return new gradients from hooks.
+
+Example:
+    # faulty
+    weights = scores.softmax(-1)
+    weights.data[hidden] = 0  # unseen by autograd, and softmax has saved the tensor
+    # correct
+    weights = scores.softmax(-1).masked_fill(hidden, 0)
 """
 
 from collections.abc import Iterator, Mapping

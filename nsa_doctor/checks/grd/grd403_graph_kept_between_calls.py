@@ -3,6 +3,12 @@
 Detects: a module that keeps a tensor with its graph from one call to the next: a state, a cache, keys made once.
 Matters: the second training step raises in backward, or learns from values of parameters that have since moved.
 Fix: detach what is carried over where it is stored; compute anew in each call what is made of parameters.
+
+Example:
+    # faulty
+    self.state = self.update(self.state, x)  # holds the graph of every call before
+    # correct
+    self.state = self.update(self.state.detach(), x)
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,14 @@
 Detects: a forward or backward pass that does not come back: it runs for ever, or ends its process.
 Matters: a job that hangs burns its whole allocation, and a watchdog only says that it did.
 Fix: look at the line the stack ends in and at the length named; a loop whose step can be zero is the usual cause.
+
+Example:
+    # faulty
+    while start < end:
+        start += (end - start) // 2  # 0 when one token is left
+    # correct
+    while start < end:
+        start += max(1, (end - start) // 2)
 """
 
 from collections.abc import Iterator

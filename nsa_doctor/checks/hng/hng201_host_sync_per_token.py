@@ -4,6 +4,14 @@ Detects: code that makes the host wait for the device, by `.item()`, `nonzero`, 
 the like, ever more often as the sequence grows: once in 32 tokens or more often.
 Matters: each wait costs about 20 microseconds and lets the device run dry; a GPU that is 99 % busy yields 6 tokens/s.
 Fix: keep the decision on the device (`torch.where`, masks, `topk` of fixed size), or move the reading out of the loop.
+
+Example:
+    # faulty
+    for t in range(S):
+        if is_visible[t].any().item():  # waits for the device
+            y[:, t] = attended[:, t]
+    # correct
+    y = torch.where(is_visible.any(-1)[:, None], attended, 0)
 """
 
 from collections.abc import Iterator

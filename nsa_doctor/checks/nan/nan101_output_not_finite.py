@@ -3,6 +3,13 @@
 Detects: an output that holds NaN or infinity at some length, on ordinary input, in training and in inference alike.
 Matters: one such value makes the loss NaN, and after one optimizer step every weight.
 Fix: look at the line where the value is born; a softmax row that sees no key must give zeros, a divisor needs a floor.
+
+Example:
+    # faulty
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)  # NaN where a query sees no key
+    # correct
+    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(-1).masked_fill(hidden, 0)
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,12 @@
 Detects: a gradient that holds NaN or infinity although the output it comes from is finite.
 Matters: the loss looks healthy on the very step that destroys the weights.
 Fix: `torch.where` does not stop NaN in backward; make the input of sqrt, log, norm or division safe before the call.
+
+Example:
+    # faulty
+    norm = x.square().sum(-1).sqrt()  # its slope at 0 is infinite
+    # correct
+    norm = (x.square().sum(-1) + 1e-6).sqrt()
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,14 @@
 Detects: an output that is finite in some of training mode, `eval()` and `no_grad`, and not in the others.
 Matters: evaluation says all is well while training dies, or training does while generation breaks.
 Fix: compare what the branches on `self.training` and on `torch.is_grad_enabled()` do at the length named.
+
+Example:
+    # faulty
+    if self.training:
+        y = y / (torch.rand_like(y) > p)  # infinite where a value is dropped
+    # correct
+    if self.training:
+        y = y * (torch.rand_like(y) > p) / (1 - p)
 """
 
 from collections.abc import Iterator

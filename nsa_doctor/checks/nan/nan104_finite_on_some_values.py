@@ -4,6 +4,12 @@ Detects: an output or gradient that is finite on ordinary input and not on zeros
 token, or input that brings attention logits near -1e4 and +1e4.
 Matters: such input comes: padding, a repeated token, an outlier channel after some thousand steps.
 Fix: subtract the row's maximum before exp, give norms an epsilon, and let a softmax run in float32.
+
+Example:
+    # faulty
+    weights = scores.exp() / scores.exp().sum(-1, keepdim=True)  # exp(89) is infinite in float32
+    # correct
+    weights = scores.softmax(-1)
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,13 @@ Detects: an output that is finite in float32 and not in bfloat16 or float16, or 
 on the same ordinary input.
 Matters: training is switched to low precision for speed, and that is when it breaks.
 Fix: float16 ends at 65504 and at 6e-8: compute sums of squares, exponentials and small divisors in float32.
+
+Example:
+    # faulty
+    y = x * x.square().sum(-1, keepdim=True).add(1e-8).rsqrt()  # 1e-8 is 0 in float16
+    # correct
+    wide = x.float()
+    y = (wide * wide.square().sum(-1, keepdim=True).add(1e-8).rsqrt()).to(x.dtype)
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,14 @@
 Detects: selected attention whose result or gradient is not finite, or not right, when logits come near -1e4 and +1e4.
 Matters: some heads reach such logits after long training; what overflows there ends the run.
 Fix: subtract the largest visible logit of a row before exp, in the dtype that holds the scores.
+
+Example:
+    # faulty
+    weights = scores.exp()
+    weights = weights / weights.sum(-1, keepdim=True)
+    # correct
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    weights = weights / weights.sum(-1, keepdim=True)
 """
 
 from collections.abc import Callable, Iterator

@@ -3,6 +3,13 @@
 Detects: a training loop that makes parameters or its loss NaN or infinite, from a start where all is finite.
 Matters: every value of the model is lost in one step, and the forward and backward that are looked at are innocent.
 Fix: look at the line named: a norm of zero divided by, a log or a root of zero, a mean over nothing.
+
+Example:
+    # faulty
+    norm = parameter.grad.norm()
+    parameter.grad /= norm  # 0 / 0 where no gradient comes
+    # correct
+    torch.nn.utils.clip_grad_norm_([parameter], 1.0)
 """
 
 from collections.abc import Iterator

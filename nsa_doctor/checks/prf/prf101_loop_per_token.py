@@ -4,6 +4,12 @@ Detects: a Python loop over tokens: operations started one by one, at least thre
 steps do not need each other's results; one over as many rounds as there may be tokens; plain Python over their pairs.
 Matters: every operation costs some microseconds to start, so that a device does nothing but wait for Python.
 Fix: do the whole tile at once with a batched operation; a recurrence, whose steps need each other, is not reported.
+
+Example:
+    # faulty
+    y = torch.cat([self.project(x[:, t : t + 1]) for t in range(S)], dim=1)
+    # correct
+    y = self.project(x)
 """
 
 from collections.abc import Iterator, Sequence

@@ -4,6 +4,12 @@ Detects: memory that grows faster with the length than the method allows: than t
 the subject declares (`memory_exponent`; 1.5 for native sparse attention).
 Matters: a score for every pair of tokens takes 4 GB per head at 32,768 tokens; sparse attention is to save that.
 Fix: look at the line named; compute scores a tile of queries at a time, and compute them again in backward.
+
+Example:
+    # faulty
+    y = (q @ k.mT).softmax(-1) @ v  # scores of every pair of tokens at once
+    # correct
+    y = F.scaled_dot_product_attention(q, k, v, scale=1)
 """
 
 from collections.abc import Iterator

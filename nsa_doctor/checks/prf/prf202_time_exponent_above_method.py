@@ -5,6 +5,12 @@ subject declares (`time_exponent`). Values computed and operations of matrix pro
 no other load has a say.
 Matters: at the lengths it is tested with it passes; at those it is trained with a step takes minutes.
 Fix: look at the line named: a product over three positions, or the whole prefix computed again for each token.
+
+Example:
+    # faulty
+    y = torch.stack([self.attend(x[:, : t + 1])[:, -1] for t in range(S)], dim=1)
+    # correct
+    y = self.attend(x)  # under a causal mask
 """
 
 from collections.abc import Iterator

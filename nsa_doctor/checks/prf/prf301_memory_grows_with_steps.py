@@ -5,6 +5,12 @@ Detects: memory that steps of the same few lengths allocate and that is still he
 Matters: the run is fine for an hour and out of memory after a night; a held loss keeps its whole graph.
 Fix: drop what the line named allocates: store `loss.item()` or a detached copy of bounded number, never the tensor of
 each step; bound the cache, and do not key it by a tensor.
+
+Example:
+    # faulty
+    self.losses.append(loss)  # and its whole graph
+    # correct
+    self.losses.append(loss.item())
 """
 
 from collections.abc import Iterator

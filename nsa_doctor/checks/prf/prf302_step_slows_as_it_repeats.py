@@ -4,6 +4,14 @@ Detects: a step that runs more operations, or produces more bytes, each time it 
     the bounds of what it walks over.
 Matters: tokens per second fall all night long, and no single step is to blame.
 Fix: look at the line named: something it walks over or joins is added to by every step, and never cleared.
+
+Example:
+    # faulty
+    self.seen.append(x.detach())
+    mean = torch.stack(self.seen).mean(0)
+    # correct
+    self.mean = self.mean.lerp(x.detach(), 0.01)
+    mean = self.mean
 """
 
 from collections.abc import Callable, Iterator

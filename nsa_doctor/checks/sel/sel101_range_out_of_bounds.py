@@ -3,6 +3,12 @@
 Detects: a choice that names a block or a token that is not there: below zero, or beyond the end of the sequence.
 Matters: it reads other memory than it should, or another sequence, or stops the GPU with an illegal access.
 Fix: cut the last block at the end of the sequence, and mark an empty slot by -1 alone.
+
+Example:
+    # faulty
+    ends = (blocks + 1) * l_sel  # beyond the sequence in a last block that is not full
+    # correct
+    ends = ((blocks + 1) * l_sel).clamp(max=num_tokens)
 """
 
 from collections.abc import Iterator

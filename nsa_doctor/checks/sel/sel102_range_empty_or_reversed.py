@@ -3,6 +3,12 @@
 Detects: a token range that ends before it starts, or is empty without being padding.
 Matters: a loop over such a range may never end, an `arange` over it raises, and the block it stood for is not read.
 Fix: build ranges from block indices, and drop a block rather than cut it down to nothing.
+
+Example:
+    # faulty
+    start, end = block * l_sel, query  # empty for the first query of a block
+    # correct
+    start, end = block * l_sel, query + 1
 """
 
 from collections.abc import Iterator

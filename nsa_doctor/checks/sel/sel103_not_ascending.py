@@ -3,6 +3,12 @@
 Detects: a choice that is out of order although the subject promises ascending order, or keeps it nearly always.
 Matters: code that merges or removes neighbours relies on the order: duplicates survive and blocks are lost.
 Fix: sort the chosen blocks before anything that compares neighbours, with empty slots last.
+
+Example:
+    # faulty
+    slots = importance.topk(n).indices  # in the order of importance
+    # correct
+    slots = importance.topk(n).indices.sort(-1).values
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,13 @@
 Detects: a choice that holds one block twice, or two ranges that share a token.
 Matters: the tokens are read twice and get twice their weight, or another block that should be read is not.
 Fix: take the union of forced and best blocks before counting to n; neighbours are equal only after a sort.
+
+Example:
+    # faulty
+    best = importance.topk(n - forced.shape[-1]).indices  # a forced block may be among them
+    slots = torch.cat((forced, best), dim=-1)
+    # correct
+    slots = importance.scatter(-1, forced, float("inf")).topk(n).indices
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,12 @@
 Detects: a choice without block 0 or without one of the two most recent blocks.
 Matters: the beginning of the text and the words just read must always be within reach, or training is unstable.
 Fix: rank the forced blocks above every score, and count them among the n.
+
+Example:
+    # faulty
+    slots = importance.topk(n).indices
+    # correct
+    slots = importance.scatter(-1, forced, float("inf")).topk(n).indices
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,14 @@
 Detects: a choice of more blocks than the geometry's n.
 Matters: more is read than the method allows, memory and time grow, and results are not those of the configuration.
 Fix: forced blocks are counted among the n: choose n minus their number by score.
+
+Example:
+    # faulty
+    best = importance.scatter(-1, forced, float("-inf")).topk(n).indices
+    slots = torch.cat((forced, best), dim=-1)
+    # correct
+    best = importance.scatter(-1, forced, float("-inf")).topk(n - forced.shape[-1]).indices
+    slots = torch.cat((forced, best), dim=-1)
 """
 
 from collections.abc import Iterator

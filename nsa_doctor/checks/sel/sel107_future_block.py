@@ -3,6 +3,14 @@
 Detects: a choice that holds a block which starts after the query.
 Matters: the future is within reach: loss falls too fast and generation is worse than evaluation.
 Fix: a block is a candidate when its first token is no later than the query; hide all others before taking the best.
+
+Example:
+    # faulty
+    slots = importance.topk(n).indices
+    # correct
+    is_future = torch.arange(num_blocks) * l_sel > query
+    best = importance.masked_fill(is_future, float("-inf")).topk(n)
+    slots = best.indices.masked_fill(best.values.isinf(), -1)
 """
 
 from collections.abc import Iterator

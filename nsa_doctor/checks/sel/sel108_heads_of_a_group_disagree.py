@@ -3,6 +3,12 @@
 Detects: heads that share keys and values and do not read the same blocks.
 Matters: one choice per group is what makes the method fast: with more, every head loads blocks of its own.
 Fix: sum the importance over the heads of a group before choosing, once per group.
+
+Example:
+    # faulty
+    slots = importance.topk(n).indices  # [B, S, H, n]: every head chooses for itself
+    # correct
+    slots = importance.unflatten(2, (num_groups, -1)).sum(3).topk(n).indices  # [B, S, G, n]
 """
 
 from collections.abc import Iterator

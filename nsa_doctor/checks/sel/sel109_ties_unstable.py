@@ -4,6 +4,12 @@ Detects: blocks of equal importance among which the choice depends on the row of
 or does not fall on the lower index, where the subject promises that.
 Matters: two runs, or training and decoding, read different blocks for no reason, and no comparison is ever exact.
 Fix: break ties by index: a stable sort, or the index in the last bits of what is sorted.
+
+Example:
+    # faulty
+    slots = importance.topk(n).indices  # any of those that tie
+    # correct
+    slots = importance.sort(-1, descending=True, stable=True).indices[..., :n]
 """
 
 from collections.abc import Iterator

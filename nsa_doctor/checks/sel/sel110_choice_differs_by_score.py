@@ -4,6 +4,12 @@ Detects: a choice that leaves out a block whose importance is greater than that 
 than it may; the importance is computed again from the queries and compressed keys, where these can be seen.
 Matters: the model attends to the wrong part of its past and trains nevertheless, only worse.
 Fix: sum probabilities over the overlap of the two kinds of blocks and over the group's heads, then take the best.
+
+Example:
+    # faulty
+    importance = scores.sum(2)  # of scores, which one head may dominate
+    # correct
+    importance = scores.softmax(-1).sum(2)
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,12 @@
 Detects: a row of a batch that chooses other blocks than it does alone.
 Matters: results depend on what else is in the batch: evaluation cannot be repeated and rows leak into each other.
 Fix: rank within one row, query and group; look for a reduction or a threshold over the batch dimension.
+
+Example:
+    # faulty
+    is_chosen = importance > importance.mean()  # over all rows of the batch
+    # correct
+    is_chosen = importance > importance.mean(-1, keepdim=True)
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,12 @@
 Detects: queries in a last block that is not full and that do not choose it, though it is the one they are in.
 Matters: at lengths that are no multiple of the block size the newest tokens, the query's own among them, are not read.
 Fix: count blocks by rounding up, and cut the last one at the end of the sequence.
+
+Example:
+    # faulty
+    num_blocks = num_tokens // l_sel
+    # correct
+    num_blocks = (num_tokens + l_sel - 1) // l_sel
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,12 @@ Detects: functions between slots, token ranges, masks and counts that give other
 what is valid, or take what is not.
 Matters: what is masked, cached, counted or reported is then another choice than the one that is attended to.
 Fix: look at the function named, with the least input that shows it; first and last blocks and empty rows go wrong most.
+
+Example:
+    # faulty
+    is_read[slots] = True  # -1 marks an empty slot, and here the last block
+    # correct
+    is_read[slots[slots >= 0]] = True
 """
 
 import json
