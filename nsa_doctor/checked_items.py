@@ -65,7 +65,11 @@ class Examining:
                 session.sweep(laboratory)
             else:
                 session.check(entry, laboratory)
-        return session.results.get(code) or "the subject could not be loaded; FWD101 or HNG101 says why"
+        result = session.results[code]
+        if session.facts or result in session.obstacles:
+            return result
+        why = [finding.message for other in session.obstacles for finding in other.findings] or [result.reason]
+        return f"the subject could not be loaded: {'; '.join(why)}"
 
     def load_here(self) -> "Subject":
         """The subject in this process, unguarded; raises SubjectUnusableError, and what its factory raises."""

@@ -25,14 +25,13 @@ def consolidated(results: Iterable[Result], entries: Mapping[str, Entry]) -> tup
     """The results in order of importance; what an earlier finding explains is named there and dropped here."""
     ordered = sorted(results, key=lambda result: (rank(result.code), result.code))
     kept: list[Finding] = []
-    for result in ordered:
-        for finding in result.findings:
-            explained_by = entries[result.code].explained_by if result.code in entries else ()
-            index = next((i for i, other in enumerate(kept) if _explains(other, finding, explained_by)), None)
-            if index is None:
-                kept.append(finding)
-            elif finding.code not in (kept[index].code, *kept[index].also):
-                kept[index] = replace(kept[index], also=(*kept[index].also, finding.code))
+    for finding in sorted((finding for result in ordered for finding in result.findings), key=_importance):
+        explained_by = entries[finding.code].explained_by if finding.code in entries else ()
+        index = next((i for i, other in enumerate(kept) if _explains(other, finding, explained_by)), None)
+        if index is None:
+            kept.append(finding)
+        elif finding.code not in (kept[index].code, *kept[index].also):
+            kept[index] = replace(kept[index], also=(*kept[index].also, finding.code))
     return tuple(_with_own(result, kept) for result in ordered)
 
 
@@ -40,6 +39,13 @@ def rank(code: str) -> int:
     """How early a check's findings are told; the longest matching entry counts."""
     fitting = [prefix for prefix in _ORDER if code.startswith(prefix)]
     return _ORDER.index(max(fitting, key=len)) if fitting else len(_ORDER)
+
+
+def _importance(finding: Finding) -> tuple[int, bool]:
+    """Its check's rank; an exception that ended another check comes after FWD101, which is about exceptions."""
+    if finding.evidence.get("kind") != "raised":
+        return rank(finding.code), False
+    return max(rank(finding.code), rank("FWD101")), finding.code != "FWD101"
 
 
 def _with_own(result: Result, kept: Sequence[Finding]) -> Result:

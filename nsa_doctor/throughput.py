@@ -9,12 +9,14 @@ from typing import Any
 
 from nsa_doctor import registry
 from nsa_doctor.conclude import environment, subject_facts
+from nsa_doctor.consolidate import consolidated
 from nsa_doctor.finding import Finding, Report, Result
 from nsa_doctor.finding import Verdict as Ended
 from nsa_doctor.floors import Floor, Floors, floors_for, judge, relative_spread
 from nsa_doctor.growth import fitted_exponent
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
 from nsa_doctor.measurement import Trouble
+from nsa_doctor.session import Session
 
 CORRECTNESS = ("FWD101", "FWD102", "NAN101", "FWD201")
 _CODE = "PRF401"
@@ -69,7 +71,7 @@ def throughput(request: ThroughputRequest, listen: Listener = lambda told, done,
             "floors": state.floors.name if state.floors else None,
         },
         environment=environment(state.facts),
-        results=tuple(state.results),
+        results=consolidated(state.results, registry.entries()),
         notes=tuple(state.notes),
         seconds=time.perf_counter() - start,
         interrupted=interrupted,
@@ -78,12 +80,16 @@ def throughput(request: ThroughputRequest, listen: Listener = lambda told, done,
 
 
 def _work(request: ThroughputRequest, laboratory: IsolatedLaboratory, state: _State, listen: Listener) -> None:
-    troubles = laboratory.load()
-    state.facts = laboratory.facts
-    for measurement in troubles:
+    session = Session(request.assignment, frozenset({"FWD101"}))
+    session.load(laboratory)
+    state.facts = session.facts
+    if not state.facts:
+        state.results += session.obstacles or session.results.values()
+        return
+    for measurement in session.examination.measurements:
         assert measurement.trouble is not None
         state.results.append(_troubled("FWD101", measurement.trouble, measurement.point.length))
-    if not state.facts or troubles:
+    if state.results:
         return
     lengths, total = request.assignment.lengths, len(CORRECTNESS) + len(request.assignment.lengths) + 1
     for code in CORRECTNESS:
