@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from nsa_doctor import options, registry
+from nsa_doctor import options
 from nsa_doctor.conclude import is_swept, swept_codes
-from nsa_doctor.facts import Fact
 from nsa_doctor.finding import Finding, Result, Verdict
 from nsa_doctor.laboratory import IsolatedLaboratory, UsageError
 from nsa_doctor.registry import Entry
@@ -66,8 +65,11 @@ class Examining:
                 session.sweep(laboratory)
             else:
                 session.check(entry, laboratory)
-        told = " or ".join(registry.answering(fact).manual.code for fact in (Fact.RAISED, Fact.TIMEOUT))
-        return session.results.get(code) or f"the subject could not be loaded; {told} says why"
+        result = session.results[code]
+        if session.facts or result in session.obstacles:
+            return result
+        why = [finding.message for other in session.obstacles for finding in other.findings] or [result.reason]
+        return f"the subject could not be loaded: {'; '.join(why)}"
 
     def load_here(self) -> "Subject":
         """The subject in this process, unguarded; raises SubjectUnusableError, and what its factory raises."""

@@ -9,9 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from nsa_doctor.answer_line import line_of, sendable
 from nsa_doctor.measurement import Point, to_json
 from nsa_doctor.orphans import end_with_parent
 from nsa_doctor.page import SIGHTING, TRAIL, Page
@@ -38,7 +38,10 @@ def main() -> None:
     with os.fdopen(requests, encoding="utf-8") as lines, os.fdopen(answers, "wb", buffering=0) as pipe:
 
         def send(message: dict[str, Any]) -> None:
-            pipe.write(json.dumps(message, allow_nan=False).encode() + b"\n")
+            say(json.dumps(message))
+
+        def say(line: str) -> None:
+            pipe.write(line.encode() + b"\n")
 
         bench: Bench | None = None
         for line in lines:
@@ -50,10 +53,7 @@ def main() -> None:
                     return
                 bench = caught
                 _watch(bench.lookout, questions, pages, is_trailed)
-            answer = attempt(_answering(bench, request))
-            if isinstance(answer, Caught):
-                answer = {"broke": answer.sentence, "traceback": answer.traceback}
-            send(answer)
+            say(line_of(_answering(bench, request)))
     os._exit(0)  # threads a subject left behind must not keep the process alive
 
 
@@ -88,7 +88,7 @@ def _answering(bench: "Bench", request: dict[str, Any]) -> Callable[[], dict[str
         case "diagnose":
             return lambda: {"diagnosed": to_json(bench.diagnose(Point(**request["point"])))}
         case "check":
-            return lambda: {"checked": asdict(bench.check(request["code"], request["planted"], request["avoid"]))}
+            return lambda: {"checked": sendable(bench.check(request["code"], request["planted"], request["avoid"]))}
         case "fuzz":
             return lambda: {"fuzzed": bench.fuzz(request["case"])}
         case "time":

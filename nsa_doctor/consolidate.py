@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from nsa_doctor import registry
 from nsa_doctor.check import usual_priority
+from nsa_doctor.facts import Fact
 from nsa_doctor.finding import Finding, Result, Verdict
 from nsa_doctor.registry import Entry
 
@@ -17,18 +19,27 @@ def deduplicate(results: Iterable[Result], entries: Mapping[str, Entry]) -> tupl
     """
     ordered = sorted(results, key=lambda result: (_priority(result.code, entries), result.code))
     kept: list[Finding] = []
-    for result in ordered:
-        for finding in result.findings:
-            index = next((i for i, other in enumerate(kept) if _explains(other, finding, entries)), None)
-            if index is None:
-                kept.append(finding)
-            elif finding.code not in (kept[index].code, *kept[index].also):
-                kept[index] = replace(kept[index], also=(*kept[index].also, finding.code))
+    findings = (finding for result in ordered for finding in result.findings)
+    for finding in sorted(findings, key=lambda finding: _importance(finding, entries)):
+        index = next((i for i, other in enumerate(kept) if _explains(other, finding, entries)), None)
+        if index is None:
+            kept.append(finding)
+        elif finding.code not in (kept[index].code, *kept[index].also):
+            kept[index] = replace(kept[index], also=(*kept[index].also, finding.code))
     return tuple(_with_own(result, kept) for result in ordered)
 
 
 def _priority(code: str, entries: Mapping[str, Entry]) -> int:
     return entries[code].priority if code in entries else usual_priority(code)
+
+
+def _importance(finding: Finding, entries: Mapping[str, Entry]) -> tuple[int, bool]:
+    """Its check's priority; an exception that ended another check comes after the check that is about exceptions."""
+    own = _priority(finding.code, entries)
+    if finding.evidence.get("kind") != "raised":
+        return own, False
+    about_exceptions = registry.answering(Fact.RAISED)
+    return max(own, about_exceptions.priority), finding.code != about_exceptions.manual.code
 
 
 def _with_own(result: Result, kept: Sequence[Finding]) -> Result:

@@ -19,14 +19,16 @@ class Evidence:
     """What the gate is held to beside the report.
 
     `measured` are a run's numbers, None where no run was given; `mismatches` say in a sentence each what was gathered
-    on another subject; `missing` why checks were not run, by code; `baseline` compares with an earlier report, whose
-    findings may stay for the reason `baseline_because`, if there is one.
+    on another subject; `missing` why checks were not run, by code; `obstacles` are the codes of failures that count
+    though the gate does not require them, for they kept every call from an answer; `baseline` compares with an earlier
+    report, whose findings may stay for the reason `baseline_because`, if there is one.
     """
 
     measured: Mapping[str, float | None] | None = None
     device_name: str = ""
     mismatches: tuple[str, ...] = ()
     missing: Mapping[str, str] | None = None
+    obstacles: tuple[str, ...] = ()
     baseline: Compared | None = None
     baseline_because: str = ""
     again: str = ""
@@ -42,7 +44,7 @@ def decide(report: Report, gate: Gate, evidence: Evidence) -> Ruling:
         if (requirement := gate.requirement(code)) is not None
     )
     limits = tuple(_held(limit, evidence) for limit in gate.limits)
-    against = [*_failures(required, results, accepted), *_broken(limits)]
+    against = [*_failures(required, results, accepted, evidence.obstacles), *_broken(limits)]
     unknown = [*evidence.mismatches, *_unknowns(required), *_not_measured(limits)]
     if report.interrupted:
         unknown.append("the examination was interrupted")
@@ -86,8 +88,7 @@ def _required(
         stands = "not offered" if missing and requirement.where_offered else "unknown"
         verdict, reason = "absent", missing or "it was not run"
     else:
-        are_accepted = bool(findings) and all(finding.fingerprint in accepted for finding in findings)
-        stands = _stands(requirement, result, are_accepted)
+        stands = _stands(requirement, result, _are_accepted(findings, accepted))
         verdict, reason = result.verdict.value, "" if stands == "passed" else result.reason
     return Required(code=code, verdict=verdict, because=requirement.because, stands=stands, reason=reason)
 
@@ -102,16 +103,24 @@ def _stands(requirement: Requirement, result: Result, are_accepted: bool) -> Sta
     return "unknown"
 
 
+def _are_accepted(findings: Sequence[Finding], accepted: Mapping[str, Accepted]) -> bool:
+    return bool(findings) and all(finding.fingerprint in accepted for finding in findings)
+
+
 def _own(code: str, findings: Iterable[Finding]) -> list[Finding]:
     """A check's findings, and those that are told in its place."""
     return [finding for finding in findings if code in (finding.code, *finding.also)]
 
 
 def _failures(
-    required: Sequence[Required], results: Mapping[str, Result], accepted: Mapping[str, Accepted]
+    required: Sequence[Required],
+    results: Mapping[str, Result],
+    accepted: Mapping[str, Accepted],
+    obstacles: Iterable[str],
 ) -> Iterable[str]:
     """One line per cause: what a finding explains is told there, unless that finding may stay."""
     failed = {each.code for each in required if each.stands == "failed"}
+    failed |= {code for code in obstacles if not _are_accepted(results[code].findings, accepted)}
     told: set[str] = set()
     findings = [finding for result in results.values() for finding in result.findings]
     for finding in findings:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nsa_doctor.runner import Caught, attempt
+from nsa_doctor.answer_line import line_of
 
 _TICK_SECONDS = 1.0
 
@@ -30,16 +30,17 @@ def serve(answered: Callable[[dict[str, Any], Tell], dict[str, Any]]) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     lock = threading.Lock()
 
-    def write(line: dict[str, Any]) -> None:
+    def say(line: str) -> None:
         with lock:
-            out.write(json.dumps(line) + "\n")
+            out.write(f"{line}\n")
             out.flush()
 
+    def write(line: dict[str, Any]) -> None:
+        say(json.dumps(line))
+
     threading.Thread(target=_tick, args=(write,), daemon=True).start()
-    answer = attempt(lambda: answered(request, lambda told: write({"told": told})))
-    if isinstance(answer, Caught):
-        answer = {"broke": answer.sentence, "traceback": answer.traceback}
-    write({"answer": answer})
+    answer = line_of(lambda: answered(request, lambda told: write({"told": told})))
+    say(f'{{"answer": {answer}}}')
     os._exit(0)  # threads that hang, and what they hold, are left behind
 
 

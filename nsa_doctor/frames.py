@@ -1,6 +1,7 @@
 """Which lines of a stack belong to the subject, and which to Python, torch or the doctor itself."""
 
 import importlib.util
+import os
 import re
 import sysconfig
 from collections.abc import Iterable
@@ -136,8 +137,14 @@ def _folders(packages: Iterable[str]) -> list[str]:
             continue
         if spec is None:
             continue
-        if spec.submodule_search_locations:
-            folders += [f"{place.rstrip('/')}/" for place in spec.submodule_search_locations]
-        elif spec.origin:
-            folders.append(spec.origin)
+        places = _paths(getattr(spec, "submodule_search_locations", None))
+        files = _paths(getattr(spec, "origin", None))
+        folders += [f"{place.rstrip('/')}/" for place in places] or files
     return folders
+
+
+def _paths(places: object) -> list[str]:
+    """The paths among what a package says of itself: it may say paths, bytes, one alone or anything else."""
+    listed = places if isinstance(places, Iterable) and not isinstance(places, (str, bytes)) else [places]
+    paths = (os.fsdecode(place) for place in listed if isinstance(place, (str, bytes, os.PathLike)))
+    return [path for path in paths if path]

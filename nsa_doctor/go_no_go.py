@@ -26,6 +26,7 @@ from nsa_doctor.runs.matching import mismatches
 from nsa_doctor.runs.numbers import numbers_of
 from nsa_doctor.runs.record import RunRecord
 from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.session import Session
 
 _NEEDED = {
     "checkpoint": "no --checkpoint was given",
@@ -132,17 +133,20 @@ def _examined(request: GoNoGoRequest, listen: Listener, facts: dict[str, Any]) -
     """The report of the module's checks; of the module alone where the gate requires none of it. Fills in the facts."""
     if request.module_checks is not None:
         return running.run(request.module_checks, listen, facts.update)
+    session = Session(request.assignment, frozenset())
     laboratory = IsolatedLaboratory(request.assignment)  # a run has to be matched with something
     try:
-        laboratory.load()
-        facts.update(laboratory.facts)
+        session.load(laboratory)
+        facts.update(session.facts)
     finally:
         laboratory.close()
     return Report(
         command="go-no-go",
-        subject=subject_facts(request.assignment.spec, laboratory.facts),
+        subject=subject_facts(request.assignment.spec, facts),
         options={"seed": request.assignment.seed, "profile": request.gate.profile},
-        environment=environment(laboratory.facts),
+        environment=environment(facts),
+        results=session.obstacles,
+        measurements=tuple(session.examination.measurements),
     )
 
 
@@ -179,10 +183,12 @@ def _evidence(request: GoNoGoRequest, report: Report, unfit: tuple[str, ...]) ->
         "data": request.data is not None,
     }
     missing = [entry for entry in request.gate.checks if not given[entry.examines]]
+    beside = [result for result in report.results if result.code not in request.gate.codes and result.findings]
     return Evidence(
         measured=None if run is None else numbers_of(run),
         device_name="" if run is None else run.device_name,
         mismatches=(*unfit, *_others(request, report)),
+        obstacles=tuple(result.code for result in beside),
         missing={entry.manual.code: _NEEDED[entry.examines] for entry in missing},
         baseline=None if earlier is None else compare(report, earlier.report, earlier.name),
         baseline_because="" if earlier is None else earlier.because,

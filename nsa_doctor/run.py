@@ -56,13 +56,15 @@ def run(
     finally:
         for laboratory in laboratories:
             laboratory.close()
-    results = (_completed(session.results.get(code), entry, request) for code, entry in entries.items())
+    asked = (_completed(session.results.get(code), entry, request) for code, entry in entries.items())
+    beside = (result for result in session.obstacles if result.code not in entries)
+    results = [*(result for result in asked if result is not None), *beside]
     return Report(
         command=request.command,
         subject=subject_facts(request.assignment.spec, session.facts),
         options=_options(request),
         environment=environment(session.facts),
-        results=deduplicate([result for result in results if result is not None], entries),
+        results=deduplicate(results, entries),
         measurements=tuple(session.examination.measurements),
         notes=tuple(session.notes),
         seconds=time.perf_counter() - start,

@@ -6,7 +6,7 @@ from typing import Any
 
 from nsa_doctor import registry
 from nsa_doctor.check import Profile
-from nsa_doctor.conclude import swept_results
+from nsa_doctor.conclude import swept_codes, swept_results
 from nsa_doctor.examine import Examination, examine
 from nsa_doctor.facts import needs_of
 from nsa_doctor.finding import Result, Verdict
@@ -37,7 +37,13 @@ class Session:
     @property
     def has_failed(self) -> bool:
         """Whether anything is wrong already."""
-        return any(_is_bad(result) for result in self.results.values())
+        return bool(self._failed())
+
+    @property
+    def obstacles(self) -> tuple[Result, ...]:
+        """What kept every call from an answer, asked for or not: nothing that was asked for could be looked at."""
+        has_answer = any(measurement.trouble is None for measurement in self.examination.measurements)
+        return () if has_answer else tuple(self.results[code] for code in self._failed() if code in swept_codes())
 
     def load(self, laboratory: IsolatedLaboratory) -> None:
         """Load the subject and learn its facts; none are known when it cannot be examined, and the results say why.
@@ -49,6 +55,7 @@ class Session:
         self.notes.update(dict.fromkeys(self.facts.get("notes", ())))
         if not self.facts:
             self._conclude_sweep([])
+            self._leave_unanswered()
 
     def check(self, entry: Entry, laboratory: IsolatedLaboratory) -> Result:
         """Run one check, unless the subject lacks what it needs or a failed one has taken its meaning."""
@@ -79,6 +86,17 @@ class Session:
         examine(laboratory, self.examination, planned)
         self._conclude_sweep(planned)
         return len(planned)
+
+    def _failed(self) -> list[str]:
+        return sorted(code for code, result in self.results.items() if _is_bad(result))
+
+    def _leave_unanswered(self) -> None:
+        """Skip what no sweep answers, for the reason that nothing could be loaded."""
+        failed = self._failed()
+        reason = f"means nothing while {failed[0]} fails" if failed else "the subject could not be loaded"
+        for code in self.codes - self.results.keys():
+            name = registry.manual(code).name
+            self.results[code] = Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason)
 
     def _conclude_sweep(self, planned: Sequence[Point]) -> None:
         facts, measurements = self.facts, self.examination.measurements
@@ -127,6 +145,9 @@ def _is_looked_at(entry: Entry, planned: Sequence[Point], facts: Mapping[str, An
 
 
 def _is_foreign_dtype(measurement: Measurement, facts: Mapping[str, Any]) -> bool:
-    """Whether the subject raised in a dtype that nobody asked for: then it is not made for it."""
-    trouble = measurement.trouble
-    return trouble is not None and trouble.kind == "raised" and measurement.point.dtype != facts.get("dtype")
+    """Whether the subject raised in a dtype that nobody asked for: then it is not made for it.
+
+    A subject that could not be loaded has no dtype.
+    """
+    trouble, own = measurement.trouble, facts.get("dtype", measurement.point.dtype)
+    return trouble is not None and trouble.kind == "raised" and measurement.point.dtype != own

@@ -10,6 +10,7 @@ from typing import Any
 from nsa_doctor import registry
 from nsa_doctor.check import Command
 from nsa_doctor.conclude import environment, subject_facts
+from nsa_doctor.consolidate import deduplicate
 from nsa_doctor.facts import Fact
 from nsa_doctor.finding import Finding, Report, Result
 from nsa_doctor.finding import Verdict as Ended
@@ -18,6 +19,7 @@ from nsa_doctor.floors import Verdict as Judged
 from nsa_doctor.growth import fitted_exponent
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
 from nsa_doctor.measurement import Trouble
+from nsa_doctor.session import Session
 from nsa_doctor.torch_errors import error_evidence
 
 _CHECK_SECONDS = 120.0
@@ -71,7 +73,7 @@ def throughput(request: ThroughputRequest, listen: Listener = lambda told, done,
             "floors": state.floors.name if state.floors else None,
         },
         environment=environment(state.facts),
-        results=tuple(state.results),
+        results=deduplicate(state.results, registry.entries()),
         notes=tuple(state.notes),
         seconds=time.perf_counter() - start,
         interrupted=interrupted,
@@ -80,12 +82,16 @@ def throughput(request: ThroughputRequest, listen: Listener = lambda told, done,
 
 
 def _work(request: ThroughputRequest, laboratory: IsolatedLaboratory, state: _State, listen: Listener) -> None:
-    troubles = laboratory.load()
-    state.facts = laboratory.facts
-    for measurement in troubles:
+    session = Session(request.assignment, frozenset({registry.answering(Fact.RAISED).manual.code}))
+    session.load(laboratory)
+    state.facts = session.facts
+    if not state.facts:
+        state.results += session.obstacles or session.results.values()
+        return
+    for measurement in session.examination.measurements:
         assert measurement.trouble is not None
         state.results.append(_troubled(measurement.trouble, measurement.point.length))
-    if not state.facts or troubles:
+    if state.results:
         return
     lengths = request.assignment.lengths
     correctness = [entry.manual.code for entry in registry.of_command(Command.THROUGHPUT)]

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from nsa_doctor.answer_line import line_of
 from nsa_doctor.checkpoints import names
 from nsa_doctor.checkpoints.content_hash import digest
 from nsa_doctor.checkpoints.contents import Contents, Stored, Tensor
@@ -32,7 +33,7 @@ def main() -> None:
     request = json.loads(sys.stdin.buffer.readline())
     gc.disable()  # nothing goes round in circles for long, and looking for it takes longer than the work
     confine(request["seconds"])
-    sys.stdout.write(json.dumps(answered(request)))
+    sys.stdout.write(line_of(lambda: answered(request)))
     sys.stdout.flush()
     os._exit(0)
 

@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,10 @@ from nsa_doctor.commands.delivery import ENDED_EARLY
 from nsa_doctor.commands.evidence import read_run_option
 from nsa_doctor.laboratory import UsageError
 from nsa_doctor.output import CannotWriteError, check_writable, say, write_whole
+from nsa_doctor.wording import escaped
+
+if TYPE_CHECKING:
+    from nsa_doctor.finding import Report
 
 _FILE = Path("gate.yaml")
 
@@ -63,9 +67,19 @@ def gate_init(
     if report.interrupted:
         say("nsa-doctor: interrupted: no gate is drafted from half an examination\n", sys.stderr)
         return ENDED_EARLY
+    if not any(measurement.trouble is None for measurement in report.measurements):
+        say(f"nsa-doctor: no gate is drafted from a subject that gives no answer: {_why(report)}\n", sys.stderr)
+        return report.decision.exit_code
     signals.ignore_signals()
     write_whole(output, draft(report, numbers_of(record) if record else {}, record.device_name if record else ""))
     asked = {"gate": output, "run": run, "subject": subject, "config": config, "input": input_kind, "width": width}
     words = [word for name, value in asked.items() if value is not None for word in (f"--{name}", str(value))]
     say(f"written: {output}; try it with: {shlex.join(['nsa-doctor', 'go-no-go', *words])}\n", sys.stdout)
     return 0
+
+
+def _why(report: "Report") -> str:
+    """The first thing that is wrong and its place, or why nothing is known to be."""
+    for finding in report.findings:
+        return escaped(f"{finding.code} {finding.message} ({finding.where})")
+    return escaped(next((result.reason for result in report.results if result.reason), "nothing measured"))

@@ -15,6 +15,7 @@ from nsa_doctor.probes.derivative import Agreement, Slope, compare
 from nsa_doctor.probes.finite import isfinite
 from nsa_doctor.probes.flow import Flow, Recording
 from nsa_doctor.probes.inputs import make_cotangent
+from nsa_doctor.probes.module_state import ModuleState
 from nsa_doctor.probes.perform import ask
 from nsa_doctor.probes.places import Places
 from nsa_doctor.probes.specimen import Specimen, require_finite
@@ -44,14 +45,14 @@ class Differential:
 class Bench:
     """A specimen and x; `only_first` tokens of the output are differentiated (all of them unless told).
 
-    Every run starts from the same buffers and random state. Raises NotComparableError when the output is not finite,
-    or not the same twice: then nothing can be compared.
+    Every run starts from the same state of the module and of random numbers. Raises NotComparableError when the
+    output is not finite, or not the same twice: then nothing can be compared.
     """
 
     def __init__(self, specimen: Specimen, x: Tensor, only_first: int | None = None) -> None:
         self.specimen, self.x = specimen, x
         self.parameters = [each for each in specimen.module.parameters() if each.requires_grad]
-        self._buffers = [(each, each.detach().clone()) for each in specimen.module.buffers()]
+        self._start = ModuleState(specimen.module)
         self.base = require_finite(self._detached(self._run(x.clone())), x.shape[1])
         self.cotangent = make_cotangent(self.base, specimen.subject.seed)
         if only_first is not None:
@@ -150,10 +151,7 @@ class Bench:
                 parameter.data.copy_(value)
 
     def _run(self, given: Tensor, flow: Flow | None = None, places: Places | None = None) -> Tensor:
-        with torch.no_grad():
-            for buffer, value in self._buffers:
-                if not torch.equal(buffer, value):  # an expanded one cannot be written to, and has not been
-                    buffer.copy_(value)
+        self._start.restore()
         call: Callable[[], Tensor] = lambda: self.specimen.call(given)  # noqa: E731
         with torch.enable_grad():
             if flow is None:

@@ -1,7 +1,7 @@
 """Says where a training step that is not finite was born; found by `nsa.train` as the entry point `nsa.tracers`.
 
-The step is computed again under a tracer, several times. Weights, buffers, gradients, random states and modes are the
-same afterwards, bit for bit.
+The step is computed again under a tracer, several times. Weights, buffers, gradients, random states, modes and what
+modules keep beside these are the same afterwards, bit for bit.
 """
 
 import random
@@ -16,6 +16,7 @@ from nsa_doctor.frames import FrameFilter
 from nsa_doctor.measurement import GRADIENTS, OUTPUT, Birth
 from nsa_doctor.probes.births import Returned, births
 from nsa_doctor.probes.finite import holds_nonfinite
+from nsa_doctor.probes.module_state import ModuleState
 from nsa_doctor.probes.state import preserved_state
 from nsa_doctor.probes.tracer import Tracer
 from nsa_doctor.wording import escaped
@@ -55,11 +56,7 @@ class _Start:
     """What every pass begins with: a cured weight was made finite, a buffer moved, random numbers were drawn."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._held = [*model.parameters(), *model.buffers()]
-        self._gradients = [each.grad for each in self._held]
-        self._values = [
-            (each, each.detach().to("cpu", copy=True)) for each in (*self._held, *self._gradients) if each is not None
-        ]
+        self._held = ModuleState(model, with_parameters=True)
         self._python, self._torch = random.getstate(), torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         numpy = sys.modules.get("numpy")
@@ -67,21 +64,13 @@ class _Start:
 
     def restore(self) -> None:
         """Put back what differs in a bit."""
-        for each, gradient in zip(self._held, self._gradients, strict=True):
-            each.grad = gradient
-        for each, value in self._values:
-            if not torch.equal(_bits(each.detach().cpu()), _bits(value)):
-                each.detach().copy_(value)
+        self._held.restore()
         random.setstate(self._python)
         torch.set_rng_state(self._torch)
         if self._cuda:
             torch.cuda.set_rng_state_all(self._cuda)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def _sentence(target: str, found: tuple[Birth, ...]) -> str:

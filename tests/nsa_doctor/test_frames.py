@@ -1,7 +1,10 @@
 """Which line of a stack is the subject's."""
 
+import sys
 import sysconfig
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -73,3 +76,44 @@ Current thread 0x02 (most recent call first):
 
 def test_a_dump_without_a_line_of_the_subjects_gives_none() -> None:
     assert FrameFilter().of_dump("Fatal Python error: Aborted\n") == []
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        pytest.param([Path("/lib/attention")], id="paths"),
+        pytest.param([b"/lib/attention/"], id="bytes"),
+        pytest.param("/lib/attention", id="one string"),
+        pytest.param(Path("/lib/attention"), id="one path"),
+        pytest.param(("", None, 3, "/lib/attention"), id="odd entries"),
+    ],
+)
+def test_a_package_may_search_in_anything_that_names_a_folder(places: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = ModuleType("attention_library")
+    package.__spec__ = ModuleSpec("attention_library", None, is_package=True)
+    package.__spec__.submodule_search_locations = places  # type: ignore[assignment]
+    monkeypatch.setitem(sys.modules, "attention_library", package)
+    frames = FrameFilter(("attention_library",))
+    assert frames.rank("/lib/attention/core.py") == 3
+    assert frames.rank("/lib/attention_too/site-packages/core.py") == 2
+
+
+def test_a_namespace_package_is_the_subjects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "parted_attention").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert FrameFilter(("parted_attention",)).rank(f"{tmp_path}/parted_attention/core.py") == 3
+
+
+def test_a_package_that_searches_nowhere_is_no_ones_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = ModuleType("attention_library")
+    package.__spec__ = ModuleSpec("attention_library", None, is_package=True)
+    package.__spec__.submodule_search_locations = 3  # type: ignore[assignment]
+    monkeypatch.setitem(sys.modules, "attention_library", package)
+    assert FrameFilter(("attention_library",)).rank(f"{STDLIB}/contextlib.py") == 0
+
+
+def test_a_single_file_may_be_named_by_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("attention_file")
+    module.__spec__ = ModuleSpec("attention_file", None, origin=Path("/lib/attention_file.py"))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "attention_file", module)
+    assert FrameFilter(("attention_file",)).rank("/lib/attention_file.py") == 3

@@ -46,6 +46,10 @@ def sick():
 
 def sleeper():
     return Sleeper()
+
+
+def unbuildable():
+    raise ValueError("boom")
 """,
     "test_own.py": "def test_own():\n    assert True\n",
 }
@@ -135,6 +139,16 @@ def test_a_subject_that_cannot_be_imported_fails_and_does_not_pass(project):
     answer = run_pytest(project, "--nsa-subject", "attn:missing", "--nsa-select", "FWD101")
     assert answer.returncode == 1
     assert "attn has no missing" in answer.stdout
+
+
+def test_a_factory_that_raises_passes_nothing_and_every_item_names_the_exception(project):
+    words = ("--nsa-subject", "attn:unbuildable", "--nsa-select", "FWD206,GRD201")
+    answer = run_pytest(project, *words)
+    assert answer.returncode == 1
+    assert "2 failed" in answer.stdout
+    assert (
+        answer.stdout.count("not answered: the subject could not be loaded: the subject raises ValueError: boom") == 2
+    )
 
 
 @pytest.mark.full
