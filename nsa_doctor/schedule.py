@@ -29,7 +29,10 @@ def work_off(
     listen: Callable[[str, int, int], None],
     stop_early: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Do all tasks, one at a time in each laboratory; raises what a task raised, and KeyboardInterrupt at once."""
+    """Do all tasks, one at a time in each laboratory; no further ones once `stop_early` says so.
+
+    Raises what a task, `listen` or `stop_early` raised, once the others are interrupted; KeyboardInterrupt at once.
+    """
     for laboratory in laboratories[1:]:
         laboratory.experience = laboratories[0].experience
     shared = _Shared(list(tasks), stop_early)
@@ -38,7 +41,7 @@ def work_off(
     try:
         for thread in threads:
             thread.start()
-        while any(thread.is_alive() for thread in threads) or told < len(shared.told):
+        while shared.caught is None and (any(thread.is_alive() for thread in threads) or told < len(shared.told)):
             while told < len(shared.told):
                 told += 1
                 listen(shared.told[told - 1], told, len(tasks))
@@ -67,18 +70,13 @@ class _Shared:
         self._changed = threading.Condition()
 
     def serve(self, laboratory: IsolatedLaboratory) -> None:
-        """Take tasks until none is left."""
-        while (task := self._take()) is not None:
-            answer = attempt(lambda task=task: task.work(laboratory))
+        """Take tasks until none is left; an exception, from wherever it comes, is kept and stops all threads."""
+        answer = attempt(lambda: self._work(laboratory))
+        if isinstance(answer, Caught):
             with self._changed:
-                if isinstance(answer, Caught):
-                    if not isinstance(answer.error, InterruptedLaboratoryError):
-                        self.caught = self.caught or answer
-                    self._is_stopped = True
-                else:
-                    self.told.append(answer)
-                    self._is_stopped = self._is_stopped or self._stop_early()
-                self._open -= task.codes
+                if not isinstance(answer.error, InterruptedLaboratoryError):
+                    self.caught = self.caught or answer
+                self._is_stopped = True
                 self._changed.notify_all()
 
     def stop(self) -> None:
@@ -86,6 +84,15 @@ class _Shared:
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
+
+    def _work(self, laboratory: IsolatedLaboratory) -> None:
+        while (task := self._take()) is not None:
+            told = task.work(laboratory)
+            with self._changed:
+                self.told.append(told)
+                self._is_stopped = self._is_stopped or self._stop_early()
+                self._open -= task.codes
+                self._changed.notify_all()
 
     def _take(self) -> Task | None:
         with self._changed:
