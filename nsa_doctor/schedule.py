@@ -14,7 +14,7 @@ _POLL_SECONDS = 0.1
 class Task:
     """Something to do in a laboratory; it answers `codes` and waits until those of `waits_for` are answered.
 
-    `work` returns what to tell of it.
+    `work` returns what to tell of it. Tasks that wait for each other are done in the order they are given.
     """
 
     name: str
@@ -66,6 +66,7 @@ class _Shared:
         self._waiting = tasks
         self._open = {code for task in tasks for code in task.codes}
         self._stop_early = stop_early
+        self._num_at_work = 0
         self._is_stopped = False
         self._changed = threading.Condition()
 
@@ -92,14 +93,18 @@ class _Shared:
                 self.told.append(told)
                 self._is_stopped = self._is_stopped or self._stop_early()
                 self._open -= task.codes
+                self._num_at_work -= 1
                 self._changed.notify_all()
 
     def _take(self) -> Task | None:
         with self._changed:
             while not self._is_stopped and self._waiting:
                 ready = next((task for task in self._waiting if not task.waits_for & self._open), None)
+                if ready is None and not self._num_at_work:  # they wait for each other
+                    ready = self._waiting[0]
                 if ready is not None:
                     self._waiting.remove(ready)
+                    self._num_at_work += 1
                     return ready
                 self._changed.wait()
             return None

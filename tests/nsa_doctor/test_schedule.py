@@ -117,6 +117,12 @@ def test_a_task_that_answers_several_codes_is_waited_for_by_each() -> None:
     assert [told for told, _, _ in heard] == ["several", "C", "D"]
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_tasks_that_wait_for_each_other_are_done_one_after_another(jobs: int) -> None:
+    heard = outcome(task("A", after=("B",)), task("B", after=("C",)), task("C", after=("A",)), jobs=jobs)
+    assert [told for told, _, _ in heard] == ["A", "C", "B"]
+
+
 def test_no_task_is_begun_after_it_is_enough() -> None:
     done: list[str] = []
     tasks = [task(name, lambda room, name=name: done.append(name) or name) for name in "ABC"]
