@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from nsa_doctor.check_file import CheckFileError
 from nsa_doctor.measurement import Point, to_json
 from nsa_doctor.orphans import end_with_parent
 from nsa_doctor.page import SIGHTING, TRAIL, Page
@@ -52,7 +53,9 @@ def main() -> None:
                 _watch(bench.lookout, questions, pages, is_trailed)
             answer = attempt(_answering(bench, request))
             if isinstance(answer, Caught):
-                answer = {"broke": answer.sentence, "traceback": answer.traceback}
+                is_usage = isinstance(answer.error, CheckFileError)
+                told = {"usage": str(answer.error)} if is_usage else {"broke": answer.sentence}
+                answer = {**told, "traceback": answer.traceback}
             send(answer)
     os._exit(0)  # threads a subject left behind must not keep the process alive
 

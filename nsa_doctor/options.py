@@ -1,6 +1,5 @@
 """Option values to a request, each refused in one sentence when it cannot be."""
 
-import difflib
 import math
 import os
 import re
@@ -20,6 +19,7 @@ from nsa_doctor.render.formats import FORMATS, format_of
 from nsa_doctor.run import RunRequest
 from nsa_doctor.sweep import SweepRequest
 from nsa_doctor.throughput import ThroughputRequest
+from nsa_doctor.wording import nearest
 
 _LARGEST_SEED = 2**32 - 1
 _LARGEST_WIDTH = 2**24
@@ -181,6 +181,4 @@ def _several(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
 def _one(option: str, word: str, allowed: Sequence[str]) -> str:
     if word in allowed:
         return word
-    near = difflib.get_close_matches(word, allowed, n=1)
-    hint = f"did you mean {near[0]}" if near else f"allowed are {', '.join(allowed)}"
-    raise OptionError(f"{option} cannot be {word!r}: {hint}")
+    raise OptionError(f"{option} cannot be {word!r}: {nearest(word, allowed)}")

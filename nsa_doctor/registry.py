@@ -1,6 +1,5 @@
 """Finds the checks: what they declare without importing them, a check itself when it is asked for."""
 
-import ast
 import difflib
 import importlib
 import importlib.util
@@ -11,7 +10,9 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from nsa_doctor.check import PROFILES, Check, Kind, Manual, Profile, parse_manual
+from nsa_doctor.check import PROFILES, Check, Kind, Manual, Profile
+from nsa_doctor.check_file import CheckFileError, docstring_of, read_check_file
+from nsa_doctor.runner import Caught, attempt
 
 ENTRY_POINTS = "nsa_doctor.checks"
 _PACKAGE = "nsa_doctor.checks"
@@ -22,7 +23,6 @@ _KINDS: dict[Kind, str] = {
     "data": "a source of batches (nsa-doctor data --config FILE)",
 }
 _NAME_OF_A_CHECK = re.compile(r"[a-z]{3}\d{3}_[a-z0-9_]+")
-_DECLARED = ("profile", "needs", "blocked_by", "explained_by", "isolate", "examines")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,13 @@ class Entry:
 
 
 def entries() -> dict[str, Entry]:
-    """Every check by code, ascending; raises ValueError when a code is used twice."""
+    """Every check by code, ascending; raises CheckFileError for a file that is no check, and for a code used twice."""
     found: dict[str, Entry] = {}
     for module, path in _files():
         entry = _read(module, path)
         code = entry.manual.code
         if code in found:
-            raise ValueError(f"{path.name}: the code {code} is used twice")
+            raise CheckFileError(f"check file {path}: the code {code} is that of {found[code].path} too")
         found[code] = entry
     return dict(sorted(found.items()))
 
@@ -103,11 +103,16 @@ def select(select: Sequence[str], ignore: Sequence[str], profile: Profile, exami
 
 
 def load(code: str) -> Check:
-    """Import one check."""
+    """Import one check; raises CheckFileError for a foreign one that cannot be."""
     module, path = _modules()[code]
-    check = importlib.import_module(module).CHECK
+    imported = attempt(lambda: importlib.import_module(module))
+    if isinstance(imported, Caught):
+        if isinstance(imported.error, KeyboardInterrupt) or module.startswith(f"{_PACKAGE}."):
+            raise imported.error
+        raise CheckFileError(f"check file {path}: it cannot be imported: {imported.sentence}") from imported.error
+    check = imported.CHECK
     assert isinstance(check, Check)
-    return check if check.doc else replace(check, doc=_docstring(path))  # python -OO keeps none
+    return check if check.doc else replace(check, doc=docstring_of(path))  # python -OO keeps none
 
 
 def check_files() -> list[Path]:
@@ -119,12 +124,21 @@ def _files() -> Iterator[tuple[str, Path]]:
     """(module, file) of every check: ours, and those of packages that offer some by an entry point."""
     packages = [_PACKAGE, *sorted({point.module for point in entry_points(group=ENTRY_POINTS)})]
     for package in packages:
-        spec = importlib.util.find_spec(package)
-        for place in (spec.submodule_search_locations or ()) if spec else ():
-            folder = Path(place)
+        for folder in _folders(package):
             for path in sorted(folder.rglob("*.py")):
                 if _NAME_OF_A_CHECK.fullmatch(path.stem):
                     yield ".".join((package, *path.relative_to(folder).with_suffix("").parts)), path
+
+
+def _folders(package: str) -> list[Path]:
+    spec = attempt(lambda: importlib.util.find_spec(package))  # imports the packages it lies in
+    if isinstance(spec, Caught):
+        if isinstance(spec.error, KeyboardInterrupt):
+            raise spec.error
+        raise CheckFileError(f"entry point {ENTRY_POINTS}: {package} cannot be imported: {spec.sentence}")
+    if spec is None or spec.submodule_search_locations is None:
+        raise CheckFileError(f"entry point {ENTRY_POINTS}: {package} must be a package that holds check files")
+    return [Path(place) for place in spec.submodule_search_locations]
 
 
 @cache
@@ -133,15 +147,8 @@ def _modules() -> Mapping[str, tuple[str, Path]]:
     return {path.stem.partition("_")[0].upper(): (module, path) for module, path in _files()}
 
 
-def _docstring(path: Path) -> str | None:
-    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-
-
 @cache
 def _read(module: str, path: Path) -> Entry:
-    """Parsed once, and before any thread starts: CPython 3.11 cannot parse in two at a time."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    manual = parse_manual(ast.get_docstring(tree))
-    call = next(node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Check")
-    declared = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg in _DECLARED}
+    """Read once, and before any thread starts: CPython 3.11 cannot parse in two at a time."""
+    manual, declared = read_check_file(path)
     return Entry(manual=manual, path=path, module=module, **declared)
