@@ -127,7 +127,7 @@ def _held_to_floors(request: ThroughputRequest, state: _State) -> Result:
             elif not judged.keeps:
                 findings.append(_below(floor, row["length"], judged.measured, judged.spread, state, request))
     if findings:
-        return Result(code=_CODE, name=name, verdict=Ended.FAIL, findings=tuple(findings[:3]))
+        return Result(code=_CODE, name=name, verdict=Ended.FAIL).with_findings(findings)
     if unclear:
         return Result(code=_CODE, name=name, verdict=Ended.SKIP, reason=f"too noisy to tell: {unclear[0]}")
     if not held:

@@ -132,7 +132,7 @@ def _notifications(report: Report) -> Iterator[dict[str, Any]]:
             yield {"level": "warning", "message": _message(f"{result.code} not checked: {result.reason}")}
     for why in report.verdict.why if report.verdict is not None else ():
         yield {"level": "note", "message": _message(why)}
-    for note in report.notes:
+    for note in report.remarks:
         yield {"level": "note", "message": _message(note)}
 
 

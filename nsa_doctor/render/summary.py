@@ -13,7 +13,7 @@ _DIGITS = 6
 
 def conclusion(report: Report) -> str:
     """One sentence to stand behind the decision."""
-    counted = f"{len(report.findings)} finding{'' if len(report.findings) == 1 else 's'}"
+    counted = f"{report.num_findings} finding{'' if report.num_findings == 1 else 's'}"
     if report.verdict is not None and report.verdict.why:
         return report.verdict.why[0]
     match report.decision:
