@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from nsa_doctor.check import PROFILES, Check, Kind, Manual, parse_manual
-from nsa_doctor.wording import nearest
+from nsa_doctor.nearest import nearest
 
 _ALLOWED: Mapping[str, tuple[object, ...]] = {
     "profile": PROFILES,

@@ -1,6 +1,5 @@
 """Numbers and lists in words."""
 
-import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -65,12 +64,6 @@ def from_here(text: str) -> str:
     except OSError:  # the folder is gone
         return text
     return text.replace(here, "") if here != "//" else text
-
-
-def nearest(word: str, allowed: Sequence[str]) -> str:
-    """What a misspelt word may have meant, else all that is allowed."""
-    near = difflib.get_close_matches(word, allowed, n=1)
-    return f"did you mean {near[0]}" if near else f"allowed are {', '.join(allowed)}"
 
 
 def counted(count: int, name: str) -> str:
