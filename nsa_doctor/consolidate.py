@@ -3,18 +3,20 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from nsa_doctor.families import FAMILIES
 from nsa_doctor.finding import Finding, Result, Verdict
 from nsa_doctor.registry import Entry
 
 # What has to be mended first comes first: what ends the run, what poisons every value, then ever finer differences.
-_ORDER = (
+_URGENT = (
     *("CKP102", "CKP", "ENV", "HNG101", "GRD401", "GRD402", "GRD403", "FWD101", "FWD102", "NAN"),
     *("FWD206", "FWD208", "FWD207", "FWD203", "FWD204", "FWD205", "FWD201", "FWD202", "SEL", "FWD"),
-    *("GRD", "GAT", "DEC", "HNG", "PRF"),
+    *("GRD", "GAT", "DEC", "HNG", "PRF", "DAT"),
     # Of a run: what ended it or stands still, then causes before what follows from them.
     *("DST103", "TRN1", "TRN201", "TRN301", "TRN302", "TRN204", "TRN304", "TRN203", "TRN303", "TRN202"),
     *("DST", "TRN5", "TRN402", "TRN403", "TRN4", "TRN"),
 )
+_ORDER = (*_URGENT, *(family for family in FAMILIES if family not in _URGENT))
 
 _REFUSED = "modified by an inplace operation"
 _SECOND_TIME = "backward through the graph a second time"

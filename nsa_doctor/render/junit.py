@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree
 
+from nsa_doctor.families import family_of
 from nsa_doctor.finding import Decision, Finding, Report, Result, Verdict
 from nsa_doctor.render.summary import (
     acceptances,
     conclusion,
     conditions,
-    family_of,
     long_evidence,
     measured,
     scalar,

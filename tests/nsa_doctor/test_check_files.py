@@ -34,6 +34,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign\nVersion: 1.0\n")
     (facts / "entry_points.txt").write_text("[nsa_doctor.checks]\nforeign = foreign_checks\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)  # where a command that goes on would write
 
     def install(text: str | bytes, name: str = "for101_foreign_check.py") -> Path:
         path = package / name
