@@ -1,7 +1,8 @@
 """Tasks are worked off on several laboratories at once; what any of them raises ends all of them and is raised."""
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,6 +130,120 @@ def test_no_task_is_begun_after_it_is_enough() -> None:
     heard = outcome(*tasks, jobs=1, stop_early=lambda: len(done) >= 2)
     assert done == ["A", "B"]
     assert heard == [("A", 1, 3), ("B", 2, 3)]
+
+
+class Asked(frozenset[str]):
+    """Codes that are waited for; `at` is set once a laboratory asks whether they are answered, and they are not."""
+
+    at: threading.Event
+
+    def __and__(self, others: Set[object]) -> "frozenset[str]":
+        still = super().__and__(others)
+        if still:
+            self.at.set()
+        return still
+
+
+def test_a_laboratory_without_a_task_waits_for_the_next_one() -> None:
+    after_a = Asked({"A"})
+    after_a.at = threading.Event()
+
+    def work(room: Room) -> str:
+        assert after_a.at.wait(LONGEST)
+        time.sleep(0.05)  # until the other one waits
+        return "A"
+
+    heard = outcome(task("A", work), Task("B", frozenset({"B"}), after_a, lambda room: "B"))
+    assert [told for told, _, _ in heard] == ["A", "B"]
+
+
+def test_tasks_that_wait_for_each_other_are_done_after_those_that_do_not() -> None:
+    heard = outcome(task("A", after=("B",)), task("B", after=("A",)), task("C"), task("D"), jobs=1)
+    assert [told for told, _, _ in heard] == ["C", "D", "A", "B"]
+
+
+def test_an_idle_laboratory_does_not_end_the_work_of_the_other() -> None:
+    def work(room: Room) -> str:
+        assert not room.interrupted.wait(0.3), "it was interrupted"
+        return "A"
+
+    assert outcome(task("A", work)) == [("A", 1, 1)]
+
+
+def test_all_is_done_unless_somebody_says_that_it_is_enough() -> None:
+    heard: list[str] = []
+    work_off([task("A"), task("B")], [Room()], lambda told, done, total: heard.append(told))
+    assert heard == ["A", "B"]
+
+
+@dataclass
+class Pair:
+    """Two tasks that are at work at once; the one ends when the thread of the other, which raises, has ended."""
+
+    both: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))
+    first: threading.Thread = field(default_factory=threading.current_thread)
+
+    def dying(self, error: BaseException) -> Callable[[Room], str]:
+        def work(room: Room) -> str:
+            self.first = threading.current_thread()
+            self.both.wait(LONGEST)
+            raise error
+
+        return work
+
+    def surviving(self, call: Callable[[], str]) -> Callable[[Room], str]:
+        def work(room: Room) -> str:
+            self.both.wait(LONGEST)
+            self.first.join(LONGEST)
+            return call()
+
+        return work
+
+
+def test_the_first_of_two_errors_is_raised() -> None:
+    def fail() -> str:
+        raise ValueError("the second")
+
+    pair = Pair()
+    error = outcome(task("A", pair.dying(RuntimeError("the first"))), task("B", pair.surviving(fail)))
+    assert str(error) == "the first"
+
+
+def test_no_task_is_begun_after_a_laboratory_was_interrupted() -> None:
+    pair = Pair()
+    sick, sound = pair.dying(InterruptedLaboratoryError()), pair.surviving(lambda: "B")
+    assert outcome(task("A", sick), task("B", sound), task("C")) == [("B", 1, 3)]
+
+
+def test_no_task_is_begun_after_the_caller_was_interrupted() -> None:
+    begun: list[str] = []
+
+    def work(room: Room) -> str:
+        assert room.interrupted.wait(LONGEST)
+        return "B"
+
+    def interrupt(told: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    last = task("C", lambda room: begun.append("C") or "C")
+    assert isinstance(outcome(task("A"), task("B", work), last, jobs=1, listen=interrupt), KeyboardInterrupt)
+    assert begun == []
+
+
+def test_enough_stays_enough() -> None:
+    answers, both = iter([True, False, False]), threading.Barrier(2)
+
+    def first(room: Room) -> str:
+        both.wait(LONGEST)
+        return "A"
+
+    def second(room: Room) -> str:
+        both.wait(LONGEST)
+        time.sleep(0.1)  # until it is enough
+        return "B"
+
+    heard = outcome(task("A", first), task("B", second), task("C"), stop_early=lambda: next(answers))
+    assert [told for told, _, _ in heard] == ["A", "B"]
 
 
 def test_laboratories_share_what_they_learn() -> None:
