@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from nsa_doctor.check_file import CheckFileError
 from nsa_doctor.finding import Result, Verdict
 from nsa_doctor.runner import Caught, attempt
 
@@ -12,12 +13,16 @@ from nsa_doctor.runner import Caught, attempt
 def line_of(answered: Callable[[], Mapping[str, Any]]) -> str:
     """The answer that a call gives as JSON on one line, or how the doctor's own code `broke` on the way there.
 
+    A check's file that cannot be used is a matter of `usage`.
+
     Numbers that are not finite stay NaN, Infinity and -Infinity, which Python reads back as numbers: both ends are
     ours. Reports are strict JSON, and `render/json.py` has words for these there.
     """
     line = attempt(lambda: json.dumps(answered()))
     if isinstance(line, Caught):
-        return json.dumps({"broke": line.sentence, "traceback": line.traceback})
+        is_usage = isinstance(line.error, CheckFileError)
+        said = {"usage": str(line.error)} if is_usage else {"broke": line.sentence}
+        return json.dumps({**said, "traceback": line.traceback})
     return line
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from nsa_doctor.finding import Report
+from nsa_doctor.finding import Report, Result
 from nsa_doctor.ruling import Compared
 
 
@@ -13,7 +13,7 @@ def compare(report: Report, earlier: Report, name: str) -> Compared:
     """
     now, then = _fingerprints(report), _fingerprints(earlier)
     looked_at = {result.code for result in report.results if result.verdict in ("PASS", "FAIL")}
-    codes = {finding.fingerprint: finding.code for finding in earlier.findings}
+    codes = {fingerprint: result.code for result in earlier.results for fingerprint in _fingerprints_of(result)}
     return Compared(
         report=name,
         new=tuple(each for each in now if each not in then),
@@ -30,4 +30,8 @@ def mismatch(report: Report, earlier: Report, name: str) -> Iterator[str]:
 
 
 def _fingerprints(report: Report) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(finding.fingerprint for finding in report.findings))
+    return tuple(dict.fromkeys(each for result in report.results for each in _fingerprints_of(result)))
+
+
+def _fingerprints_of(result: Result) -> tuple[str, ...]:
+    return (*(finding.fingerprint for finding in result.findings), *result.further)

@@ -124,8 +124,10 @@ class CheckItem(pytest.Item):
             raise CheckUnknown(result)
         self.user_properties += [("nsa_doctor_verdict", result.verdict.value)]
         self.user_properties += [("nsa_doctor_fingerprint", finding.fingerprint) for finding in result.findings]
+        self.user_properties += [("nsa_doctor_fingerprint", fingerprint) for fingerprint in result.further]
         if result.verdict in (Verdict.FAIL, Verdict.TIMEOUT):
-            raise CheckFailed("\n\n".join(map(_told, result.findings)) or result.reason)
+            told = [*map(_told, result.findings), result.remark]
+            raise CheckFailed("\n\n".join(filter(None, told)) or result.reason)
         if result.verdict is Verdict.SKIP and (not result.is_required or result.reason.startswith(_BLOCKED)):
             pytest.skip(result.reason)
         if result.verdict is not Verdict.PASS:

@@ -17,7 +17,6 @@ from nsa_doctor.runner import Caught, NotApplicableError, NotComparableError, Su
 from nsa_doctor.subject import Subject, WrongOutputError
 from nsa_doctor.torch_errors import error_evidence
 
-_MOST_FINDINGS = 3
 # What watches an operation passes its exception on.
 _WATCHING = ("__torch_dispatch__", "__torch_function__", "called", "dispatched")
 
@@ -37,14 +36,14 @@ def run_check(check: Check, subject: Subject) -> Result:
     if isinstance(answer, Caught):
         return replace(_raised(answer, check, subject), seconds=seconds)
     found = [replace(item, code=item.code or manual.code) for item in answer if isinstance(item, Finding)]
-    return Result(
+    ended = Result(
         code=manual.code,
         name=manual.name,
         verdict=Verdict.FAIL if found else Verdict.PASS,
-        findings=tuple(found[:_MOST_FINDINGS]),
         seconds=seconds,
         notes=tuple(str(item) for item in answer if isinstance(item, Note)),
     )
+    return ended.with_findings(found)
 
 
 def _raised(caught: Caught, check: Check, subject: Subject) -> Result:

@@ -6,6 +6,7 @@ from typing import NoReturn
 import typer
 
 from nsa_doctor import options, signals
+from nsa_doctor.check_file import CheckFileError
 from nsa_doctor.commands.anomaly import anomaly
 from nsa_doctor.commands.data import data
 from nsa_doctor.commands.delivery import ENDED_EARLY
@@ -82,7 +83,7 @@ def _served(arguments: list[str]) -> int:
         say(getattr(error, "traceback", "") or answer.traceback, sys.stderr)
     if isinstance(error, _UsageException):
         return _complain(" ".join(error.format_message().split()), USAGE)  # type: ignore[attr-defined]
-    if isinstance(error, (UsageError, options.OptionError)):
+    if isinstance(error, (UsageError, options.OptionError, CheckFileError)):
         return _complain(str(error), USAGE)
     if isinstance(error, CannotWriteError):
         return _complain(str(error), BROKEN)

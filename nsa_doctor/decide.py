@@ -69,9 +69,11 @@ def _accepted(report: Report, gate: Gate, evidence: Evidence) -> Iterable[Accept
     reasons = {each.fingerprint: each.because for each in gate.accept}
     if evidence.baseline is not None and evidence.baseline_because:
         reasons = {**dict.fromkeys(evidence.baseline.unchanged, evidence.baseline_because), **reasons}
-    for finding in report.findings:
-        if finding.fingerprint in reasons:
-            yield Accepted(fingerprint=finding.fingerprint, code=finding.code, because=reasons[finding.fingerprint])
+    found = [(finding.fingerprint, finding.code) for finding in report.findings]
+    found += [(fingerprint, result.code) for result in report.results for fingerprint in result.further]
+    for fingerprint, code in found:
+        if fingerprint in reasons:
+            yield Accepted(fingerprint=fingerprint, code=code, because=reasons[fingerprint])
 
 
 def _required(
@@ -88,7 +90,8 @@ def _required(
         stands = "not offered" if missing and requirement.where_offered else "unknown"
         verdict, reason = "absent", missing or "it was not run"
     else:
-        stands = _stands(requirement, result, _are_accepted(findings, accepted))
+        are_accepted = _are_accepted(findings, accepted) and not _further(result, accepted)
+        stands = _stands(requirement, result, are_accepted)
         verdict, reason = result.verdict.value, "" if stands == "passed" else result.reason
     return Required(code=code, verdict=verdict, because=requirement.because, stands=stands, reason=reason)
 
@@ -128,8 +131,17 @@ def _failures(
         if codes and finding.fingerprint not in accepted:
             told |= codes
             yield _sentence(finding, codes)
+    for code, further in {code: _further(results[code], accepted) for code in sorted(failed)}.items():
+        if further:
+            told.add(code)
+            yield f"{code}: and {len(further)} more of the same check"
     for code in sorted(failed - told):
         yield f"{code} ended {results[code].verdict.value}: {results[code].reason or 'no finding says why'}"
+
+
+def _further(result: Result, accepted: Mapping[str, Accepted]) -> list[str]:
+    """Findings that are counted alone, and that may not stay."""
+    return [fingerprint for fingerprint in result.further if fingerprint not in accepted]
 
 
 def _sentence(finding: Finding, codes: set[str]) -> str:

@@ -2,8 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -11,6 +11,7 @@ from nsa_doctor.measurement import Measurement, Place
 from nsa_doctor.ruling import Ruling
 
 Scalar = str | int | float | bool | None
+_MOST_FINDINGS = 3  # of one check; the rest is counted
 # Evidence that says which thing is wrong, where the place alone does not; the rest of it is measured.
 _NAMES = ("branch", "option", "parts", "property", "quantity", "seam", "target")
 
@@ -84,7 +85,8 @@ class Note:
 class Result:
     """How one check ended; `reason` says why it was skipped, crashed or ran out of time.
 
-    `notes` are what it saw that is not wrong by itself. A SKIP that is not `is_required` does not apply to the subject,
+    `further` are the fingerprints of findings beyond those in `findings`, which hold the first few. `notes` are what it
+    saw that is not wrong by itself. A SKIP that is not `is_required` does not apply to the subject,
     which offers nothing of the kind, and does not stand in the way of a GO.
     """
 
@@ -96,13 +98,24 @@ class Result:
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
     is_required: bool = True
+    further: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what `dataclasses.asdict` and JSON made of a Result."""
-        findings = (Finding.from_json(finding) for finding in data["findings"])
-        verdict, notes = Verdict(data["verdict"]), tuple(data["notes"])
-        return cls(**{**data, "verdict": verdict, "findings": tuple(findings), "notes": notes})
+        findings = tuple(Finding.from_json(finding) for finding in data["findings"])
+        texts = {name: tuple(data.get(name, ())) for name in ("notes", "further")}
+        return cls(**{**data, **texts, "verdict": Verdict(data["verdict"]), "findings": findings})
+
+    def with_findings(self, findings: Sequence[Finding]) -> "Result":
+        """The result with the first few of these findings, and the fingerprints of the others."""
+        further = tuple(finding.fingerprint for finding in findings[_MOST_FINDINGS:])
+        return replace(self, findings=tuple(findings[:_MOST_FINDINGS]), further=further)
+
+    @property
+    def remark(self) -> str:
+        """How many findings there are beyond those it holds; empty for none."""
+        return f"{self.code}: and {len(self.further)} more of the same check" if self.further else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +146,16 @@ class Report:
     def findings(self) -> tuple[Finding, ...]:
         """Findings of all results, in their order."""
         return tuple(finding for result in self.results for finding in result.findings)
+
+    @property
+    def num_findings(self) -> int:
+        """Findings of all results, with those that are counted alone."""
+        return sum(len(result.findings) + len(result.further) for result in self.results)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The notes, and which checks have findings beyond those that are here."""
+        return (*self.notes, *(result.remark for result in self.results if result.further))
 
     @property
     def decision(self) -> Decision:

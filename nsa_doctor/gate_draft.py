@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 
-from nsa_doctor.finding import Finding, Report, Result, Verdict
+from nsa_doctor.finding import Report, Result, Verdict
 from nsa_doctor.wording import escaped
 
 _MARGIN = 0.2  # of a run's speed, which varies from machine to machine and from day to day
@@ -34,7 +34,7 @@ def draft(report: Report, measured: Mapping[str, float | None], device_name: str
         ),
         *_requirement([result.code for result in open_ones], "could not be told when this gate was drafted"),
         *_limits(measured, device_name),
-        *_acceptances(report.findings),
+        *_acceptances(report.results),
     ]
     return "\n".join(lines) + "\n"
 
@@ -71,14 +71,20 @@ def _least(name: str, value: float) -> float:
     return 1.0 if name in ("checkpoints", "resumes") else value
 
 
-def _acceptances(findings: Iterable[Finding]) -> Iterator[str]:
+def _acceptances(results: Iterable[Result]) -> Iterator[str]:
     """Commented out: to accept a finding takes a person and a reason."""
-    for index, finding in enumerate(findings):
+    for index, (fingerprint, told) in enumerate(pair for result in results for pair in _findings_of(result)):
         if index == 0:
             yield "# To let a known finding stay, take its lines out of the comment and say why:"
             yield "# accept:"
-        yield f"#   - fingerprint: {_text(finding.fingerprint)}  # {finding.code} {_comment(finding.message)}"
+        yield f"#   - fingerprint: {_text(fingerprint)}  # {_comment(told)}"
         yield "#     because:"
+
+
+def _findings_of(result: Result) -> Iterator[tuple[str, str]]:
+    """Each fingerprint once, and what it stands for."""
+    told = {finding.fingerprint: f"{finding.code} {finding.message}" for finding in result.findings}
+    yield from {**dict.fromkeys(result.further, f"{result.code}, of the findings that are not shown"), **told}.items()
 
 
 def _is_not_offered(result: Result) -> bool:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from nsa_doctor.checkpoints.fault import USAGE
 from nsa_doctor.checkpoints.judging import judged, judged_together
@@ -13,7 +13,7 @@ from nsa_doctor.checkpoints.record import Activation, Gate, Reading
 from nsa_doctor.conclude import environment
 from nsa_doctor.finding import Report, Result
 from nsa_doctor.laboratory import DoctorBrokeError, UsageError
-from nsa_doctor.options import OptionError
+from nsa_doctor.options import OptionError, one_of
 from nsa_doctor.wording import short_bytes
 
 Listener = Callable[[str, int, int], None]
@@ -57,8 +57,8 @@ def stats_request(
         raise OptionError(f"FILE may be given {_MOST_FILES} times, got {len(files)}")
     if not 2 <= num_branches <= _MOST_BRANCHES:
         raise OptionError(f"--num-branches must be from 2 to {_MOST_BRANCHES}, got {num_branches}")
-    if activation not in (None, "softmax", "sigmoid"):
-        raise OptionError(f"--activation cannot be {activation!r}: allowed are softmax, sigmoid")
+    if activation is not None:
+        one_of("--activation", activation, get_args(Activation))
     if not 0 <= seed <= _LARGEST_SEED:
         raise OptionError(f"--seed must be from 0 to {_LARGEST_SEED}, got {seed}")
     if not 0 < timeout <= _MOST_SECONDS:

@@ -12,8 +12,6 @@ from nsa_doctor.finding import Finding, Note, Result, Verdict
 from nsa_doctor.registry import Entry
 from nsa_doctor.runner import Caught, NotApplicableError, NotComparableError, attempt
 
-_MOST_FINDINGS = 3
-
 
 def judged(entries: Iterable[Entry], subject: Any) -> list[Result]:
     """The end of every check, in order of importance; a check means nothing where what it needs failed.
@@ -55,4 +53,4 @@ def judge(check: Check, subject: Any) -> Result:
     findings = tuple(replace(item, code=manual.code) for item in answer if isinstance(item, Finding))
     notes = tuple(str(item) for item in answer if isinstance(item, Note))
     verdict = Verdict.FAIL if findings else Verdict.PASS
-    return replace(result, verdict=verdict, findings=findings[:_MOST_FINDINGS], notes=notes)
+    return replace(result, verdict=verdict, notes=notes).with_findings(findings)

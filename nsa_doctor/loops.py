@@ -14,7 +14,7 @@ def loop_around(code: CodeType, lines: Collection[int]) -> tuple[int, int] | Non
     text = "".join(linecache.getlines(code.co_filename))
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):  # not Python, or edited since it was loaded
+    except (SyntaxError, ValueError, RecursionError, SystemError):  # not Python, or parsed in two threads at a time
         return None
     found = [
         (loop.lineno, loop.end_lineno or loop.lineno)

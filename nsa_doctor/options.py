@@ -1,6 +1,5 @@
 """Option values to a request, each refused in one sentence when it cannot be."""
 
-import difflib
 import math
 import os
 import re
@@ -16,6 +15,7 @@ from nsa_doctor.floors import FloorsError, load_floors
 from nsa_doctor.laboratory import Assignment
 from nsa_doctor.lengths import parse_lengths
 from nsa_doctor.measurement import DTYPES, VALUES
+from nsa_doctor.nearest import nearest
 from nsa_doctor.render.formats import FORMATS, format_of
 from nsa_doctor.run import RunRequest
 from nsa_doctor.sweep import SweepRequest
@@ -65,19 +65,19 @@ def examined(
     return Assignment(
         spec=subject,
         config=config,
-        input=None if input_kind is None else _one("--input", input_kind, ("embeddings", "tokens")),
+        input=None if input_kind is None else one_of("--input", input_kind, ("embeddings", "tokens")),
         width=width,
         device=device_option(device),
-        dtype=None if dtype is None else _one("--dtype", dtype, DTYPES),
+        dtype=None if dtype is None else one_of("--dtype", dtype, DTYPES),
         seed=seed,
-        profile=cast(Profile, _one("--profile", profile, PROFILES)),
+        profile=cast(Profile, one_of("--profile", profile, PROFILES)),
         timeout=timeout,
     )
 
 
 def device_option(device: str) -> str:
     """Check where something is to be computed; raises OptionError."""
-    return _one("--device", device, ("cpu", "cuda"))
+    return one_of("--device", device, ("cpu", "cuda"))
 
 
 def _spec(subject: str) -> str:
@@ -163,7 +163,14 @@ def report_format(
     """The format asked for; when none was, what the file's name says."""
     if form is None:
         return (format_of(output) if output is not None else None) or "terminal"
-    return _one(option, form, allowed)
+    return one_of(option, form, allowed)
+
+
+def one_of(option: str, word: str, allowed: Sequence[str]) -> str:
+    """Check a word that is one of few; raises OptionError."""
+    if word in allowed:
+        return word
+    raise OptionError(f"{option} cannot be {word!r}: {nearest(word, allowed)}")
 
 
 def prefixes(option: str, text: str | None) -> tuple[str, ...]:
@@ -175,12 +182,4 @@ def prefixes(option: str, text: str | None) -> tuple[str, ...]:
 
 
 def _several(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_one(option, word.strip(), allowed) for word in text.split(",")))
-
-
-def _one(option: str, word: str, allowed: Sequence[str]) -> str:
-    if word in allowed:
-        return word
-    near = difflib.get_close_matches(word, allowed, n=1)
-    hint = f"did you mean {near[0]}" if near else f"allowed are {', '.join(allowed)}"
-    raise OptionError(f"{option} cannot be {word!r}: {hint}")
+    return tuple(dict.fromkeys(one_of(option, word.strip(), allowed) for word in text.split(",")))

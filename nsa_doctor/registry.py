@@ -1,20 +1,19 @@
 """Finds the checks: what they declare without importing them, a check itself when it is asked for."""
 
-import ast
 import difflib
 import importlib
 import importlib.util
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
-from nsa_doctor.check import PROFILES, Check, Command, Kind, Manual, Profile, parse_manual, usual_priority
+from nsa_doctor.check import PROFILES, Check, Command, Kind, Manual, Profile, usual_priority
+from nsa_doctor.check_file import CheckFileError, docstring_of, read_check_file
 from nsa_doctor.facts import Fact, Violation
+from nsa_doctor.runner import Caught, attempt
 from nsa_doctor.torch_errors import TorchError
 
 ENTRY_POINTS = "nsa_doctor.checks"
@@ -26,16 +25,6 @@ _KINDS: dict[Kind, str] = {
     "data": "a source of batches (nsa-doctor data --config FILE)",
 }
 _NAME_OF_A_CHECK = re.compile(r"[a-z]{3}\d{3}_[a-z0-9_]+")
-_DECLARED = (
-    *("profile", "needs", "blocked_by", "explained_by", "isolate", "examines"),
-    *("priority", "answers", "explains", "fuzzed", "commands"),
-)
-_NAMES: Mapping[str, type[StrEnum]] = {
-    "answers": Fact,
-    "explains": TorchError,
-    "fuzzed": Violation,
-    "commands": Command,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,19 +48,22 @@ class Entry:
 
 
 def entries() -> dict[str, Entry]:
-    """Every check by code, ascending; raises ValueError when a code is used twice, or two checks answer one fact."""
+    """Every check by code, ascending.
+
+    Raises CheckFileError for a file that is no check, a code used twice, and two checks that answer one fact.
+    """
     found: dict[str, Entry] = {}
     answered: dict[tuple[type, str], Entry] = {}
     for module, path in _files():
         entry = _read(module, path)
         code = entry.manual.code
         if code in found:
-            raise ValueError(f"{path.name}: the code {code} is used twice")
+            raise CheckFileError(f"check file {path}: the code {code} is that of {found[code].path} too")
         found[code] = entry
         for fact in (*entry.answers, *entry.fuzzed):
             other = answered.setdefault((type(fact), fact), entry)
             if other is not entry:
-                raise ValueError(f"{path.name}: {fact.value!r} is answered by {other.path.name} already")
+                raise CheckFileError(f"check file {path}: {fact.value!r} is answered by {other.path} already")
     return dict(sorted(found.items()))
 
 
@@ -152,11 +144,16 @@ def select(select: Sequence[str], ignore: Sequence[str], profile: Profile, exami
 
 
 def load(code: str) -> Check:
-    """Import one check."""
+    """Import one check; raises CheckFileError for a foreign one that cannot be."""
     module, path = _modules()[code]
-    check = importlib.import_module(module).CHECK
+    imported = attempt(lambda: importlib.import_module(module))
+    if isinstance(imported, Caught):
+        if isinstance(imported.error, KeyboardInterrupt) or module.startswith(f"{_PACKAGE}."):
+            raise imported.error
+        raise CheckFileError(f"check file {path}: it cannot be imported: {imported.sentence}") from imported.error
+    check = imported.CHECK
     assert isinstance(check, Check)
-    return check if check.doc else replace(check, doc=_docstring(path))  # python -OO keeps none
+    return check if check.doc else replace(check, doc=docstring_of(path))  # python -OO keeps none
 
 
 def check_files() -> list[Path]:
@@ -168,12 +165,21 @@ def _files() -> Iterator[tuple[str, Path]]:
     """(module, file) of every check: ours, and those of packages that offer some by an entry point."""
     packages = [_PACKAGE, *sorted({point.module for point in entry_points(group=ENTRY_POINTS)})]
     for package in packages:
-        spec = importlib.util.find_spec(package)
-        for place in (spec.submodule_search_locations or ()) if spec else ():
-            folder = Path(place)
+        for folder in _folders(package):
             for path in sorted(folder.rglob("*.py")):
                 if _NAME_OF_A_CHECK.fullmatch(path.stem):
                     yield ".".join((package, *path.relative_to(folder).with_suffix("").parts)), path
+
+
+def _folders(package: str) -> list[Path]:
+    spec = attempt(lambda: importlib.util.find_spec(package))  # imports the packages it lies in
+    if isinstance(spec, Caught):
+        if isinstance(spec.error, KeyboardInterrupt):
+            raise spec.error
+        raise CheckFileError(f"entry point {ENTRY_POINTS}: {package} cannot be imported: {spec.sentence}")
+    if spec is None or spec.submodule_search_locations is None:
+        raise CheckFileError(f"entry point {ENTRY_POINTS}: {package} must be a package that holds check files")
+    return [Path(place) for place in spec.submodule_search_locations]
 
 
 @cache
@@ -192,35 +198,9 @@ def _fuzzed() -> Mapping[Violation, Entry]:
     return {violation: entry for entry in entries().values() for violation in entry.fuzzed}
 
 
-def _docstring(path: Path) -> str | None:
-    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-
-
 @cache
 def _read(module: str, path: Path) -> Entry:
-    """Parsed once, and before any thread starts: CPython 3.11 cannot parse in two at a time."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    manual = parse_manual(ast.get_docstring(tree))
-    call = next(node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Check")
-    declared = {word.arg: _literal(word, path) for word in call.keywords if word.arg in _DECLARED}
-    priority = declared.pop("priority", None)
-    priority = usual_priority(manual.code) if priority is None else priority
-    return Entry(manual=manual, path=path, module=module, priority=priority, **declared)
-
-
-def _literal(word: ast.keyword, path: Path) -> Any:
-    """The value of a declared keyword; names of facts, errors and properties as members of their lists."""
-    try:
-        value = ast.literal_eval(word.value)
-    except ValueError:
-        raise ValueError(f"{path.name}: {word.arg} must be a literal, got {ast.unparse(word.value)}") from None
-    kind = _NAMES.get(word.arg or "")
-    if kind is None:
-        return value
-    known = {member.value: member for member in kind}
-    for name in value:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {near[0]!r}" if near else f"known are {', '.join(known)}"
-            raise ValueError(f"{path.name}: {word.arg} cannot hold {name!r}: {hint}")
-    return tuple(known[name] for name in value)
+    """Read once, and before any thread starts: CPython 3.11 cannot parse in two at a time."""
+    manual, declared = read_check_file(path)
+    declared.setdefault("priority", usual_priority(manual.code))
+    return Entry(manual=manual, path=path, module=module, **declared)

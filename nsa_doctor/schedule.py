@@ -14,7 +14,7 @@ _POLL_SECONDS = 0.1
 class Task:
     """Something to do in a laboratory; it answers `codes` and waits until those of `waits_for` are answered.
 
-    `work` returns what to tell of it.
+    `work` returns what to tell of it. Tasks that wait for each other are done in the order they are given.
     """
 
     name: str
@@ -29,7 +29,10 @@ def work_off(
     listen: Callable[[str, int, int], None],
     stop_early: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Do all tasks, one at a time in each laboratory; raises what a task raised, and KeyboardInterrupt at once."""
+    """Do all tasks, one at a time in each laboratory; no further ones once `stop_early` says so.
+
+    Raises what a task, `listen` or `stop_early` raised, once the others are interrupted; KeyboardInterrupt at once.
+    """
     for laboratory in laboratories[1:]:
         laboratory.experience = laboratories[0].experience
     shared = _Shared(list(tasks), stop_early)
@@ -38,7 +41,7 @@ def work_off(
     try:
         for thread in threads:
             thread.start()
-        while any(thread.is_alive() for thread in threads) or told < len(shared.told):
+        while shared.caught is None and (any(thread.is_alive() for thread in threads) or told < len(shared.told)):
             while told < len(shared.told):
                 told += 1
                 listen(shared.told[told - 1], told, len(tasks))
@@ -63,22 +66,18 @@ class _Shared:
         self._waiting = tasks
         self._open = {code for task in tasks for code in task.codes}
         self._stop_early = stop_early
+        self._num_at_work = 0
         self._is_stopped = False
         self._changed = threading.Condition()
 
     def serve(self, laboratory: IsolatedLaboratory) -> None:
-        """Take tasks until none is left."""
-        while (task := self._take()) is not None:
-            answer = attempt(lambda task=task: task.work(laboratory))
+        """Take tasks until none is left; an exception, from wherever it comes, is kept and stops all threads."""
+        answer = attempt(lambda: self._work(laboratory))
+        if isinstance(answer, Caught):
             with self._changed:
-                if isinstance(answer, Caught):
-                    if not isinstance(answer.error, InterruptedLaboratoryError):
-                        self.caught = self.caught or answer
-                    self._is_stopped = True
-                else:
-                    self.told.append(answer)
-                    self._is_stopped = self._is_stopped or self._stop_early()
-                self._open -= task.codes
+                if not isinstance(answer.error, InterruptedLaboratoryError):
+                    self.caught = self.caught or answer
+                self._is_stopped = True
                 self._changed.notify_all()
 
     def stop(self) -> None:
@@ -87,12 +86,25 @@ class _Shared:
             self._is_stopped = True
             self._changed.notify_all()
 
+    def _work(self, laboratory: IsolatedLaboratory) -> None:
+        while (task := self._take()) is not None:
+            told = task.work(laboratory)
+            with self._changed:
+                self.told.append(told)
+                self._is_stopped = self._is_stopped or self._stop_early()
+                self._open -= task.codes
+                self._num_at_work -= 1
+                self._changed.notify_all()
+
     def _take(self) -> Task | None:
         with self._changed:
             while not self._is_stopped and self._waiting:
                 ready = next((task for task in self._waiting if not task.waits_for & self._open), None)
+                if ready is None and not self._num_at_work:  # they wait for each other
+                    ready = self._waiting[0]
                 if ready is not None:
                     self._waiting.remove(ready)
+                    self._num_at_work += 1
                     return ready
                 self._changed.wait()
             return None

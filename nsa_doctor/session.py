@@ -1,6 +1,7 @@
 """One subject under examination: what is known of it so far, and how the next check is answered."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +25,8 @@ CHECK_SECONDS: Mapping[Profile, float] = {"smoke": 30.0, "quick": 90.0, "full": 
 class Session:
     """Everything found out so far; it grows as checks are answered, and an interruption keeps what there is.
 
-    `codes` are the checks to be answered: a sweep answers several of them at once.
+    `codes` are the checks to be answered: a sweep answers several of them at once. Several threads may answer checks of
+    one session, each in its own laboratory.
     """
 
     assignment: Assignment
@@ -33,6 +35,7 @@ class Session:
     results: dict[str, Result] = field(default_factory=dict)
     examination: Examination = field(default_factory=Examination)
     notes: dict[str, None] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def has_failed(self) -> bool:
@@ -43,7 +46,7 @@ class Session:
     def obstacles(self) -> tuple[Result, ...]:
         """What kept every call from an answer, asked for or not: nothing that was asked for could be looked at."""
         has_answer = any(measurement.trouble is None for measurement in self.examination.measurements)
-        return () if has_answer else tuple(self.results[code] for code in self._failed() if code in swept_codes())
+        return () if has_answer else tuple(self._answered()[code] for code in self._failed() if code in swept_codes())
 
     def load(self, laboratory: IsolatedLaboratory) -> None:
         """Load the subject and learn its facts; none are known when it cannot be examined, and the results say why.
@@ -52,7 +55,7 @@ class Session:
         """
         self.examination.measurements += laboratory.load()
         self.facts = laboratory.facts
-        self.notes.update(dict.fromkeys(self.facts.get("notes", ())))
+        self._keep(notes=self.facts.get("notes", ()))
         if not self.facts:
             self._conclude_sweep([])
             self._leave_unanswered()
@@ -62,7 +65,7 @@ class Session:
         code, name = entry.manual.code, entry.manual.name
         failed = [
             other
-            for other, result in sorted(self.results.items())
+            for other, result in sorted(self._answered().items())
             if other != code and entry.blocked_by and other.startswith(entry.blocked_by) and _is_bad(result)
         ]
         missing = [seam for seam in entry.needs if seam not in self.facts["seams"]]
@@ -75,8 +78,7 @@ class Session:
         else:
             at_most = CHECK_SECONDS[self.assignment.profile]
             result = laboratory.check(code, self.assignment.timeout, at_most=at_most)
-        self.results[code] = result
-        self.notes.update(dict.fromkeys(result.notes))
+        self._keep([result], result.notes)
         return result
 
     def sweep(self, laboratory: IsolatedLaboratory) -> int:
@@ -88,7 +90,7 @@ class Session:
         return len(planned)
 
     def _failed(self) -> list[str]:
-        return sorted(code for code, result in self.results.items() if _is_bad(result))
+        return sorted(code for code, result in self._answered().items() if _is_bad(result))
 
     def _leave_unanswered(self) -> None:
         """Skip what no sweep answers, for the reason that nothing could be loaded."""
@@ -101,9 +103,9 @@ class Session:
     def _conclude_sweep(self, planned: Sequence[Point]) -> None:
         facts, measurements = self.facts, self.examination.measurements
         kept = [each for each in measurements if not _is_foreign_dtype(each, facts)]
-        for dropped in dict.fromkeys(each.point.dtype for each in measurements if each not in kept):
-            told = f"not examined in {dropped}: the subject does not run in it on {self.assignment.device}"
-            self.notes[told] = None
+        dropped = dict.fromkeys(each.point.dtype for each in measurements if each not in kept)
+        where = f"the subject does not run in it on {self.assignment.device}"
+        self._keep(notes=[f"not examined in {dtype}: {where}" for dtype in dropped])
         measurements[:] = kept
         done = [point for point in planned if any(each.point == point for each in kept)]
         found = findings(self.examination, self._command())
@@ -115,8 +117,18 @@ class Session:
                 reason = f"no such input is part of the profile {self.assignment.profile}"
                 reason = f"it runs in {facts['dtype']} alone" if was_planned else reason
                 result = replace(result, verdict=Verdict.SKIP, reason=reason, is_required=not was_planned)
-            self.results[result.code] = result
-        self.notes.update(dict.fromkeys(note for measurement in kept for note in measurement.notes))
+            self._keep([result])
+        self._keep(notes=[note for measurement in kept for note in measurement.notes])
+
+    def _answered(self) -> dict[str, Result]:
+        """The results so far: a copy, since other threads add to them."""
+        with self._lock:
+            return dict(self.results)
+
+    def _keep(self, results: Iterable[Result] = (), notes: Iterable[str] = ()) -> None:
+        with self._lock:
+            self.results.update({result.code: result for result in results})
+            self.notes.update(dict.fromkeys(notes))
 
     def _command(self) -> CommandLine:
         assignment = self.assignment

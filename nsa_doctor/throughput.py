@@ -138,7 +138,7 @@ def _held_to_floors(request: ThroughputRequest, state: _State) -> Result:
             elif not judged.keeps:
                 findings.append(_below(code, floor, row["length"], judged, state, request))
     if findings:
-        return Result(code=code, name=name, verdict=Ended.FAIL, findings=tuple(findings[:3]))
+        return Result(code=code, name=name, verdict=Ended.FAIL).with_findings(findings)
     if unclear:
         return Result(code=code, name=name, verdict=Ended.SKIP, reason=f"too noisy to tell: {unclear[0]}")
     if not held:

@@ -1,5 +1,6 @@
 """Native Sparse Attention as a module (arXiv 2502.11089): projections, rotation, three branches, gate, cache."""
 
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple, get_args
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from nsa.backends import Impl, route
 from nsa.config import NSAConfig
-from nsa.nn.cache import NSACache, Tokens
+from nsa.nn.cache import NSACache, Tokens, added_whole
 from nsa.nn.compressor import Compressor
 from nsa.nn.gate import Gate
 from nsa.nn.linear import linear
@@ -58,11 +59,13 @@ class NSAttention(nn.Module):
     ) -> Hidden:
         """Attend from every token of `x` to itself and the past.
 
-        cache: the past, which `x` continues and is added to; under `torch.no_grad()` or `inference_mode()` alone.
+        cache: the past, which `x` continues and is added to; under `torch.no_grad()` or `inference_mode()` alone. What
+        raises adds nothing.
         cu_seqlens: int32 [N + 1], where each of the sequences packed into one row starts, and the total.
         slots: [B, T, G, n_sel], hold the choice of blocks fixed.
         """
-        out: Tensor = self.out_proj(self.branches(x, cache, cu_seqlens, slots).gated.flatten(2))
+        with nullcontext() if cache is None else added_whole(cache):
+            out: Tensor = self.out_proj(self.branches(x, cache, cu_seqlens, slots).gated.flatten(2))
         return out
 
     def branches(
@@ -82,23 +85,24 @@ class NSAttention(nn.Module):
         tokens = self._per_branch(projected._replace(keys=rotate(projected.keys, turn)))
         compress_k = partial(self.compress_k, cu_seqlens=cu_seqlens, impl=self.impl)
         compress_v = partial(self.compress_v, cu_seqlens=cu_seqlens, impl=self.impl)
-        if cache is None:
-            tokens = tokens._replace(k_cmp=compress_k(tokens.k_cmp), v_cmp=compress_v(tokens.v_cmp))
-        else:
-            tokens = cache.append(tokens, compress_k, compress_v)
-        reads = ReadCounter() if cache is not None and cache.counts_reads else None
-        output = nsa_attention(
-            rotate(projected.q, turn),
-            *tokens,
-            gates,
-            self.geometry,
-            cu_seqlens=cu_seqlens,
-            slots=slots,
-            impl=self.impl,
-            reads=reads,
-        )
-        if cache is not None and reads is not None:
-            cache.count(reads)
+        with nullcontext() if cache is None else added_whole(cache):
+            if cache is None:
+                tokens = tokens._replace(k_cmp=compress_k(tokens.k_cmp), v_cmp=compress_v(tokens.v_cmp))
+            else:
+                tokens = cache.append(tokens, compress_k, compress_v)
+            reads = ReadCounter() if cache is not None and cache.counts_reads else None
+            output = nsa_attention(
+                rotate(projected.q, turn),
+                *tokens,
+                gates,
+                self.geometry,
+                cu_seqlens=cu_seqlens,
+                slots=slots,
+                impl=self.impl,
+                reads=reads,
+            )
+            if cache is not None and reads is not None:
+                cache.count(reads)
         # One branch alone is no product with zeros: what is not finite in the others must not reach it.
         alone = {"cmp": output.compressed, "sel": output.selected, "win": output.sliding}
         gated = alone.get(self.config.branch, output.out)

@@ -1,5 +1,7 @@
 """Memory for the newest tokens of a sequence, as decoding adds them one by one."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -7,11 +9,21 @@ from torch import Tensor
 FIRST_CAPACITY = 64
 
 
+class Mark(NamedTuple):
+    """Where a buffer stood: enough to forget what was appended since."""
+
+    memory: Tensor | None
+    start: int
+    end: int
+    capacity: int
+    is_empty: bool
+
+
 class TokenBuffer:
     """The newest tokens of a sequence, in order; appending one costs amortised constant time.
 
     keep: how many tokens survive an append at most; None keeps all. Memory is allocated at the first append, for
-    `capacity` tokens at least, grows by doubling, and never beyond 2·keep.
+    `capacity` tokens at least, grows by doubling, and never beyond 2·keep. What raises leaves the buffer as it was.
     """
 
     def __init__(self, *, keep: int | None = None, capacity: int = FIRST_CAPACITY) -> None:
@@ -27,11 +39,26 @@ class TokenBuffer:
         needed = len(self) + x.shape[1]
         if self.keep is not None and needed > 2 * self.keep:  # more than may be held: only the newest are written
             seen = x if not len(self) else torch.cat((self._tokens(), x), dim=1)
-            self._start = self._end = 0
-            self._write(seen[:, needed - self.keep :])
+            self._move(seen[:, needed - self.keep :])
             return seen
-        self._write(x)
+        if self._memory is None or self._end + x.shape[1] > self.capacity:
+            self._move(x, held=len(self))
+        else:
+            self._memory[:, :, self._end : self._end + x.shape[1]] = x.transpose(1, 2)
+            self._end += x.shape[1]
         return self._tokens()
+
+    def mark(self) -> Mark:
+        """Where it stands now; memory that only grows is not held on to, since its tokens stay in whatever follows."""
+        memory = None if self.keep is None else self._memory
+        return Mark(memory, self._start, self._end, self.capacity, self._memory is None)
+
+    def go_back(self, mark: Mark) -> None:
+        """Forget what was appended and dropped since; only what has `keep` may have been dropped from."""
+        if self.keep is None and not mark.is_empty:
+            self._end = self._start + mark.end - mark.start
+        else:
+            self._memory, self._start, self._end, self.capacity = mark[:4]
 
     def drop_to(self, count: int) -> None:
         """Forget all but the newest `count` tokens."""
@@ -51,34 +78,21 @@ class TokenBuffer:
         assert self._memory is not None
         return self._memory[:, :, self._start : self._end].transpose(1, 2)
 
-    def _write(self, x: Tensor) -> None:
-        memory = self._room_for(x)
-        memory[:, :, self._end : self._end + x.shape[1]] = x.transpose(1, 2)
-        self._end += x.shape[1]
-
-    def _room_for(self, x: Tensor) -> Tensor:
-        """Memory with room for `x` after the last token; when full, tokens move to its front or to larger memory."""
-        memory, held = self._memory, len(self)
-        if memory is not None and self._end + x.shape[1] <= self.capacity:
-            return memory
-        live = None if memory is None else memory[:, :, self._start : self._end]
-        if memory is None or self._should_grow(held + x.shape[1]):
-            memory = self._allocate(x, held + x.shape[1], doubled=memory is not None)
-        elif live is not None:
-            live = live.clone()  # it may overlap the front
-        if live is not None:
-            memory[:, :, :held] = live
-        self._memory, self._start, self._end = memory, 0, held
-        return memory
-
-    def _should_grow(self, needed: int) -> bool:
-        if self.keep is None:
-            return needed > self.capacity
-        return 2 * needed > self.capacity and self.capacity < 2 * self.keep
-
-    def _allocate(self, x: Tensor, needed: int, *, doubled: bool) -> Tensor:
-        capacity = 2 * self.capacity if doubled else self.capacity
-        self.capacity = max(needed, capacity if self.keep is None else min(capacity, 2 * self.keep))
+    def _move(self, x: Tensor, held: int = 0) -> None:
+        """Take other memory for the tokens held and `x` behind them; what was written before is left as it is."""
+        num_tokens = held + x.shape[1]
+        capacity = self._capacity_for(num_tokens)
         with torch.inference_mode(False):  # memory made in inference mode could not be written outside it
-            shape = (x.shape[0], x.shape[2], self.capacity, x.shape[3])
-            return torch.empty(shape, dtype=x.dtype, device=x.device)
+            memory = torch.empty((x.shape[0], x.shape[2], capacity, x.shape[3]), dtype=x.dtype, device=x.device)
+        if held and self._memory is not None:
+            memory[:, :, :held] = self._memory[:, :, self._start : self._end]
+        memory[:, :, held:num_tokens] = x.transpose(1, 2)
+        self._memory, self._start, self._end, self.capacity = memory, 0, num_tokens, capacity
+
+    def _capacity_for(self, needed: int) -> int:
+        if self._memory is None:
+            return max(needed, self.capacity)
+        if self.keep is None:
+            return max(needed, 2 * self.capacity)
+        is_large_enough = 2 * needed <= self.capacity or self.capacity == 2 * self.keep
+        return self.capacity if is_large_enough else max(needed, min(2 * self.capacity, 2 * self.keep))

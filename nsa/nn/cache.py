@@ -3,8 +3,9 @@
 A cache serves inference: it keeps values, not the graph that made them, and refuses what would need a gradient.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from nsa.nn.buffer import FIRST_CAPACITY, TokenBuffer
+from nsa.nn.buffer import FIRST_CAPACITY, Mark, TokenBuffer
 from nsa.ops.geometry import Geometry
 from nsa.ops.reads import ReadCounter
 from nsa.types import CompressedKey, CompressedValue, Key, Value
@@ -31,7 +32,7 @@ class Tokens(NamedTuple):
     v_win: Tensor
 
 
-@dataclass
+@dataclass(frozen=True)
 class CacheReads:
     """Keys read since the cache was made, int64 [B, G] each.
 
@@ -73,10 +74,15 @@ class NSACache:
     def append(self, new: Tokens, compress_k: Compress, compress_v: Compress) -> Tokens:
         """Add tokens to every branch; returns what their queries attend to, valid until the next append.
 
-        Compressed tokens are emitted as their last token arrives. Raises ValueError, with nothing added, while
-        gradients are on, or when rows, dtype or device differ from what is held.
+        Compressed tokens are emitted as their last token arrives. Raises ValueError while gradients are on, or when
+        rows, dtype or device differ from what is held. Whatever is raised, nothing is added.
         """
         self._check(new)
+        with added_whole(self):
+            return self._append(new, compress_k, compress_v)
+
+    def _append(self, new: Tokens, compress_k: Compress, compress_v: Compress) -> Tokens:
+        self._kind = (new.k_sel.dtype, new.k_sel.device)
         emitted_before = self.geometry.num_compressed(self.length)
         self.length += new.k_sel.shape[1]
         num_emitted = self.geometry.num_compressed(self.length) - emitted_before
@@ -91,16 +97,16 @@ class NSACache:
         for buffer in self._sliding:
             buffer.drop_to(self.geometry.w - 1)
         if self.counts_reads:
-            self._totals(new.k_sel).emission += num_emitted * self.geometry.l
+            self._add_reads(new.k_sel, emission=num_emitted * self.geometry.l)
         return Tokens(k_cmp, v_cmp, k_sel, v_sel, k_win, v_win)
 
     def count(self, counter: ReadCounter) -> None:
         """Add what the queries of one call read."""
-        assert self.reads is not None
-        for branch in ("compressed", "selected", "sliding"):
-            per_query = getattr(counter, branch)
-            assert per_query is not None
-            getattr(self.reads, branch).add_(per_query.sum(1))
+        assert counter.compressed is not None
+        assert counter.selected is not None
+        assert counter.sliding is not None
+        per_query = {"compressed": counter.compressed, "selected": counter.selected, "sliding": counter.sliding}
+        self._add_reads(counter.compressed, **{branch: reads.sum(1) for branch, reads in per_query.items()})
 
     def fill_unwritten(self, value: float) -> None:
         """Overwrite all memory that holds no token: nothing may read it, so nothing may change."""
@@ -120,12 +126,12 @@ class NSACache:
         pending.drop_to(waiting.shape[1] - num_emitted * self.geometry.d)
         return compressed.append(emitted)
 
-    def _totals(self, like: Tensor) -> CacheReads:
-        if self.reads is None:
-            shape = (like.shape[0], like.shape[2])
-            with torch.inference_mode(False):  # totals made in inference mode could not be added to outside it
-                self.reads = CacheReads(*(torch.zeros(shape, dtype=torch.int64, device=like.device) for _ in range(4)))
-        return self.reads
+    def _add_reads(self, like: Tensor, **reads: Tensor | int) -> None:
+        """Replace the totals by others, so that whoever goes back finds the earlier ones."""
+        names = [field.name for field in fields(CacheReads)]
+        none = torch.zeros((like.shape[0], like.shape[2]), dtype=torch.int64, device=like.device)
+        totals = {name: none if self.reads is None else getattr(self.reads, name) for name in names}
+        self.reads = CacheReads(**{name: total + reads.get(name, 0) for name, total in totals.items()})
 
     def _check(self, new: Tokens) -> None:
         if torch.is_grad_enabled():
@@ -135,7 +141,37 @@ class NSACache:
         kind = (new.k_sel.dtype, new.k_sel.device)
         if self._kind not in (None, kind):
             raise ValueError(f"cache holds {self._kind}, got {kind}; make a new cache to change dtype or device")
-        self._kind = kind
 
     def _buffers(self) -> Iterator[TokenBuffer]:
         return chain(self._selected, self._compressed, self._sliding, self._pending)
+
+    def mark(self) -> "CacheMark":
+        """Where it stands now."""
+        return CacheMark(self.length, self._kind, self.reads, [buffer.mark() for buffer in self._buffers()])
+
+    def go_back(self, mark: "CacheMark") -> None:
+        """Forget what was appended since."""
+        self.length, self._kind, self.reads = mark.length, mark.kind, mark.reads
+        for buffer, one in zip(self._buffers(), mark.buffers, strict=True):
+            buffer.go_back(one)
+
+
+class CacheMark(NamedTuple):
+    """Where a cache stood: enough to forget what was appended since."""
+
+    length: int
+    kind: tuple[torch.dtype, torch.device] | None
+    reads: CacheReads | None
+    buffers: Sequence[Mark]
+
+
+@contextmanager
+def added_whole(*caches: NSACache) -> Iterator[None]:
+    """What the block adds to these caches is added to all of them, or, when it raises, to none."""
+    marks = [cache.mark() for cache in caches]
+    try:
+        yield
+    except BaseException:
+        for cache, mark in zip(caches, marks, strict=True):
+            cache.go_back(mark)
+        raise

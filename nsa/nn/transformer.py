@@ -1,5 +1,7 @@
 """A Llama-style language model around NSAttention: pre-norm blocks, SwiGLU, tied or untied head."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
@@ -7,7 +9,7 @@ from torch.nn.functional import silu
 from nsa.backends import Impl
 from nsa.config import ModelConfig
 from nsa.nn.attention import NSAttention
-from nsa.nn.cache import NSACache
+from nsa.nn.cache import NSACache, added_whole
 from nsa.nn.linear import INITIAL_STD, Head, aligned_product, linear
 from nsa.nn.norm import RMSNorm
 from nsa.types import CuSeqlens, Hidden, Logits, TokenIds
@@ -71,7 +73,8 @@ class Transformer(nn.Module):
         self, ids: TokenIds, cache: list[NSACache] | None = None, cu_seqlens: CuSeqlens | None = None
     ) -> Logits:
         """Logits of the token after each of `ids`; cache and cu_seqlens as in `NSAttention.forward`."""
-        return self.logits(self.hidden_states(ids, cache, cu_seqlens))
+        with nullcontext() if cache is None else added_whole(*cache):
+            return self.logits(self.hidden_states(ids, cache, cu_seqlens))
 
     def hidden_states(
         self, ids: TokenIds, cache: list[NSACache] | None = None, cu_seqlens: CuSeqlens | None = None
@@ -79,10 +82,11 @@ class Transformer(nn.Module):
         """What the head reads: the last block's output, normalised."""
         if cache is not None and len(cache) != len(self.blocks):
             raise ValueError(f"cache must have {len(self.blocks)} layers, got {len(cache)}")
-        x = self.embedding(ids)
-        for index, block in enumerate(self.blocks):
-            x = block(x, None if cache is None else cache[index], cu_seqlens)
-        out: Tensor = self.norm(x)
+        with nullcontext() if cache is None else added_whole(*cache):
+            x = self.embedding(ids)
+            for index, block in enumerate(self.blocks):
+                x = block(x, None if cache is None else cache[index], cu_seqlens)
+            out: Tensor = self.norm(x)
         return out
 
     def logits(self, hidden: Hidden) -> Logits:

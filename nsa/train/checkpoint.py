@@ -3,7 +3,8 @@
 checkpoints/step_00000200/ holds `model.safetensors`, `optimizer.safetensors`, `rng.safetensors`, `state.json` (step,
 configuration, position in the data and all other scalars) and `manifest.json` with the SHA-256 of each. It is written
 under a temporary name, flushed to the disk and renamed: a folder with that name is whole, unless the disk is at fault,
-and that the manifest shows.
+and that the manifest shows. One that takes the place of another of its step first renames that one to
+.step_00000200.old, which counts as the checkpoint until the new one has the name.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from nsa.train.files import make_folder, settle, write_json, write_tensors, writ
 
 TENSORS = ("model", "optimizer", "rng")
 _NAME = re.compile(r"step_(\d{8,})")
+_REPLACED = re.compile(r"\.(step_\d{8,})\.old")
 _MANIFEST, _STATE = "manifest.json", "state.json"
 _FORMAT = 1
 
@@ -59,8 +62,10 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, keep_last: int) -> Path:
             settle(folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        for old in [path for path in checkpoints(folder) if step_of(path) < snapshot.step][max(keep_last - 1, 0) :]:
-            old.rename(folder / f".{old.name}.old")  # gone at once, whatever a removal is interrupted by
+            _put_back(replaced)
+        before = [path for path in checkpoints(folder) if step_of(path) < snapshot.step]
+        for old in reversed(before[max(keep_last - 1, 0) :]):
+            old.rename(folder / f".{old.name}.removed")  # gone at once, whatever a removal is interrupted by
         remove_unfinished(folder)
     return final
 
@@ -92,29 +97,55 @@ def checkpoints(folder: Path) -> list[Path]:
     """Finished checkpoints in the folder, the newest first."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), key=step_of, reverse=True)
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) or _is_to_be_put_back(path)]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def standing(path: Path) -> Path:
+    """Where the checkpoint of that name is: elsewhere only when a save was killed while it replaced it."""
+    replaced = path.with_name(f".{path.name}.old")
+    return replaced if _is_to_be_put_back(replaced) else path
 
 
 def step_of(path: Path) -> int:
     """The step in a checkpoint's name."""
-    found = _NAME.fullmatch(path.name)
+    found = _NAME.fullmatch(_name_of(path))
     return int(found[1]) if found else -1
 
 
 def remove_unfinished(folder: Path) -> None:
-    """What a save that was killed left behind."""
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name.startswith(".step_"):
+    """What a save that was killed left behind; a checkpoint that it was about to replace has its name again."""
+    for path in list(folder.iterdir()) if folder.is_dir() else ():
+        _put_back(path)
+        if path.name.startswith(".step_") and not _is_to_be_put_back(path):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def set_aside(path: Path) -> Path:
     """Rename a checkpoint that cannot be read, so that it is neither chosen nor counted again."""
-    target = path.with_name(f"unreadable_{path.name}")
+    target = path.with_name(f"unreadable_{_name_of(path)}")
     with writing(path):
         shutil.rmtree(target, ignore_errors=True)
         path.rename(target)
     return target
+
+
+def _name_of(path: Path) -> str:
+    replaced = _REPLACED.fullmatch(path.name)
+    return replaced[1] if replaced else path.name
+
+
+def _is_to_be_put_back(path: Path) -> bool:
+    """Whether it is the checkpoint of its step, under the name it has while another takes its place."""
+    return bool(
+        _REPLACED.fullmatch(path.name) and not path.with_name(_name_of(path)).exists() and (path / _MANIFEST).is_file()
+    )
+
+
+def _put_back(path: Path) -> None:
+    if _is_to_be_put_back(path):
+        with suppress(OSError):  # it counts under either name
+            path.rename(path.with_name(_name_of(path)))
 
 
 def _write_files(folder: Path, snapshot: Snapshot) -> None:

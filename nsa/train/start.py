@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from nsa.config import RunConfig
-from nsa.train.checkpoint import Snapshot, UnreadableError, checkpoints, read_checkpoint, set_aside
+from nsa.train.checkpoint import Snapshot, UnreadableError, checkpoints, read_checkpoint, set_aside, standing
 from nsa.train.failures import RefusedError
 from nsa.train.files import lock, make_folder, writing
 from nsa.train.weights import read_weights
@@ -52,7 +52,7 @@ def find_start(config: RunConfig, resume: str | None) -> Start:
     if resume is None:
         _refuse_a_run_in(folder, "go on with --resume auto")
         return Start()
-    path = Path(resume)
+    path = standing(Path(resume))
     if path.is_file():
         _refuse_a_run_in(folder, "weights begin a new run")
         return Start(

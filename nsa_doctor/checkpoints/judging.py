@@ -32,6 +32,7 @@ def _merged(results: Sequence[Result]) -> Result:
     return replace(
         gravest,
         findings=tuple(finding for result in results for finding in result.findings),
+        further=tuple(fingerprint for result in results for fingerprint in result.further),
         notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
         seconds=sum(result.seconds for result in results),
     )

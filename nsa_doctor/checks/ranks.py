@@ -10,8 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from nsa_doctor.checks.trained import document_of, live, seen
+from nsa_doctor.orphans import end_with_parent
 from nsa_doctor.runs.subject import RunSubject
 
 _LONGEST_SECONDS = 100.0
@@ -35,18 +36,19 @@ def trained_by_two(fault: str = "", spoil: Callable[[Path], None] = lambda folde
         runtime = {"compare_ranks_every": 4, **changes.pop("runtime", {})}
         document = document_of(folder, runtime=runtime, **{**usual, **changes})
         port = _free_port()
-        processes = [_started(rank, port, document, fault) for rank in (0, 1)]
-        for process in processes:
-            try:
+        with ExitStack() as stack:
+            processes = [stack.enter_context(_living(rank, port, document, fault)) for rank in (0, 1)]
+            for process in processes:
                 process.wait(_LONGEST_SECONDS)
-            finally:
-                process.kill()
         spoil(folder)
         return seen(folder)
 
 
-def take_part(rank: str, document: str, fault: str) -> None:
-    """One of the processes."""
+def take_part(parent: str, rank: str, document: str, fault: str) -> None:
+    """One of the processes; it ends with its parent."""
+    end_with_parent()
+    if os.getppid() != int(parent):  # it ended before the kernel was asked
+        os._exit(1)
     import torch
 
     from nsa.train import feed, loop
@@ -79,11 +81,23 @@ def take_part(rank: str, document: str, fault: str) -> None:
         live(json.loads(document), seams)
 
 
+@contextmanager
+def _living(rank: int, port: int, document: dict[str, Any], fault: str) -> Iterator[subprocess.Popen[bytes]]:
+    """One of the processes, ended and waited for however the block ends."""
+    process = _started(rank, port, document, fault)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
 def _started(rank: int, port: int, document: dict[str, Any], fault: str) -> subprocess.Popen[bytes]:
     said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     words = [f"{name}={value}" for name, value in {**said, "TORCHELASTIC_RUN_ID": "it", "OMP_NUM_THREADS": 1}.items()]
+    given = [str(os.getpid()), str(rank), json.dumps(document), fault]
     return subprocess.Popen(  # noqa: S603 (our own interpreter)
-        ["/usr/bin/env", *words, sys.executable, "-c", _PROGRAM, str(rank), json.dumps(document), fault],
+        ["/usr/bin/env", *words, sys.executable, "-c", _PROGRAM, *given],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from nsa_doctor import registry
-from nsa_doctor.options import OptionError
+from nsa_doctor.options import OptionError, one_of
 
 _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MOST_BATCHES, _MOST_RANKS = 100_000, 1024
@@ -59,8 +59,8 @@ def data_request(
         raise OptionError("--dataset is for the loader of nsa and has no effect with --subject; leave one out")
     if changes and config is None:
         raise OptionError("--set changes a --config, and none is given")
-    if targets not in (None, "next", "same"):
-        raise OptionError(f"--targets cannot be {targets!r}: allowed are next, same")
+    if targets is not None:
+        one_of("--targets", targets, ("next", "same"))
     given = {"--targets": targets, "--seq-len": seq_len, "--vocab-size": vocab_size, "--batch-size": batch_size}
     for name, value in given.items():
         if value is not None and subject is None:

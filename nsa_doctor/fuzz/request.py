@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from nsa_doctor import options
 from nsa_doctor.fuzz.cases import TARGETS, Target
@@ -94,9 +95,7 @@ def _targets(target: str | None) -> tuple[Target, ...]:
         raise options.OptionError(f"a target is needed: {', '.join(TARGETS)} or {ALL}")
     if target == ALL:
         return TARGETS
-    if target not in TARGETS:
-        raise options.OptionError(f"a target cannot be {target!r}: allowed are {', '.join(TARGETS)} and {ALL}")
-    return (target,)
+    return (cast(Target, options.one_of("a target", target, (*TARGETS, ALL))),)
 
 
 def _replay(

@@ -4,11 +4,10 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.autograd.function import FunctionCtx
@@ -23,6 +22,7 @@ from nsa_doctor.runner import Caught, attempt
 _LOOKS = 25
 _LOOK_SECONDS = 0.02
 _MOST_ROOTS = 8
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +52,20 @@ class _Look:
 
 
 class Lookout:
-    """Says where a thread is, from another one: by its frames, so that nothing has to be followed while all is well."""
+    """Says where a thread is, from another one: by its frames, so that nothing has to be followed while all is well.
+
+    The thread goes on meanwhile: what it changes under a look costs that look alone.
+    """
 
     def __init__(self, frames: FrameFilter | None = None, thread: int | None = None) -> None:
         self.frames = frames or FrameFilter()
         self._thread = threading.get_ident() if thread is None else thread
-        self._roots: deque[_Root] = deque(maxlen=_MOST_ROOTS)
+        self._roots: tuple[_Root, ...] = ()  # replaced, never changed: another thread may be reading it
         self._contexts: dict[int, Place] = {}
 
     def know(self, root: nn.Module) -> None:
         """Learn of a module that was built, for the names of its parts."""
-        self._roots.appendleft(_Root(weakref.ref(root)))
+        self._roots = (_Root(weakref.ref(root)), *self._roots)[:_MOST_ROOTS]
 
     def remember(self, context: FunctionCtx, frame: FrameType) -> None:
         """Note in whose forward an autograd function ran, since no module is on the stack of its backward."""
@@ -77,15 +80,17 @@ class Lookout:
         for _ in range(_LOOKS):
             looks.append(sys._current_frames())
             for thread, frame in looks[-1].items():
-                stacks.setdefault(thread, []).append(self._stack(frame))
+                stack = attempt(lambda frame=frame: self._stack(frame))
+                stacks.setdefault(thread, []).extend([] if isinstance(stack, Caught) else [stack])
             time.sleep(_LOOK_SECONDS)
-        phase = phase_of(looks[-1].get(self._thread))
+        last = looks[-1].get(self._thread)
+        phase = _tried(lambda: phase_of(last), "")
         others = [thread for thread in stacks if thread not in (self._thread, threading.get_ident())]
         for thread in (self._thread, *others):
             seen = attempt(lambda thread=thread: self._seen(stacks.get(thread, [])))
             if isinstance(seen, Sighting):
                 return replace(seen, phase=phase)
-        place, is_exact = self.owner(looks[-1].get(self._thread))  # it may run compiled, without a line
+        place, is_exact = _tried(lambda: self.owner(last), (Place(), False))  # it may run compiled, without a line
         return Sighting(place=place, phase=phase, is_exact=is_exact)
 
     def owner(self, frame: FrameType | None) -> tuple[Place, bool]:
@@ -132,7 +137,7 @@ class Lookout:
         looks: list[_Look] = []
         for each in _outwards(frame):
             called = id(looks[-1].frame) if looks else 0
-            held = map(id, each.f_locals.values()) if self.frames.rank_of(each.f_code) else ()
+            held = map(id, list(each.f_locals.values())) if self.frames.rank_of(each.f_code) else ()
             looks.append(_Look(each, each.f_lineno, (each.f_lasti, called, *held)))
         return looks
 
@@ -172,8 +177,7 @@ class _Root:
         if root is None:
             return None
         if id(part) not in self._paths:
-            named = attempt(lambda: {id(module): path for path, module in root.named_modules()})
-            self._paths = {} if isinstance(named, Caught) else named
+            self._paths = _tried(lambda: {id(module): path for path, module in root.named_modules()}, {})
         return self._paths.get(id(part))
 
 
@@ -183,14 +187,14 @@ def module_of(frame: FrameType) -> nn.Module | None:
     if code.co_varnames[:1] != ("self",) and "self" not in code.co_freevars:
         return None
     owner = frame.f_locals.get("self")
-    return owner if isinstance(owner, nn.Module) else None
+    return owner if issubclass(type(owner), nn.Module) else None  # by no `__class__` of the subject's making
 
 
 def context_of(frame: FrameType) -> FunctionCtx | None:
     """The context, when this frame runs an autograd function's forward, its setting up or its backward."""
     code = frame.f_code
     first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-    return first if isinstance(first, FunctionCtx) else None
+    return first if issubclass(type(first), FunctionCtx) else None
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -205,3 +209,9 @@ def phase_of(frame: FrameType | None) -> str:
         if outer.f_code is ask.__code__:
             return str(outer.f_locals["phase"])
     return ""
+
+
+def _tried(call: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
+    """The call's answer, or the other where it raises."""
+    answer = attempt(call)
+    return otherwise if isinstance(answer, Caught) else answer

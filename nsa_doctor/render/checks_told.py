@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from nsa_doctor.families import FAMILIES, family_of, in_order
 from nsa_doctor.finding import Report, Result, Verdict
-from nsa_doctor.render.summary import family_of, findings_told
+from nsa_doctor.render.summary import findings_told
 from nsa_doctor.ruling import Kept
 
 _MOST_RESULTS = 1000
@@ -65,14 +66,15 @@ def tally(report: Report) -> Iterator[Count]:
 
 
 def families(report: Report) -> Iterator[Family]:
-    """Every check by family, in the report's order of families."""
+    """Every check by family, in the order of families."""
     numbers: dict[str, int] = {}
     for number, (result, _) in enumerate(findings_told(report), start=1):
         numbers.setdefault(result.code, number)
-    by_family: dict[tuple[str, str], list[Result]] = {}
+    by_family: dict[str, list[Result]] = {}
     for result in report.results[:_MOST_RESULTS]:
-        by_family.setdefault(family_of(result.code), []).append(result)
-    for (code, title), results in sorted(by_family.items()):
+        by_family.setdefault(family_of(result.code)[0], []).append(result)
+    for code in in_order(by_family):
+        results, title = by_family[code], FAMILIES.get(code, "")
         rows = [(result, _end(result), numbers.get(result.code)) for result in sorted(results, key=lambda r: r.code)]
         yield Family(code, title, tuple(_counted(results)), tuple(rows))
 

@@ -24,7 +24,8 @@ def render(report: Report) -> str:
     pairs.sort(key=lambda pair: priority_of(pair[1].code))
     shown = pairs[: _MOST_SHOWN - 1]
     more = f"; {len(pairs) - len(shown)} more findings are in the report" if len(pairs) > len(shown) else ""
-    told = f"{subject_line(report)}\n{conclusion(report)}{more}"
+    further = [result.remark for result in report.results]
+    told = "\n".join([subject_line(report), f"{conclusion(report)}{more}", *filter(None, further)])
     lines = [_command(_LEVELS[report.decision], told, title=f"nsa-doctor: {report.decision.value}")]
     lines += [_annotation("error", result, finding, report) for result, finding in shown]
     lines += islice(_not_checked(report), _MOST_SHOWN - 1)

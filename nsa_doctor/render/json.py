@@ -49,6 +49,8 @@ def strict(value: Any) -> Any:
 
 def _result(result: Result) -> dict[str, Any]:
     record = {part.name: getattr(result, part.name) for part in fields(result)}
+    if not result.further:
+        del record["further"]
     return {**record, "findings": [_finding(finding) for finding in result.findings]}
 
 

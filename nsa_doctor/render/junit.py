@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree
 
+from nsa_doctor.families import family_of
 from nsa_doctor.finding import Decision, Finding, Report, Result, Verdict
 from nsa_doctor.render.summary import (
     acceptances,
     conclusion,
     conditions,
-    family_of,
     long_evidence,
     measured,
     scalar,
@@ -73,7 +73,7 @@ def _checked(result: Result, report: Report) -> _Case:
         outcome=outcome,
         kind=result.verdict.value,
         message=message or f"ended {result.verdict.value}",
-        details="\n\n".join(_told(finding) for finding in result.findings),
+        details="\n\n".join(filter(None, (*(_told(finding) for finding in result.findings), result.remark))),
     )
 
 
@@ -81,7 +81,8 @@ def _accepted(result: Result, report: Report) -> list[str]:
     """Why everything that the check saw may stay, told by it or by another; nothing when anything may not."""
     known = acceptances(report)
     seen = [finding for finding in report.findings if result.code in (finding.code, *finding.also)]
-    if result.verdict not in (Verdict.FAIL, Verdict.TIMEOUT) or not all(each.fingerprint in known for each in seen):
+    all_of_them = (*(finding.fingerprint for finding in seen), *result.further)
+    if result.verdict not in (Verdict.FAIL, Verdict.TIMEOUT) or not all(each in known for each in all_of_them):
         return []
     return list(dict.fromkeys(known[finding.fingerprint] for finding in seen))
 
@@ -146,8 +147,8 @@ def _suite(name: str, cases: Sequence[_Case], report: Report | None) -> ElementT
         elif case.outcome is not None:
             told = ElementTree.SubElement(element, case.outcome, message=_clean(case.message), type=_clean(case.kind))
             told.text = "\n".join(_clean(line) for line in case.details.splitlines()) or None
-    if report is not None and report.notes:
-        ElementTree.SubElement(suite, "system-out").text = "\n".join(_clean(note) for note in report.notes)
+    if report is not None and report.remarks:
+        ElementTree.SubElement(suite, "system-out").text = "\n".join(_clean(note) for note in report.remarks)
     return suite
 
 

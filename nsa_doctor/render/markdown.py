@@ -113,8 +113,8 @@ def _closing(report: Report) -> Iterator[str]:
         lines = [f"{code(each.code)} {text(each.name)}: {text(each.reason)}" for each in idle]
         counted = "1 check does" if len(idle) == 1 else f"{len(idle)} checks do"
         yield _folded(f"{counted} not apply to this subject", _bulleted(lines))
-    if report.notes:
-        yield _folded("Notes", _bulleted([text(note) for note in report.notes]))
+    if report.remarks:
+        yield _folded("Notes", _bulleted([text(note) for note in report.remarks]))
     if checks := list(overview(report)):
         yield _folded("Checks", fenced("\n".join(checks)))
     yield _folded("Subject and environment", _tabled(("what", "which"), list(_facts(report))))

@@ -2,33 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 
+from nsa_doctor.families import FAMILIES, in_order, is_code
 from nsa_doctor.finding import Report, Result, Verdict
 from nsa_doctor.wording import joined
 
 _MOST_CODES = 3
-FAMILIES = {
-    "ENV": "environment and routing",
-    "FWD": "forward",
-    "SEL": "selection",
-    "GRD": "gradients",
-    "NAN": "finite values",
-    "GAT": "gates",
-    "DEC": "decoding",
-    "HNG": "hangs and waits",
-    "PRF": "time and memory",
-    "CKP": "checkpoints",
-    "DAT": "data",
-    "TRN": "training runs",
-    "DST": "several processes",
-}
 
 
 def overview(report: Report) -> Iterator[str]:
     """`FWD forward: 9 pass, 1 FAIL` and the codes that failed, for each family of which anything applies."""
-    for family, title in FAMILIES.items():
-        applying = [result for result in report.results if result.code.startswith(family) and not is_idle(result)]
-        if applying:
-            yield f"{family}  {title:<24} {', '.join(_counts(applying))}"
+    applying = [result for result in report.results if is_code(result.code) and not is_idle(result)]
+    for family in in_order(result.code[:3] for result in applying):
+        own = [result for result in applying if result.code.startswith(family)]
+        yield f"{family}  {FAMILIES.get(family, ''):<24} {', '.join(_counts(own))}"
 
 
 def not_checked(report: Report) -> Iterator[str]:
@@ -37,7 +23,7 @@ def not_checked(report: Report) -> Iterator[str]:
         yield f"not checked: {codes}: {reason}"
     idle = [result.code for result in report.results if is_idle(result)]
     if idle:
-        families = dict.fromkeys(code[:3] for code in idle)
+        families = in_order(code[:3] for code in idle)
         counted = [f"{sum(code.startswith(family) for code in idle)} {family}" for family in families]
         yield f"does not apply: {joined(counted)}, for parts it does not offer (a report as json says which)"
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from nsa_doctor import registry
 from nsa_doctor.check import Manual
+from nsa_doctor.families import family_of
 from nsa_doctor.finding import Finding, Report, Result, Scalar, Verdict
 from nsa_doctor.render.json import strict
 from nsa_doctor.render.locating import in_repository, is_file, line_of, subjects_file, uri, uri_elsewhere
-from nsa_doctor.render.summary import acceptances, conclusion, conditions, family_of, subject_line
+from nsa_doctor.render.summary import acceptances, conclusion, conditions, subject_line
 from nsa_doctor.wording import escaped
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -132,7 +133,7 @@ def _notifications(report: Report) -> Iterator[dict[str, Any]]:
             yield {"level": "warning", "message": _message(f"{result.code} not checked: {result.reason}")}
     for why in report.verdict.why if report.verdict is not None else ():
         yield {"level": "note", "message": _message(why)}
-    for note in report.notes:
+    for note in report.remarks:
         yield {"level": "note", "message": _message(note)}
 
 

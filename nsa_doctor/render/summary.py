@@ -1,19 +1,16 @@
 """A report in words that every format uses: what it concludes, of which subject, under which conditions."""
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 
 from nsa_doctor.finding import Decision, Finding, Report, Result, Scalar, Verdict
-from nsa_doctor.render.overview import FAMILIES
 
-_CODE = re.compile(r"[A-Z]{3}\d{3}")
 _DIGITS = 6
 
 
 def conclusion(report: Report) -> str:
     """One sentence to stand behind the decision."""
-    counted = f"{len(report.findings)} finding{'' if len(report.findings) == 1 else 's'}"
+    counted = f"{report.num_findings} finding{'' if report.num_findings == 1 else 's'}"
     if report.verdict is not None and report.verdict.why:
         return report.verdict.why[0]
     match report.decision:
@@ -62,12 +59,6 @@ def findings_told(report: Report) -> Iterator[tuple[Result, Finding]]:
 def acceptances(report: Report) -> Mapping[str, str]:
     """Why a finding may stay, by its fingerprint."""
     return {} if report.verdict is None else {each.fingerprint: each.because for each in report.verdict.accepted}
-
-
-def family_of(code: str) -> tuple[str, str]:
-    """The family of a check's code and its title; of a target of fuzz, `fuzz`."""
-    family = code[:3] if _CODE.fullmatch(code) else code.partition(" ")[0] or "other"
-    return family, FAMILIES.get(family, "")
 
 
 def measured(finding: Finding) -> Iterator[tuple[str, str]]:

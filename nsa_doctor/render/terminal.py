@@ -109,7 +109,7 @@ def _print_finding(console: Console, finding: Finding) -> None:
 
 
 def _closing(report: Report) -> Iterator[str]:
-    for note in report.notes:
+    for note in report.remarks:
         yield escaped(f"note: {note}")
     if report.verdict is None:
         for line in fuzz_not_tried(report) if report.command == "fuzz" else not_checked(report):

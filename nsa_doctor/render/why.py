@@ -26,7 +26,7 @@ def lead(report: Report) -> str:
         return f"By the gate {short(report.verdict.gate)}."
     match report.decision:
         case Decision.NO_GO:
-            count = len(report.findings)
+            count = report.num_findings
             if not count:
                 return "A check did not end as it should."
             return "One thing is wrong." if count == 1 else f"{count} things are wrong."

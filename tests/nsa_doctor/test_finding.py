@@ -1,12 +1,13 @@
 """A finding's fingerprint, a report's decision, and the command line that asks for a report again."""
 
+import json
 import shlex
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from nsa_doctor import registry
-from nsa_doctor.finding import Decision, Finding, Report, Result, Verdict
+from nsa_doctor.finding import Decision, Finding, Note, Report, Result, Verdict
 from nsa_doctor.measurement import Place
 from nsa_doctor.render.again import command_line
 
@@ -81,6 +82,91 @@ def report(*verdicts: Verdict, **more) -> Report:
 def test_only_a_full_pass_is_a_go_and_a_gate_has_the_last_word(made: Report, decision: Decision, code: int) -> None:
     assert made.decision is decision
     assert made.decision.exit_code == code
+
+
+@pytest.mark.parametrize("name", ["branch", "option", "parts", "property", "quantity", "seam", "target"])
+def test_evidence_that_names_what_is_wrong_tells_two_faults_apart(name: str) -> None:
+    one, other = (replace(FOUND, evidence={name: value}).fingerprint for value in ("a", "b"))
+    assert len({one, other, replace(FOUND, evidence={}).fingerprint}) == 3
+    assert replace(FOUND, evidence={f"the {name}": "a"}).fingerprint == replace(FOUND, evidence={}).fingerprint
+
+
+def test_the_words_of_a_report_are_what_its_readers_know() -> None:
+    assert [verdict.value for verdict in Verdict] == ["PASS", "FAIL", "SKIP", "CRASH", "TIMEOUT"]
+    assert {decision.value: decision.exit_code for decision in Decision} == {"GO": 0, "NO-GO": 1, "UNKNOWN": 3}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "is_required", "alone", "beside_a_pass"),
+    [
+        (Verdict.SKIP, True, Decision.UNKNOWN, Decision.UNKNOWN),
+        (Verdict.SKIP, False, Decision.UNKNOWN, Decision.GO),
+        (Verdict.CRASH, False, Decision.UNKNOWN, Decision.UNKNOWN),
+        (Verdict.FAIL, False, Decision.NO_GO, Decision.NO_GO),
+        (Verdict.TIMEOUT, False, Decision.NO_GO, Decision.NO_GO),
+        (Verdict.PASS, False, Decision.GO, Decision.GO),
+    ],
+)
+def test_what_does_not_apply_stands_in_no_way_and_proves_nothing(
+    verdict: Verdict, is_required: bool, alone: Decision, beside_a_pass: Decision
+) -> None:
+    end = Result(code="FWD102", name="x", verdict=verdict, is_required=is_required)
+    assert replace(report(), results=(end,)).decision is alone
+    assert replace(report(), results=(*report(Verdict.PASS).results, end)).decision is beside_a_pass
+
+
+def test_a_failure_is_a_no_go_though_a_person_stopped_it() -> None:
+    assert report(Verdict.FAIL, interrupted=True).decision is Decision.NO_GO
+
+
+def test_what_is_not_said_is_empty() -> None:
+    assert Finding(message="m") == Finding(
+        message="m", where=Place(), evidence={}, control="", repro="", code="", also=()
+    )
+    end = Result(code="FWD101", name="x", verdict=Verdict.PASS)
+    assert end == Result(
+        code="FWD101",
+        name="x",
+        verdict=Verdict.PASS,
+        findings=(),
+        reason="",
+        seconds=0.0,
+        notes=(),
+        is_required=True,
+        further=(),
+    )
+    assert end.remark == ""
+    empty = Report(command="run", subject={}, options={}, environment={})
+    assert empty == replace(
+        empty, results=(), measurements=(), notes=(), seconds=0.0, interrupted=False, throughput={}, run={}, gates=()
+    )
+    assert (empty.verdict, empty.findings, empty.remarks, empty.num_findings) == (None, (), (), 0)
+
+
+def test_a_note_is_told_with_its_place() -> None:
+    assert str(Note(message="it starts at zero")) == "it starts at zero"
+    assert str(Note(message="it starts at zero", where=Place(module="gate"))) == "it starts at zero (gate)"
+
+
+def test_a_report_counts_what_its_results_found_in_their_order() -> None:
+    many = [replace(FOUND, where=Place(module=str(number))) for number in range(5)]
+    ends = [Result(code="FWD201", name="x", verdict=Verdict.FAIL).with_findings(found) for found in (many, [FOUND])]
+    made = replace(report(), results=tuple(ends), notes=("a note",))
+    assert made.findings == (*many[:3], FOUND)
+    assert made.num_findings == 6
+    assert made.remarks == ("a note", "FWD201: and 2 more of the same check")
+
+
+def test_a_result_survives_its_way_through_json() -> None:
+    many = [replace(FOUND, where=Place(module=str(number), line=number)) for number in range(5)]
+    end = Result(
+        code="FWD201", name="x", verdict=Verdict.FAIL, reason="r", seconds=2.5, notes=("n",), is_required=False
+    ).with_findings(many)
+    record = json.loads(json.dumps(asdict(end)))
+    assert Result.from_json(record) == end
+    assert isinstance(Result.from_json(record).verdict, Verdict)
+    del record["further"]
+    assert Result.from_json(record) == replace(end, further=())
 
 
 def asked(command: str, options: dict[str, object], named: tuple[str, ...] = ()) -> str:

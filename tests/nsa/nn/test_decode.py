@@ -235,3 +235,49 @@ def test_a_refused_call_leaves_the_cache_as_it_was(make_attention: MakeLayer, x:
     with torch.no_grad(), pytest.raises(ValueError, match=r"^slots must|^impl"):
         layer(x[:, 20:23], cache, slots=held)
     assert cache.length == before
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("failing", ["attention", "projection"])
+@pytest.mark.parametrize("counts_reads", [False, True], ids=["", "counting"])
+def test_a_layer_that_runs_out_of_memory_leaves_the_cache_as_it_was(
+    make_attention: MakeLayer, x: Tensor, monkeypatch: pytest.MonkeyPatch, failing: str, counts_reads: bool
+) -> None:
+    layer = make_attention()
+    cache, sound = (layer.new_cache(2, count_reads=counts_reads) for _ in range(2))
+    for each in (cache, sound):
+        layer(x[:, :20], each)
+    with monkeypatch.context() as patched:
+        if failing == "projection":
+            patched.setattr(layer.out_proj, "forward", runs_out_of_memory)
+        else:
+            patched.setattr("nsa.nn.attention.nsa_attention", runs_out_of_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            layer(x[:, 20:40], cache)
+    assert cache.length == 20
+    assert torch.equal(layer(x[:, 20:40], cache), layer(x[:, 20:40], sound))
+    if counts_reads:
+        assert all(torch.equal(getattr(cache.reads, name), total) for name, total in vars(sound.reads).items())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("failing", ["last block", "head"])
+def test_a_model_that_runs_out_of_memory_leaves_the_caches_of_all_layers_as_they_were(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    model = make_model()
+    ids = torch.arange(40).view(2, 20) % model.config.vocab_size
+    cache, sound = model.new_cache(2), model.new_cache(2)
+    for each in (cache, sound):
+        model(ids[:, :7], each)
+    with monkeypatch.context() as patched:
+        sick = model.blocks[-1].mlp if failing == "last block" else model
+        patched.setattr(sick, "forward" if failing == "last block" else "logits", runs_out_of_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            model(ids[:, 7:], cache)
+    assert [layer.length for layer in cache] == [7] * len(cache)
+    assert torch.equal(model(ids[:, 7:], cache), model(ids[:, 7:], sound))
+
+
+def runs_out_of_memory(*_: object, **__: object) -> Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory")

@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import count
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from nsa.train.checkpoint import (
     read_checkpoint,
     remove_unfinished,
     set_aside,
+    standing,
     write_checkpoint,
 )
 from nsa.train.failures import CannotWriteError
@@ -135,3 +137,88 @@ def test_a_full_disk_is_one_sentence_and_costs_no_earlier_checkpoint(call, tmp_p
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000003"]
     assert read_checkpoint(tmp_path / "step_00000003").step == 3
+
+
+CALLS = ("rename", "replace", "mkdir", "unlink", "rmdir", "fsync")
+FIRST, SECOND = ({"w": torch.full((2,), value)} for value in (1.0, 2.0))
+
+
+def saved_until(folder, call_number):
+    """Save again in a process that is killed before its n-th call of the system; whether it was."""
+    process = os.fork()
+    if process:
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 9
+    calls = count()
+
+    def dying(call):
+        def die(*given, **named):
+            if next(calls) == call_number:
+                os._exit(9)
+            return call(*given, **named)
+
+        return die
+
+    try:
+        for name in CALLS:
+            setattr(os, name, dying(getattr(os, name)))
+        write_checkpoint(folder, Snapshot(step=7, model=SECOND), keep_last=1)
+    finally:
+        os._exit(0)
+
+
+def test_a_save_killed_at_any_moment_leaves_the_checkpoint_it_replaces_or_its_own(tmp_path):
+    for number in count():
+        folder = tmp_path / str(number)
+        for step in (3, 5):
+            write_checkpoint(folder, snapshot(step), keep_last=9)
+        write_checkpoint(folder, Snapshot(step=7, model=FIRST), keep_last=9)
+        was_killed = saved_until(folder, number)
+        found = checkpoints(folder)
+        assert [read_checkpoint(path).step for path in found] == [7, 5, 3][: len(found)], f"killed at call {number}"
+        model = read_checkpoint(found[0]).model
+        assert same(model, FIRST) or same(model, SECOND)
+        assert standing(folder / "step_00000007") == found[0]
+        remove_unfinished(folder)
+        assert same(read_checkpoint(folder / "step_00000007").model, model)
+        write_checkpoint(folder, Snapshot(step=7, model=SECOND), keep_last=1)
+        assert [path.name for path in folder.iterdir()] == ["step_00000007"]
+        assert same(read_checkpoint(folder / "step_00000007").model, SECOND)
+        if not was_killed:
+            break
+    assert number > 20
+
+
+@pytest.mark.parametrize("refused", [1, 2, "from then on"])
+def test_a_rename_that_is_refused_costs_no_checkpoint(refused, tmp_path, monkeypatch):
+    write_checkpoint(tmp_path, Snapshot(step=7, model=FIRST), keep_last=1)
+    rename, calls = os.rename, count(1)
+
+    def refuse(old, new):
+        number = next(calls)
+        if number == refused or (refused == "from then on" and number > 1):
+            raise OSError(28, "No space left on device")
+        rename(old, new)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", refuse)
+        with pytest.raises(CannotWriteError, match=r"step_00000007.*No space left on device"):
+            write_checkpoint(tmp_path, Snapshot(step=7, model=SECOND), keep_last=1)
+    (path,) = checkpoints(tmp_path)
+    assert path.name == (".step_00000007.old" if refused == "from then on" else "step_00000007")
+    assert same(read_checkpoint(path).model, FIRST)
+
+
+def test_one_set_aside_while_it_was_replaced_has_its_own_name(tmp_path):
+    path = write_checkpoint(tmp_path, snapshot(4), keep_last=3)
+    path.rename(tmp_path / ".step_00000004.old")
+    (found,) = checkpoints(tmp_path)
+    assert set_aside(found).name == "unreadable_step_00000004"
+    assert checkpoints(tmp_path) == []
+
+
+def test_what_was_half_removed_is_not_put_back(tmp_path):
+    (tmp_path / ".step_00000004.old").mkdir()
+    (tmp_path / ".step_00000004.old" / "model.safetensors").write_bytes(b"half")
+    assert checkpoints(tmp_path) == []
+    remove_unfinished(tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -242,3 +242,12 @@ def test_a_copied_run_is_resumed_where_it_was_copied_to(run, ended, losses, tmp_
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     folder = run(save_every=1, resume="auto", out_dir=str(tmp_path / "copy"))
     assert [step for step, _ in losses(folder)] == list("123456")
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["auto", "named"])
+def test_a_run_goes_on_from_a_checkpoint_whose_replacement_was_killed(named, run, ended, losses, tmp_path):
+    ended(save_every=1)
+    newest = tmp_path / "run" / "checkpoints" / "step_00000004"
+    newest.rename(newest.with_name(".step_00000004.old"))
+    folder = run(save_every=1, resume=str(newest) if named else "auto")
+    assert losses(folder) == losses(run(out_dir=str(tmp_path / "whole")))
