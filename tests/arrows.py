@@ -1,4 +1,4 @@
-"""The arrows DESIGN.md draws between our modules, and the imports that break them."""
+"""The arrows CONTRIBUTING.md draws between our modules, and the imports that break them."""
 
 import ast
 import re
