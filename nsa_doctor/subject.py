@@ -33,11 +33,12 @@ class Subject:
     """The seams through which checks reach an implementation; `replace(subject, seam=sick)` plants a bug.
 
     Checks examine it up to `max_length` on `device`, as thoroughly as `profile` says, with weights and inputs of
-    `seed`, in `modes` alone, and those that look at gradients at `lengths` alone where any are given. `packages` are
-    top-level packages whose lines count as the subject's own even when they are installed; `options` are the words that
-    name this subject on the command line, `notes` what was found out about it. A seam is called exactly as listed here;
-    one that is None is not offered, and checks that need it are skipped. `configuration` is what it was made from, as
-    plain data: two subjects with equal ones are the same in the eyes of a verdict.
+    `seed`, in `modes` alone, and those that look at gradients at `lengths` alone where any are given; a call may take
+    `timeout` seconds (None: any time). `packages` are top-level packages whose lines count as the subject's own even
+    when they are installed; `options` are the words that name this subject on the command line, `notes` what was found
+    out about it. A seam is called exactly as listed here; one that is None is not offered, and checks that need it are
+    skipped. `configuration` is what it was made from, as plain data: two subjects with equal ones are the same in the
+    eyes of a verdict.
     `memory_exponent` and `time_exponent` say how the method's peak memory and time grow with the length; None is a
     dense method, whose square is right. `max_slowdown` is how many times as long as plain dense attention of the same
     width a training step may take; None sets no floor. `environment` replaces the facts of this machine.
@@ -86,6 +87,7 @@ class Subject:
     seed: int = 0
     device: str = "cpu"
     profile: Profile = "quick"
+    timeout: float | None = None
     modes: tuple[Mode, ...] = MODES
     packages: tuple[str, ...] = ()
     options: tuple[str, ...] = ()

@@ -15,9 +15,11 @@ from nsa_doctor.floors import Floor, Floors, floors_for, judge, relative_spread
 from nsa_doctor.growth import fitted_exponent
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
 from nsa_doctor.measurement import Trouble
+from nsa_doctor.repro import CommandLine
 
 CORRECTNESS = ("FWD101", "FWD102", "NAN101", "FWD201")
 _CODE = "PRF401"
+REPEATS = 7
 _CHECK_SECONDS = 120.0
 _DEFAULT_CONFIG = "m7c_125m_fast_log"
 Listener = Callable[[str, int, int], None]
@@ -28,7 +30,7 @@ class ThroughputRequest:
     """Whom to time, at the assignment's lengths; no floors means those of the device, where it has any."""
 
     assignment: Assignment
-    repeats: int = 7
+    repeats: int = REPEATS
     floors: Floors | None = None
 
 
@@ -66,6 +68,7 @@ def throughput(request: ThroughputRequest, listen: Listener = lambda told, done,
             "dtype": assignment.dtype,
             "seed": assignment.seed,
             "repeats": request.repeats,
+            "timeout_seconds": assignment.timeout,
             "floors": state.floors.name if state.floors else None,
         },
         environment=environment(state.facts),
@@ -82,7 +85,7 @@ def _work(request: ThroughputRequest, laboratory: IsolatedLaboratory, state: _St
     state.facts = laboratory.facts
     for measurement in troubles:
         assert measurement.trouble is not None
-        state.results.append(_troubled("FWD101", measurement.trouble, measurement.point.length))
+        state.results.append(_troubled("FWD101", measurement.trouble, measurement.point.length, request, state))
     if not state.facts or troubles:
         return
     lengths, total = request.assignment.lengths, len(CORRECTNESS) + len(request.assignment.lengths) + 1
@@ -95,7 +98,7 @@ def _work(request: ThroughputRequest, laboratory: IsolatedLaboratory, state: _St
     for length in lengths:
         answer = laboratory.time(length, request.repeats)
         if isinstance(answer, Trouble):
-            state.results.append(_troubled("FWD101", answer, length))
+            state.results.append(_troubled("FWD101", answer, length, request, state))
             return
         state.timed.append(answer)
         listen(f"timed S={length}", len(CORRECTNESS) + len(state.timed), total)
@@ -143,7 +146,6 @@ def _below(
 ) -> Finding:
     assert state.floors is not None
     words = floor.quantity.replace("_", " ")
-    options = " ".join([*state.facts["options"], "--floors", state.floors.name])
     return Finding(
         code=_CODE,
         message=f"{words} is {measured:.3g} at S={length}, and the limit is {floor.limit:g}: {floor.because}",
@@ -154,9 +156,13 @@ def _below(
             "spread": spread,
             "length": length,
         },
-        repro=f"nsa-doctor throughput --seq {length} --device {request.assignment.device} {options} "
-        f"--seed {request.assignment.seed}",
+        repro=_repro(request, state, length, floors=state.floors.name),
     )
+
+
+def _repro(request: ThroughputRequest, state: _State, length: int, **options: Any) -> str:
+    repeats = None if request.repeats == REPEATS else request.repeats
+    return CommandLine.asked(request.assignment, state.facts).throughput(length, repeats=repeats, **options)
 
 
 def samples_of(row: Mapping[str, Any], quantity: str) -> list[float]:
@@ -213,9 +219,13 @@ def _median(samples: Sequence[float] | None) -> float:
     return statistics.median(samples) if samples else -math.inf
 
 
-def _troubled(code: str, trouble: Trouble, length: int) -> Result:
+def _troubled(code: str, trouble: Trouble, length: int, request: ThroughputRequest, state: _State) -> Result:
     finding = Finding(
-        code=code, message=f"{trouble.message} at S={length}", where=trouble.place, evidence={"kind": trouble.kind}
+        code=code,
+        message=f"{trouble.message} at S={length}",
+        where=trouble.place,
+        evidence={"kind": trouble.kind},
+        repro=_repro(request, state, length),
     )
     verdict = Ended.TIMEOUT if trouble.kind == "timeout" else Ended.FAIL
     return Result(code=code, name=registry.manual(code).name, verdict=verdict, findings=(finding,))

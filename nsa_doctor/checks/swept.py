@@ -1,6 +1,7 @@
 """What a check that sweeps does: examine its points, keep the findings that bear its code."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from nsa_doctor.examine import Examination, examine
 from nsa_doctor.finding import Finding
@@ -18,10 +19,12 @@ NUM_LENGTHS = 16
 def swept(subject: Subject, code: str, points: Iterable[Point], *, forward_only: bool = False) -> Iterator[Finding]:
     """Findings of that code at those points; another check's findings are left to it, so that none is told twice."""
     examination = Examination()
-    conditions = Conditions(seed=subject.seed, forward_only=forward_only)
+    conditions = Conditions(seed=subject.seed, device=subject.device, forward_only=forward_only)
     examine(LocalLaboratory(subject, conditions), examination, points)
-    options = (*subject.options, "--forward-only") if forward_only else subject.options
-    found = findings(examination, CommandLine(options=options, seed=subject.seed))
+    command = CommandLine.on(subject)
+    if forward_only:
+        command = replace(command, options=(*subject.options, "--forward-only"))
+    found = findings(examination, command)
     yield from (finding for finding in found if finding.code == code)
 
 

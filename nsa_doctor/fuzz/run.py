@@ -1,7 +1,6 @@
 """`nsa-doctor fuzz`: searches target by target in a child process, saves what fails, tries a saved input again."""
 
 import json
-import shlex
 import sys
 import tempfile
 import time
@@ -26,7 +25,7 @@ from nsa_doctor.fuzz.search import DIES, HANGS, Search
 from nsa_doctor.laboratory import IsolatedLaboratory
 from nsa_doctor.measurement import Measurement, Trouble
 from nsa_doctor.output import CannotWriteError, is_terminal
-from nsa_doctor.repro import CommandLine
+from nsa_doctor.repro import CommandLine, reproduce
 from nsa_doctor.signals import raise_if_interrupted
 
 Listener = Callable[[str, int, int], None]
@@ -132,7 +131,7 @@ def _conclude_failure(request: FuzzRequest, target: Target, search: Search, stat
     saved = _saved(request, target, search.failure, search.case)
     try:
         save(path, saved)
-        repro = _replay_command(path, saved)
+        repro = _replay_command(request, path, saved)
     except CannotWriteError as error:
         state.notes.append(f"the input of {target} is not saved: {error}")
         repro = _search_command(request, target)
@@ -162,15 +161,13 @@ def _replayed(request: FuzzRequest, laboratory: IsolatedLaboratory) -> Result:
     failure = (*same, *outcome.failures)[0]
     if not same:
         failure = replace(failure, message=f"{failure.message}; it was saved for: {saved.message}")
-    finding = _finding(saved.target, failure, saved.case, _replay_command(path, saved))
+    finding = _finding(saved.target, failure, saved.case, _replay_command(request, path, saved))
     return replace(_result(saved.target, _verdict(failure), (finding,)), seconds=seconds)
 
 
 def _loaded(troubles: list[Measurement], request: FuzzRequest) -> list[Result]:
     """What went wrong while the subject was loaded, as the checks it belongs to."""
-    spec = request.assignment.spec
-    command = CommandLine(options=("--subject", spec) if spec else (), seed=request.assignment.seed)
-    found = findings(Examination(measurements=troubles), command)
+    found = findings(Examination(measurements=troubles), CommandLine.asked(request.assignment, {}))
     return [Result(code=finding.code, name="loading", verdict=Verdict.FAIL, findings=(finding,)) for finding in found]
 
 
@@ -297,22 +294,25 @@ def _placed(request: FuzzRequest) -> Iterator[Any]:
         yield replace(request.assignment, config=str(path))
 
 
-def _replay_command(path: Path, saved: SavedCase) -> str:
-    return shlex.join(["nsa-doctor", "fuzz", "--replay", str(path), *(["--subject", saved.spec] if saved.spec else [])])
+def _replay_command(request: FuzzRequest, path: Path, saved: SavedCase) -> str:
+    return reproduce("fuzz", replay=path, subject=saved.spec, timeout=request.assignment.timeout)
 
 
 def _search_command(request: FuzzRequest, target: Target) -> str:
     assignment = request.assignment
-    words = ["nsa-doctor", "fuzz", target, "--examples", str(request.examples), "--seed", str(assignment.seed)]
-    for option, value in (
-        ("--subject", assignment.spec),
-        ("--config", assignment.config),
-        ("--input", assignment.input),
-        ("--width", assignment.width),
-        ("--dtype", assignment.dtype),
-    ):
-        words += [option, str(value)] if value is not None else []
-    return shlex.join([*words, *(["--device", assignment.device] if assignment.device != "cpu" else [])])
+    return reproduce(
+        "fuzz",
+        (target,),
+        examples=request.examples,
+        seed=assignment.seed,
+        subject=assignment.spec,
+        config=assignment.config,
+        input=assignment.input,
+        width=assignment.width,
+        dtype=assignment.dtype,
+        device=assignment.device,
+        timeout=assignment.timeout,
+    )
 
 
 def _options(request: FuzzRequest) -> dict[str, Any]:
