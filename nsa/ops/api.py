@@ -7,8 +7,15 @@ import torch
 from torch import Tensor
 
 from nsa.autocast import without_autocast
-from nsa.backends import Impl, Routes, route
-from nsa.ops.arguments import check_compressed, check_phi, check_shapes, check_slots, packed_lengths
+from nsa.backends import BRANCHES, Impl, Routes, route
+from nsa.ops.arguments import (
+    check_compressed,
+    check_phi,
+    check_shapes,
+    check_slots,
+    check_tile_elements,
+    packed_lengths,
+)
 from nsa.ops.compress import flash as compress_flash
 from nsa.ops.compress import reference as compress_reference
 from nsa.ops.compress import vectorized as compress_vectorized
@@ -53,6 +60,7 @@ def nsa_attention(
     slots: Slots | None = None,
     impl: Impl = "auto",
     reads: ReadCounter | None = None,
+    num_tile_elements: int | None = None,
 ) -> NSAOutput:
     """Native Sparse Attention of the last T of S tokens (arXiv 2502.11089, Eq. 5 to 12).
 
@@ -63,7 +71,8 @@ def nsa_attention(
     cu_seqlens: int32 [N + 1]; B = 1 and T = S, and the row holds N sequences one after the other; k_cmp and v_cmp then
     hold each sequence's compressed blocks, concatenated. slots: hold the choice of blocks fixed. impl: see
     `nsa.backends`. reads: counts the keys read; plain torch alone counts, so a named `fused`, `flash` or `reference` is
-    refused. Autocast changes nothing: the tensors are taken in the dtype they have.
+    refused. num_tile_elements: how many scores plain torch computes at once; None is as many as suit the device. Where
+    plain torch serves no branch it is refused. Autocast changes nothing: the tensors are taken in the dtype they have.
 
     Raises ValueError for arguments that do not fit together and for an `impl` that cannot serve.
     """
@@ -75,17 +84,21 @@ def nsa_attention(
             raise ValueError(f"impl must be 'auto' or 'vectorized' for reads to be counted, got {impl!r}")
         impl = "vectorized"
     routes = route(q.device, q.dtype, max(q.shape[-1], v_sel.shape[-1]), impl)
+    if num_tile_elements is not None:
+        check_tile_elements(num_tile_elements, [getattr(routes, branch).effective for branch in BRANCHES])
+    plain = reads, num_tile_elements
     if cu_seqlens is None:
         check_compressed(k_cmp, [k_sel.shape[1]], geometry)
-        compressed, selected, slots = _sparse(q, k_cmp, v_cmp, k_sel, v_sel, geometry, slots, routes, reads)
-        sliding = _sliding(q, k_win, v_win, geometry, routes, reads)
+        compressed, selected, slots = _sparse(q, k_cmp, v_cmp, k_sel, v_sel, geometry, slots, routes, plain)
+        sliding = _sliding(q, k_win, v_win, geometry, routes, plain)
     else:
         if reads is not None:
             raise ValueError("reads are counted for one sequence per row, got cu_seqlens")
         lengths = packed_lengths(cu_seqlens, q, k_sel, k_win)
         check_compressed(k_cmp, lengths, geometry)
-        compressed, selected, slots = _sparse_packed(q, k_cmp, v_cmp, k_sel, v_sel, geometry, slots, routes, lengths)
-        sliding = _sliding_packed(q, k_win, v_win, geometry, routes, cu_seqlens, lengths)
+        sparse = _sparse_packed(q, k_cmp, v_cmp, k_sel, v_sel, geometry, slots, routes, plain, lengths)
+        compressed, selected, slots = sparse
+        sliding = _sliding_packed(q, k_win, v_win, geometry, routes, plain, cu_seqlens, lengths)
     mix = gate_reference.mix if routes.selected.effective == "reference" else gate_vectorized.mix
     return NSAOutput(mix(compressed, selected, sliding, gates), compressed, selected, sliding, slots)
 
@@ -127,6 +140,10 @@ _PHI: dict[str, tuple[_Phi, _Phi]] = {
 }
 
 
+_Plain = tuple[ReadCounter | None, int | None]
+"""What plain torch alone takes: who counts its reads, and how many scores it computes at once."""
+
+
 def _sparse(
     q: Tensor,
     k_cmp: Tensor,
@@ -136,7 +153,7 @@ def _sparse(
     geometry: Geometry,
     slots: Tensor | None,
     routes: Routes,
-    reads: ReadCounter | None,
+    plain: _Plain,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The compressed branch, the choice it makes unless `slots` holds it, and the selected branch."""
     first_query = k_sel.shape[1] - q.shape[1]
@@ -159,17 +176,17 @@ def _sparse(
 
         compressed = compress_triton.compressed_attention(q, k_cmp, v_cmp, geometry, first_query, visit)
     else:
-        compressed = compress_vectorized.compressed_attention(q, k_cmp, v_cmp, geometry, first_query, visit, reads)
+        compressed = compress_vectorized.compressed_attention(q, k_cmp, v_cmp, geometry, first_query, visit, *plain)
     slots = choice.slots if choice is not None else slots
     assert slots is not None
-    return compressed, _selected(q, k_sel, v_sel, slots, geometry, routes, reads), slots
+    return compressed, _selected(q, k_sel, v_sel, slots, geometry, routes, plain), slots
 
 
 def _selected(
-    q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: Geometry, routes: Routes, reads: ReadCounter | None
+    q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: Geometry, routes: Routes, plain: _Plain
 ) -> Tensor:
     if routes.selected.effective != "triton":
-        return select_vectorized.selected_attention(q, k, v, slots, geometry, reads)
+        return select_vectorized.selected_attention(q, k, v, slots, geometry, *plain)
     from nsa.ops.select import triton as select_triton  # where there is no Triton no route leads here
 
     return select_triton.selected_attention(q, k, v, slots, geometry)
@@ -195,12 +212,10 @@ class _Choice:
         self.slots[rows, queries] = select_vectorized.choose_slots(importance, self._geometry, first)
 
 
-def _sliding(
-    q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, routes: Routes, reads: ReadCounter | None = None
-) -> Tensor:
+def _sliding(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, routes: Routes, plain: _Plain) -> Tensor:
     served = routes.sliding.effective
     if served == "vectorized":
-        return slide_vectorized.sliding_attention(q, k, v, geometry, reads)
+        return slide_vectorized.sliding_attention(q, k, v, geometry, *plain)
     return _SLIDING[served].sliding_attention(q, k, v, geometry)
 
 
@@ -216,6 +231,7 @@ def _sparse_packed(
     geometry: Geometry,
     slots: Tensor | None,
     routes: Routes,
+    plain: _Plain,
     lengths: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`_sparse` for each sequence of a packed row: sequences share nothing, so none needs the other's mask."""
@@ -227,7 +243,7 @@ def _sparse_packed(
         if chosen is not None:
             check_slots(chosen, (1, length, k_sel.shape[2]), length, geometry)
     parts = [
-        _sparse(part_q, part_k_cmp, part_v_cmp, part_k, part_v, geometry, part_slots, routes, None)
+        _sparse(part_q, part_k_cmp, part_v_cmp, part_k, part_v, geometry, part_slots, routes, plain)
         for part_q, part_k, part_v, part_k_cmp, part_v_cmp, part_slots in zip(*per_token, *per_block, held, strict=True)
         if part_q.shape[1]
     ]
@@ -236,12 +252,19 @@ def _sparse_packed(
 
 
 def _sliding_packed(
-    q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, routes: Routes, cu_seqlens: Tensor, lengths: list[int]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    geometry: Geometry,
+    routes: Routes,
+    plain: _Plain,
+    cu_seqlens: Tensor,
+    lengths: list[int],
 ) -> Tensor:
     if routes.sliding.effective == "flash":
         return slide_flash.sliding_attention_packed(q, k, v, geometry, cu_seqlens.to(q.device), max(lengths))
     parts = zip(q.split(lengths, 1), k.split(lengths, 1), v.split(lengths, 1), strict=True)
     outputs = [
-        _sliding(part_q, part_k, part_v, geometry, routes) for part_q, part_k, part_v in parts if part_q.shape[1]
+        _sliding(part_q, part_k, part_v, geometry, routes, plain) for part_q, part_k, part_v in parts if part_q.shape[1]
     ]
     return torch.cat(outputs, 1)

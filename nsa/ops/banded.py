@@ -47,20 +47,30 @@ Observer = Callable[[slice, slice, Tensor, Callable[[], Tensor]], None]
 over the heads of a group, [B, T, G, K]."""
 
 
-def banded_attention(q: Tensor, k: Tensor, v: Tensor, band: Band, observe: Observer | None = None) -> Tensor:
-    """Softmax attention [B, T, H, Dv] of q [B, T, H, Dk] over the keys `band` shows; zero where it shows none."""
-    out: Tensor = _BandedAttention.apply(q, k, v, band, observe)
+def banded_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    band: Band,
+    observe: Observer | None = None,
+    num_tile_elements: int | None = None,
+) -> Tensor:
+    """Softmax attention [B, T, H, Dv] of q [B, T, H, Dk] over the keys `band` shows; zero where it shows none.
+
+    num_tile_elements: scores that a tile may hold; None is as many as suit the device.
+    """
+    out: Tensor = _BandedAttention.apply(q, k, v, band, observe, tile_budget(q.device, num_tile_elements))
     return out
 
 
 class _BandedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, band: Band, observe: Observer | None) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, band: Band, observe: Observer | None, budget: int) -> Tensor:
         groups = k.shape[2]
         dtype = accumulation_dtype(q.dtype)
         out = q.new_zeros(*q.shape[:3], v.shape[-1])
         norm = q.new_zeros(*q.shape[:3], 2, dtype=dtype)
-        for rows, queries, keys in _tiles(q, band):
+        for rows, queries, keys in _tiles(q, band, budget):
             visible, ceiling = _mask(band, queries, keys, q.device, dtype)
             scores = score(to_streams(q[rows, queries], groups), _keys(k[rows, keys]), ceiling)
             part, weights, total, peak = attend(scores, _keys(v[rows, keys]))
@@ -70,7 +80,7 @@ class _BandedAttention(torch.autograd.Function):
             if observe is not None:
                 observe(rows, queries, visible, lambda w=weights, i=inverse: _group_sum(w, i, groups))
         ctx.save_for_backward(q, k, v, out, norm)
-        ctx.band = band
+        ctx.band, ctx.budget = band, budget
         return out
 
     @staticmethod
@@ -83,7 +93,7 @@ class _BandedAttention(torch.autograd.Function):
         grad_q = torch.zeros_like(q)
         grad_k = torch.zeros_like(k, dtype=norm.dtype)
         grad_v = torch.zeros_like(v, dtype=norm.dtype)
-        for rows, queries, keys in _tiles(q, ctx.band):
+        for rows, queries, keys in _tiles(q, ctx.band, ctx.budget):
             _, ceiling = _mask(ctx.band, queries, keys, q.device, norm.dtype)
             tile_q, tile_grad, tile_norm, tile_delta = (
                 to_streams(x[rows, queries], groups) for x in (q, grad.to(q.dtype), norm, delta)
@@ -94,13 +104,13 @@ class _BandedAttention(torch.autograd.Function):
             grad_q[rows, queries] = from_streams(parts[0], groups).to(q.dtype)
             grad_k[rows, keys] += from_streams(parts[1].unsqueeze(2), groups)
             grad_v[rows, keys] += from_streams(parts[2].unsqueeze(2), groups)
-        return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None
+        return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype), None, None, None
 
 
-def _tiles(q: Tensor, band: Band) -> Iterator[tuple[slice, slice, slice]]:
-    """Rows, queries and keys of each tile that sees a key; its scores fit the device's budget, or it has 16 queries."""
+def _tiles(q: Tensor, band: Band, budget: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Rows, queries and keys of each tile that sees a key; its scores fit the budget, or it has 16 queries."""
     num_rows, num_queries, num_heads, _ = q.shape
-    budget = tile_budget(q.device) // num_heads
+    budget = budget // num_heads
     start = 0
     while start < num_queries:
         size = min(band.max_queries, num_queries - start)

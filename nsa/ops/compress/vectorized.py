@@ -57,6 +57,7 @@ def compressed_attention(
     first_query: int,
     visit: Callable[[slice, slice, Tensor], None] | None = None,
     reads: ReadCounter | None = None,
+    num_tile_elements: int | None = None,
 ) -> Output:
     """Attention of query t = first_query + i over the compressed blocks that end at or before t.
 
@@ -73,7 +74,7 @@ def compressed_attention(
         if visit is not None:
             visit(rows, queries, probabilities())
 
-    return banded_attention(q, k_cmp, v_cmp, _Staircase(first_query, geometry), observe)
+    return banded_attention(q, k_cmp, v_cmp, _Staircase(first_query, geometry), observe, num_tile_elements)
 
 
 def _blocks(x: Tensor, geometry: Geometry) -> Tensor:

@@ -11,7 +11,14 @@ from nsa.ops.reads import ReadCounter
 from nsa.types import Key, Output, Query, Value
 
 
-def sliding_attention(q: Query, k: Key, v: Value, geometry: Geometry, reads: ReadCounter | None = None) -> Output:
+def sliding_attention(
+    q: Query,
+    k: Key,
+    v: Value,
+    geometry: Geometry,
+    reads: ReadCounter | None = None,
+    num_tile_elements: int | None = None,
+) -> Output:
     """Attention of each query over the last w keys, its own included (section 3.3.3).
 
     The T queries are the last T of the S key tokens.
@@ -25,7 +32,7 @@ def sliding_attention(q: Query, k: Key, v: Value, geometry: Geometry, reads: Rea
         def observe(rows: slice, queries: slice, visible: Tensor, _: object) -> None:
             counts[rows, queries] = visible.sum(-1)[:, None]
 
-    return banded_attention(q, k, v, window, observe)
+    return banded_attention(q, k, v, window, observe, num_tile_elements)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from nsa_doctor.fuzz.properties.operators import (
     choice_place,
     differentiate,
     geometry_of,
-    tiles_of,
 )
 from nsa_doctor.fuzz.properties.tensors import listed, normal
 
@@ -32,12 +31,11 @@ def examine(case: Reads, device: str) -> Iterator[Failure]:
     queries = _positions(case)
     leaves = {name: x.to(device).requires_grad_() for name, x in _tensors(case, len(queries)).items()}
     packed = torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32) if len(case.lengths) > 1 else None
-    with tiles_of(case.tile_budget):
-        output = attend(leaves, geometry_of(case.sizes), case.impl, cu_seqlens=packed)
-        allowed = _allowed(case, queries, output)
-        yield from _choices(case, queries, output)
-        yield from _forward(case, queries, output, allowed)
-        yield from _backward(case, queries, output, allowed, leaves)
+    output = attend(leaves, geometry_of(case.sizes), case.impl, case.tile_budget, cu_seqlens=packed)
+    allowed = _allowed(case, queries, output)
+    yield from _choices(case, queries, output)
+    yield from _forward(case, queries, output, allowed)
+    yield from _backward(case, queries, output, allowed, leaves)
 
 
 _Query = tuple[int, int, int]

@@ -63,8 +63,8 @@ def _window_one_short(healthy):
 def _softmax_of_nothing(healthy):
     """A query that sees no block gets NaN, as a softmax over −inf does."""
 
-    def sick(q, k_cmp, v_cmp, geometry, first_query, visit=None, reads=None):
-        out = healthy(q, k_cmp, v_cmp, geometry, first_query, visit, reads)
+    def sick(q, k_cmp, v_cmp, geometry, first_query, *more):
+        out = healthy(q, k_cmp, v_cmp, geometry, first_query, *more)
         blind = torch.arange(first_query, first_query + q.shape[1]) < geometry.l - 1
         return torch.where(blind[:, None, None], out / out * 0, out) if bool(blind.any()) else out
 
@@ -72,14 +72,14 @@ def _softmax_of_nothing(healthy):
 
 
 def _crosses_sequences(healthy):
-    return lambda q, k, v, geometry, routes, cu_seqlens, lengths: importlib.import_module("nsa.ops.api")._sliding(
-        q, k, v, geometry, routes
-    )
+    return lambda q, k, v, geometry, routes, plain, cu_seqlens, lengths: importlib.import_module(
+        "nsa.ops.api"
+    )._sliding(q, k, v, geometry, routes, plain)
 
 
 def _ignores_causality(healthy):
-    return lambda q, k, v, slots, geometry, reads=None: healthy(
-        torch.cat((q[:, 1:], q[:, -1:]), 1), k, v, slots, geometry, reads
+    return lambda q, k, v, slots, geometry, *more: healthy(
+        torch.cat((q[:, 1:], q[:, -1:]), 1), k, v, slots, geometry, *more
     )
 
 
