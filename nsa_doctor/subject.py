@@ -68,7 +68,8 @@ class Subject:
     variants(seed): modules by the name of the option they differ in from build(seed), same weights, other results owed.
     routes(flags): what serves each branch under environment flags {name: value}: {name of a route: bool}.
     oracle(module, x): the output by an independent, slow and trusted way, in the module's dtype, differentiable.
-    twins(seed): modules by the name of another implementation, same weights as build(seed), same results owed.
+    twins(device, dtype): how to build it, as `build` does, by the name of each other implementation that can serve
+        there: same weights as build(seed), same results owed.
     generate(module, ids, num_tokens): [B, T + num_tokens], each row of ids [B, T] and its likeliest continuation.
     draw(module, ids, temperature, seed): [B, T + 1], each row of ids and one token of softmax(logits / temperature).
     spans(): the functions between slots, token ranges, masks and counts, named as in `nsa.ops.geometry`.
@@ -115,7 +116,7 @@ class Subject:
     routes: Callable[[Mapping[str, str]], Mapping[str, bool]] | None = None
     oracle: Callable[[nn.Module, Tensor], Tensor] | None = None
     anatomy: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
-    twins: Callable[[int], Mapping[str, nn.Module]] | None = None
+    twins: Callable[[str, str], Mapping[str, Callable[[int], nn.Module]]] | None = None
     generate: Callable[[nn.Module, Tensor, int], Tensor] | None = None
     draw: Callable[[nn.Module, Tensor, float, int], Tensor] | None = None
     spans: Callable[[], Any] | None = None

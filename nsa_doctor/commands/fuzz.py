@@ -21,6 +21,9 @@ def fuzz(
     width: given.Width = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
     dtype: given.Dtype = None,
+    impl: Annotated[
+        str | None, typer.Option(help="Implementation to try: reference, vectorized, fused, triton or flash.")
+    ] = None,
     replay: Annotated[Path | None, typer.Option(help="Try the input in this file again, and nothing else.")] = None,
     save: Annotated[Path | None, typer.Option(help="Where to save an input that fails.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds one input may take.")] = SECONDS["fuzz"],
@@ -48,6 +51,7 @@ def fuzz(
         replay=replay,
         save=save,
         timeout=timeout,
+        impl=impl,
     )
     deliver = Delivery.asked(form, output, traceback, quiet)
     with progress.of_steps(quiet) as listener:

@@ -16,13 +16,13 @@ from nsa_doctor.conclude import environment, subject_facts
 from nsa_doctor.examine import Examination
 from nsa_doctor.finding import Finding, Report, Result, Verdict
 from nsa_doctor.findings import findings
-from nsa_doctor.fuzz.cases import Target, read_case, told
+from nsa_doctor.fuzz.cases import KERNELS, Target, read_case, told
 from nsa_doctor.fuzz.codes import code_of
 from nsa_doctor.fuzz.outcome import Failure, Outcome
 from nsa_doctor.fuzz.replay import SavedCase, save
 from nsa_doctor.fuzz.request import FuzzRequest
 from nsa_doctor.fuzz.search import DIES, HANGS, Search
-from nsa_doctor.laboratory import IsolatedLaboratory
+from nsa_doctor.laboratory import IsolatedLaboratory, UsageError
 from nsa_doctor.measurement import Measurement, Trouble
 from nsa_doctor.output import CannotWriteError, is_terminal
 from nsa_doctor.repro import CommandLine, reproduce
@@ -83,7 +83,8 @@ def _search(request: FuzzRequest, laboratory: IsolatedLaboratory, state: _State,
 
     offers = _asked(laboratory, None)
     assert not isinstance(offers, Trouble)
-    offers = {**offers, "dtype": request.assignment.dtype}
+    offers = {**offers, "dtype": request.assignment.dtype, "impl": request.impl}
+    _check_impl(request, offers)
     is_builtin = request.assignment.spec is None and request.assignment.config is None
     searches: dict[Target, Search] = {}
     for target in request.targets:
@@ -190,8 +191,25 @@ def _asked(laboratory: IsolatedLaboratory, case: Mapping[str, Any] | None) -> di
     return laboratory.fuzz(None if case is None else json.dumps(case))
 
 
+def _check_impl(request: FuzzRequest, offers: Mapping[str, Any]) -> None:
+    """Refuse an implementation that cannot serve there: no other is tried in its place. Raises UsageError."""
+    impl, dtype = request.impl, request.assignment.dtype
+    if impl is None:
+        return
+    if not offers["is_nsa"]:
+        raise UsageError("--impl names an implementation of nsa and has no effect with this --subject; leave it out")
+    served, reason = offers["impls"][impl]
+    if not served or (dtype is not None and dtype not in served):
+        alone = f"it serves {', '.join(served)} on {request.assignment.device}, got --dtype {dtype}"
+        raise UsageError(f"--impl {impl}: {alone if served else reason}")
+
+
 def _gap(target: Target, offers: Mapping[str, Any]) -> str:
     """Why a target cannot be tried on this subject; nothing when it can."""
+    if offers["impl"] is not None and target in ("ranges", "forward"):
+        return f"{target} has no implementations to choose from; --impl is for masks, select and attend"
+    if offers["impl"] in KERNELS and target == "select":
+        return f"plain torch chooses the blocks under {offers['impl']} too; try it with --impl vectorized"
     if offers["is_nsa"] and target != "ranges":
         return ""
     match target:
@@ -312,6 +330,7 @@ def _search_command(request: FuzzRequest, target: Target) -> str:
         dtype=assignment.dtype,
         device=assignment.device,
         timeout=assignment.timeout,
+        impl=request.impl,
     )
 
 
@@ -324,6 +343,7 @@ def _options(request: FuzzRequest) -> dict[str, Any]:
         "device": request.assignment.device,
         "dtype": request.assignment.dtype,
         "timeout_seconds": request.assignment.timeout,
+        "impl": request.impl,
         "replay": str(request.replayed) if request.replayed else None,
     }
 

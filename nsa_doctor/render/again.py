@@ -57,10 +57,10 @@ def _throughput(report: Report) -> list[str] | None:
 
 def _fuzz(report: Report) -> list[str] | None:
     targets, examples = report.options.get("targets", ()), report.options.get("examples")
-    minutes = _given("--minutes", report.options.get("minutes"))
+    others = _given("--minutes", report.options.get("minutes")) + _given("--impl", report.options.get("impl"))
     if not targets or report.options.get("replay") is not None:
         return None
-    return ["all" if len(targets) > 1 else targets[0], *_given("--examples", examples), *minutes]
+    return ["all" if len(targets) > 1 else targets[0], *_given("--examples", examples), *others]
 
 
 def _gate_stats(report: Report) -> list[str]:

@@ -42,7 +42,7 @@ def examine(case: Attention, subject: Subject) -> Iterator[Failure]:
     else:
         output = attend(named, geometry_of(case.sizes), case.impl, case.tile_budget, slots=slots)
         outs = {name: getattr(output, name) for name in (*BRANCHES, "out")}
-        place = {name: branch_place(name, case.impl) for name in outs}
+        place = {name: branch_place(name, case.impl, named["q"]) for name in outs}
         if not torch.equal(output.slots, slots):
             yield Failure(
                 property="slots not held", message="other slots come back than were given", where=place["out"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from nsa.backends import route
 from nsa.ops import api
 from nsa.ops.geometry import Geometry
 from nsa_doctor.fuzz.cases import Impl, Sizes
@@ -15,6 +16,7 @@ from nsa_doctor.probes.perform import ask
 
 BRANCHES = ("compressed", "selected", "sliding")
 SHORT = {"compressed": "cmp", "selected": "sel", "sliding": "win"}
+LARGEST_HEAD = 128  # of a case
 _TILED = ("vectorized", "fused")
 _FUNCTIONS = {
     "compressed": ("compress", "compressed_attention"),
@@ -48,10 +50,12 @@ def attend(
     )
 
 
-def branch_place(branch: str, impl: str) -> Place:
-    """Where the implementation of a branch is defined."""
+def branch_place(branch: str, impl: Impl, like: Tensor) -> Place:
+    """Where the implementation of a branch is defined that serves tensors like this one."""
     folder, function = _FUNCTIONS[branch]
-    module = impl if impl == "reference" or (branch, impl) in _OWN_FILES else "vectorized"
+    routes = route(like.device, like.dtype, LARGEST_HEAD, impl)
+    module = getattr(routes, branch).effective if branch != "out" else "vectorized"
+    module = "reference" if impl == "reference" else module
     return place_of(getattr(importlib.import_module(f"nsa.ops.{folder}.{module}"), function))
 
 
@@ -70,6 +74,3 @@ def differentiate(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tenso
         )
 
     return dict(zip(leaves, ask("backward", grads, None), strict=True))
-
-
-_OWN_FILES = {("sliding", "fused"), ("sliding", "flash"), ("compressed", "flash")}

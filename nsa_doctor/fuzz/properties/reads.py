@@ -54,18 +54,18 @@ def _positions(case: Reads) -> list[_Query]:
 
 def _tensors(case: Reads, num_queries: int) -> dict[str, Tensor]:
     """Random queries and keys; the value of token or block i is the i-th unit vector."""
-    num_tokens = sum(case.lengths)
+    num_tokens, dtype = sum(case.lengths), getattr(torch, case.dtype)
     num_blocks = sum(len(rules.compressed_blocks(length, case.sizes.l, case.sizes.d)) for length in case.lengths)
     rows = case.rows if len(case.lengths) == 1 else 1
     tensors = {
-        "q": normal((rows, num_queries, case.groups * case.heads, _HEAD_SIZE), case.seed, 1.0, torch.float64),
-        "gates": normal((rows, num_queries, case.groups, 3), case.seed + 1, 1.0, torch.float64),
+        "q": normal((rows, num_queries, case.groups * case.heads, _HEAD_SIZE), case.seed, 1.0, dtype),
+        "gates": normal((rows, num_queries, case.groups, 3), case.seed + 1, 1.0, dtype),
     }
     for index, branch in enumerate(BRANCHES):
         size = num_blocks if branch == "compressed" else num_tokens
         shape = rows, size, case.groups, _HEAD_SIZE
-        tensors[f"k_{SHORT[branch]}"] = normal(shape, case.seed + 2 + index, 1.0, torch.float64)
-        units = torch.eye(num_tokens, dtype=torch.float64)[:size]
+        tensors[f"k_{SHORT[branch]}"] = normal(shape, case.seed + 2 + index, 1.0, dtype)
+        units = torch.eye(num_tokens, dtype=dtype)[:size]
         tensors[f"v_{SHORT[branch]}"] = units[None, :, None].expand(rows, -1, case.groups, -1).contiguous()
     return tensors
 
@@ -105,7 +105,7 @@ def _forward(
     for branch in BRANCHES:
         weights = getattr(output, branch).detach().cpu().unflatten(2, (case.groups, -1))  # [B, T, G, h, S]
         may = allowed[branch][:, :, :, None].expand_as(weights)
-        place = branch_place(branch, case.impl)
+        place = branch_place(branch, case.impl, output.out)
         for property, wrong in (
             (f"{branch}: reads what it may not", (weights != 0) & ~may),
             (f"{branch}: does not read what it may", (weights == 0) & may),
@@ -114,9 +114,9 @@ def _forward(
                 _, query, _, _, key = (int(index) for index in wrong.nonzero()[0])
                 message = f"token {_told(queries[query])} {_verb(property)} {_key(branch, key, case.sizes)}"
                 yield Failure(property=property, message=f"{message} in {branch}", where=place)
-        sums, expected = weights.sum(-1), may.any(-1).double()
+        sums, expected = weights.double().sum(-1), may.any(-1).double()
         error = (sums - expected).abs().max()
-        bound = _ROUNDINGS * weights.shape[-1] * torch.finfo(torch.float64).eps
+        bound = _ROUNDINGS * weights.shape[-1] * torch.finfo(weights.dtype).eps
         if not bool(error <= bound):
             message = f"weights in {branch} sum to {float(sums.flatten()[0]):.6g} or so, {float(error):.2g} from 1 or 0"
             yield Failure(property=f"{branch}: weights do not sum to one", message=message, where=place)
@@ -127,7 +127,7 @@ def _backward(
 ) -> Iterator[Failure]:
     """Gradients of one query's output: they reach what it reads, and nothing else."""
     probed = case.probed % len(queries)
-    direction = normal(output.out[:, probed].shape, case.seed + 9, 1.0, torch.float64, output.out.device)
+    direction = normal(output.out[:, probed].shape, case.seed + 9, 1.0, output.out.dtype, output.out.device)
     losses = {branch: (getattr(output, branch)[:, probed] * direction).sum() for branch in BRANCHES}
     grads = differentiate(
         torch.stack(list(losses.values())).sum(), {name: x for name, x in leaves.items() if name != "gates"}
@@ -135,11 +135,11 @@ def _backward(
     others = torch.arange(len(queries)) != probed
     if bool((grads["q"].cpu()[:, others] != 0).any()):
         message = f"the gradient of token {_told(queries[probed])} reaches another query"
-        place = branch_place(_leaking(losses, leaves["q"], others), case.impl)
+        place = branch_place(_leaking(losses, leaves["q"], others), case.impl, output.out)
         yield Failure(property="gradient reaches another query", message=message, where=place)
     for branch in BRANCHES:
         may = allowed[branch][:, probed].transpose(1, 2)  # [B, S, G]
-        place = branch_place(branch, case.impl)
+        place = branch_place(branch, case.impl, output.out)
         for kind in ("k", "v"):
             grad = grads[f"{kind}_{SHORT[branch]}"].cpu()
             reached = (grad != 0).any(-1)  # NaN counts
