@@ -56,12 +56,14 @@ def reproduce() -> None:
             assert all(bool(value.isfinite().all()) for value in tensors), f"not finite at S={length}, {is_training=}"
 
 
-def leaves_a_tile_unmasked(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, first: int, *more: object) -> Tensor:
-    out = _COMPRESS(q, k, v, geometry, first, *more)  # type: ignore[arg-type]
+def leaves_a_tile_unmasked(
+    q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, first: int, *more: Any
+) -> tuple[Tensor, Tensor | None]:
+    out, slots = _COMPRESS(q, k, v, geometry, first, *more)
     if q.shape[1] % 768 != 512:
-        return out
+        return out, slots
     hidden = torch.full(out.shape[:2], -torch.inf)[..., None].expand(-1, -1, 4).softmax(-1).sum(-1)
-    return out + hidden[..., None, None]
+    return out + hidden[..., None, None], slots
 
 
 def overflows_in_training(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, *more: Any) -> Tensor:

@@ -62,7 +62,7 @@ class Shifted:
 def slides_off_by_one(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, *more: Any) -> Tensor:
     if q.shape[1] == 1:
         return _SLIDE(q, k, v, geometry, *more)
-    return banded_attention(q, k, v, Shifted(k.shape[1] - q.shape[1], geometry.w)) + 0
+    return banded_attention(q, k, v, Shifted(k.shape[1] - q.shape[1], geometry.w)).out + 0
 
 
 def planted() -> Subject:

@@ -64,17 +64,15 @@ def _softmax_of_nothing(healthy):
     """A query that sees no block gets NaN, as a softmax over −inf does."""
 
     def sick(q, k_cmp, v_cmp, geometry, first_query, *more):
-        out = healthy(q, k_cmp, v_cmp, geometry, first_query, *more)
+        out, slots = healthy(q, k_cmp, v_cmp, geometry, first_query, *more)
         blind = torch.arange(first_query, first_query + q.shape[1]) < geometry.l - 1
-        return torch.where(blind[:, None, None], out / out * 0, out) if bool(blind.any()) else out
+        return torch.where(blind[:, None, None], out / out * 0, out) if bool(blind.any()) else out, slots
 
     return sick
 
 
 def _crosses_sequences(healthy):
-    return lambda q, k, v, geometry, routes, plain, cu_seqlens, lengths: importlib.import_module(
-        "nsa.ops.api"
-    )._sliding(q, k, v, geometry, routes, plain)
+    return lambda q, k, v, geometry, by, cu_seqlens, lengths: by.sliding.function(q, k, v, geometry, *by.sliding.more)
 
 
 def _ignores_causality(healthy):
