@@ -2,7 +2,8 @@
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,10 +17,15 @@ def without_autocast(function: Callable[_Given, _Result]) -> Callable[_Given, _R
 
     @functools.wraps(function)
     def outside(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
-        device = next(value.device.type for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        if not torch.amp.is_autocast_available(device):
-            return function(*args, **kwargs)
-        with torch.autocast(device, enabled=False):
+        device = next(value.device for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        with outside_autocast(device):
             return function(*args, **kwargs)
 
     return outside
+
+
+def outside_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """A region in which autocast rounds nothing on a device."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)

@@ -69,6 +69,7 @@ class Bench:
         subject = subject if request["max_length"] is None else replace(subject, max_length=request["max_length"])
         self.lookout.frames = FrameFilter((*package, *subject.packages))
         examined = under(made_known(subject, self.lookout.know), conditions, request["profile"], request["dtype"])
+        examined = replace(examined, timeout=request["making_seconds"])
         self._subject = replace(examined, lengths=wanted.lengths) if request["are_all_lengths"] else examined
         self._conditions = conditions
         _warm_up(conditions.device)

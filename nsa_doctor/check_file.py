@@ -113,7 +113,7 @@ def _named(path: Path, name: str, line: int, word: str) -> StrEnum:
     """The fact, error, property or command of that name."""
     known = {member.value: member for member in _OF_NAMES[name]}
     if word not in known:
-        _refuse(path, line, f"{name} cannot hold {word!r}; {nearest(word, known)}")
+        _refuse(path, line, f"{name} cannot hold {word!r}; {nearest(word, list(known))}")
     return known[word]
 
 

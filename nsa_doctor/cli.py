@@ -1,7 +1,7 @@
 """The command line: hand the words to a command, turn every error into one sentence and an exit code."""
 
 import sys
-from typing import NoReturn
+from typing import NoReturn, Protocol, runtime_checkable
 
 import typer
 
@@ -23,23 +23,32 @@ from nsa_doctor.commands.smoke import smoke
 from nsa_doctor.commands.sweep import sweep
 from nsa_doctor.commands.throughput import throughput
 from nsa_doctor.commands.watch import watch
+from nsa_doctor.finding import ExitCode
 from nsa_doctor.laboratory import DoctorBrokeError, UsageError
 from nsa_doctor.output import CannotWriteError, say
 from nsa_doctor.runner import Caught, attempt
 from nsa_doctor.wording import escaped
 
-USAGE, BROKEN = 2, 4
-_TYPERS_INTERRUPTED = 130  # typer makes this of a KeyboardInterrupt that comes out of a command
-_UsageException = typer.BadParameter.__mro__[2]  # click's base of all usage errors, wherever typer keeps click
+
+@runtime_checkable
+class _Refusal(Protocol):
+    """What typer raises for a command line that cannot be, in whichever package it keeps click."""
+
+    exit_code: int
+
+    def format_message(self) -> str:
+        """What is wrong with the command line."""
+
 
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Examines sparse-attention code: says what is wrong, where, and what to do about it.",
-    epilog="Exit codes: 0 all is well, 1 something is wrong, 2 usage, 3 not everything could be measured, "
-    "4 nsa-doctor itself broke, 130 interrupted, "
-    "143 or 129 ended by SIGTERM or SIGHUP; what was interrupted reports what it measured.",
+    epilog=f"Exit codes: {ExitCode.WELL} all is well, {ExitCode.WRONG} something is wrong, {ExitCode.USAGE} usage, "
+    f"{ExitCode.UNMEASURED} not everything could be measured, {ExitCode.BROKEN} nsa-doctor itself broke, "
+    f"{ExitCode.INTERRUPTED} interrupted, 143 or 129 ended by SIGTERM or SIGHUP; "
+    "what was interrupted reports what it measured.",
 )
 for _command in (sweep, run, anomaly, fuzz, throughput, smoke, watch, regressions, env, render):
     app.command()(_command)
@@ -68,11 +77,11 @@ def serve(arguments: list[str]) -> int:
 
 def _served(arguments: list[str]) -> int:
     if not arguments:
-        return _complain("a command is needed: run, sweep, list or explain; --help says more", USAGE)
+        return _complain("a command is needed: run, sweep, list or explain; --help says more", ExitCode.USAGE)
     answer = attempt(lambda: app(args=arguments, prog_name="nsa-doctor", standalone_mode=False))
     if answer == ENDED_EARLY:
         return signals.exit_code()
-    if answer == _TYPERS_INTERRUPTED:
+    if answer == ExitCode.INTERRUPTED:  # typer makes it of a KeyboardInterrupt that comes out of a command
         return _complain("interrupted", signals.exit_code())
     if not isinstance(answer, Caught):
         return answer if isinstance(answer, int) else 0
@@ -81,14 +90,14 @@ def _served(arguments: list[str]) -> int:
         return _complain("interrupted", signals.exit_code())
     if "--traceback" in arguments:
         say(getattr(error, "traceback", "") or answer.traceback, sys.stderr)
-    if isinstance(error, _UsageException):
-        return _complain(" ".join(error.format_message().split()), USAGE)  # type: ignore[attr-defined]
+    if isinstance(error, _Refusal):
+        return _complain(" ".join(error.format_message().split()), ExitCode.USAGE)
     if isinstance(error, (UsageError, options.OptionError, CheckFileError)):
-        return _complain(str(error), USAGE)
+        return _complain(str(error), ExitCode.USAGE)
     if isinstance(error, CannotWriteError):
-        return _complain(str(error), BROKEN)
+        return _complain(str(error), ExitCode.BROKEN)
     told = str(error) if isinstance(error, DoctorBrokeError) else answer.sentence
-    return _complain(f"the doctor itself broke: {told}; --traceback shows where", BROKEN)
+    return _complain(f"the doctor itself broke: {told}; --traceback shows where", ExitCode.BROKEN)
 
 
 def _complain(sentence: str, code: int) -> int:

@@ -17,6 +17,7 @@ from nsa_doctor.frames import FrameFilter, top_package
 from nsa_doctor.identity import commit_of, version_of
 from nsa_doctor.laboratory import UsageError
 from nsa_doctor.measurement import Place
+from nsa_doctor.repro import reproduce
 
 Listener = Callable[[str, int, int], None]
 _SPARE_SECONDS = 30.0  # without a sign of life, beyond the limit for a batch
@@ -103,7 +104,7 @@ def _died(request: DataRequest, code: int | None, dump: str) -> tuple[Result, ..
                 message=message,
                 where=where,
                 evidence={"kind": "died"},
-                repro=" ".join(["nsa-doctor", "data", *request.words]),
+                repro=reproduce("data", request.words),
                 code=name,
             )
             results.append(Result(code=name, name=manual.name, verdict=Verdict.FAIL, findings=(finding,)))

@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Any, Self
 
 from nsa_doctor.measurement import Measurement, Place
@@ -14,6 +14,17 @@ Scalar = str | int | float | bool | None
 _MOST_FINDINGS = 3  # of one check; the rest is counted
 # Evidence that says which thing is wrong, where the place alone does not; the rest of it is measured.
 _NAMES = ("branch", "option", "parts", "property", "quantity", "seam", "target")
+
+
+class ExitCode(IntEnum):
+    """What the commands end with; 128 and its number where a signal ended one early."""
+
+    WELL = 0
+    WRONG = 1
+    USAGE = 2
+    UNMEASURED = 3
+    BROKEN = 4
+    INTERRUPTED = 130  # Ctrl-C's
 
 
 class Verdict(StrEnum):
@@ -34,9 +45,10 @@ class Decision(StrEnum):
     UNKNOWN = "UNKNOWN"
 
     @property
-    def exit_code(self) -> int:
-        """What a command that decides this ends with."""
-        return {Decision.GO: 0, Decision.NO_GO: 1, Decision.UNKNOWN: 3}[self]
+    def exit_code(self) -> ExitCode:
+        """The exit code of a command that decides this."""
+        codes = {Decision.GO: ExitCode.WELL, Decision.NO_GO: ExitCode.WRONG, Decision.UNKNOWN: ExitCode.UNMEASURED}
+        return codes[self]
 
 
 @dataclass(frozen=True, kw_only=True)

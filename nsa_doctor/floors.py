@@ -36,7 +36,7 @@ class Floor:
 
 @dataclass(frozen=True, kw_only=True)
 class Floors:
-    """The floors of one kind of device; `device` is part of its name, or cpu."""
+    """The floors of one kind of device; `name` is what `--floors` takes, `device` is part of its name, or cpu."""
 
     name: str
     device: str
@@ -58,7 +58,7 @@ def load_floors(source: str) -> Floors:
     if not isinstance(document["floors"], list):
         raise FloorsError(f"{path}: floors must be a list")
     return Floors(
-        name=path.stem,
+        name=source,
         device=str(document["device"]),
         floors=tuple(_floor(path, entry) for entry in document["floors"]),
     )

@@ -14,6 +14,7 @@ from nsa_doctor.conclude import environment
 from nsa_doctor.finding import Report, Result
 from nsa_doctor.laboratory import DoctorBrokeError, UsageError
 from nsa_doctor.options import OptionError, one_of
+from nsa_doctor.repro import SECONDS, arguments
 from nsa_doctor.wording import short_bytes
 
 Listener = Callable[[str, int, int], None]
@@ -70,7 +71,7 @@ def stats_request(
         "--num-branches": (num_branches, 3),
         "--activation": (activation, None),
         "--seed": (seed, 0),
-        "--timeout": (timeout, 60.0),
+        "--timeout": (timeout, SECONDS["gate-stats"]),
     }
     words = [word for option, (value, usual) in given.items() if value != usual for word in (option, f"{value}")]
     read = ReadRequest(
@@ -133,8 +134,7 @@ def examine_checkpoints(request: GateStatsRequest, listen: Listener = lambda tol
             listen(path, len(readings), len(request.paths))
     except KeyboardInterrupt:
         interrupted = True
-    ends = ("--",) if any(path.startswith("-") for path in request.paths) else ()
-    words = (*request.words, *ends, *request.paths) if ends else (*request.paths, *request.words)
+    words = arguments(request.paths, request.words)
     return Examined(
         results=judged_together([judged(reading, words) for reading in readings]),
         readings=tuple(readings),

@@ -20,6 +20,7 @@ from nsa_doctor.identity import commit_of, version_of
 from nsa_doctor.judging import judged
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory, UsageError
 from nsa_doctor.recompute import RecomputeRequest, is_asked_for, with_steps_again
+from nsa_doctor.repro import arguments
 from nsa_doctor.run import Listener, RunRequest
 from nsa_doctor.runs.facts import facts_of
 from nsa_doctor.runs.matching import mismatches
@@ -109,7 +110,7 @@ def _with_run(report: Report, run: RunRecord, request: GoNoGoRequest, listen: Li
             run = with_steps_again(run, request.recompute, listen)
         except KeyboardInterrupt:
             report = replace(report, interrupted=True)
-    subject = RunSubject(name=run.folder, record=run, now=time.time(), options=(run.folder,))
+    subject = RunSubject(name=run.folder, record=run, now=time.time(), options=arguments((run.folder,)))
     return replace(_with_results(report, judged(asked, subject), gate, run.notes), run=facts_of(run))
 
 

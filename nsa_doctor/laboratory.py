@@ -1,7 +1,6 @@
 """A laboratory in a child process: hangs and deaths come back as troubles, and work goes on in a fresh child."""
 
 import math
-import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from nsa_doctor.frames import top_package
 from nsa_doctor.isolate import STARTUP_SECONDS, ChildDiedError, ChildHungError, ChildProcess, ChildSlowError
 from nsa_doctor.measurement import Diagnosis, Measurement, Point, Trouble, to_json, trouble_from_json
 from nsa_doctor.postmortem import Experience, trouble_of
+from nsa_doctor.repro import CommandLine
 
 _MOST_FAILURES = 3
 _MOST_TRIED_AGAIN = 2  # to see more of where it ends
@@ -142,8 +142,7 @@ class IsolatedLaboratory:
         message = f"the call does not return: {answer.message}" if answer.kind == "timeout" else answer.message
         message += f" {'while' if answer.phase == 'loading' else 'in'} {answer.phase}" if answer.phase else ""
         message += f" at S={self._last_length}" if self._last_length is not None else ""
-        options = self.facts.get("options", ())
-        repro = shlex.join(["nsa-doctor", "run", "--select", code, *options, "--seed", str(self.assignment.seed)])
+        repro = CommandLine.asked(self.assignment, self.facts).check(code)
         evidence = {"kind": answer.kind}
         finding = Finding(code=code, message=message, where=answer.place, evidence=evidence, repro=repro)
         spent = time.perf_counter() - start

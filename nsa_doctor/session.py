@@ -131,15 +131,7 @@ class Session:
             self.notes.update(dict.fromkeys(notes))
 
     def _command(self) -> CommandLine:
-        assignment = self.assignment
-        asked = {"--subject": assignment.spec, "--input": assignment.input, "--width": assignment.width}
-        named = tuple(word for option, value in asked.items() if value is not None for word in (option, str(value)))
-        return CommandLine(
-            options=tuple(self.facts.get("options", named)),
-            device=assignment.device,
-            seed=assignment.seed,
-            dtype=self.facts.get("dtype", "float32"),
-        )
+        return CommandLine.asked(self.assignment, self.facts)
 
 
 def _is_bad(result: Result) -> bool:

@@ -33,11 +33,12 @@ class Subject:
     """The seams through which checks reach an implementation; `replace(subject, seam=sick)` plants a bug.
 
     Checks examine it up to `max_length` on `device`, as thoroughly as `profile` says, with weights and inputs of
-    `seed`, in `modes` alone, and those that look at gradients at `lengths` alone where any are given. `packages` are
-    top-level packages whose lines count as the subject's own even when they are installed; `options` are the words that
-    name this subject on the command line, `notes` what was found out about it. A seam is called exactly as listed here;
-    one that is None is not offered, and checks that need it are skipped. `configuration` is what it was made from, as
-    plain data: two subjects with equal ones are the same in the eyes of a verdict.
+    `seed`, in `modes` alone, and those that look at gradients at `lengths` alone where any are given; a call may take
+    `timeout` seconds (None: any time). `packages` are top-level packages whose lines count as the subject's own even
+    when they are installed; `options` are the words that name this subject on the command line, `notes` what was found
+    out about it. A seam is called exactly as listed here; one that is None is not offered, and checks that need it are
+    skipped. `configuration` is what it was made from, as plain data: two subjects with equal ones are the same in the
+    eyes of a verdict.
     `memory_exponent` and `time_exponent` say how the method's peak memory and time grow with the length; None is a
     dense method, whose square is right. `max_slowdown` is how many times as long as plain dense attention of the same
     width a training step may take; None sets no floor. `environment` replaces the facts of this machine.
@@ -67,7 +68,8 @@ class Subject:
     variants(seed): modules by the name of the option they differ in from build(seed), same weights, other results owed.
     routes(flags): what serves each branch under environment flags {name: value}: {name of a route: bool}.
     oracle(module, x): the output by an independent, slow and trusted way, in the module's dtype, differentiable.
-    twins(seed): modules by the name of another implementation, same weights as build(seed), same results owed.
+    twins(device, dtype): how to build it, as `build` does, by the name of each other implementation that can serve
+        there: same weights as build(seed), same results owed.
     generate(module, ids, num_tokens): [B, T + num_tokens], each row of ids [B, T] and its likeliest continuation.
     draw(module, ids, temperature, seed): [B, T + 1], each row of ids and one token of softmax(logits / temperature).
     spans(): the functions between slots, token ranges, masks and counts, named as in `nsa.ops.geometry`.
@@ -86,6 +88,7 @@ class Subject:
     seed: int = 0
     device: str = "cpu"
     profile: Profile = "quick"
+    timeout: float | None = None
     modes: tuple[Mode, ...] = MODES
     packages: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
@@ -113,7 +116,7 @@ class Subject:
     routes: Callable[[Mapping[str, str]], Mapping[str, bool]] | None = None
     oracle: Callable[[nn.Module, Tensor], Tensor] | None = None
     anatomy: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
-    twins: Callable[[int], Mapping[str, nn.Module]] | None = None
+    twins: Callable[[str, str], Mapping[str, Callable[[int], nn.Module]]] | None = None
     generate: Callable[[nn.Module, Tensor, int], Tensor] | None = None
     draw: Callable[[nn.Module, Tensor, float, int], Tensor] | None = None
     spans: Callable[[], Any] | None = None

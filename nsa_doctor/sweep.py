@@ -74,10 +74,11 @@ def _plan(request: SweepRequest, boundaries: Sequence[int]) -> list[Point]:
 
 def _command(request: SweepRequest, facts: Mapping[str, Any]) -> CommandLine:
     assignment = request.assignment
-    options = tuple(facts.get("options", ("--subject", assignment.spec) if assignment.spec else ()))
+    command = CommandLine.asked(assignment, facts)
+    options = command.options
+    options += ("--dtype", ",".join(request.dtypes)) if request.dtypes and not facts else ()
     options += ("--forward-only",) if assignment.forward_only else ()
-    own = facts.get("dtype", "float32")
-    return CommandLine(options=options, device=assignment.device, seed=assignment.seed, dtype=own)
+    return replace(command, options=options)
 
 
 def _is_answered(entry: Entry, request: SweepRequest) -> bool:

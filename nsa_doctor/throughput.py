@@ -19,9 +19,11 @@ from nsa_doctor.floors import Verdict as Judged
 from nsa_doctor.growth import fitted_exponent
 from nsa_doctor.laboratory import Assignment, IsolatedLaboratory
 from nsa_doctor.measurement import Trouble
+from nsa_doctor.repro import CommandLine
 from nsa_doctor.session import Session
 from nsa_doctor.torch_errors import error_evidence
 
+REPEATS = 7
 _CHECK_SECONDS = 120.0
 _DEFAULT_CONFIG = "m7c_125m_fast_log"
 Listener = Callable[[str, int, int], None]
@@ -32,7 +34,7 @@ class ThroughputRequest:
     """Whom to time, at the assignment's lengths; no floors means those of the device, where it has any."""
 
     assignment: Assignment
-    repeats: int = 7
+    repeats: int = REPEATS
     floors: Floors | None = None
 
 
@@ -70,6 +72,7 @@ def throughput(request: ThroughputRequest, listen: Listener = lambda told, done,
             "dtype": assignment.dtype,
             "seed": assignment.seed,
             "repeats": request.repeats,
+            "timeout_seconds": assignment.timeout,
             "floors": state.floors.name if state.floors else None,
         },
         environment=environment(state.facts),
@@ -90,7 +93,7 @@ def _work(request: ThroughputRequest, laboratory: IsolatedLaboratory, state: _St
         return
     for measurement in session.examination.measurements:
         assert measurement.trouble is not None
-        state.results.append(_troubled(measurement.trouble, measurement.point.length))
+        state.results.append(_troubled(measurement.trouble, measurement.point.length, request, state))
     if state.results:
         return
     lengths = request.assignment.lengths
@@ -105,7 +108,7 @@ def _work(request: ThroughputRequest, laboratory: IsolatedLaboratory, state: _St
     for length in lengths:
         answer = laboratory.time(length, request.repeats)
         if isinstance(answer, Trouble):
-            state.results.append(_troubled(answer, length))
+            state.results.append(_troubled(answer, length, request, state))
             return
         state.timed.append(answer)
         listen(f"timed S={length}", len(correctness) + len(state.timed), total)
@@ -152,7 +155,6 @@ def _held_to_floors(request: ThroughputRequest, state: _State) -> Result:
 def _below(code: str, floor: Floor, length: int, judged: Judged, state: _State, request: ThroughputRequest) -> Finding:
     assert state.floors is not None
     words = floor.quantity.replace("_", " ")
-    options = " ".join([*state.facts["options"], "--floors", state.floors.name])
     return Finding(
         code=code,
         message=f"{words} is {judged.measured:.3g} at S={length}, and the limit is {floor.limit:g}: {floor.because}",
@@ -163,9 +165,13 @@ def _below(code: str, floor: Floor, length: int, judged: Judged, state: _State, 
             "spread": judged.spread,
             "length": length,
         },
-        repro=f"nsa-doctor throughput --seq {length} --device {request.assignment.device} {options} "
-        f"--seed {request.assignment.seed}",
+        repro=_repro(request, state, length, floors=state.floors.name),
     )
+
+
+def _repro(request: ThroughputRequest, state: _State, length: int, **options: Any) -> str:
+    repeats = None if request.repeats == REPEATS else request.repeats
+    return CommandLine.asked(request.assignment, state.facts).throughput(length, repeats=repeats, **options)
 
 
 def samples_of(row: Mapping[str, Any], quantity: str) -> list[float]:
@@ -222,11 +228,14 @@ def _median(samples: Sequence[float] | None) -> float:
     return statistics.median(samples) if samples else -math.inf
 
 
-def _troubled(trouble: Trouble, length: int) -> Result:
+def _troubled(trouble: Trouble, length: int, request: ThroughputRequest, state: _State) -> Result:
     manual = registry.answering(Fact.RAISED).manual
-    evidence = {"kind": trouble.kind, **error_evidence(trouble.message)}
     finding = Finding(
-        code=manual.code, message=f"{trouble.message} at S={length}", where=trouble.place, evidence=evidence
+        code=manual.code,
+        message=f"{trouble.message} at S={length}",
+        where=trouble.place,
+        evidence={"kind": trouble.kind, **error_evidence(trouble.message)},
+        repro=_repro(request, state, length),
     )
     verdict = Ended.TIMEOUT if trouble.kind == "timeout" else Ended.FAIL
     return Result(code=manual.code, name=manual.name, verdict=verdict, findings=(finding,))

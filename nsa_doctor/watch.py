@@ -14,6 +14,7 @@ from nsa_doctor.laboratory import UsageError
 from nsa_doctor.options import OptionError, prefixes
 from nsa_doctor.recompute import Listener, RecomputeRequest, is_asked_for, with_steps_again
 from nsa_doctor.registry import Entry
+from nsa_doctor.repro import arguments
 from nsa_doctor.runs.columns import MappingError, parse_mapping
 from nsa_doctor.runs.facts import facts_of
 from nsa_doctor.runs.lives import endings, is_over, lives_of
@@ -80,7 +81,6 @@ def watch_request(
     except ValueError as error:
         raise OptionError(str(error)) from error
     options = [("--map", word) for word in maps] + [("--select", select), ("--ignore", ignore)]
-    ends = ["--"] if str(place).startswith("-") else []
     words = [word for option, value in options if value is not None for word in (option, value)]
     return WatchRequest(
         place=place,
@@ -88,7 +88,7 @@ def watch_request(
         mapping=mapping,
         every=every,
         recompute=recompute,
-        words=(*words, *ends, str(place)) if ends else (str(place), *words),
+        words=arguments((str(place),), words),
     )
 
 

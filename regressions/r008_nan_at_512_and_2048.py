@@ -16,6 +16,8 @@ Cause: unknown; "instability at block boundaries" is a guess, and wrong. Establi
 Check: NAN101 where all modes are NaN, NAN103 where one is, each with lengths, branch and line.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,6 @@ from nsa.config import load_config
 from nsa.nn import NSAttention
 from nsa.ops.compress import vectorized as compress
 from nsa.ops.geometry import Geometry
-from nsa.ops.reads import ReadCounter
 from nsa.ops.slide import vectorized as slide
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject import Subject
@@ -55,15 +56,17 @@ def reproduce() -> None:
             assert all(bool(value.isfinite().all()) for value in tensors), f"not finite at S={length}, {is_training=}"
 
 
-def leaves_a_tile_unmasked(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, first: int, *more: object) -> Tensor:
-    out = _COMPRESS(q, k, v, geometry, first, *more)  # type: ignore[arg-type]
+def leaves_a_tile_unmasked(
+    q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, first: int, *more: Any
+) -> tuple[Tensor, Tensor | None]:
+    out, slots = _COMPRESS(q, k, v, geometry, first, *more)
     if q.shape[1] % 768 != 512:
-        return out
+        return out, slots
     hidden = torch.full(out.shape[:2], -torch.inf)[..., None].expand(-1, -1, 4).softmax(-1).sum(-1)
-    return out + hidden[..., None, None]
+    return out + hidden[..., None, None], slots
 
 
-def overflows_in_training(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, *more: ReadCounter) -> Tensor:
+def overflows_in_training(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, *more: Any) -> Tensor:
     out = _SLIDE(q, k, v, geometry, *more)
     if not torch.is_grad_enabled() or q.shape[1] < 2048:
         return out

@@ -11,6 +11,7 @@ Cause: a guess of the report, offered as what might make ranges invalid. Establi
 Check: SEL108.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,18 +48,21 @@ def reproduce() -> None:
         assert torch.equal(read[head], read[head // 6 * 6]), f"head {head} reads other tokens than its group"
 
 
+@dataclass(frozen=True)
 class ChoicePerHead:
-    def __init__(self, q: Tensor, k_sel: Tensor, geometry: Geometry) -> None:
-        self._geometry = geometry
-        self._first_query = k_sel.shape[1] - q.shape[1]
-        self.slots = torch.full((*q.shape[:3], geometry.n_sel), EMPTY_SLOT)
-        self.slots[..., 0].zero_()
+    geometry: Geometry
+    first_query: int
 
-    def visit(self, rows: slice, queries: slice, probabilities: Tensor) -> None:
-        num_blocks = self._geometry.num_blocks(self._first_query + queries.stop)
-        importance = score.group_importance(probabilities, num_blocks, self._geometry)
-        first = self._first_query + queries.start
-        self.slots[rows, queries] = vectorized.choose_slots(importance, self._geometry, first)
+    def of_first_block(self, like: Tensor, _num_groups: int) -> Tensor:
+        slots = torch.full((*like.shape[:3], self.geometry.n_sel), EMPTY_SLOT)
+        slots[..., 0].zero_()
+        return slots
+
+    def __call__(self, probabilities: Tensor, first: int) -> Tensor:
+        position = self.first_query + first
+        num_blocks = self.geometry.num_blocks(position + probabilities.shape[1])
+        importance = score.group_importance(probabilities, num_blocks, self.geometry)
+        return vectorized.choose_slots(importance, self.geometry, position)
 
 
 def probabilities_per_head(weights: Tensor, inverse: Tensor, groups: int) -> Tensor:
@@ -71,7 +75,7 @@ def attend_per_head(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: Ge
 
 
 _SEAMS = {
-    "nsa.ops.api._Choice": ChoicePerHead,
+    "nsa.ops.api.BlockChoice": ChoicePerHead,
     "nsa.ops.banded._group_sum": probabilities_per_head,
     "nsa.ops.select.vectorized.selected_attention": attend_per_head,
 }
@@ -94,8 +98,8 @@ CASE = Case(
             command=examine("regressions.r016_group_inconsistent_selection:planted", "SEL108"),
             expected=found(
                 "SEL108",
-                file="r016_group_inconsistent_selection.py",
-                function="visit",
+                file="banded.py",  # which writes down what each tile has chosen
+                function="forward",
                 says="heads 0 and . of group 0 read different tokens",
             ),
         ),

@@ -9,6 +9,7 @@ Check: DEC106 compares the two ways; FWD301 names the branch that is wrong.
 """
 
 from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -18,7 +19,6 @@ from nsa.config import load_config
 from nsa.nn import NSAttention, prefill
 from nsa.ops.banded import banded_attention
 from nsa.ops.geometry import Geometry
-from nsa.ops.reads import ReadCounter
 from nsa.ops.slide import vectorized
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject import Subject
@@ -59,10 +59,10 @@ class Shifted:
         return (age >= 1) & (age < self.w + 1)
 
 
-def slides_off_by_one(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, reads: ReadCounter | None = None) -> Tensor:
+def slides_off_by_one(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, *more: Any) -> Tensor:
     if q.shape[1] == 1:
-        return _SLIDE(q, k, v, geometry, reads)
-    return banded_attention(q, k, v, Shifted(k.shape[1] - q.shape[1], geometry.w)) + 0
+        return _SLIDE(q, k, v, geometry, *more)
+    return banded_attention(q, k, v, Shifted(k.shape[1] - q.shape[1], geometry.w)).out + 0
 
 
 def planted() -> Subject:

@@ -1,4 +1,4 @@
-"""The arrows DESIGN.md draws between our modules, and the imports that break them."""
+"""The arrows CONTRIBUTING.md draws between our modules, and the imports that break them."""
 
 import ast
 import re
@@ -43,6 +43,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.ops.kernel_tiles": ("nsa.ops.tiles", *LEAVES),
     "nsa.ops.banded": ("nsa.ops.tiles", "nsa.ops.reads", *LEAVES),
     "nsa.ops.arguments": LEAVES,
+    "nsa.ops.choice": ("nsa.ops.score*", "nsa.ops.select*", *LEAVES),
+    "nsa.ops.serving": ("nsa.ops.*", "nsa.backends", *LEAVES),
     "nsa.ops.api": ("nsa.ops.*", "nsa.backends", "nsa.config", *LEAVES),
     "nsa.ops.*.reference": LEAVES,
     "nsa.ops.*.*": (*TILING, *LEAVES),  # and its own folder's modules that are no implementation

@@ -1,10 +1,12 @@
-"""What STYLE.md asks of every file of ours that a machine can see, and the files that break it."""
+"""What CONTRIBUTING.md asks of every file of ours that a machine can see, and the files that break it."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 FOLDERS = ("nsa", "nsa_doctor", "regressions", "tests")
+DOCUMENTS = {"CHANGELOG.md", "CONTRIBUTING.md", "README.md"}
 MEANINGLESS = {"utils", "util", "helpers", "helper", "common", "misc"}
 
 
@@ -24,6 +26,9 @@ def breaches(path: Path, text: str) -> Iterator[tuple[int, str]]:
         yield 1, f"{num_lines} lines, at most {cap}"
     if path.stem in MEANINGLESS:
         yield 1, "a file is named for its content"
+    for number, line in enumerate(text.splitlines(), start=1):
+        for document in set(re.findall(r"\b[A-Z][A-Z_]*\.md\b", line)) - DOCUMENTS:
+            yield number, f"cites {document}, which is not in the repository"
     for node in ast.walk(ast.parse(text)):
         for breach in node_breaches(path, node):
             yield getattr(node, "lineno", 1), breach

@@ -1,4 +1,4 @@
-"""No import breaks an arrow of DESIGN.md, and every broken arrow would be found."""
+"""No import breaks an arrow of CONTRIBUTING.md, and every broken arrow would be found."""
 
 import ast
 from pathlib import Path

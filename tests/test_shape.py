@@ -1,4 +1,4 @@
-"""Every file has the shape STYLE.md asks for, and any that had not would be found."""
+"""Every file has the shape CONTRIBUTING.md asks for, and any that had not would be found."""
 
 from pathlib import Path
 
@@ -39,6 +39,11 @@ SICK = {
         "try:\n    x\nexcept (OSError, Exception):\n    pass\n",
         "3: swallows every exception; nsa_doctor/runner.py alone may",
     ),
+    "citation": (
+        "nsa/a.py",
+        'x = 1\n"""As PLAN\x2emd has it."""\n',
+        "2: cites PLAN\x2emd, which is not in the repository",
+    ),
     "nan-to-num": ("nsa/a.py", "y = x.nan_to_num(0)\n", "1: nan_to_num; make no NaN instead"),
     "future": (
         "nsa/a.py",
@@ -48,6 +53,7 @@ SICK = {
 }
 HEALTHY = {
     "at-the-caps": ("nsa/a.py", function(60) + lines(340)),
+    "citation": ("nsa/a.py", '"""As CONTRIBUTING.md has it."""\n'),
     "check": ("nsa_doctor/checks/nan/nan101_a.py", lines(100)),
     "kernel": ("nsa/ops/select/triton.py", function(120) + lines(480)),
     "runner": ("nsa_doctor/runner.py", "try:\n    x\nexcept Exception:\n    pass\n"),

@@ -78,6 +78,7 @@ class NSAttention(nn.Module):
         """What `forward` computes before its output projection; the same arguments."""
         self._check(x, cache, cu_seqlens)
         projected = self.qkv(x)
+        routes = route(x.device, projected.q.dtype, max(self.config.d_k, self.config.d_v), self.impl)
         if cache is not None:
             self._check_before_append(projected.q, cache, slots)
         gates = self.gate(projected.q.unflatten(2, (self.config.n_kv_groups, -1)).mean(3))
@@ -98,7 +99,7 @@ class NSAttention(nn.Module):
                 self.geometry,
                 cu_seqlens=cu_seqlens,
                 slots=slots,
-                impl=self.impl,
+                impl=routes,
                 reads=reads,
             )
             if cache is not None and reads is not None:
@@ -128,7 +129,6 @@ class NSAttention(nn.Module):
     def _check_before_append(self, q: Tensor, cache: NSACache, slots: Tensor | None) -> None:
         """Refuse now what `nsa_attention` would refuse once the cache has taken the tokens in."""
         config = self.config
-        route(q.device, q.dtype, max(config.d_k, config.d_v), self.impl)
         if cache.counts_reads and self.impl not in ("auto", "vectorized"):
             raise ValueError(f"impl must be 'auto' or 'vectorized' for a cache to count reads, got {self.impl!r}")
         if slots is not None:

@@ -6,24 +6,22 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from nsa.autocast import without_autocast
-from nsa.backends import Impl, Routes, route
-from nsa.ops.arguments import check_compressed, check_phi, check_shapes, check_slots, packed_lengths
-from nsa.ops.compress import flash as compress_flash
+from nsa.autocast import outside_autocast
+from nsa.backends import BRANCHES, Impl, Routes, route
+from nsa.ops.arguments import (
+    check_compressed,
+    check_phi,
+    check_shapes,
+    check_slots,
+    check_tile_elements,
+    packed_lengths,
+)
+from nsa.ops.choice import BlockChoice
 from nsa.ops.compress import reference as compress_reference
 from nsa.ops.compress import vectorized as compress_vectorized
-from nsa.ops.gate import reference as gate_reference
-from nsa.ops.gate import vectorized as gate_vectorized
-from nsa.ops.geometry import EMPTY_SLOT, Geometry
+from nsa.ops.geometry import Geometry
 from nsa.ops.reads import ReadCounter
-from nsa.ops.score import reference as score_reference
-from nsa.ops.score import vectorized as score_vectorized
-from nsa.ops.select import reference as select_reference
-from nsa.ops.select import vectorized as select_vectorized
-from nsa.ops.slide import flash as slide_flash
-from nsa.ops.slide import fused as slide_fused
-from nsa.ops.slide import reference as slide_reference
-from nsa.ops.slide import vectorized as slide_vectorized
+from nsa.ops.serving import Serving, serving
 from nsa.types import CompressedKey, CompressedValue, CuSeqlens, GateWeights, Key, Output, Query, Slots, Value
 
 
@@ -37,7 +35,6 @@ class NSAOutput(NamedTuple):
     slots: Slots
 
 
-@without_autocast
 def nsa_attention(
     q: Query,
     k_cmp: CompressedKey,
@@ -51,8 +48,9 @@ def nsa_attention(
     *,
     cu_seqlens: CuSeqlens | None = None,
     slots: Slots | None = None,
-    impl: Impl = "auto",
+    impl: Impl | Routes = "auto",
     reads: ReadCounter | None = None,
+    num_tile_elements: int | None = None,
 ) -> NSAOutput:
     """Native Sparse Attention of the last T of S tokens (arXiv 2502.11089, Eq. 5 to 12).
 
@@ -62,32 +60,31 @@ def nsa_attention(
 
     cu_seqlens: int32 [N + 1]; B = 1 and T = S, and the row holds N sequences one after the other; k_cmp and v_cmp then
     hold each sequence's compressed blocks, concatenated. slots: hold the choice of blocks fixed. impl: see
-    `nsa.backends`. reads: counts the keys read; plain torch alone counts, so a named `fused`, `flash` or `reference` is
-    refused. Autocast changes nothing: the tensors are taken in the dtype they have.
+    `nsa.backends`, whose routes may be given in its place. reads: counts the keys read; plain torch
+    alone counts, so a named `fused`, `flash` or `reference` is refused. num_tile_elements: how many scores plain torch
+    computes at once; None is as many as suit the device. Where plain torch serves no branch it is refused. Autocast
+    changes nothing: the tensors are taken in the dtype they have.
 
     Raises ValueError for arguments that do not fit together and for an `impl` that cannot serve.
     """
     check_shapes(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, geometry)
     if slots is not None:
         check_slots(slots, (q.shape[0], q.shape[1], k_sel.shape[2]), k_sel.shape[1], geometry)
-    if reads is not None:
-        if impl not in ("auto", "vectorized"):
-            raise ValueError(f"impl must be 'auto' or 'vectorized' for reads to be counted, got {impl!r}")
-        impl = "vectorized"
-    routes = route(q.device, q.dtype, max(q.shape[-1], v_sel.shape[-1]), impl)
-    if cu_seqlens is None:
-        check_compressed(k_cmp, [k_sel.shape[1]], geometry)
-        compressed, selected, slots = _sparse(q, k_cmp, v_cmp, k_sel, v_sel, geometry, slots, routes, reads)
-        sliding = _sliding(q, k_win, v_win, geometry, routes, reads)
-    else:
-        if reads is not None:
-            raise ValueError("reads are counted for one sequence per row, got cu_seqlens")
-        lengths = packed_lengths(cu_seqlens, q, k_sel, k_win)
-        check_compressed(k_cmp, lengths, geometry)
-        compressed, selected, slots = _sparse_packed(q, k_cmp, v_cmp, k_sel, v_sel, geometry, slots, routes, lengths)
-        sliding = _sliding_packed(q, k_win, v_win, geometry, routes, cu_seqlens, lengths)
-    mix = gate_reference.mix if routes.selected.effective == "reference" else gate_vectorized.mix
-    return NSAOutput(mix(compressed, selected, sliding, gates), compressed, selected, sliding, slots)
+    by = _served(q, max(q.shape[-1], v_sel.shape[-1]), impl, reads, num_tile_elements)
+    with outside_autocast(q.device):
+        if cu_seqlens is None:
+            check_compressed(k_cmp, [k_sel.shape[1]], geometry)
+            compressed, selected, slots = _sparse(q, k_cmp, v_cmp, k_sel, v_sel, geometry, slots, by)
+            sliding = by.sliding.function(q, k_win, v_win, geometry, *by.sliding.more)
+        else:
+            if reads is not None:
+                raise ValueError("reads are counted for one sequence per row, got cu_seqlens")
+            lengths = packed_lengths(cu_seqlens, q, k_sel, k_win)
+            check_compressed(k_cmp, lengths, geometry)
+            sparse = _sparse_packed(q, k_cmp, v_cmp, k_sel, v_sel, geometry, slots, by, lengths)
+            compressed, selected, slots = sparse
+            sliding = _sliding_packed(q, k_win, v_win, geometry, by, cu_seqlens, lengths)
+        return NSAOutput(by.mix(compressed, selected, sliding, gates), compressed, selected, sliding, slots)
 
 
 def compress_tokens(
@@ -127,6 +124,20 @@ _PHI: dict[str, tuple[_Phi, _Phi]] = {
 }
 
 
+def _served(
+    q: Tensor, head_size: int, impl: Impl | Routes, reads: ReadCounter | None, num_tile_elements: int | None
+) -> Serving:
+    """What serves each branch of a call: routed here, once, where the caller has not done it."""
+    if reads is not None:
+        if not isinstance(impl, Routes) and impl not in ("auto", "vectorized"):
+            raise ValueError(f"impl must be 'auto' or 'vectorized' for reads to be counted, got {impl!r}")
+        impl = "vectorized"
+    routes = impl if isinstance(impl, Routes) else route(q.device, q.dtype, head_size, impl)
+    if num_tile_elements is not None:
+        check_tile_elements(num_tile_elements, [getattr(routes, branch).effective for branch in BRANCHES])
+    return serving(routes, reads, num_tile_elements)
+
+
 def _sparse(
     q: Tensor,
     k_cmp: Tensor,
@@ -135,76 +146,15 @@ def _sparse(
     v_sel: Tensor,
     geometry: Geometry,
     slots: Tensor | None,
-    routes: Routes,
-    reads: ReadCounter | None,
+    by: Serving,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The compressed branch, the choice it makes unless `slots` holds it, and the selected branch."""
     first_query = k_sel.shape[1] - q.shape[1]
-    if routes.compressed.effective == "reference":
-        compressed, probabilities = compress_reference.compressed_attention(q, k_cmp, v_cmp, geometry, first_query)
-        if slots is None:
-            num_blocks = geometry.num_blocks(k_sel.shape[1])
-            importance = score_reference.block_importance(probabilities, k_sel.shape[2], num_blocks, geometry)
-            slots = select_reference.choose_slots(importance, geometry, first_query)
-        return compressed, select_reference.selected_attention(q, k_sel, v_sel, slots, geometry), slots
-    choice = _Choice(q, k_sel, geometry) if slots is None else None
-    visit = None if choice is None else choice.visit
-    if routes.compressed.effective == "flash":
-        compressed = compress_flash.compressed_attention(q, k_cmp, v_cmp, geometry, first_query)
-        if visit is not None:  # flash-attn keeps its probabilities: compute them again, with values of width zero
-            scored = q.detach(), k_cmp.detach(), v_cmp[..., :0].detach()
-            compress_vectorized.compressed_attention(*scored, geometry, first_query, visit)
-    elif routes.compressed.effective == "triton":
-        from nsa.ops.compress import triton as compress_triton  # where there is no Triton no route leads here
-
-        compressed = compress_triton.compressed_attention(q, k_cmp, v_cmp, geometry, first_query, visit)
-    else:
-        compressed = compress_vectorized.compressed_attention(q, k_cmp, v_cmp, geometry, first_query, visit, reads)
-    slots = choice.slots if choice is not None else slots
+    choose = BlockChoice(geometry, first_query) if slots is None else None
+    compressed, chosen = by.compressed.function(q, k_cmp, v_cmp, geometry, first_query, choose, *by.compressed.more)
+    slots = chosen if slots is None else slots
     assert slots is not None
-    return compressed, _selected(q, k_sel, v_sel, slots, geometry, routes, reads), slots
-
-
-def _selected(
-    q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: Geometry, routes: Routes, reads: ReadCounter | None
-) -> Tensor:
-    if routes.selected.effective != "triton":
-        return select_vectorized.selected_attention(q, k, v, slots, geometry, reads)
-    from nsa.ops.select import triton as select_triton  # where there is no Triton no route leads here
-
-    return select_triton.selected_attention(q, k, v, slots, geometry)
-
-
-class _Choice:
-    """Chooses blocks a tile at a time, as the compressed branch computes the probabilities it chooses by."""
-
-    def __init__(self, q: Tensor, k_sel: Tensor, geometry: Geometry) -> None:
-        self._geometry = geometry
-        self._first_query = k_sel.shape[1] - q.shape[1]
-        shape = q.shape[0], q.shape[1], k_sel.shape[2], geometry.n_sel
-        # A query in a tile that sees no compressed block is younger than l <= l_sel tokens: it has block 0 alone.
-        self.slots = torch.full(shape, EMPTY_SLOT, dtype=torch.int64, device=q.device)
-        self.slots[..., 0].zero_()
-
-    def visit(self, rows: slice, queries: slice, probabilities: Tensor) -> None:
-        num_blocks = self._geometry.num_blocks(self._first_query + queries.stop)
-        if num_blocks == 1:
-            return  # nothing to choose, and its strides may be far more than there are tokens
-        importance = score_vectorized.group_importance(probabilities, num_blocks, self._geometry)
-        first = self._first_query + queries.start
-        self.slots[rows, queries] = select_vectorized.choose_slots(importance, self._geometry, first)
-
-
-def _sliding(
-    q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, routes: Routes, reads: ReadCounter | None = None
-) -> Tensor:
-    served = routes.sliding.effective
-    if served == "vectorized":
-        return slide_vectorized.sliding_attention(q, k, v, geometry, reads)
-    return _SLIDING[served].sliding_attention(q, k, v, geometry)
-
-
-_SLIDING = {"reference": slide_reference, "fused": slide_fused, "flash": slide_flash}
+    return compressed, by.selected.function(q, k_sel, v_sel, slots, geometry, *by.selected.more), slots
 
 
 def _sparse_packed(
@@ -215,7 +165,7 @@ def _sparse_packed(
     v_sel: Tensor,
     geometry: Geometry,
     slots: Tensor | None,
-    routes: Routes,
+    by: Serving,
     lengths: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`_sparse` for each sequence of a packed row: sequences share nothing, so none needs the other's mask."""
@@ -226,22 +176,23 @@ def _sparse_packed(
     for chosen, length in zip(held, lengths, strict=True):
         if chosen is not None:
             check_slots(chosen, (1, length, k_sel.shape[2]), length, geometry)
-    parts = [
-        _sparse(part_q, part_k_cmp, part_v_cmp, part_k, part_v, geometry, part_slots, routes, None)
-        for part_q, part_k, part_v, part_k_cmp, part_v_cmp, part_slots in zip(*per_token, *per_block, held, strict=True)
-        if part_q.shape[1]
-    ]
+    parts = []
+    for part_q, part_k, part_v, part_k_cmp, part_v_cmp, part_slots in zip(*per_token, *per_block, held, strict=True):
+        if part_q.shape[1]:
+            parts.append(_sparse(part_q, part_k_cmp, part_v_cmp, part_k, part_v, geometry, part_slots, by))
     compressed, selected, chosen_slots = zip(*parts, strict=True)
     return torch.cat(compressed, 1), torch.cat(selected, 1), torch.cat(chosen_slots, 1)
 
 
 def _sliding_packed(
-    q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, routes: Routes, cu_seqlens: Tensor, lengths: list[int]
+    q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, by: Serving, cu_seqlens: Tensor, lengths: list[int]
 ) -> Tensor:
-    if routes.sliding.effective == "flash":
-        return slide_flash.sliding_attention_packed(q, k, v, geometry, cu_seqlens.to(q.device), max(lengths))
+    if by.sliding_packed is not None:
+        return by.sliding_packed(q, k, v, geometry, cu_seqlens.to(q.device), max(lengths))
     parts = zip(q.split(lengths, 1), k.split(lengths, 1), v.split(lengths, 1), strict=True)
     outputs = [
-        _sliding(part_q, part_k, part_v, geometry, routes) for part_q, part_k, part_v in parts if part_q.shape[1]
+        by.sliding.function(part_q, part_k, part_v, geometry, *by.sliding.more)
+        for part_q, part_k, part_v in parts
+        if part_q.shape[1]
     ]
     return torch.cat(outputs, 1)

@@ -1,6 +1,6 @@
 """What `nsa.ops.api` asks of its arguments; ValueError names the argument, what fits and what came."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 import torch
@@ -58,6 +58,16 @@ def check_compressed(k_cmp: Tensor, lengths: Sequence[int], geometry: Geometry) 
     expected = sum(geometry.num_compressed(length) for length in lengths)
     if k_cmp.shape[1] != expected:
         raise ValueError(f"k_cmp must have {expected} compressed blocks, got {k_cmp.shape[1]}")
+
+
+def check_tile_elements(num_tile_elements: int, served: Collection[str]) -> None:
+    """Refuse a number of scores at once that is none, or that nobody heeds."""
+    if num_tile_elements < 1:
+        raise ValueError(f"num_tile_elements must be at least 1, got {num_tile_elements}")
+    if "vectorized" not in served:
+        raise ValueError(
+            f"num_tile_elements is for plain torch, and the branches are served by {', '.join(sorted(set(served)))}"
+        )
 
 
 def check_slots(slots: Tensor, shape: tuple[int, int, int], num_tokens: int, geometry: Geometry) -> None:

@@ -78,7 +78,7 @@ class Geometry:
         return max(0, last - first)
 
     def num_reads(self, query: int, slots: Iterable[int]) -> "Reads":
-        """Keys one decoding step for token `query` must read, per layer, row and group (DESIGN.md, Decode).
+        """Keys one decoding step for token `query` must read, per layer, row and group.
 
         A slot given twice is read once; of a block after `query` nothing is read.
         """

@@ -23,8 +23,10 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def tile_budget(device: torch.device) -> int:
-    """How many score elements one tile may hold on `device`."""
+def tile_budget(device: torch.device, num_elements: int | None = None) -> int:
+    """How many score elements one tile may hold: num_elements, or as many as suit `device`."""
+    if num_elements is not None:
+        return num_elements
     return _CPU_BUDGET if device.type == "cpu" else _CUDA_BUDGET
 
 

@@ -3,7 +3,6 @@
 import importlib
 import io
 import json
-import shlex
 import sys
 import tempfile
 import time
@@ -17,6 +16,7 @@ from typing import Any
 from nsa_doctor.cases.record import Case, NotForThisMachineError, Outcome, Plant, Sight, Status
 from nsa_doctor.cases.side_by_side import side_by_side
 from nsa_doctor.cases.warm import keep_to_one_thread
+from nsa_doctor.repro import reproduce
 from nsa_doctor.runner import Caught, attempt
 
 _NO_ASSERTIONS = "Python drops the assertions that say whether a bug is back: unset PYTHONOPTIMIZE"
@@ -97,7 +97,7 @@ def _sight(plant: Plant) -> Sight:
         errors = io.StringIO()
         with redirect_stdout(io.StringIO()), redirect_stderr(errors):
             code = serve([*words, "--quiet", *_written_to(words[0], report_file)])
-        command = shlex.join(["nsa-doctor", *words]).replace(str(folder), "FOLDER")
+        command = reproduce(words[0], words[1:]).replace(str(folder), "FOLDER")
         if not report_file.exists():
             told = errors.getvalue().strip()
             return Sight(name=plant.name, command=command, complaint=f"no report, exit code {code}: {told}")

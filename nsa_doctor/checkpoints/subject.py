@@ -1,6 +1,5 @@
 """A checkpoint as something to examine: what checks of checkpoints are given."""
 
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from nsa_doctor.checkpoints.fault import quoted
 from nsa_doctor.checkpoints.reader import ReadRequest, read_checkpoint
 from nsa_doctor.checkpoints.record import Reading
+from nsa_doctor.repro import arguments, reproduce
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class CheckpointSubject:
     @property
     def again(self) -> str:
         """The line to paste that reads it again."""
-        return shlex.join(["nsa-doctor", "gate-stats", *self.options])
+        return reproduce("gate-stats", self.options)
 
     @property
     def file(self) -> str:
@@ -42,4 +42,4 @@ def checkpoint_subject(path: str, request: ReadRequest, words: tuple[str, ...] =
             known.append(read_checkpoint(path, request))
         return known[0]
 
-    return CheckpointSubject(name=path, checkpoint=checkpoint, options=words or (path,))
+    return CheckpointSubject(name=path, checkpoint=checkpoint, options=words or arguments((path,)))

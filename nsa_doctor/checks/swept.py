@@ -1,6 +1,7 @@
 """What a check that sweeps does: examine its points, keep the facts that it answers."""
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 
 from nsa_doctor.examine import Examination, examine
 from nsa_doctor.finding import Finding
@@ -20,11 +21,12 @@ def swept(
 ) -> Iterator[Finding]:
     """Findings of the facts that the check answers at those points; other facts are left to their checks."""
     examination = Examination()
-    conditions = Conditions(seed=subject.seed, forward_only=forward_only)
+    conditions = Conditions(seed=subject.seed, device=subject.device, forward_only=forward_only)
     examine(LocalLaboratory(subject, conditions), examination, points)
-    options = (*subject.options, "--forward-only") if forward_only else subject.options
-    found = observed(examination, CommandLine(options=options, seed=subject.seed))
-    yield from (finding for fact, finding in found if fact in answers)
+    command = CommandLine.on(subject)
+    if forward_only:
+        command = replace(command, options=(*subject.options, "--forward-only"))
+    yield from (finding for fact, finding in observed(examination, command) if fact in answers)
 
 
 def lengths_of(subject: Subject, count: int = NUM_LENGTHS) -> list[int]:

@@ -7,6 +7,7 @@ import typer
 from nsa_doctor import options
 from nsa_doctor.commands import option_types as given
 from nsa_doctor.commands.delivery import Delivery
+from nsa_doctor.repro import SECONDS
 
 
 def anomaly(
@@ -18,7 +19,7 @@ def anomaly(
     input_kind: given.Input = None,
     width: given.Width = None,
     seed: given.Seed = 0,
-    timeout: Annotated[float, typer.Option(help="Seconds one call of the subject may take.")] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Seconds one call of the subject may take.")] = SECONDS["anomaly"],
     form: given.Format = None,
     output: given.Output = None,
     quiet: given.Quiet = False,

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Self
 
 from nsa_doctor import options, signals
-from nsa_doctor.finding import Decision, Report
+from nsa_doctor.finding import Report
 from nsa_doctor.laboratory import UsageError
 from nsa_doctor.output import CannotWriteError, check_writable, is_terminal, say, write_whole
 
-EXIT_CODES = {Decision.GO: 0, Decision.NO_GO: 1, Decision.UNKNOWN: 3}
 ENDED_EARLY = -1  # the report was delivered, and the exit code is the signal's
 
 
@@ -43,7 +42,7 @@ class Delivery:
             if not self.quiet:
                 say(self._rendered(report, "terminal", is_terminal(sys.stdout)), sys.stdout)
             write_whole(self.output, self._rendered(report, self.form, False))
-        return ENDED_EARLY if report.interrupted else EXIT_CODES[report.decision]
+        return ENDED_EARLY if report.interrupted else report.decision.exit_code
 
     def _rendered(self, report: Report, form: str, colour: bool) -> str:
         from nsa_doctor.render import terminal
@@ -73,4 +72,4 @@ def deliver_bundle(report: Report, folder: Path, traceback: bool) -> int:
     say(terminal.render(report, colour=is_terminal(sys.stdout), traceback=traceback), sys.stdout)
     written = write_bundle(folder, report)
     say(f"written to {folder}: {', '.join(path.name for path in written)}\n", sys.stdout)
-    return ENDED_EARLY if report.interrupted else EXIT_CODES[report.decision]
+    return ENDED_EARLY if report.interrupted else report.decision.exit_code

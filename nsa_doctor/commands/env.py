@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from nsa_doctor import options
-from nsa_doctor.commands.delivery import EXIT_CODES
 from nsa_doctor.finding import Decision
 from nsa_doctor.output import say
 
@@ -25,4 +24,4 @@ def env(
         options.examined(device=device, config=None, subject=None, input_kind=None, width=None, seed=0, timeout=120.0)
     )
     say(json.dumps(told, indent=2) + "\n" if form == "json" else machine.block(told), sys.stdout)
-    return EXIT_CODES[Decision.NO_GO if told["misfits"] else Decision.GO]
+    return (Decision.NO_GO if told["misfits"] else Decision.GO).exit_code

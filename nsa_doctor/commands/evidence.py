@@ -1,14 +1,12 @@
 """What commands that decide by a gate have in common: the gate itself, and the evidence it asks for."""
 
-import shlex
-from collections.abc import Mapping
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsa_doctor import options
 from nsa_doctor.laboratory import Assignment, UsageError
+from nsa_doctor.repro import SECONDS
 
 if TYPE_CHECKING:
     from nsa_doctor.data.request import DataRequest
@@ -43,7 +41,9 @@ def checkpoint_request(path: str | None) -> "GateStatsRequest | None":
 
     if path is None:
         return None
-    asked = stats_request(files=[path], pattern=None, num_branches=3, activation=None, seed=0, timeout=60.0)
+    asked = stats_request(
+        files=[path], pattern=None, num_branches=3, activation=None, seed=0, timeout=SECONDS["gate-stats"]
+    )
     return replace(asked, read=replace(asked.read, wants_shapes=True))
 
 
@@ -69,11 +69,3 @@ def recompute_request(device: str | None) -> "RecomputeRequest":
     from nsa_doctor.recompute import RecomputeRequest
 
     return RecomputeRequest(device=options.device_option(device or "cpu"))
-
-
-def command_line(command: str, *options_given: Mapping[str, object]) -> str:
-    """The line to paste that asks the same; a value None was not given, a tuple several times, True is a flag."""
-    given = [(name, value) for each in options_given for name, value in each.items() if value is not None]
-    several = [(name, one) for name, value in given for one in (value if isinstance(value, tuple) else (value,))]
-    words = ([f"--{name}"] if one is True else [f"--{name}", str(one)] for name, one in several)
-    return shlex.join(["nsa-doctor", command, *chain.from_iterable(words)])

@@ -7,6 +7,7 @@ import typer
 
 from nsa_doctor.commands import option_types as given
 from nsa_doctor.commands.delivery import Delivery
+from nsa_doctor.repro import SECONDS
 
 
 def fuzz(
@@ -20,9 +21,12 @@ def fuzz(
     width: given.Width = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
     dtype: given.Dtype = None,
+    impl: Annotated[
+        str | None, typer.Option(help="Implementation to try: reference, vectorized, fused, triton or flash.")
+    ] = None,
     replay: Annotated[Path | None, typer.Option(help="Try the input in this file again, and nothing else.")] = None,
     save: Annotated[Path | None, typer.Option(help="Where to save an input that fails.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds one input may take.")] = 20.0,
+    timeout: Annotated[float, typer.Option(help="Seconds one input may take.")] = SECONDS["fuzz"],
     form: given.Format = None,
     output: given.Output = None,
     quiet: given.Quiet = False,
@@ -47,6 +51,7 @@ def fuzz(
         replay=replay,
         save=save,
         timeout=timeout,
+        impl=impl,
     )
     deliver = Delivery.asked(form, output, traceback, quiet)
     with progress.of_steps(quiet) as listener:

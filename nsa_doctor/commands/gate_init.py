@@ -1,6 +1,5 @@
 """`nsa-doctor gate-init`."""
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ from nsa_doctor.commands.delivery import ENDED_EARLY
 from nsa_doctor.commands.evidence import read_run_option
 from nsa_doctor.laboratory import UsageError
 from nsa_doctor.output import CannotWriteError, check_writable, say, write_whole
+from nsa_doctor.repro import SECONDS, reproduce
 from nsa_doctor.wording import escaped
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def gate_init(
     width: given.Width = None,
     seed: given.Seed = 0,
     jobs: given.Jobs = None,
-    timeout: given.CallSeconds = 30.0,
+    timeout: given.CallSeconds = SECONDS["gate-init"],
     output: Annotated[Path, typer.Option(help="The gate file to write.")] = _FILE,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
     quiet: given.Quiet = False,
@@ -72,9 +72,9 @@ def gate_init(
         return report.decision.exit_code
     signals.ignore_signals()
     write_whole(output, draft(report, numbers_of(record) if record else {}, record.device_name if record else ""))
-    asked = {"gate": output, "run": run, "subject": subject, "config": config, "input": input_kind, "width": width}
-    words = [word for name, value in asked.items() if value is not None for word in (f"--{name}", str(value))]
-    say(f"written: {output}; try it with: {shlex.join(['nsa-doctor', 'go-no-go', *words])}\n", sys.stdout)
+    whom = {"subject": subject, "config": config, "input": input_kind, "width": width, "dtype": dtype}
+    line = reproduce("go-no-go", gate=output, run=run, **whom, device=device, seed=seed or None, timeout=timeout)
+    say(f"written: {output}; try it with: {line}\n", sys.stdout)
     return 0
 
 

@@ -6,6 +6,7 @@ import typer
 
 from nsa_doctor.commands import option_types as given
 from nsa_doctor.commands.delivery import Delivery
+from nsa_doctor.repro import SECONDS
 
 
 def gate_stats(
@@ -19,7 +20,9 @@ def gate_stats(
         typer.Option(help="softmax or sigmoid: how logits become weights; else as the file says, or softmax."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the inputs that gates are tried on.")] = 0,
-    timeout: Annotated[float, typer.Option(help="Seconds that reading one checkpoint may take.")] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Seconds that reading one checkpoint may take.")] = SECONDS[
+        "gate-stats"
+    ],
     form: given.Format = None,
     output: given.Output = None,
     quiet: given.Quiet = False,

@@ -9,13 +9,13 @@ from nsa_doctor.commands.delivery import check_bundle, deliver_bundle
 from nsa_doctor.commands.evidence import (
     batches_request,
     checkpoint_request,
-    command_line,
     examined_by,
     read_gate_option,
     read_run_option,
     recompute_request,
 )
 from nsa_doctor.laboratory import UsageError
+from nsa_doctor.repro import SECONDS, reproduce
 
 if TYPE_CHECKING:
     from nsa_doctor.go_no_go import Earlier
@@ -40,7 +40,7 @@ def go_no_go(
     width: given.Width = None,
     seed: given.Seed = 0,
     jobs: given.Jobs = None,
-    timeout: given.CallSeconds = 30.0,
+    timeout: given.CallSeconds = SECONDS["go-no-go"],
     output: given.Bundle = _FOLDER,
     quiet: given.Quiet = False,
     traceback: given.Traceback = False,
@@ -59,12 +59,9 @@ def go_no_go(
         "earlier": _earlier(baseline, because),
     }
     check_bundle(output)
-    again = command_line(
-        "go-no-go",
-        {"gate": chosen, "run": run, "recompute": recompute or None, "checkpoint": checkpoint},
-        {"data": data, "baseline": baseline, "because": because},
-        {**whom, "input": input_kind, "timeout": f"{timeout:g}"},
-    )
+    given_evidence = {"run": run, "recompute": recompute, "checkpoint": checkpoint, "data": data}
+    given_evidence |= {"baseline": baseline, "because": because}
+    again = reproduce("go-no-go", gate=chosen, **given_evidence, **whom, input=input_kind, timeout=timeout)
     from nsa_doctor import go_no_go as deciding
     from nsa_doctor import progress
 

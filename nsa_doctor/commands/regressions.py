@@ -13,6 +13,7 @@ from nsa_doctor.cases.catalogue import Card, cards, folders
 from nsa_doctor.commands import option_types as given
 from nsa_doctor.laboratory import UsageError
 from nsa_doctor.output import is_terminal, say
+from nsa_doctor.repro import SECONDS, reproduce
 
 _MOST_JOBS = 64
 
@@ -23,7 +24,7 @@ def regressions(
     ] = None,
     planted: Annotated[bool, typer.Option("--planted", help="Show each planted bug as the doctor sees it.")] = False,
     jobs: Annotated[int | None, typer.Option(help="Processes to work in; as many as cores, at most 4.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds one case may take.")] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Seconds one case may take.")] = SECONDS["regressions"],
     form: Annotated[
         str, typer.Option("--format", help="terminal, json, or md: the table alone, nothing is run.")
     ] = "terminal",
@@ -87,5 +88,5 @@ def _new(words: list[str], known: dict[str, Card]) -> int:
         raise UsageError(str(error)) from error
     except OSError as error:
         raise UsageError(f"{error.filename}: cannot be written: {error.strerror}") from error
-    say(f"{Path(path)}: fill it in, then nsa-doctor regressions {path.stem[:4]} --planted\n", sys.stdout)
+    say(f"{Path(path)}: fill it in, then {reproduce('regressions', (path.stem[:4],), planted=True)}\n", sys.stdout)
     return 0

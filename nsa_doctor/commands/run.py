@@ -7,6 +7,7 @@ import typer
 from nsa_doctor import options
 from nsa_doctor.commands import option_types as given
 from nsa_doctor.commands.delivery import Delivery
+from nsa_doctor.repro import SECONDS
 
 
 def run(
@@ -22,7 +23,7 @@ def run(
     seed: given.Seed = 0,
     jobs: given.Jobs = None,
     fail_fast: given.FailFast = False,
-    timeout: given.CallSeconds = 30.0,
+    timeout: given.CallSeconds = SECONDS["run"],
     form: given.Format = None,
     output: given.Output = None,
     quiet: given.Quiet = False,

@@ -15,13 +15,13 @@ from nsa_doctor.commands.delivery import check_bundle, deliver_bundle
 from nsa_doctor.commands.evidence import (
     batches_request,
     checkpoint_request,
-    command_line,
     examined_by,
     read_gate_option,
     recompute_request,
 )
 from nsa_doctor.laboratory import UsageError
 from nsa_doctor.output import is_terminal, say, write_whole
+from nsa_doctor.repro import SECONDS, reproduce
 from nsa_doctor.shortened import shortened
 from nsa_doctor.smoke import FEWEST_STEPS, SmokeRequest, train
 
@@ -43,7 +43,7 @@ def smoke(
     device: given.Device = "cpu",
     gate: Annotated[str, typer.Option(help="What has to hold: smoke, production, or a file.")] = "smoke",
     jobs: given.Jobs = None,
-    timeout: given.CallSeconds = 30.0,
+    timeout: given.CallSeconds = SECONDS["smoke"],
     output: given.Bundle = _FOLDER,
     quiet: given.Quiet = False,
     traceback: given.Traceback = False,
@@ -83,11 +83,8 @@ def smoke(
     )
     failure = train(request, tell)
     notes = (*wanted.notes, *([f"the smoke run: {failure}"] if failure else []))
-    again = command_line(
-        "smoke",
-        {"config": config, "dataset": dataset, "steps": steps, "set": tuple(changes or ()), "device": device},
-        {"gate": gate, "timeout": f"{timeout:g}"},
-    )
+    named = {"config": config, "dataset": dataset, "steps": steps, "set": tuple(changes or ())}
+    again = reproduce("smoke", **named, device=device, gate=gate, timeout=timeout)
     asked |= {"gate": required, "again": again, "data": batches_request(str(written))}
     report = _decided(asked, folder, device, quiet, failure)
     return deliver_bundle(replace(report, command="smoke", notes=(*notes, *report.notes)), output, traceback)

@@ -7,6 +7,7 @@ import typer
 from nsa_doctor import options
 from nsa_doctor.commands import option_types as given
 from nsa_doctor.commands.delivery import Delivery
+from nsa_doctor.repro import SECONDS
 
 _DTYPE_HELP = "float32, float64, bfloat16, float16; several with commas; else its own."
 
@@ -25,7 +26,7 @@ def sweep(
     boundaries: Annotated[
         bool, typer.Option("--boundaries", help="Add every length at which the geometry changes, and its neighbours.")
     ] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds one length may take in one mode.")] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Seconds one length may take in one mode.")] = SECONDS["sweep"],
     form: given.Format = None,
     output: given.Output = None,
     quiet: given.Quiet = False,

@@ -7,6 +7,7 @@ import typer
 from nsa_doctor import options
 from nsa_doctor.commands import option_types as given
 from nsa_doctor.commands.delivery import Delivery
+from nsa_doctor.repro import SECONDS
 
 
 def throughput(
@@ -20,7 +21,7 @@ def throughput(
     input_kind: given.Input = None,
     width: given.Width = None,
     seed: given.Seed = 0,
-    timeout: Annotated[float, typer.Option(help="Seconds all passes at one length may take.")] = 120.0,
+    timeout: Annotated[float, typer.Option(help="Seconds all passes at one length may take.")] = SECONDS["throughput"],
     form: given.Format = None,
     output: given.Output = None,
     quiet: given.Quiet = False,

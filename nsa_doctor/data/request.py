@@ -80,7 +80,7 @@ def data_request(
     words += [word for change in changes for word in ("--set", change)]
     words += ["--batches", str(batches)] if batches != _USUAL["batches"] else []
     words += ["--ranks", str(ranks)] if ranks != _USUAL["ranks"] else []
-    words += ["--timeout", f"{timeout:g}"] if timeout is not None else []
+    words += ["--timeout", repr(timeout)] if timeout is not None else []
     return DataRequest(
         config=config,
         changes=all_changes,

@@ -1,11 +1,11 @@
 """A source of batches as something to examine: what checks of data are given."""
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nsa_doctor.measurement import Place
+from nsa_doctor.repro import reproduce
 
 Split = Literal["train", "heldout"]
 Targets = Literal["next", "same"]
@@ -52,4 +52,4 @@ class DataSubject:
     @property
     def again(self) -> str:
         """The line to paste that looks at it again."""
-        return shlex.join(["nsa-doctor", "data", *self.options])
+        return reproduce("data", self.options)

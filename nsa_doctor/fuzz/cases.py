@@ -11,7 +11,9 @@ from nsa_doctor.measurement import Values
 Layout = Literal["contiguous", "transposed", "sliced", "offset", "expanded"]
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "sliced", "offset", "expanded")
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
-Impl = Literal["reference", "vectorized", "fused", "flash"]
+Impl = Literal["reference", "vectorized", "fused", "triton", "flash"]
+IMPLS: tuple[Impl, ...] = ("reference", "vectorized", "fused", "triton", "flash")
+KERNELS: tuple[Impl, ...] = ("triton", "flash")
 Target = Literal["ranges", "masks", "select", "attend", "forward"]
 TARGETS: tuple[Target, ...] = ("ranges", "masks", "select", "attend", "forward")
 MAGNITUDES = (1.0, 0.0, 1e-3, 10.0, 1e2, 1e-8, 1e4, 1e-30)
@@ -105,6 +107,7 @@ class Reads(_Case):
     heads: _Small
     probed: int = Field(ge=0, le=4095)
     impl: Impl
+    dtype: Dtype = "float64"
     tile_budget: int | None = Field(ge=1, le=2**26)
     seed: _Seed
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from nsa_doctor import options
-from nsa_doctor.fuzz.cases import TARGETS, Target
+from nsa_doctor.fuzz.cases import IMPLS, TARGETS, Impl, Target
 from nsa_doctor.fuzz.replay import SavedCase, load
 from nsa_doctor.laboratory import Assignment, UsageError
 from nsa_doctor.output import CannotWriteError, check_writable
@@ -21,13 +21,17 @@ ALL = "all"
 
 @dataclass(frozen=True, kw_only=True)
 class FuzzRequest:
-    """Whom to try, on what, and for how long; `replay` is one saved case to try in place of all that."""
+    """Whom to try, on what, and for how long; `replay` is one saved case to try in place of all that.
+
+    `impl` is the implementation to try in place of those that plain torch has.
+    """
 
     assignment: Assignment
     targets: tuple[Target, ...]
     examples: int = EXAMPLES
     minutes: float | None = None
     save: Path | None = None
+    impl: Impl | None = None
     replay: SavedCase | None = None
     replayed: Path | None = None
 
@@ -55,9 +59,10 @@ def fuzz_request(
     replay: Path | None,
     save: Path | None,
     timeout: float,
+    impl: str | None = None,
 ) -> FuzzRequest:
     """Check what `fuzz` was given; raises OptionError or UsageError."""
-    about_search = {"--examples": examples, "--minutes": minutes, "--seed": seed, "--save": save}
+    about_search = {"--examples": examples, "--minutes": minutes, "--seed": seed, "--save": save, "--impl": impl}
     about_subject = {"--config": config, "--input": input_kind, "--width": width, "--device": device, "--dtype": dtype}
     if replay is not None:
         return _replay(replay, target, subject, timeout, {**about_search, **about_subject})
@@ -81,6 +86,7 @@ def fuzz_request(
         examples=examples or EXAMPLES,
         minutes=minutes,
         save=save,
+        impl=_impl(impl),
     )
     if save is not None:
         try:
@@ -96,6 +102,12 @@ def _targets(target: str | None) -> tuple[Target, ...]:
     if target == ALL:
         return TARGETS
     return (cast(Target, options.one_of("a target", target, (*TARGETS, ALL))),)
+
+
+def _impl(impl: str | None) -> Impl | None:
+    if impl is not None and impl not in IMPLS:
+        raise options.OptionError(f"--impl cannot be {impl!r}: allowed are {', '.join(IMPLS)}")
+    return impl
 
 
 def _replay(

@@ -1,4 +1,4 @@
-"""NSA's rules about who may see whom, told again in plain sets (DESIGN.md, section 3).
+"""NSA's rules about who may see whom (arXiv 2502.11089, section 3.3), in plain sets.
 
 Written to be compared with `nsa.ops.geometry` and never to call it: two authors seldom make the same mistake.
 """

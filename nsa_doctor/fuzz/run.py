@@ -1,7 +1,6 @@
 """`nsa-doctor fuzz`: searches target by target in a child process, saves what fails, tries a saved input again."""
 
 import json
-import shlex
 import sys
 import tempfile
 import time
@@ -18,15 +17,15 @@ from nsa_doctor.examine import Examination
 from nsa_doctor.facts import Violation
 from nsa_doctor.finding import Finding, Report, Result, Verdict
 from nsa_doctor.findings import findings
-from nsa_doctor.fuzz.cases import Target, read_case, told
+from nsa_doctor.fuzz.cases import KERNELS, Target, read_case, told
 from nsa_doctor.fuzz.outcome import Failure, Outcome
 from nsa_doctor.fuzz.replay import SavedCase, save
 from nsa_doctor.fuzz.request import FuzzRequest
 from nsa_doctor.fuzz.search import Search
-from nsa_doctor.laboratory import IsolatedLaboratory
+from nsa_doctor.laboratory import IsolatedLaboratory, UsageError
 from nsa_doctor.measurement import Measurement, Trouble
 from nsa_doctor.output import CannotWriteError, is_terminal
-from nsa_doctor.repro import CommandLine
+from nsa_doctor.repro import CommandLine, reproduce
 from nsa_doctor.signals import raise_if_interrupted
 
 Listener = Callable[[str, int, int], None]
@@ -84,7 +83,8 @@ def _search(request: FuzzRequest, laboratory: IsolatedLaboratory, state: _State,
 
     offers = _asked(laboratory, None)
     assert not isinstance(offers, Trouble)
-    offers = {**offers, "dtype": request.assignment.dtype}
+    offers = {**offers, "dtype": request.assignment.dtype, "impl": request.impl}
+    _check_impl(request, offers)
     is_builtin = request.assignment.spec is None and request.assignment.config is None
     searches: dict[Target, Search] = {}
     for target in request.targets:
@@ -132,7 +132,7 @@ def _conclude_failure(request: FuzzRequest, target: Target, search: Search, stat
     saved = _saved(request, target, search.failure, search.case)
     try:
         save(path, saved)
-        repro = _replay_command(path, saved)
+        repro = _replay_command(request, path, saved)
     except CannotWriteError as error:
         state.notes.append(f"the input of {target} is not saved: {error}")
         repro = _search_command(request, target)
@@ -162,15 +162,13 @@ def _replayed(request: FuzzRequest, laboratory: IsolatedLaboratory) -> Result:
     failure = (*same, *outcome.failures)[0]
     if not same:
         failure = replace(failure, message=f"{failure.message}; it was saved for: {saved.message}")
-    finding = _finding(saved.target, failure, saved.case, _replay_command(path, saved))
+    finding = _finding(saved.target, failure, saved.case, _replay_command(request, path, saved))
     return replace(_result(saved.target, _verdict(failure), (finding,)), seconds=seconds)
 
 
 def _loaded(troubles: list[Measurement], request: FuzzRequest) -> list[Result]:
     """What went wrong while the subject was loaded, as the checks it belongs to."""
-    spec = request.assignment.spec
-    command = CommandLine(options=("--subject", spec) if spec else (), seed=request.assignment.seed)
-    found = findings(Examination(measurements=troubles), command)
+    found = findings(Examination(measurements=troubles), CommandLine.asked(request.assignment, {}))
     return [Result(code=finding.code, name="loading", verdict=Verdict.FAIL, findings=(finding,)) for finding in found]
 
 
@@ -194,8 +192,25 @@ def _asked(laboratory: IsolatedLaboratory, case: Mapping[str, Any] | None) -> di
     return laboratory.fuzz(None if case is None else json.dumps(case))
 
 
+def _check_impl(request: FuzzRequest, offers: Mapping[str, Any]) -> None:
+    """Refuse an implementation that cannot serve there: no other is tried in its place. Raises UsageError."""
+    impl, dtype = request.impl, request.assignment.dtype
+    if impl is None:
+        return
+    if not offers["is_nsa"]:
+        raise UsageError("--impl names an implementation of nsa and has no effect with this --subject; leave it out")
+    served, reason = offers["impls"][impl]
+    if not served or (dtype is not None and dtype not in served):
+        alone = f"it serves {', '.join(served)} on {request.assignment.device}, got --dtype {dtype}"
+        raise UsageError(f"--impl {impl}: {alone if served else reason}")
+
+
 def _gap(target: Target, offers: Mapping[str, Any]) -> str:
     """Why a target cannot be tried on this subject; nothing when it can."""
+    if offers["impl"] is not None and target in ("ranges", "forward"):
+        return f"{target} has no implementations to choose from; --impl is for masks, select and attend"
+    if offers["impl"] in KERNELS and target == "select":
+        return f"plain torch chooses the blocks under {offers['impl']} too; try it with --impl vectorized"
     if offers["is_nsa"] and target != "ranges":
         return ""
     match target:
@@ -298,22 +313,26 @@ def _placed(request: FuzzRequest) -> Iterator[Any]:
         yield replace(request.assignment, config=str(path))
 
 
-def _replay_command(path: Path, saved: SavedCase) -> str:
-    return shlex.join(["nsa-doctor", "fuzz", "--replay", str(path), *(["--subject", saved.spec] if saved.spec else [])])
+def _replay_command(request: FuzzRequest, path: Path, saved: SavedCase) -> str:
+    return reproduce("fuzz", replay=path, subject=saved.spec, timeout=request.assignment.timeout)
 
 
 def _search_command(request: FuzzRequest, target: Target) -> str:
     assignment = request.assignment
-    words = ["nsa-doctor", "fuzz", target, "--examples", str(request.examples), "--seed", str(assignment.seed)]
-    for option, value in (
-        ("--subject", assignment.spec),
-        ("--config", assignment.config),
-        ("--input", assignment.input),
-        ("--width", assignment.width),
-        ("--dtype", assignment.dtype),
-    ):
-        words += [option, str(value)] if value is not None else []
-    return shlex.join([*words, *(["--device", assignment.device] if assignment.device != "cpu" else [])])
+    return reproduce(
+        "fuzz",
+        (target,),
+        examples=request.examples,
+        seed=assignment.seed,
+        subject=assignment.spec,
+        config=assignment.config,
+        input=assignment.input,
+        width=assignment.width,
+        dtype=assignment.dtype,
+        device=assignment.device,
+        timeout=assignment.timeout,
+        impl=request.impl,
+    )
 
 
 def _options(request: FuzzRequest) -> dict[str, Any]:
@@ -325,6 +344,7 @@ def _options(request: FuzzRequest) -> dict[str, Any]:
         "device": request.assignment.device,
         "dtype": request.assignment.dtype,
         "timeout_seconds": request.assignment.timeout,
+        "impl": request.impl,
         "replay": str(request.replayed) if request.replayed else None,
     }
 

@@ -14,6 +14,7 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 _SCORES = (0.0, 1.0, 0.5, 2.0, 0.25, 1e-45, 1e-310, 1e30, -0.0, "inf", "nan", -1.0, "-inf")
 _HUGE = (-2, -(2**31), 2**31 - 1, 2**40)
 _TILE_BUDGETS = (None, None, 2000, 100)  # elements; the least makes a tile of almost every query
+_PLAIN = ("vectorized", "fused", "reference")
 _SEEDS = st.integers(0, 255)
 
 
@@ -24,12 +25,11 @@ def of(target: Target, offers: Mapping[str, Any], is_builtin: bool) -> Drawn:
         case "ranges":
             return st.one_of(_slots(), _ranges(), _masks(), _grids())
         case "masks":
-            return _reads()
+            return _reads(offers)
         case "select":
-            return _choices(("vectorized", "reference") if offers["is_nsa"] else ("subject",), offers)
+            return _choices(_impls(("vectorized", "reference"), offers), offers)
         case "attend":
-            impls = ("vectorized", "fused", "reference") if offers["is_nsa"] else ("subject",)
-            return _attentions(impls, offers)
+            return _attentions(_impls(_PLAIN, offers), offers)
         case "forward":
             return _passes(offers, is_builtin)
 
@@ -95,7 +95,7 @@ def _grids(draw: Draw) -> dict[str, Any]:
 
 
 @st.composite
-def _reads(draw: Draw) -> dict[str, Any]:
+def _reads(draw: Draw, offers: Mapping[str, Any]) -> dict[str, Any]:
     lengths = draw(st.one_of(st.lists(st.integers(1, 40), min_size=1, max_size=1), _packed()))
     return {
         "kind": "reads",
@@ -106,7 +106,8 @@ def _reads(draw: Draw) -> dict[str, Any]:
         "groups": draw(st.integers(1, 2)),
         "heads": draw(st.integers(1, 2)),
         "probed": draw(st.integers(0, 40)),
-        "impl": draw(st.sampled_from(("vectorized", "fused", "reference"))),
+        "impl": draw(st.sampled_from(_impls(_PLAIN, offers))),
+        "dtype": _widest(offers),
         "tile_budget": draw(st.sampled_from(_TILE_BUDGETS)),
         "seed": draw(_SEEDS),
     }
@@ -207,8 +208,23 @@ def _blocks_alone(given: Mapping[str, int]) -> dict[str, int]:
 
 
 def _dtypes(is_ours: bool, offers: Mapping[str, Any]) -> st.SearchStrategy[str]:
-    usual = ("float32", "float64", "bfloat16", "float16") if is_ours else ("float32",)
+    usual: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16") if is_ours else ("float32",)
+    if is_ours and (impl := offers.get("impl")) is not None:
+        usual = tuple(dtype for dtype in usual if dtype in offers["impls"][impl][0])
     return st.sampled_from((offers["dtype"],) if offers["dtype"] else usual)
+
+
+def _impls(usual: tuple[str, ...], offers: Mapping[str, Any]) -> tuple[str, ...]:
+    """The implementation asked for by name, or those tried when none is; the subject's own where it is not `nsa`."""
+    if not offers["is_nsa"]:
+        return ("subject",)
+    return usual if offers.get("impl") is None else (offers["impl"],)
+
+
+def _widest(offers: Mapping[str, Any]) -> str:
+    """The dtype in which a weight of zero is told from a small one best."""
+    served = offers["impls"][offers["impl"]][0] if offers.get("impl") is not None else ()
+    return next((dtype for dtype in ("float64", "float32", "bfloat16", "float16") if dtype in served), "float64")
 
 
 def _rarely() -> st.SearchStrategy[bool]:

@@ -1,6 +1,8 @@
 """A subject's oracle, and which part of the subject differs from its own equation."""
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,7 +14,8 @@ from nsa_doctor.probes.origin import origin
 from nsa_doctor.probes.perform import ask
 from nsa_doctor.probes.precision import effective_precision, noise_floor
 from nsa_doctor.probes.reach import anatomy
-from nsa_doctor.probes.specimen import Specimen, require_finite
+from nsa_doctor.probes.specimen import Specimen, require_finite, specimen
+from nsa_doctor.probes.state import cast
 from nsa_doctor.probes.tolerance import largest
 from nsa_doctor.rules import rules_of
 from nsa_doctor.runner import NotApplicableError
@@ -60,6 +63,26 @@ def disagreement(
             floor = floor + 2 * finite_difference(plain, truth)
             floor = floor.masked_fill(_choose_differently(sp, wide, x), torch.inf)
     return worst_token(output, truth, floor), x
+
+
+def twins_of(subject: Subject, sp: Specimen) -> Iterator[tuple[str, Specimen, Specimen, Specimen]]:
+    """Each other implementation by name: the subject in the dtype it is compared in, in the widest, and the twin.
+
+    That is the dtype of `sp`, the widest, where the implementation can serve in it, and else the subject's own. All
+    have the same weights.
+    """
+    compared: set[str] = set()
+    for dtype in dict.fromkeys((sp.dtype, subject.dtype)):
+        twins = {} if subject.twins is None else subject.twins(subject.device, dtype)
+        makers = {name: make for name, make in twins.items() if name not in compared}
+        if not makers:
+            continue
+        own = sp if dtype == sp.dtype else specimen(subject)
+        wide = with_weights_of(own, sp)
+        for name, make in makers.items():
+            build = lambda seed, make=make, dtype=dtype: cast(make(seed), getattr(torch, dtype))  # noqa: E731
+            yield name, own, wide, with_weights_of(own, specimen(replace(subject, build=build), dtype=dtype))
+        compared |= makers.keys()
 
 
 def with_weights_of(sp: Specimen, wide: Specimen) -> Specimen:

@@ -1,12 +1,12 @@
 """The command line that asks for a report's facts again, as far as the report says how it was asked."""
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from nsa_doctor import registry
 from nsa_doctor.check import PROFILES, Profile
 from nsa_doctor.finding import Report
+from nsa_doctor.repro import arguments, reproduce
 
 
 def command_line(report: Report) -> str:
@@ -17,10 +17,17 @@ def command_line(report: Report) -> str:
     words = None if asked is None else asked(report)
     if words is None or "seed" not in options:
         return ""
-    words += map(str, report.subject.get("options", ()))
-    words += _given("--dtype", options.get("dtype"))
-    words += _given("--device", options.get("device"), usual="cpu")
-    return shlex.join(["nsa-doctor", report.command, *words, "--seed", str(options["seed"])])
+    named = tuple(map(str, report.subject.get("options", ())))
+    words = list(arguments(named, words)) if report.command == "gate-stats" else [*words, *named]
+    seconds = options.get("timeout_seconds")
+    return reproduce(
+        report.command,
+        words,
+        dtype=options.get("dtype") if "--dtype" not in named else None,
+        device=options.get("device"),
+        timeout=float(seconds) if isinstance(seconds, int | float) else None,
+        seed=options["seed"],
+    )
 
 
 def _run(report: Report) -> list[str] | None:
@@ -42,15 +49,18 @@ def _sweep(report: Report) -> list[str] | None:
 
 
 def _throughput(report: Report) -> list[str] | None:
-    words = _lengths(report)
-    return None if words is None else words + _given("--floors", report.options.get("floors"))
+    words, options = _lengths(report), report.options
+    if words is None:
+        return None
+    return [*words, *_given("--repeats", options.get("repeats"), 7), *_given("--floors", options.get("floors"))]
 
 
 def _fuzz(report: Report) -> list[str] | None:
     targets, examples = report.options.get("targets", ()), report.options.get("examples")
+    others = _given("--minutes", report.options.get("minutes")) + _given("--impl", report.options.get("impl"))
     if not targets or report.options.get("replay") is not None:
         return None
-    return ["all" if len(targets) > 1 else targets[0], *_given("--examples", examples)]
+    return ["all" if len(targets) > 1 else targets[0], *_given("--examples", examples), *others]
 
 
 def _gate_stats(report: Report) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from nsa_doctor import registry
 from nsa_doctor.check import Manual
 from nsa_doctor.families import family_of
-from nsa_doctor.finding import Finding, Report, Result, Scalar, Verdict
+from nsa_doctor.finding import ExitCode, Finding, Report, Result, Scalar, Verdict
 from nsa_doctor.render.json import strict
 from nsa_doctor.render.locating import in_repository, is_file, line_of, subjects_file, uri, uri_elsewhere
 from nsa_doctor.render.summary import acceptances, conclusion, conditions, subject_line
@@ -19,7 +19,6 @@ _ROOT = "SRCROOT"
 _FINGERPRINT = "nsaDoctorFinding/v1"
 _LINK = re.compile(r"\[([^\[\]]*)\](?=\()")
 _LONGEST = 4000
-_INTERRUPTED = 130
 
 
 def render(report: Report) -> str:
@@ -114,10 +113,10 @@ def _location(finding: Finding, report: Report) -> dict[str, Any]:
 
 def _invocation(report: Report) -> dict[str, Any]:
     crashed = any(result.verdict is Verdict.CRASH for result in report.results)
-    code = _INTERRUPTED if report.interrupted else report.decision.exit_code
+    code = ExitCode.INTERRUPTED if report.interrupted else report.decision.exit_code
     return {
         "executionSuccessful": not crashed and not report.interrupted,
-        "exitCode": code,
+        "exitCode": int(code),
         "exitCodeDescription": escaped(f"{report.decision.value}: {conclusion(report)}"),
         "toolExecutionNotifications": list(_notifications(report)),
         "properties": {"command": escaped(report.command), "conditions": escaped(conditions(report))},

@@ -65,11 +65,6 @@ class Again:
         count = len(self.steps)
         return f"step {self.first + 1}" if count <= 1 else f"steps {self.first + 1} to {self.first + count}"
 
-    @property
-    def on(self) -> str:
-        """The option that names where they were computed, where one is needed."""
-        return "" if self.device == "cpu" else f" --device {self.device}"
-
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> "Again":
         """What `dataclasses.asdict` and JSON made of one."""

@@ -1,6 +1,7 @@
 """Whether a training run is evidence about a subject: the same configuration, commit and flags, or a sentence why not.
 
-A report once certified a small model by its run and concluded for a large one (REPORTED_BUGS.md, r023).
+A report once certified a small model by its run and concluded for a large one:
+regressions/r023_verdict_on_another_model.py.
 """
 
 import reprlib

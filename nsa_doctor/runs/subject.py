@@ -1,10 +1,10 @@
 """A training run as something to examine: what checks of runs are given."""
 
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
+from nsa_doctor.repro import reproduce
 from nsa_doctor.runs.record import Beat, RunRecord
 
 
@@ -23,7 +23,11 @@ class RunSubject:
     @property
     def again(self) -> str:
         """The line to paste that looks at it again."""
-        return shlex.join(["nsa-doctor", "watch", *self.options])
+        return reproduce("watch", self.options)
+
+    def recomputed(self, device: str) -> str:
+        """The line to paste that computes steps of it again too."""
+        return reproduce("watch", self.options, recompute=True, device=device)
 
     def with_beats(self, beats: Iterable[Beat]) -> Self:
         """The same run with other heartbeats."""

@@ -53,11 +53,12 @@ def _heads(x: Tensor, weight: Tensor, size: int) -> Tensor:
 
 def _rotated(x: Tensor, theta: float) -> Tensor:
     """Channel pair j of token t as a complex number, times exp(i · t · theta^(−2j/size))."""
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))  # torch has no complex numbers of half precision
+    pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)).contiguous())
     speed = torch.tensor([theta ** (-2 * j / x.shape[-1]) for j in range(x.shape[-1] // 2)], dtype=torch.float64)
     angle = torch.arange(x.shape[1], dtype=torch.float64)[:, None] * speed
     turn = torch.polar(torch.ones_like(angle), angle).to(device=x.device, dtype=pairs.dtype)
-    return torch.view_as_real(pairs * turn[:, None]).flatten(-2)
+    return torch.view_as_real(pairs * turn[:, None]).flatten(-2).to(x.dtype)
 
 
 def _compressed(x: Tensor, weight: Mapping[str, Tensor], name: str, config: NSAConfig, rules: Rules) -> Tensor:

@@ -1,6 +1,6 @@
 """NSAttention layers with one layer's weights: other implementations, and other options."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 import torch
@@ -12,10 +12,20 @@ from nsa.nn import NSAttention
 from nsa.strict import ConfigError
 
 
-def twins(config: NSAConfig, seed: int) -> Mapping[str, nn.Module]:
-    """The layer under every implementation that can serve on a CPU: the same results are owed."""
-    own = _layer(config, seed)
-    return {impl: _sharing(own, config, impl) for impl in get_args(Impl) if impl != "auto" and _serves(impl, config)}
+def twins(config: NSAConfig, device: str, dtype: str) -> Mapping[str, Callable[[int], nn.Module]]:
+    """How to build the layer under every implementation that can serve there, by its name."""
+    named = [impl for impl in get_args(Impl) if impl != "auto"]
+    served = [impl for impl in named if not why_not(impl, device, dtype, max(config.d_k, config.d_v))]
+    return {impl: lambda seed, impl=impl: _sharing(_layer(config, seed), config, impl) for impl in served}
+
+
+def why_not(impl: Impl, device: str, dtype: str, head_size: int) -> str:
+    """Why an implementation cannot serve there; nothing where it can."""
+    try:
+        route(torch.device(device), getattr(torch, dtype), head_size, impl)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def variants(config: NSAConfig, seed: int) -> Mapping[str, nn.Module]:
@@ -59,11 +69,3 @@ def _sharing(own: NSAttention, config: NSAConfig, impl: Impl) -> NSAttention:
 def _layer(config: NSAConfig, seed: int) -> NSAttention:
     torch.manual_seed(seed)
     return NSAttention(config)
-
-
-def _serves(impl: Impl, config: NSAConfig) -> bool:
-    try:
-        route(torch.device("cpu"), torch.float32, max(config.d_k, config.d_v), impl)
-    except ValueError:
-        return False
-    return True

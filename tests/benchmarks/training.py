@@ -144,7 +144,7 @@ def by_part(config: ModelConfig, length: int, device: str) -> None:
         "    the same, choice held": lambda: nsa_attention(*tensors, geometry, slots=slots).out,
         "    compressed branch, plain torch": lambda: compress_vectorized.compressed_attention(
             q, k_cmp, v_cmp, geometry, 0
-        ),
+        )[0],
         "    selected branch, plain torch": lambda: select_vectorized.selected_attention(q, k, v, slots, geometry),
         "    sliding branch, plain torch": lambda: slide_vectorized.sliding_attention(q, k, v, geometry),
         "    sliding branch, fused": lambda: slide_fused.sliding_attention(q, k, v, geometry),

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nsa_doctor.finding import ExitCode
 from tests.gallery.cases import Case
 
 ROOT = Path(__file__).parents[2]
-FOUND = 1  # exit code
+FOUND = ExitCode.WRONG
 SECONDS = 120.0
 
 

@@ -3,15 +3,18 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from signal import SIGHUP, SIGTERM
 
 import pytest
 
 from nsa_doctor import output, registry
 from nsa_doctor.cli import serve
+from nsa_doctor.finding import ExitCode
 from nsa_doctor.output import CannotWriteError, check_writable, write_whole
 
 from .conftest import HERE, environment
@@ -98,6 +101,26 @@ def test_an_interruption_before_the_work_is_exit_130(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(registry, "manuals", interrupted)
     assert serve(["list"]) == 130
+
+
+def test_a_refusal_is_exit_2_wherever_typer_keeps_its_exceptions() -> None:
+    program = (
+        "import sys, typer\n"
+        "class Moved(typer.BadParameter): pass\n"
+        "class MovedAgain(Moved): pass\n"
+        "typer.BadParameter = MovedAgain\n"
+        "from nsa_doctor.cli import serve; sys.exit(serve(['sweep', '--sqe', '128']))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment()
+    )
+    assert (answer.returncode, answer.stderr.count("\n")) == (2, 1)
+
+
+def test_the_help_names_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(["--help"]) == 0
+    told = capsys.readouterr().out.partition("Exit codes:")[2]
+    assert {int(number) for number in re.findall(r"\d+", told)} == {*ExitCode, 128 + SIGTERM, 128 + SIGHUP}
 
 
 def test_list_names_every_check(capsys: pytest.CaptureFixture[str]) -> None:

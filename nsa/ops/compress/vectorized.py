@@ -1,17 +1,15 @@
 """The compressed branch, fast: any device, float64, float32, bfloat16 and float16, any H/G, Dv != Dk."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, linear, silu
 
-from nsa.ops.banded import banded_attention
+from nsa.ops.banded import Choose, banded_attention
 from nsa.ops.geometry import Geometry
 from nsa.ops.reads import ReadCounter
 from nsa.ops.tiles import accumulation_dtype
-from nsa.types import CompressedKey, CompressedValue, Output, Query
+from nsa.types import CompressedKey, CompressedValue, Output, Query, Slots
 
 
 def compress_avg(x: Tensor, geometry: Geometry) -> Tensor:
@@ -55,25 +53,19 @@ def compressed_attention(
     v_cmp: CompressedValue,
     geometry: Geometry,
     first_query: int,
-    visit: Callable[[slice, slice, Tensor], None] | None = None,
+    choose: Choose | None = None,
     reads: ReadCounter | None = None,
-) -> Output:
+    num_tile_elements: int | None = None,
+) -> tuple[Output, Slots | None]:
     """Attention of query t = first_query + i over the compressed blocks that end at or before t.
 
-    `visit(rows, queries, probabilities)` is called for every tile that sees a block, with the probabilities summed over
-    the heads of a group [B, T, G, K] for the first K blocks: they exist one tile at a time.
+    And the slots chosen by the probabilities, which exist one tile at a time; None without `choose`.
     """
-    counts: Tensor | None = None
+    band = _Staircase(first_query, geometry)
+    out, slots, num_reads = banded_attention(q, k_cmp, v_cmp, band, choose, reads is not None, num_tile_elements)
     if reads is not None:
-        counts = reads.compressed = torch.zeros(*q.shape[:2], k_cmp.shape[2], dtype=torch.int64, device=q.device)
-
-    def observe(rows: slice, queries: slice, visible: Tensor, probabilities: Callable[[], Tensor]) -> None:
-        if counts is not None:
-            counts[rows, queries] = visible.sum(-1)[:, None]
-        if visit is not None:
-            visit(rows, queries, probabilities())
-
-    return banded_attention(q, k_cmp, v_cmp, _Staircase(first_query, geometry), observe)
+        reads.compressed = num_reads
+    return out, slots
 
 
 def _blocks(x: Tensor, geometry: Geometry) -> Tensor:

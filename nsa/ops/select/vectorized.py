@@ -37,14 +37,22 @@ _TABLES_PER_TILE = 12  # the table of partial outputs of one chunk, in tile budg
 
 
 def selected_attention(
-    q: Query, k: Key, v: Value, slots: Slots, geometry: Geometry, reads: ReadCounter | None = None
+    q: Query,
+    k: Key,
+    v: Value,
+    slots: Slots,
+    geometry: Geometry,
+    reads: ReadCounter | None = None,
+    num_tile_elements: int | None = None,
 ) -> Output:
     """Attention of each query over the tokens of its chosen blocks, up to itself (Eq. 11 and 12).
 
     The T queries are the last T of the S key tokens. A query with no readable key gives exactly zero.
     """
     block_length = min(geometry.l_sel, k.shape[1])  # a block longer than the sequence is no longer for it
-    out: Tensor = _SelectedAttention.apply(q, k, v, slots, block_length, reads)
+    out: Tensor = _SelectedAttention.apply(
+        q, k, v, slots, block_length, tile_budget(q.device, num_tile_elements), reads
+    )
     return out
 
 
@@ -83,14 +91,21 @@ def choose_slots(importance: Tensor, geometry: Geometry, first_query: int) -> Sl
 class _SelectedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, block_length: int, reads: ReadCounter | None
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        slots: Tensor,
+        block_length: int,
+        budget: int,
+        reads: ReadCounter | None,
     ) -> Tensor:
         groups, dtype = k.shape[2], accumulation_dtype(q.dtype)
         out = q.new_zeros(*q.shape[:3], v.shape[-1])
         norm = q.new_zeros(*q.shape[:3], 2, dtype=dtype)
         counts = None if reads is None else slots.new_zeros(slots.shape[:3], dtype=torch.int64)
         k_blocks, v_blocks = _to_blocks(k, block_length), _to_blocks(v, block_length)
-        for chunk in _chunks(q, k, slots, block_length):
+        for chunk in _chunks(q, k, slots, block_length, budget):
             at = chunk.rows, chunk.queries
             chunk_out, chunk_norm = _attend_chunk(chunk, to_streams(q[at], groups), k_blocks, v_blocks)
             out[at] = from_streams(chunk_out, groups).to(out.dtype)
@@ -100,7 +115,7 @@ class _SelectedAttention(torch.autograd.Function):
         if reads is not None:
             reads.selected = counts
         ctx.save_for_backward(q, k, v, slots, out, norm)
-        ctx.block_length = block_length
+        ctx.block_length, ctx.budget = block_length, budget
         return out
 
     @staticmethod
@@ -114,12 +129,12 @@ class _SelectedAttention(torch.autograd.Function):
         k_blocks, v_blocks = _to_blocks(k, ctx.block_length), _to_blocks(v, ctx.block_length)
         grad_k = torch.zeros_like(k_blocks, dtype=norm.dtype)
         grad_v = torch.zeros_like(v_blocks, dtype=norm.dtype)
-        for chunk in _chunks(q, k, slots, ctx.block_length):
+        for chunk in _chunks(q, k, slots, ctx.block_length, ctx.budget):
             at = chunk.rows, chunk.queries
             tables = [to_streams(x[at], groups) for x in (q, grad.to(q.dtype), norm, delta)]
             chunk_grad_q = _attend_chunk_backward(chunk, tables, k_blocks, v_blocks, grad_k, grad_v)
             grad_q[at] = from_streams(chunk_grad_q, groups).to(q.dtype)
-        return grad_q, _from_blocks(grad_k, k), _from_blocks(grad_v, v), None, None, None
+        return grad_q, _from_blocks(grad_k, k), _from_blocks(grad_v, v), None, None, None, None
 
 
 @dataclass(frozen=True)
@@ -156,12 +171,11 @@ class _Chunk:
         return from_streams(per_query.view(-1, self.queries.stop - self.queries.start, 1, 1), groups)[..., 0]
 
 
-def _chunks(q: Tensor, k: Tensor, slots: Tensor, block_length: int) -> Iterator[_Chunk]:
-    """Cut queries into chunks whose table of partial outputs fits the device's budget, and group each."""
+def _chunks(q: Tensor, k: Tensor, slots: Tensor, block_length: int, budget: int) -> Iterator[_Chunk]:
+    """Cut queries into chunks whose table of partial outputs fits the budget, and group each."""
     num_rows, num_queries, num_heads, _ = q.shape
     num_tokens, groups = k.shape[1:3]
     first_query, blocks_per_stream = num_tokens - num_queries, -(-num_tokens // block_length)
-    budget = tile_budget(q.device)
     queries_per_chunk = max(
         1, _TABLES_PER_TILE * budget // (num_heads * slots.shape[-1] * max(q.shape[-1], k.shape[-1]))
     )

@@ -2,30 +2,31 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from nsa.ops.banded import Observer, banded_attention
+from nsa.ops.banded import banded_attention
 from nsa.ops.geometry import Geometry
 from nsa.ops.reads import ReadCounter
 from nsa.types import Key, Output, Query, Value
 
 
-def sliding_attention(q: Query, k: Key, v: Value, geometry: Geometry, reads: ReadCounter | None = None) -> Output:
+def sliding_attention(
+    q: Query,
+    k: Key,
+    v: Value,
+    geometry: Geometry,
+    reads: ReadCounter | None = None,
+    num_tile_elements: int | None = None,
+) -> Output:
     """Attention of each query over the last w keys, its own included (section 3.3.3).
 
     The T queries are the last T of the S key tokens.
     """
     window = _Window(first_query=k.shape[1] - q.shape[1], w=geometry.w)
-    observe: Observer | None = None
+    banded = banded_attention(q, k, v, window, counts_reads=reads is not None, num_tile_elements=num_tile_elements)
     if reads is not None:
-        counts = torch.zeros(q.shape[0], q.shape[1], k.shape[2], dtype=torch.int64, device=q.device)
-        reads.sliding = counts
-
-        def observe(rows: slice, queries: slice, visible: Tensor, _: object) -> None:
-            counts[rows, queries] = visible.sum(-1)[:, None]
-
-    return banded_attention(q, k, v, window, observe)
+        reads.sliding = banded.num_reads
+    return banded.out
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from nsa_doctor.check import Check
 from nsa_doctor.finding import Finding
 from nsa_doctor.probes.agreement import Worst, gradients, moved_by_rounding, worst_gradient
-from nsa_doctor.probes.oracles import differing_part, disagreement, lengths_to_compare, with_weights_of
+from nsa_doctor.probes.oracles import differing_part, disagreement, lengths_to_compare, twins_of, with_weights_of
 from nsa_doctor.probes.origin import origin
 from nsa_doctor.probes.places import parameter_place
 from nsa_doctor.probes.precision import effective_precision
@@ -43,12 +43,10 @@ def _all_differences(sp: Specimen) -> Iterator[Finding]:
 
 
 def _of_twins(subject: Subject, sp: Specimen) -> Iterator[Finding]:
-    twins = {} if subject.twins is None else subject.twins(subject.seed)
-    is_full = subject.profile == "full"
-    short = [length for length in lengths_to_compare(subject) if length <= _SHORT or is_full] or [_SHORT]
-    for name, module in twins.items():
-        twin = with_weights_of(sp, specimen(replace(subject, build=lambda _seed, m=module: m), dtype=sp.dtype))
-        worst, x = disagreement(sp, sp, short[-1], twin)
+    lengths = lengths_to_compare(subject)
+    short = [length for length in lengths if length <= _SHORT or subject.profile == "full"] or [_SHORT]
+    for name, own, wide, twin in twins_of(subject, sp):
+        worst, x = disagreement(own, wide, short[-1], twin)
         if worst is not None:
             yield _finding(twin, x, worst, f" under implementation {name}")
 

@@ -36,7 +36,7 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
             message=_told(subject, found, again),
             where=Place(module=found.names[0].rpartition(".")[0]) if found.names else Place(),
             evidence={"run": subject.name, **_evidence(found)},
-            repro=f"{subject.again} --recompute{again.on}",
+            repro=subject.recomputed(again.device),
         )
     elif not has_told(subject.record, again):
         raise NotComparableError(f"the run tells of no step after its checkpoint of step {again.first}")

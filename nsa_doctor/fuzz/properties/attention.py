@@ -18,7 +18,6 @@ from nsa_doctor.fuzz.properties.operators import (
     branch_place,
     differentiate,
     geometry_of,
-    tiles_of,
 )
 from nsa_doctor.fuzz.properties.ranges import place_of
 from nsa_doctor.fuzz.properties.tensors import Watch, laid_out, normal
@@ -42,10 +41,9 @@ def examine(case: Attention, subject: Subject) -> Iterator[Failure]:
         assert subject.attend is not None
         outs, place = _by_seam(case, subject, named, slots), {"selected": place_of(subject.attend)}
     else:
-        with tiles_of(case.tile_budget):
-            output = attend(named, geometry_of(case.sizes), case.impl, slots=slots)
+        output = attend(named, geometry_of(case.sizes), case.impl, case.tile_budget, slots=slots)
         outs = {name: getattr(output, name) for name in (*BRANCHES, "out")}
-        place = {name: branch_place(name, case.impl) for name in outs}
+        place = {name: branch_place(name, case.impl, named["q"]) for name in outs}
         if not torch.equal(output.slots, slots):
             yield Failure(
                 violation=Violation.SLOTS_NOT_HELD, message="other slots come back than were given", where=place["out"]
@@ -88,8 +86,7 @@ def _compared(
     last = "out" if "out" in outs else "selected"
     direction = normal(outs[last].shape, case.seed + 99, 1.0, named["q"].dtype)
     leaves = {name: named[name] for name in truth.leaves(outs)}
-    with tiles_of(case.tile_budget):
-        grads = differentiate((outs[last] * direction.to(outs[last])).sum(), leaves)
+    grads = differentiate((outs[last] * direction.to(outs[last])).sum(), leaves)
     exact, usual = (each.gradients(last, direction, leaves) for each in (truth, plain))
     num_terms = max(case.num_tokens, case.num_queries) * case.heads
     for name, grad in grads.items():

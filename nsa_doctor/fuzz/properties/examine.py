@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from nsa_doctor.facts import Violation
-from nsa_doctor.fuzz.cases import Attention, Case, Choice, Grid, MaskRows, Pass, RangeRows, Reads, SlotRows
+from nsa_doctor.fuzz.cases import IMPLS, Attention, Case, Choice, Grid, MaskRows, Pass, RangeRows, Reads, SlotRows
 from nsa_doctor.fuzz.outcome import Failure, Outcome
 from nsa_doctor.lengths import boundary_lengths
-from nsa_doctor.measurement import Trouble
+from nsa_doctor.measurement import DTYPES, Trouble
 from nsa_doctor.probes.measure import trouble_of
 from nsa_doctor.probes.state import preserved_state, seed_everything
 from nsa_doctor.runner import NotComparableError, SubjectFailedError
@@ -45,6 +45,19 @@ def offers(subject: Subject) -> dict[str, Any]:
         "sizes": {name: size for name, size in sizes.items() if isinstance(size, int)},
         "lengths": [length for length in boundary_lengths(subject.geometry, longest) if length <= longest],
         "is_float": subject.input == "embeddings",
+        "impls": _impls(subject.device) if "nsa" in subject.packages else {},
+    }
+
+
+def _impls(device: str) -> dict[str, tuple[list[str], str]]:
+    """The dtypes in which each implementation of `nsa` can serve on a device, and why not in the others."""
+    from nsa_doctor.fuzz.properties.operators import LARGEST_HEAD
+    from nsa_doctor.subjects.nsa_relatives import why_not
+
+    told = {impl: {dtype: why_not(impl, device, dtype, LARGEST_HEAD) for dtype in DTYPES} for impl in IMPLS}
+    return {
+        impl: ([dtype for dtype in DTYPES if not whys[dtype]], next(filter(None, reversed(whys.values())), ""))
+        for impl, whys in told.items()
     }
 
 

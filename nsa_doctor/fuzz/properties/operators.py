@@ -1,21 +1,23 @@
 """Calls of `nsa`'s operators on random tensors, and where each implementation lives."""
 
 import importlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from nsa.ops import api, tiles
+from nsa.backends import route
+from nsa.ops import api
 from nsa.ops.geometry import Geometry
-from nsa_doctor.fuzz.cases import Sizes
+from nsa_doctor.fuzz.cases import Impl, Sizes
 from nsa_doctor.fuzz.properties.ranges import place_of
 from nsa_doctor.measurement import Place
 from nsa_doctor.probes.perform import ask
 
 BRANCHES = ("compressed", "selected", "sliding")
 SHORT = {"compressed": "cmp", "selected": "sel", "sliding": "win"}
+LARGEST_HEAD = 128  # of a case
+_TILED = ("vectorized", "fused")
 _FUNCTIONS = {
     "compressed": ("compress", "compressed_attention"),
     "selected": ("select", "selected_attention"),
@@ -32,22 +34,28 @@ def geometry_of(sizes: Sizes) -> Geometry:
 def attend(
     tensors: Mapping[str, Tensor],
     geometry: Geometry,
-    impl: str,
-    slots: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
+    impl: Impl,
+    tile_budget: int | None,
+    **given: Tensor | None,
 ) -> "api.NSAOutput":
-    """`nsa_attention` of these tensors; what it raises is the subject's."""
+    """`nsa_attention` of these tensors, with slots or cu_seqlens if given; what it raises is the subject's.
+
+    tile_budget: elements of a tile, so that a small input crosses borders of tiles, where the implementation has any.
+    """
+    budget = tile_budget if impl in _TILED else None
     return ask(
         "forward",
-        lambda: api.nsa_attention(**tensors, geometry=geometry, impl=impl, slots=slots, cu_seqlens=cu_seqlens),  # type: ignore[arg-type]
+        lambda: api.nsa_attention(**tensors, geometry=geometry, impl=impl, num_tile_elements=budget, **given),  # type: ignore[arg-type]
         None,
     )
 
 
-def branch_place(branch: str, impl: str) -> Place:
-    """Where the implementation of a branch is defined."""
+def branch_place(branch: str, impl: Impl, like: Tensor) -> Place:
+    """Where the implementation of a branch is defined that serves tensors like this one."""
     folder, function = _FUNCTIONS[branch]
-    module = impl if impl == "reference" or (branch, impl) in _OWN_FILES else "vectorized"
+    routes = route(like.device, like.dtype, LARGEST_HEAD, impl)
+    module = getattr(routes, branch).effective if branch != "out" else "vectorized"
+    module = "reference" if impl == "reference" else module
     return place_of(getattr(importlib.import_module(f"nsa.ops.{folder}.{module}"), function))
 
 
@@ -55,17 +63,6 @@ def choice_place(impl: str) -> Place:
     """Where the implementation of the choice is defined."""
     module = "reference" if impl == "reference" else "vectorized"
     return place_of(importlib.import_module(f"nsa.ops.select.{module}").choose_slots)
-
-
-@contextmanager
-def tiles_of(budget: int | None) -> Iterator[None]:
-    """Tiles of that many elements, so that a small input crosses their borders."""
-    before = tiles._CPU_BUDGET
-    try:
-        tiles._CPU_BUDGET = before if budget is None else budget
-        yield
-    finally:
-        tiles._CPU_BUDGET = before
 
 
 def differentiate(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -77,6 +74,3 @@ def differentiate(loss: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tenso
         )
 
     return dict(zip(leaves, ask("backward", grads, None), strict=True))
-
-
-_OWN_FILES = {("sliding", "fused"), ("sliding", "flash"), ("compressed", "flash")}

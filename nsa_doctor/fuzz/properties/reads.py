@@ -19,7 +19,6 @@ from nsa_doctor.fuzz.properties.operators import (
     choice_place,
     differentiate,
     geometry_of,
-    tiles_of,
 )
 from nsa_doctor.fuzz.properties.tensors import listed, normal
 
@@ -33,12 +32,11 @@ def examine(case: Reads, device: str) -> Iterator[Failure]:
     queries = _positions(case)
     leaves = {name: x.to(device).requires_grad_() for name, x in _tensors(case, len(queries)).items()}
     packed = torch.tensor([0, *accumulate(case.lengths)], dtype=torch.int32) if len(case.lengths) > 1 else None
-    with tiles_of(case.tile_budget):
-        output = attend(leaves, geometry_of(case.sizes), case.impl, cu_seqlens=packed)
-        allowed = _allowed(case, queries, output)
-        yield from _choices(case, queries, output)
-        yield from _forward(case, queries, output, allowed)
-        yield from _backward(case, queries, output, allowed, leaves)
+    output = attend(leaves, geometry_of(case.sizes), case.impl, case.tile_budget, cu_seqlens=packed)
+    allowed = _allowed(case, queries, output)
+    yield from _choices(case, queries, output)
+    yield from _forward(case, queries, output, allowed)
+    yield from _backward(case, queries, output, allowed, leaves)
 
 
 _Query = tuple[int, int, int]
@@ -57,18 +55,18 @@ def _positions(case: Reads) -> list[_Query]:
 
 def _tensors(case: Reads, num_queries: int) -> dict[str, Tensor]:
     """Random queries and keys; the value of token or block i is the i-th unit vector."""
-    num_tokens = sum(case.lengths)
+    num_tokens, dtype = sum(case.lengths), getattr(torch, case.dtype)
     num_blocks = sum(len(rules.compressed_blocks(length, case.sizes.l, case.sizes.d)) for length in case.lengths)
     rows = case.rows if len(case.lengths) == 1 else 1
     tensors = {
-        "q": normal((rows, num_queries, case.groups * case.heads, _HEAD_SIZE), case.seed, 1.0, torch.float64),
-        "gates": normal((rows, num_queries, case.groups, 3), case.seed + 1, 1.0, torch.float64),
+        "q": normal((rows, num_queries, case.groups * case.heads, _HEAD_SIZE), case.seed, 1.0, dtype),
+        "gates": normal((rows, num_queries, case.groups, 3), case.seed + 1, 1.0, dtype),
     }
     for index, branch in enumerate(BRANCHES):
         size = num_blocks if branch == "compressed" else num_tokens
         shape = rows, size, case.groups, _HEAD_SIZE
-        tensors[f"k_{SHORT[branch]}"] = normal(shape, case.seed + 2 + index, 1.0, torch.float64)
-        units = torch.eye(num_tokens, dtype=torch.float64)[:size]
+        tensors[f"k_{SHORT[branch]}"] = normal(shape, case.seed + 2 + index, 1.0, dtype)
+        units = torch.eye(num_tokens, dtype=dtype)[:size]
         tensors[f"v_{SHORT[branch]}"] = units[None, :, None].expand(rows, -1, case.groups, -1).contiguous()
     return tensors
 
@@ -108,7 +106,7 @@ def _forward(
     for branch in BRANCHES:
         weights = getattr(output, branch).detach().cpu().unflatten(2, (case.groups, -1))  # [B, T, G, h, S]
         may = allowed[branch][:, :, :, None].expand_as(weights)
-        place = branch_place(branch, case.impl)
+        place = branch_place(branch, case.impl, output.out)
         for verb, what, wrong in (
             ("reads", "what it may not", (weights != 0) & ~may),
             ("does not read", "what it may", (weights == 0) & may),
@@ -118,9 +116,9 @@ def _forward(
                 message = f"token {_told(queries[query])} {verb} {_key(branch, key, case.sizes)} in {branch}"
                 name = f"{branch}: {verb} {what}"
                 yield Failure(violation=Violation.READS_OTHER_KEYS, name=name, message=message, where=place)
-        sums, expected = weights.sum(-1), may.any(-1).double()
+        sums, expected = weights.double().sum(-1), may.any(-1).double()
         error = (sums - expected).abs().max()
-        bound = _ROUNDINGS * weights.shape[-1] * torch.finfo(torch.float64).eps
+        bound = _ROUNDINGS * weights.shape[-1] * torch.finfo(weights.dtype).eps
         if not bool(error <= bound):
             message = f"weights in {branch} sum to {float(sums.flatten()[0]):.6g} or so, {float(error):.2g} from 1 or 0"
             name = f"{branch}: weights do not sum to one"
@@ -132,7 +130,7 @@ def _backward(
 ) -> Iterator[Failure]:
     """Gradients of one query's output: they reach what it reads, and nothing else."""
     probed = case.probed % len(queries)
-    direction = normal(output.out[:, probed].shape, case.seed + 9, 1.0, torch.float64, output.out.device)
+    direction = normal(output.out[:, probed].shape, case.seed + 9, 1.0, output.out.dtype, output.out.device)
     losses = {branch: (getattr(output, branch)[:, probed] * direction).sum() for branch in BRANCHES}
     grads = differentiate(
         torch.stack(list(losses.values())).sum(), {name: x for name, x in leaves.items() if name != "gates"}
@@ -140,12 +138,12 @@ def _backward(
     others = torch.arange(len(queries)) != probed
     if bool((grads["q"].cpu()[:, others] != 0).any()):
         message = f"the gradient of token {_told(queries[probed])} reaches another query"
-        place = branch_place(_leaking(losses, leaves["q"], others), case.impl)
+        place = branch_place(_leaking(losses, leaves["q"], others), case.impl, output.out)
         name = "gradient reaches another query"
         yield Failure(violation=Violation.GRADIENT_REACHES_OTHERS, name=name, message=message, where=place)
     for branch in BRANCHES:
         may = allowed[branch][:, probed].transpose(1, 2)  # [B, S, G]
-        place = branch_place(branch, case.impl)
+        place = branch_place(branch, case.impl, output.out)
         for kind in ("k", "v"):
             grad = grads[f"{kind}_{SHORT[branch]}"].cpu()
             reached = (grad != 0).any(-1)  # NaN counts

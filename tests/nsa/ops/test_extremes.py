@@ -1,12 +1,13 @@
 """What fast paths get wrong at the edges: far logits, hidden infinities, ties, cut tiles, second derivatives."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from nsa.ops import tiles
+from nsa.ops import banded, tiles
 from nsa.ops.api import compress_tokens, nsa_attention
 from nsa.ops.geometry import EMPTY_SLOT, Geometry
 from nsa.ops.select import reference as select_reference
@@ -26,12 +27,12 @@ def small_inputs(num_tokens: int, rows: int = 2, dtype: torch.dtype = torch.floa
     return {name: torch.cat([x, -x])[:rows].detach().requires_grad_() for name, x in tensors.items()}
 
 
-def assert_equals_the_oracle(tensors: dict[str, Tensor], impl: str, largest_logit: float = 10.0) -> None:
+def assert_equals_the_oracle(tensors: dict[str, Tensor], impl: str, largest_logit: float = 10.0, **given: int) -> None:
     """A logit is rounded in proportion to its size, and a weight's relative error is its logit's absolute one."""
     bound = 16 * torch.finfo(torch.float64).eps * largest_logit
     leaves = list(tensors.values())
     truth = nsa_attention(**tensors, geometry=SMALL, impl="reference")
-    result = nsa_attention(**tensors, geometry=SMALL, slots=truth.slots, impl=impl)
+    result = nsa_attention(**tensors, geometry=SMALL, slots=truth.slots, impl=impl, **given)
     for branch in BRANCHES:
         assert float((getattr(result, branch) - getattr(truth, branch)).detach().abs().max()) <= bound, branch
     wanted, got = (torch.autograd.grad(output.out.square().sum(), leaves) for output in (truth, result))
@@ -50,9 +51,37 @@ def test_far_logits_give_the_oracles_results(impl: str, logit: float) -> None:
 
 @pytest.mark.parametrize("impl", FAST)
 @pytest.mark.parametrize("budget", [1, 1 << 9, 1 << 12])
-def test_where_tiles_are_cut_changes_nothing(monkeypatch: pytest.MonkeyPatch, impl: str, budget: int) -> None:
-    monkeypatch.setattr(tiles, "_CPU_BUDGET", budget)
-    assert_equals_the_oracle(small_inputs(100, rows=3), impl)
+def test_where_tiles_are_cut_changes_nothing(impl: str, budget: int) -> None:
+    assert_equals_the_oracle(small_inputs(100, rows=3), impl, num_tile_elements=budget)
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_as_many_scores_are_computed_at_once_as_are_asked_for(monkeypatch: pytest.MonkeyPatch, impl: str) -> None:
+    sizes: list[int] = []
+
+    def noting(scores: Tensor, *arguments: Any) -> Any:
+        sizes.append(scores.numel())
+        return tiles.attend(scores, *arguments)
+
+    monkeypatch.setattr(banded, "attend", noting)
+    tensors = small_inputs(100)
+    nsa_attention(**tensors, geometry=SMALL, impl=impl)
+    largest_by_itself = max(sizes)
+    sizes.clear()
+    nsa_attention(**tensors, geometry=SMALL, impl=impl, num_tile_elements=1 << 9)
+    assert max(sizes) < largest_by_itself
+
+
+@pytest.mark.parametrize(
+    ("impl", "number", "told"),
+    [
+        ("reference", 8, "is for plain torch, .* by reference"),
+        ("auto", 0, "at least 1, got 0"),
+    ],
+)
+def test_a_number_of_scores_at_once_that_cannot_be_is_refused(impl: str, number: int, told: str) -> None:
+    with pytest.raises(ValueError, match=f"num_tile_elements .*{told}"):
+        nsa_attention(**small_inputs(20), geometry=SMALL, impl=impl, num_tile_elements=number)
 
 
 @pytest.mark.parametrize("impl", FAST)
@@ -124,11 +153,10 @@ def test_a_backward_pass_under_autocast_rounds_no_score() -> None:
 
 
 @pytest.mark.parametrize("impl", FAST)
-def test_a_slot_of_the_future_is_read_by_nobody(monkeypatch: pytest.MonkeyPatch, impl: str) -> None:
-    monkeypatch.setattr(tiles, "_CPU_BUDGET", 1 << 9)
+def test_a_slot_of_the_future_is_read_by_nobody(impl: str) -> None:
     tensors = small_inputs(100)
     slots = torch.tensor([0, 6, 3, EMPTY_SLOT]).expand(2, 100, 2, 4)
-    result = nsa_attention(**tensors, geometry=SMALL, slots=slots, impl=impl).selected
+    result = nsa_attention(**tensors, geometry=SMALL, slots=slots, impl=impl, num_tile_elements=1 << 9).selected
     expected = select_reference.selected_attention(tensors["q"], tensors["k_sel"], tensors["v_sel"], slots, SMALL)
     assert float((result - expected).detach().abs().max()) <= 1e-13
 

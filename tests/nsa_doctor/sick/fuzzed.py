@@ -63,23 +63,21 @@ def _window_one_short(healthy):
 def _softmax_of_nothing(healthy):
     """A query that sees no block gets NaN, as a softmax over −inf does."""
 
-    def sick(q, k_cmp, v_cmp, geometry, first_query, visit=None, reads=None):
-        out = healthy(q, k_cmp, v_cmp, geometry, first_query, visit, reads)
+    def sick(q, k_cmp, v_cmp, geometry, first_query, *more):
+        out, slots = healthy(q, k_cmp, v_cmp, geometry, first_query, *more)
         blind = torch.arange(first_query, first_query + q.shape[1]) < geometry.l - 1
-        return torch.where(blind[:, None, None], out / out * 0, out) if bool(blind.any()) else out
+        return torch.where(blind[:, None, None], out / out * 0, out) if bool(blind.any()) else out, slots
 
     return sick
 
 
 def _crosses_sequences(healthy):
-    return lambda q, k, v, geometry, routes, cu_seqlens, lengths: importlib.import_module("nsa.ops.api")._sliding(
-        q, k, v, geometry, routes
-    )
+    return lambda q, k, v, geometry, by, cu_seqlens, lengths: by.sliding.function(q, k, v, geometry, *by.sliding.more)
 
 
 def _ignores_causality(healthy):
-    return lambda q, k, v, slots, geometry, reads=None: healthy(
-        torch.cat((q[:, 1:], q[:, -1:]), 1), k, v, slots, geometry, reads
+    return lambda q, k, v, slots, geometry, *more: healthy(
+        torch.cat((q[:, 1:], q[:, -1:]), 1), k, v, slots, geometry, *more
     )
 
 
