@@ -2,14 +2,14 @@
 
 import os
 
-from nsa_doctor.signals import leave_on_signals
+from nsa_doctor.core.signals import leave_on_signals
 
 
 def start() -> None:
     """Be ready for Ctrl-C before anything that takes its time is imported."""
     _open_what_is_closed()
     leave_on_signals()
-    from nsa_doctor.cli import main
+    from nsa_doctor.cli.main import main
 
     main()
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 from nsa_doctor.cases.record import Expectation, NotForThisMachineError
-from nsa_doctor.finding import Finding, Report
+from nsa_doctor.core.finding import Finding, Report
 
 _Error = TypeVar("_Error", bound=Exception)
 
@@ -32,7 +32,7 @@ def sick_layer(seams: Mapping[str, Any], config: str = "m7c_125m_fast_log", **ch
     For the child process that examines it: nothing is put back.
     """
     from nsa.config import load_config
-    from nsa_doctor.subjects.nsa import layer_subject
+    from nsa_doctor.adapters.nsa_layer import layer_subject
 
     for name, sick in seams.items():
         patch(name, sick).start()

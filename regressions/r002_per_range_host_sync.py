@@ -18,10 +18,10 @@ from torch import Tensor
 from nsa.config import load_config
 from nsa.nn import NSAttention
 from nsa.ops.geometry import Geometry, slots_to_ranges
+from nsa_doctor.adapters.nsa_layer import layer_subject
 from nsa_doctor.cases.record import Case, Plant
-from nsa_doctor.probes.work import count_work
-from nsa_doctor.subject import Subject
-from nsa_doctor.subjects.nsa import layer_subject
+from nsa_doctor.probes.cost.work import count_work
+from nsa_doctor.subject.contract import Subject
 from regressions.case import examine, found, on_cuda, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"

@@ -22,7 +22,7 @@ from nsa.nn import NSAttention
 from nsa.ops.geometry import Geometry
 from nsa.ops.slide import flash, fused
 from nsa_doctor.cases.record import Case, Plant
-from nsa_doctor.subject import Subject
+from nsa_doctor.subject.contract import Subject
 from regressions.case import examine, found, on_cuda, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"

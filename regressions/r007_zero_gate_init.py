@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from nsa.config import load_config
 from nsa.nn import NSAttention, gate
 from nsa_doctor.cases.record import Case, Plant
-from nsa_doctor.subject import Subject
+from nsa_doctor.subject.contract import Subject
 from regressions.case import examine, found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"

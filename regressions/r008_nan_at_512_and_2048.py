@@ -27,7 +27,7 @@ from nsa.ops.compress import vectorized as compress
 from nsa.ops.geometry import Geometry
 from nsa.ops.slide import vectorized as slide
 from nsa_doctor.cases.record import Case, Plant
-from nsa_doctor.subject import Subject
+from nsa_doctor.subject.contract import Subject
 from regressions.case import found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"

@@ -24,8 +24,8 @@ from unittest.mock import patch
 from nsa.config import load_config, with_changes
 from nsa.data import LoaderStalledError, open_loader
 from nsa.data.documents import FINEWEB_EDU
+from nsa_doctor.artifacts.training_run.reading import read_run
 from nsa_doctor.cases.record import Case, Plant
-from nsa_doctor.runs.reading import read_run
 from regressions.case import found, raised
 from regressions.runs import written
 from regressions.streams import OPENED, streamed

@@ -19,8 +19,8 @@ from typing import Any
 from torch.nn.functional import cross_entropy
 
 from nsa.config import load_config
+from nsa_doctor.artifacts.training_run.stacks import stall_in
 from nsa_doctor.cases.record import Case, Plant
-from nsa_doctor.runs.stacks import stall_in
 from regressions.case import found
 from regressions.runs import finished, written
 

@@ -23,9 +23,9 @@ from nsa.ops.geometry import EMPTY_SLOT, Geometry
 from nsa.ops.score import vectorized as score
 from nsa.ops.select import vectorized
 from nsa.ops.tiles import from_streams
+from nsa_doctor.adapters.nsa_anatomy import anatomy
 from nsa_doctor.cases.record import Case, Plant
-from nsa_doctor.subject import Subject
-from nsa_doctor.subjects.nsa_anatomy import anatomy
+from nsa_doctor.subject.contract import Subject
 from regressions.case import examine, found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"

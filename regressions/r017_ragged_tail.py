@@ -22,7 +22,7 @@ from nsa.nn import NSAttention
 from nsa.ops.geometry import EMPTY_SLOT, Geometry, slots_to_mask
 from nsa.ops.select import vectorized
 from nsa_doctor.cases.record import Case, Plant
-from nsa_doctor.subject import Subject
+from nsa_doctor.subject.contract import Subject
 from regressions.case import examine, found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"

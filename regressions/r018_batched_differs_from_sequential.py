@@ -21,7 +21,7 @@ from nsa.ops.banded import banded_attention
 from nsa.ops.geometry import Geometry
 from nsa.ops.slide import vectorized
 from nsa_doctor.cases.record import Case, Plant
-from nsa_doctor.subject import Subject
+from nsa_doctor.subject.contract import Subject
 from regressions.case import examine, found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"

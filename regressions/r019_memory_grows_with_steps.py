@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from nsa.nn import NSAttention
 from nsa_doctor.cases.record import Case, Plant
-from nsa_doctor.subject import Subject
+from nsa_doctor.subject.contract import Subject
 from regressions.case import examine, found, sick_layer
 from regressions.runs import finished, seen_by_watch, written
 

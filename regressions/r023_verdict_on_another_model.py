@@ -18,10 +18,10 @@ import torch
 
 from nsa.config import load_config
 from nsa.nn import Transformer
+from nsa_doctor.artifacts.training_run.matching import mismatches
+from nsa_doctor.artifacts.training_run.reading import read_run
 from nsa_doctor.cases.record import Case, Plant
-from nsa_doctor.finding import Decision, Report
-from nsa_doctor.runs.matching import mismatches
-from nsa_doctor.runs.reading import read_run
+from nsa_doctor.core.finding import Decision, Report
 from regressions.runs import of_config
 
 _GIGABYTE = 10**9
@@ -55,7 +55,7 @@ def reproduce() -> None:
 
 def _subject(name: str) -> dict[str, object]:
     """What a report says of a configuration that was examined."""
-    from nsa_doctor.identity import digest
+    from nsa_doctor.core.identity import digest
 
     model = load_config(name).model.model_dump(mode="json")
     return {"name": name, "identity": {"configuration": model, "configuration_hash": digest(model)}}

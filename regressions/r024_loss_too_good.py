@@ -29,7 +29,7 @@ from nsa.config import load_config, with_changes
 from nsa.data import open_loader
 from nsa.nn import NSAttention
 from nsa_doctor.cases.record import Case, Plant
-from nsa_doctor.subject import Subject
+from nsa_doctor.subject.contract import Subject
 from regressions.case import examine, found, sick_layer
 from regressions.runs import finished, losses, seen_by_watch, written
 from regressions.streams import OPENED, prose, streamed

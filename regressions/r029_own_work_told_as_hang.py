@@ -19,11 +19,11 @@ from contextlib import chdir
 from pathlib import Path
 from unittest.mock import patch
 
-from nsa_doctor import registry
 from nsa_doctor.cases.record import Case, NotForThisMachineError
-from nsa_doctor.check import Check
-from nsa_doctor.children import Children
-from nsa_doctor.cli import serve
+from nsa_doctor.cli.main import serve
+from nsa_doctor.core import registry
+from nsa_doctor.core.check import Check
+from nsa_doctor.isolation.start import Children
 
 _ALLOWED, _TAKES = 0.4, 1.2  # seconds: of a call, and of what the doctor does before it
 _LAYER = "from torch import nn\n\ndef make():\n    return nn.Linear(8, 8)\n"

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from nsa.config import as_document, load_config, with_changes
-from nsa_doctor.checks.trained import document_of, live
-from nsa_doctor.finding import Finding
-from nsa_doctor.runs.reading import read_run
-from nsa_doctor.runs.record import RunRecord
-from nsa_doctor.watch import watch, watch_request
+from nsa_doctor.artifacts.training_run.reading import read_run
+from nsa_doctor.artifacts.training_run.record import RunRecord
+from nsa_doctor.artifacts.training_run.watch import watch, watch_request
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.testing.training_runs import document_of, live
 
 QUIET: dict[str, Any] = {"log_every": 50, "eval_every": 0, "eval_batches": 0, "sample_tokens": 0, "save_every": 0}
 WARM_UP: dict[str, Any] = {

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from nsa_doctor.cases.catalogue import Card, cards
+from nsa_doctor.cases.fork_server import Starter
 from nsa_doctor.cases.running import CasesRequest, run_cases
-from nsa_doctor.cases.warm import Starter
 
 SECONDS = 60.0
 

@@ -62,9 +62,9 @@ TORCH_IN_THE_DOCTOR = tuple(
     for name in ("adapter", "subject", "subjects*", "probes*", "checks*", "bench", "fuzz.properties*")
 )
 PLUGIN_OF_PYTEST = (
-    "nsa_doctor.pytest_plugin",
-    "nsa_doctor.checked_items",
-    "nsa_doctor.benchmarks.*",
+    "nsa_doctor.pytest.plugin",
+    "nsa_doctor.pytest.items",
+    "nsa_doctor.pytest.benchmarks.*",
     "regressions.test_cases",
 )  # loaded by pytest alone
 # Distribution: the name it is imported by, where the two differ.
@@ -182,7 +182,7 @@ def environment_reads(module: str, tree: ast.Module) -> Iterator[tuple[int, str]
 
 def heavy_start(at_once: dict[str, list[Import]]) -> list[str]:
     """How the command line comes to import torch before it knows what was asked, if it does."""
-    seen, waiting = set(), [("nsa_doctor.cli", "nsa_doctor.cli")]
+    seen, waiting = set(), [("nsa_doctor.cli.main", "nsa_doctor.cli.main")]
     while waiting:
         module, route = waiting.pop()
         for found in at_once.get(module, []):

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from nsa.data.random_words import random_words
-from nsa_doctor import registry
-from nsa_doctor.checks.trained import document_of
-from nsa_doctor.finding import Result
-from nsa_doctor.judging import judged
-from nsa_doctor.recompute import RecomputeRequest, with_steps_again
-from nsa_doctor.runs.reading import read_run
-from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.artifacts.judging import judged
+from nsa_doctor.artifacts.training_run.reading import read_run
+from nsa_doctor.artifacts.training_run.replay import RecomputeRequest, with_steps_again
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result
+from nsa_doctor.testing.training_runs import document_of
 
 ROOT = Path(__file__).parents[1]
 WIDE = {"dim": 64, "n_heads": 4, "n_kv_groups": 2, "d_k": 16, "d_v": 16}

@@ -1,8 +1,8 @@
 """The language model that `make mutants` examines: two layers, an untied head, blocks compressed by convolution."""
 
 from nsa.config import ModelConfig
-from nsa_doctor.subject import Subject
-from nsa_doctor.subjects.nsa_model import model_subject
+from nsa_doctor.adapters.nsa_model import model_subject
+from nsa_doctor.subject.contract import Subject
 
 
 def model() -> Subject:

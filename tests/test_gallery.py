@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor import registry
-from nsa_doctor.subject import Subject
+from nsa_doctor.core import registry
+from nsa_doctor.subject.contract import Subject
 from tests.gallery.cases import FAMILIES, HEALTHY, Case, read_cases
 from tests.gallery.examination import Examination, Found, examine, read_report
 from tests.gallery.hosts import conv_mixer, gpt, llama, recurrence, three_branch, tiled_block

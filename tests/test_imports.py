@@ -38,17 +38,17 @@ HEALTHY = {
     "nsa/train/loop.py": "from nsa.nn.gate import x\nfrom nsa.data.text import x\n",
     "nsa/data/text.py": "import yaml\n",
     "nsa_doctor/__init__.py": "",
-    "nsa_doctor/cli.py": "from nsa_doctor import registry\ndef f() -> None:\n    import nsa_doctor.subject\n",
-    "nsa_doctor/registry.py": "if TYPE_CHECKING:\n    from nsa_doctor.subject import x\n",
-    "nsa_doctor/subject.py": "import torch\nimport nsa\n",
-    "regressions/r001_hang.py": "from nsa_doctor.subject import x\n",
+    "nsa_doctor/cli/main.py": "from nsa_doctor import registry\ndef f() -> None:\n    import nsa_doctor.subject.contract\n",
+    "nsa_doctor/core/registry.py": "if TYPE_CHECKING:\n    from nsa_doctor.subject.contract import x\n",
+    "nsa_doctor/subject/contract.py": "import torch\nimport nsa\n",
+    "regressions/r001_hang.py": "from nsa_doctor.subject.contract import x\n",
 }
 SICK = {  # what is added to the healthy tree, and what must be said of it
     "upwards": ("nsa/ops/geometry.py", "import nsa.ops.api", "nsa.ops.geometry may not import nsa.ops.api"),
     "doctor-in-the-model": ("nsa/nn/gate.py", "import nsa_doctor", "nsa may not import nsa_doctor"),
-    "tests-in-the-doctor": ("nsa_doctor/registry.py", "import tests.conftest", "nsa_doctor may not import tests"),
+    "tests-in-the-doctor": ("nsa_doctor/core/registry.py", "import tests.conftest", "nsa_doctor may not import tests"),
     "regressions-in-the-doctor": (
-        "nsa_doctor/registry.py",
+        "nsa_doctor/core/registry.py",
         "def f():\n    import_module('regressions.r001_hang')",
         "nsa_doctor may not import regressions",
     ),
@@ -80,9 +80,9 @@ SICK = {  # what is added to the healthy tree, and what must be said of it
     "model-in-the-data": ("nsa/data/text.py", "from nsa.nn import gate", "nsa.data.text may not import nsa.nn.gate"),
     "no-layer": ("nsa/helpers.py", "from nsa import types", "nsa.helpers has no place among the layers"),
     "torch-in-the-doctor": (
-        "nsa_doctor/decide.py",
+        "nsa_doctor/policy/verdict.py",
         "def f():\n    from torch import nn",
-        "nsa_doctor.decide may not import torch",
+        "nsa_doctor.policy.verdict may not import torch",
     ),
     "undeclared": ("nsa/nn/gate.py", "import flash_attn", "flash_attn is not among the base dependencies"),
     "environment": (
@@ -91,14 +91,14 @@ SICK = {  # what is added to the healthy tree, and what must be said of it
         "nsa.nn.gate reads the environment; nsa.backends alone does",
     ),
     "environment-by-name": (
-        "nsa_doctor/cli.py",
+        "nsa_doctor/cli/main.py",
         "from os import getenv",
-        "nsa_doctor.cli reads the environment; nsa.backends alone does",
+        "nsa_doctor.cli.main reads the environment; nsa.backends alone does",
     ),
     "heavy-start": (
-        "nsa_doctor/registry.py",
-        "import nsa_doctor.subject",
-        "nsa-doctor imports torch at its start: nsa_doctor.cli -> nsa_doctor.registry -> nsa_doctor.subject",
+        "nsa_doctor/core/registry.py",
+        "import nsa_doctor.subject.contract",
+        "nsa-doctor imports torch at its start: nsa_doctor.cli.main -> nsa_doctor.core.registry -> nsa_doctor.subject.contract",
     ),
 }
 

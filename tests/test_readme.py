@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_doctor.cli import serve
+from nsa_doctor.cli.main import serve
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

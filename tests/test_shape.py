@@ -32,12 +32,12 @@ SICK = {
     "bare-except": (
         "nsa/a.py",
         "try:\n    x\nexcept:\n    pass\n",
-        "3: swallows every exception; nsa_doctor/runner.py alone may",
+        "3: swallows every exception; nsa_doctor/core/errors.py alone may",
     ),
     "except-exception": (
         "nsa_doctor/probes/runner.py",
         "try:\n    x\nexcept (OSError, Exception):\n    pass\n",
-        "3: swallows every exception; nsa_doctor/runner.py alone may",
+        "3: swallows every exception; nsa_doctor/core/errors.py alone may",
     ),
     "citation": (
         "nsa/a.py",
@@ -56,7 +56,7 @@ HEALTHY = {
     "citation": ("nsa/a.py", '"""As CONTRIBUTING.md has it."""\n'),
     "check": ("nsa_doctor/checks/nan/nan101_a.py", lines(100)),
     "kernel": ("nsa/ops/select/triton.py", function(120) + lines(480)),
-    "runner": ("nsa_doctor/runner.py", "try:\n    x\nexcept Exception:\n    pass\n"),
+    "runner": ("nsa_doctor/core/errors.py", "try:\n    x\nexcept Exception:\n    pass\n"),
     "raised-again": ("nsa/a.py", "try:\n    x\nexcept BaseException:\n    y\n    raise\n"),
     "named-exceptions": ("nsa/a.py", "try:\n    x\nexcept (OSError, ValueError):\n    pass\n"),
     "nan-to-num-in-a-test": ("tests/test_a.py", "y = x.nan_to_num(0)\n"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nsa_doctor.finding import Finding, Report
+from nsa_doctor.core.finding import Finding, Report
 
 Expectation = Callable[[Report], str]
 """What is wrong with the report that a planted bug ended in; nothing where it is as it has to be."""

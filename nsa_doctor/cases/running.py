@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_doctor.cases.catalogue import Card
+from nsa_doctor.cases.fork_server import CAN_FORK, Started, Starter
 from nsa_doctor.cases.record import Outcome
-from nsa_doctor.cases.warm import CAN_FORK, Started, Starter
 
 _LONGEST_SENTENCE = 300
 

@@ -4,8 +4,8 @@ import keyword
 import re
 from pathlib import Path
 
-from nsa_doctor import registry
-from nsa_doctor.facts import Violation
+from nsa_doctor.core import registry
+from nsa_doctor.core.facts import Violation
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _TEXT = '''"""{id} {name}

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from nsa_doctor.fuzz.rules import LARGEST_SIZE, is_geometry
-from nsa_doctor.measurement import Values
+from nsa_doctor.core.measurement import Values
+from nsa_doctor.fuzz.plain_rules import LARGEST_SIZE, is_geometry
 
 Layout = Literal["contiguous", "transposed", "sliced", "offset", "expanded"]
 LAYOUTS: tuple[Layout, ...] = ("contiguous", "transposed", "sliced", "offset", "expanded")

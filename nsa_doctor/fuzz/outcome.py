@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from nsa_doctor.facts import Violation
-from nsa_doctor.finding import Scalar
-from nsa_doctor.measurement import Place
+from nsa_doctor.core.facts import Violation
+from nsa_doctor.core.finding import Scalar
+from nsa_doctor.core.measurement import Place
 
 
 @dataclass(frozen=True, kw_only=True)

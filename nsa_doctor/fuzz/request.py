@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from nsa_doctor import options
+from nsa_doctor.cli import options
+from nsa_doctor.core.writing import CannotWriteError, check_writable
 from nsa_doctor.fuzz.cases import IMPLS, TARGETS, Impl, Target
 from nsa_doctor.fuzz.replay import SavedCase, load
-from nsa_doctor.laboratory import Assignment, UsageError
-from nsa_doctor.output import CannotWriteError, check_writable
+from nsa_doctor.isolation.supervisor import Assignment, UsageError
 
 EXAMPLES = 300
 LENGTHS_ASKED = (8, 64, 128)  # to find out what a foreign module takes, the least first: it may hang at more

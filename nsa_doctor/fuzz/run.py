@@ -11,22 +11,22 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from nsa_doctor import registry
-from nsa_doctor.conclude import environment, subject_facts
-from nsa_doctor.examine import Examination
-from nsa_doctor.facts import Violation
-from nsa_doctor.finding import Finding, Report, Result, Verdict
-from nsa_doctor.findings import findings
+from nsa_doctor.core import registry
+from nsa_doctor.core.facts import Violation
+from nsa_doctor.core.finding import Finding, Report, Result, Verdict
+from nsa_doctor.core.measurement import Measurement, Trouble
+from nsa_doctor.core.reproduce import CommandLine, reproduce
+from nsa_doctor.core.signals import raise_if_interrupted
+from nsa_doctor.core.writing import CannotWriteError, is_terminal
+from nsa_doctor.engine.conclusions import environment, subject_facts
+from nsa_doctor.engine.describe import findings
+from nsa_doctor.engine.measure_points import Examination
 from nsa_doctor.fuzz.cases import KERNELS, Target, read_case, told
 from nsa_doctor.fuzz.outcome import Failure, Outcome
 from nsa_doctor.fuzz.replay import SavedCase, save
 from nsa_doctor.fuzz.request import FuzzRequest
 from nsa_doctor.fuzz.search import Search
-from nsa_doctor.laboratory import IsolatedLaboratory, UsageError
-from nsa_doctor.measurement import Measurement, Trouble
-from nsa_doctor.output import CannotWriteError, is_terminal
-from nsa_doctor.repro import CommandLine, reproduce
-from nsa_doctor.signals import raise_if_interrupted
+from nsa_doctor.isolation.supervisor import IsolatedLaboratory, UsageError
 
 Listener = Callable[[str, int, int], None]
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_TICKS = 5.0, 0.1
@@ -79,7 +79,7 @@ def fuzz(request: FuzzRequest, listen: Listener = lambda told, done, total: None
 
 def _search(request: FuzzRequest, laboratory: IsolatedLaboratory, state: _State, listen: Listener) -> None:
     """Round after round over the targets; one that has failed is not searched again."""
-    from nsa_doctor.fuzz import strategies  # Hypothesis, which takes its time
+    from nsa_doctor.fuzz import strategies
 
     offers = _asked(laboratory, None)
     assert not isinstance(offers, Trouble)

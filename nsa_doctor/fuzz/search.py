@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.strategies import SearchStrategy
 
-from nsa_doctor.facts import Violation
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.facts import Violation
 from nsa_doctor.fuzz.outcome import Failure, Outcome
-from nsa_doctor.runner import Caught, attempt
 
 MOST_SHRINKS = 1000
 # What ends a child costs a new one, and a hang its whole time limit.

@@ -5,9 +5,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from nsa_doctor.fuzz import rules
+from nsa_doctor.core.measurement import VALUES
+from nsa_doctor.fuzz import plain_rules as rules
 from nsa_doctor.fuzz.cases import LAYOUTS, MAGNITUDES, TARGETS, Target
-from nsa_doctor.measurement import VALUES
 
 Drawn = st.SearchStrategy[dict[str, Any]]
 Draw = Callable[[st.SearchStrategy[Any]], Any]

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nsa_doctor import registry
-from nsa_doctor.check import Manual
-from nsa_doctor.finding import Finding, Report, Result
+from nsa_doctor.core import registry
+from nsa_doctor.core.check import Manual
+from nsa_doctor.core.finding import Finding, Report, Result
 from nsa_doctor.render.excerpt import SourceLine, Sources
-from nsa_doctor.render.locating import in_repository
+from nsa_doctor.render.repository_paths import in_repository
 from nsa_doctor.render.summary import acceptances, findings_told, long_evidence, measured
 
 _MOST_CARDS, _MOST_TRACEBACKS = 200, 10

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nsa_doctor.measurement import Place
-from nsa_doctor.render.locating import line_of
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.render.repository_paths import line_of
 
 _AROUND = 4
 _MOST_BYTES = 2**20

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsa_doctor.finding import Report
+from nsa_doctor.core.finding import Report
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Literal
 
-from nsa_doctor.finding import Decision, Finding, Report, Result
-from nsa_doctor.registry import priority_of
-from nsa_doctor.render.locating import in_repository, is_file, line_of, subjects_file
+from nsa_doctor.core.finding import Decision, Finding, Report, Result
+from nsa_doctor.core.registry import priority_of
+from nsa_doctor.core.text import escaped
 from nsa_doctor.render.overview import missing
+from nsa_doctor.render.repository_paths import in_repository, is_file, line_of, subjects_file
 from nsa_doctor.render.summary import acceptances, conclusion, findings_told, subject_line
-from nsa_doctor.wording import escaped
 
 _MOST_SHOWN = 10  # of each level in a step; GitHub drops the rest
 _LONGEST = 2000

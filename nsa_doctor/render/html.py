@@ -9,10 +9,10 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup
 
-from nsa_doctor.finding import Decision, Report
-from nsa_doctor.render.again import command_line
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.finding import Decision, Report
 from nsa_doctor.render.cards import cards, tracebacks
-from nsa_doctor.render.checks_told import families, missing, tally
+from nsa_doctor.render.check_list import families, missing, tally
 from nsa_doctor.render.html_text import breakable, command_words, facts, finished, lines, prose, short
 from nsa_doctor.render.own_score import own_score
 from nsa_doctor.render.pictures.gates import gates_picture
@@ -20,10 +20,10 @@ from nsa_doctor.render.pictures.growth import growth_picture
 from nsa_doctor.render.pictures.picture import Picture
 from nsa_doctor.render.pictures.sweep import sweep_picture
 from nsa_doctor.render.pictures.timeline import timeline_picture
-from nsa_doctor.render.subject_told import environment_facts, subject_facts
+from nsa_doctor.render.reproduce import command_line
+from nsa_doctor.render.subject_rows import environment_facts, subject_facts
 from nsa_doctor.render.summary import conditions
 from nsa_doctor.render.why import lead, reasons
-from nsa_doctor.runner import Caught, attempt
 
 _PAGE = Path(__file__).with_name("page")
 _KINDS = {Decision.GO: "go", Decision.NO_GO: "no-go", Decision.UNKNOWN: "unknown"}

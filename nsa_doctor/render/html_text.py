@@ -8,8 +8,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from nsa_doctor.core.text import escaped
 from nsa_doctor.render.summary import scalar
-from nsa_doctor.wording import escaped
 
 _LONGEST, _LONGEST_NAME = 1200, 160
 _MOST_LINES = 200

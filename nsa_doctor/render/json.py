@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from nsa_doctor.finding import Finding, Report, Result
+from nsa_doctor.core.finding import Finding, Report, Result
 
 FORMAT = "nsa-doctor-report"
 VERSION = 1

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree
 
-from nsa_doctor.families import family_of
-from nsa_doctor.finding import Decision, Finding, Report, Result, Verdict
+from nsa_doctor.core.families import family_of
+from nsa_doctor.core.finding import Decision, Finding, Report, Result, Verdict
+from nsa_doctor.core.policy_verdict import Held
+from nsa_doctor.core.text import escaped
 from nsa_doctor.render.summary import (
     acceptances,
     conclusion,
@@ -16,8 +18,6 @@ from nsa_doctor.render.summary import (
     scalar,
     subject_line,
 )
-from nsa_doctor.ruling import Held
-from nsa_doctor.wording import escaped
 
 _NAME = "nsa-doctor"
 _LONGEST = 10_000

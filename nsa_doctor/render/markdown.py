@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nsa_doctor import registry
-from nsa_doctor.check import Manual
-from nsa_doctor.finding import Finding, Report, Result
-from nsa_doctor.render.again import command_line
-from nsa_doctor.render.locating import in_repository
+from nsa_doctor.core import registry
+from nsa_doctor.core.check import Manual
+from nsa_doctor.core.finding import Finding, Report, Result
+from nsa_doctor.core.policy_verdict import Compared, Held, Required, Ruling
 from nsa_doctor.render.markdown_text import code, fenced, inside_html, prose, text
 from nsa_doctor.render.overview import is_idle, missing, overview
+from nsa_doctor.render.repository_paths import in_repository
+from nsa_doctor.render.reproduce import command_line
 from nsa_doctor.render.summary import (
     acceptances,
     conclusion,
@@ -19,7 +20,6 @@ from nsa_doctor.render.summary import (
     measured,
     scalar,
 )
-from nsa_doctor.ruling import Compared, Held, Required, Ruling
 
 _MOST_CHARACTERS = 60_000  # GitHub takes 65,536 in a comment
 _MOST_IN_A_LIST = 10_000

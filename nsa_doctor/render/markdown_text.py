@@ -3,7 +3,7 @@
 import html
 import re
 
-from nsa_doctor.wording import escaped
+from nsa_doctor.core.text import escaped
 
 _LONGEST, _LONGEST_LINE = 500, 4000
 _APART = "&#8203;"  # has no width, and no mention, reference, link or picture goes across it

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from nsa_doctor.families import FAMILIES, in_order, is_code
-from nsa_doctor.finding import Report, Result, Verdict
-from nsa_doctor.wording import joined
+from nsa_doctor.core.families import FAMILIES, in_order, is_code
+from nsa_doctor.core.finding import Report, Result, Verdict
+from nsa_doctor.core.text import joined
 
 _MOST_CODES = 3
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
-from nsa_doctor.finding import Report
-from nsa_doctor.render.conform import Conformity
+from nsa_doctor.core.finding import Report
+from nsa_doctor.core.text import escaped
 from nsa_doctor.render.json import FORMAT, VERSION
-from nsa_doctor.wording import escaped
+from nsa_doctor.render.schema_check import Conformity
 
 SCHEMA = Path(__file__).with_name("report.schema.json")
 STANDARD_INPUT = "-"

@@ -5,14 +5,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from nsa_doctor import registry
-from nsa_doctor.check import Manual
-from nsa_doctor.families import family_of
-from nsa_doctor.finding import ExitCode, Finding, Report, Result, Scalar, Verdict
+from nsa_doctor.core import registry
+from nsa_doctor.core.check import Manual
+from nsa_doctor.core.families import family_of
+from nsa_doctor.core.finding import ExitCode, Finding, Report, Result, Scalar, Verdict
+from nsa_doctor.core.text import escaped
 from nsa_doctor.render.json import strict
-from nsa_doctor.render.locating import in_repository, is_file, line_of, subjects_file, uri, uri_elsewhere
+from nsa_doctor.render.repository_paths import in_repository, is_file, line_of, subjects_file, uri, uri_elsewhere
 from nsa_doctor.render.summary import acceptances, conclusion, conditions, subject_line
-from nsa_doctor.wording import escaped
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _ROOT = "SRCROOT"

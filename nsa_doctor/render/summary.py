@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 
-from nsa_doctor.finding import Decision, Finding, Report, Result, Scalar, Verdict
+from nsa_doctor.core.finding import Decision, Finding, Report, Result, Scalar, Verdict
 
 _DIGITS = 6
 

@@ -7,17 +7,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nsa_doctor.finding import Finding, Report
-from nsa_doctor.measurement import Measurement
-from nsa_doctor.render.gates import gate_tables
+from nsa_doctor.core.finding import Finding, Report
+from nsa_doctor.core.measurement import Measurement
+from nsa_doctor.core.policy_verdict import Ruling
+from nsa_doctor.core.text import escaped, from_here
+from nsa_doctor.render.fuzz_table import fuzz_not_tried, fuzz_targets
+from nsa_doctor.render.gate_tables import gate_tables
 from nsa_doctor.render.overview import not_checked, overview
-from nsa_doctor.render.speed import speed_parts
 from nsa_doctor.render.summary import conclusion, conditions, subject_line
-from nsa_doctor.render.table import sweep_tables
-from nsa_doctor.render.tried import fuzz_not_tried, fuzz_targets
+from nsa_doctor.render.sweep_table import sweep_tables
+from nsa_doctor.render.throughput_table import speed_parts
 from nsa_doctor.render.verdict import headline, ruling_lines
-from nsa_doctor.ruling import Ruling
-from nsa_doctor.wording import escaped, from_here
 
 _LABEL_WIDTH = 9
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from nsa_doctor.finding import Report
+from nsa_doctor.core.finding import Report
+from nsa_doctor.core.policy_verdict import Held, Ruling
+from nsa_doctor.core.text import plain_number
 from nsa_doctor.render.overview import not_checked, overview
-from nsa_doctor.ruling import Held, Ruling
-from nsa_doctor.wording import plain_number
 
 Line = tuple[str, str]  # a label, empty on further lines of the same, and a text to wrap beside it
 _DIGITS = 12

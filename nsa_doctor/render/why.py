@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nsa_doctor.finding import Decision, Report, Verdict
+from nsa_doctor.core.finding import Decision, Report, Verdict
 from nsa_doctor.render.html_text import short
 from nsa_doctor.render.overview import not_checked
 from nsa_doctor.render.summary import conclusion, findings_told

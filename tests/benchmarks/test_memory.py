@@ -14,7 +14,7 @@ CHILD = """
 import sys
 import torch
 from nsa import NSAttention, load_config
-from nsa_doctor.probes.memory import start_peak
+from nsa_doctor.probes.hooks.memory import start_peak
 
 config = load_config("m7c_125m_fast_log").model
 module = NSAttention(config)

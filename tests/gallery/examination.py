@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nsa_doctor.finding import ExitCode
+from nsa_doctor.core.finding import ExitCode
 from tests.gallery.cases import Case
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nsa_doctor.checkpoints.fault import OPEN, USAGE
+from nsa_doctor.artifacts.checkpoint.fault import OPEN, USAGE
 
 LAYER = "layers.0.attn.gate"
 CANARY = "canary"

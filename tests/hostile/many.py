@@ -4,9 +4,9 @@ import json
 import sys
 from dataclasses import asdict
 
-from nsa_doctor.checkpoints.limits import confine
-from nsa_doctor.checkpoints.reader import ReadRequest
-from nsa_doctor.checkpoints.room import answered
+from nsa_doctor.artifacts.checkpoint.limits import confine
+from nsa_doctor.artifacts.checkpoint.reader import ReadRequest
+from nsa_doctor.worker.checkpoint_main import answered
 
 _SECONDS = 100.0
 USUAL = {**asdict(ReadRequest(seconds=30.0)), "since": None}

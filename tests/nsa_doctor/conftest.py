@@ -11,19 +11,19 @@ from tempfile import TemporaryFile
 import pytest
 
 from nsa_doctor.__main__ import start
-from nsa_doctor.children import Children
-from nsa_doctor.finding import Report
-from nsa_doctor.forked import ForkedProcess
-from nsa_doctor.probes.local import LocalLaboratory
-from nsa_doctor.probes.state import can_be_forked
+from nsa_doctor.adapters.load import load_subject
+from nsa_doctor.adapters.nsa_layer import builtin_subject
+from nsa_doctor.core.finding import Report
+from nsa_doctor.isolation.forked import ForkedProcess
+from nsa_doctor.isolation.start import Children
+from nsa_doctor.probes.model.state import can_be_forked
+from nsa_doctor.probes.numerics.local import LocalLaboratory
 from nsa_doctor.render import json as as_json
 from nsa_doctor.render.reading import parse_report
-from nsa_doctor.subject import Subject
-from nsa_doctor.subjects import load_subject
-from nsa_doctor.subjects.nsa import builtin_subject
-from nsa_doctor.subjects.request import SubjectRequest
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.request import SubjectRequest
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "gallery"
 ROOT = HERE.parents[1]
 _LONGEST = 110.0  # seconds: a test has 120
 REPORT = f'{{\n  "format": "{as_json.FORMAT}"'
@@ -31,11 +31,11 @@ REPORT = f'{{\n  "format": "{as_json.FORMAT}"'
 
 @pytest.fixture
 def sick(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], LocalLaboratory]:
-    """`sick("forward:log_of_zero")` is a laboratory for that module of the folder `sick`."""
+    """`sick("forward:log_of_zero")` is a laboratory for that module of the folder `faulty`."""
     monkeypatch.syspath_prepend(HERE)
 
     def laboratory(name: str, lengths: tuple[int, ...] = (16,)) -> LocalLaboratory:
-        return LocalLaboratory(load_subject(SubjectRequest(spec=f"sick.{name}", lengths=lengths)))
+        return LocalLaboratory(load_subject(SubjectRequest(spec=f"faulty.{name}", lengths=lengths)))
 
     return laboratory
 
@@ -54,7 +54,7 @@ def forked_children(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def doctor() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`doctor("sweep", ...)` runs the command in the folder that holds `sick`, with one thread and 80 columns.
+    """`doctor("sweep", ...)` runs the command in the folder that holds `faulty`, with one thread and 80 columns.
 
     It does so in a fork of this process, where that may be; what is about the start of the program starts it itself.
     """

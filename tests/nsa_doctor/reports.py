@@ -5,10 +5,10 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
-from nsa_doctor.check import Manual
-from nsa_doctor.finding import Finding, Report, Result, Verdict
-from nsa_doctor.measurement import Census, Measurement, Place, Point, Trouble
-from nsa_doctor.ruling import Accepted, Compared, Held, Kept, Required, Ruling
+from nsa_doctor.core.check import Manual
+from nsa_doctor.core.finding import Finding, Report, Result, Verdict
+from nsa_doctor.core.measurement import Census, Measurement, Place, Point, Trouble
+from nsa_doctor.core.policy_verdict import Accepted, Compared, Held, Kept, Required, Ruling
 
 REPOSITORY = "/home/me/repo"
 HOSTILE = {

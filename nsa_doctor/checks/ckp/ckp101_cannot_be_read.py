@@ -8,12 +8,12 @@ Fix: copy it again and compare sizes; where the original is as bad, go back to a
 
 from collections.abc import Iterator
 
-from nsa_doctor.check import Check
-from nsa_doctor.checkpoints.fault import OPEN
-from nsa_doctor.checkpoints.subject import CheckpointSubject
-from nsa_doctor.checks.written import consisting_of, healthy, safetensors
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.artifacts.checkpoint.fault import OPEN
+from nsa_doctor.artifacts.checkpoint.subject import CheckpointSubject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.testing.checkpoints import consisting_of, healthy, safetensors
 
 _LOST_BYTES = 7
 

@@ -11,12 +11,12 @@ import io
 import zipfile
 from collections.abc import Iterator
 
-from nsa_doctor.check import Check
-from nsa_doctor.checkpoints.fault import OPEN
-from nsa_doctor.checkpoints.subject import CheckpointSubject
-from nsa_doctor.checks.written import consisting_of
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotComparableError
+from nsa_doctor.artifacts.checkpoint.fault import OPEN
+from nsa_doctor.artifacts.checkpoint.subject import CheckpointSubject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.testing.checkpoints import consisting_of
 
 _CALLS_PRINT = b"\x80\x02cbuiltins\nprint\nX\x02\x00\x00\x00hi\x85R."
 

@@ -7,15 +7,15 @@ Fix: go back to the last checkpoint without, and find the step that made the fir
 
 from collections.abc import Iterator
 
-from nsa_doctor.check import Check
-from nsa_doctor.checkpoints.fault import quoted
-from nsa_doctor.checkpoints.subject import CheckpointSubject
-from nsa_doctor.checks.of_checkpoint import readable
-from nsa_doctor.checks.written import GATE, filled, healthy, holding
-from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Place
-from nsa_doctor.runner import NotComparableError
-from nsa_doctor.wording import joined
+from nsa_doctor.artifacts.checkpoint.fault import quoted
+from nsa_doctor.artifacts.checkpoint.subject import CheckpointSubject
+from nsa_doctor.checks._shared.of_checkpoint import readable
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.text import joined
+from nsa_doctor.testing.checkpoints import GATE, filled, healthy, holding
 
 _ITS_WEIGHT = f"{GATE}.fc2.weight"
 

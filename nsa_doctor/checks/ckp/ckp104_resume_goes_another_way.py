@@ -8,12 +8,12 @@ Fix: save and restore optimizer, schedule, generators and the position in the da
 
 from collections.abc import Iterator
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.resuming import Detour, detours, num_resumes
-from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.artifacts.training_run.resuming import Detour, detours, num_resumes
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.testing.training_runs import trained
 
 _ENDS_AT = 30
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.fed import about, feeding
-from nsa_doctor.data.batch import Array, Batch
-from nsa_doctor.data.reading import train_rows
-from nsa_doctor.data.subject import DataSubject, Opening
-from nsa_doctor.finding import Finding
-from nsa_doctor.wording import counted
+from nsa_doctor.artifacts.data.batch import Array, Batch
+from nsa_doctor.artifacts.data.reading import train_rows
+from nsa_doctor.artifacts.data.subject import DataSubject, Opening
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.text import counted
+from nsa_doctor.testing.feeds import about, feeding
 
 _FAR = 7
 

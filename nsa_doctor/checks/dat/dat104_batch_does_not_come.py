@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.fed import about
-from nsa_doctor.data.reading import End, Reading, read
-from nsa_doctor.data.subject import DataSubject, Opening
-from nsa_doctor.finding import Finding, Note
+from nsa_doctor.artifacts.data.reading import End, Reading, read
+from nsa_doctor.artifacts.data.subject import DataSubject, Opening
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.testing.feeds import about
 
 _SECONDS = 0.5
 

@@ -8,13 +8,13 @@ Fix: keep one iterator for the whole run, and give each worker and each rank row
 from collections import Counter
 from collections.abc import Iterator
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.fed import about, feeding
-from nsa_doctor.data.batch import Batch
-from nsa_doctor.data.reading import Reading, read, train_rows
-from nsa_doctor.data.rows import constant_rows, is_in_epochs, keys, num_repeats
-from nsa_doctor.data.subject import DataSubject, Opening
-from nsa_doctor.finding import Finding, Note
+from nsa_doctor.artifacts.data.batch import Batch
+from nsa_doctor.artifacts.data.reading import Reading, read, train_rows
+from nsa_doctor.artifacts.data.rows import constant_rows, is_in_epochs, keys, num_repeats
+from nsa_doctor.artifacts.data.subject import DataSubject, Opening
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.testing.feeds import about, feeding
 
 _MOST_REPEATS = 0.2
 _MOST_CONSTANT = 0.5

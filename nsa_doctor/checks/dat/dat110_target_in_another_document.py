@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.fed import about, feeding
-from nsa_doctor.data.batch import Batch
-from nsa_doctor.data.reading import train_rows
-from nsa_doctor.data.subject import DataSubject, Opening
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotApplicableError
+from nsa_doctor.artifacts.data.batch import Batch
+from nsa_doctor.artifacts.data.reading import train_rows
+from nsa_doctor.artifacts.data.subject import DataSubject, Opening
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.testing.feeds import about, feeding
 
 
 def run(subject: DataSubject) -> Iterator[Finding]:

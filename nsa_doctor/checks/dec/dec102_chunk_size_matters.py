@@ -19,13 +19,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.decoded import departures
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.decoding import decoding_specimen, lengths_to_decode
-from nsa_doctor.rules import rules_of
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.decoded import departures
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.probes.attention.decoding import decoding_specimen, lengths_to_decode
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.geometry_rules import rules_of
 
 
 def run(subject: Subject) -> Iterator[Finding]:

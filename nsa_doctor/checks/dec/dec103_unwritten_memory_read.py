@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding, Note
-from nsa_doctor.probes.compare import departure
-from nsa_doctor.probes.decoding import decode, decoding_specimen, guilty_module, lengths_to_decode
-from nsa_doctor.probes.finite import isfinite
-from nsa_doctor.probes.specimen import Specimen
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.decoding import decode, decoding_specimen, guilty_module, lengths_to_decode
+from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.numerics.compare import departure
+from nsa_doctor.probes.tensors.finite import isfinite
+from nsa_doctor.subject.contract import Subject
 
 _LARGE = 3e3  # within every dtype, and far from all ordinary values
 

@@ -16,16 +16,16 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.choice import chosen
-from nsa_doctor.probes.decoding import lengths_to_decode
-from nsa_doctor.probes.origin import origin
-from nsa_doctor.probes.perform import ask
-from nsa_doctor.probes.specimen import Specimen, comparable_specimen
-from nsa_doctor.repro import again
-from nsa_doctor.rules import Rules, rules_of
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.choice import chosen
+from nsa_doctor.probes.attention.decoding import lengths_to_decode
+from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen
+from nsa_doctor.probes.model.perform import ask
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.geometry_rules import Rules, rules_of
 
 
 def run(subject: Subject) -> Iterator[Finding]:

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.decoding import decode, decoding_specimen
-from nsa_doctor.probes.places import definition_place
-from nsa_doctor.probes.reach import anatomy
-from nsa_doctor.probes.specimen import Specimen
-from nsa_doctor.repro import again
-from nsa_doctor.rules import rules_of
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.decoding import decode, decoding_specimen
+from nsa_doctor.probes.attention.reach import anatomy
+from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.geometry_rules import rules_of
 
 _TOKENS, _MOST_TOKENS, _PARTS = 512, 4096, 64
 _DOUBLING = 2  # memory that doubles when it is full is at most half empty

@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.decoded import departures
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.decoding import decoding_specimen, lengths_to_decode
-from nsa_doctor.probes.origin import origin
-from nsa_doctor.probes.perform import ask
-from nsa_doctor.probes.specimen import Specimen
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.decoded import departures
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.decoding import decoding_specimen, lengths_to_decode
+from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.model.perform import ask
+from nsa_doctor.subject.contract import Subject
 
 _ROWS, _STEPS = 3, 6
 

@@ -18,14 +18,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.perform import ask
-from nsa_doctor.probes.places import callable_place
-from nsa_doctor.probes.precision import effective_precision, noise_floor
-from nsa_doctor.probes.specimen import Specimen, comparable_specimen
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.hooks.places import callable_place
+from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen
+from nsa_doctor.probes.model.perform import ask
+from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
+from nsa_doctor.subject.contract import Subject
 
 _PROMPTS, _NEW = (1, 19), 13
 

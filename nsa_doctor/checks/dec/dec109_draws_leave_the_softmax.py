@@ -19,14 +19,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.perform import ask
-from nsa_doctor.probes.places import callable_place
-from nsa_doctor.probes.specimen import comparable_specimen
-from nsa_doctor.repro import again
-from nsa_doctor.runner import NotComparableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.hooks.places import callable_place
+from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.perform import ask
+from nsa_doctor.subject.contract import Subject
 
 _PROMPT, _DRAWS = 3, 2048
 _DEVIANCE = 25.0

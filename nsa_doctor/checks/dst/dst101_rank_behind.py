@@ -8,13 +8,13 @@ Fix: look at that process: its stacks (kill -USR1 PID), its GPU, its share of th
 from collections.abc import Iterator
 from pathlib import Path
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.ranks import trained_by_two
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.lives import endings
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.runs.togetherness import behind
+from nsa_doctor.artifacts.training_run.rank_consistency import behind
+from nsa_doctor.artifacts.training_run.sessions import endings
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.testing.ranks import trained_by_two
 
 _LEFT = 9
 

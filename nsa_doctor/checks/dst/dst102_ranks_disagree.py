@@ -7,13 +7,13 @@ Fix: look for what only one of them did: an update outside the exchange, an unsy
 
 from collections.abc import Iterator
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.ranks import trained_by_two
-from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Place
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.runs.togetherness import comparable, disagreement
+from nsa_doctor.artifacts.training_run.rank_consistency import comparable, disagreement
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.testing.ranks import trained_by_two
 
 
 def run(subject: RunSubject) -> Iterator[Finding]:

@@ -7,14 +7,14 @@ Fix: do what that rank's reason says, then start all processes again with --resu
 
 from collections.abc import Iterator
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.ranks import trained_by_two
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.lives import kind_of
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.runs.togetherness import death
-from nsa_doctor.wording import escaped
+from nsa_doctor.artifacts.training_run.rank_consistency import death
+from nsa_doctor.artifacts.training_run.sessions import kind_of
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.text import escaped
+from nsa_doctor.testing.ranks import trained_by_two
 
 _LONGEST_REASON = 300
 

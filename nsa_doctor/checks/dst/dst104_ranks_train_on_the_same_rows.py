@@ -7,13 +7,13 @@ Fix: give the loader the rank and the number of processes, and deal the rows of 
 
 from collections.abc import Iterator
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.ranks import trained_by_two
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.sharing import FEWEST, comparable_steps, shared_rows
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.wording import numbers
+from nsa_doctor.artifacts.training_run.shared_rows import FEWEST, comparable_steps, shared_rows
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.text import numbers
+from nsa_doctor.testing.ranks import trained_by_two
 
 
 def run(subject: RunSubject) -> Iterator[Finding]:

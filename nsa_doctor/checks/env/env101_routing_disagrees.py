@@ -10,11 +10,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Place
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.subject.contract import Subject
 
 _FLAG = "NSA_USE_FA2"
 

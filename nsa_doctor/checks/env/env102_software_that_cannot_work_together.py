@@ -9,12 +9,12 @@ Fix: install the versions named; `nsa-doctor env` prints a block to paste into a
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nsa_doctor.check import Check
-from nsa_doctor.environment import Environment, misfits
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.environment import environment
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.environment import Environment, misfits
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.model.environment import environment
+from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:

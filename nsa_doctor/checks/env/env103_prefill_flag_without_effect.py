@@ -13,13 +13,13 @@ from unittest.mock import patch
 
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.decoding import decoding_specimen
-from nsa_doctor.probes.flagged import operations_of, readers
-from nsa_doctor.repro import again
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.decoding import decoding_specimen
+from nsa_doctor.probes.model.flagged import operations_of, readers
+from nsa_doctor.subject.contract import Subject
 
 _FLAG = "NSA_PREFILL_BATCHED"
 _LENGTH = 24

@@ -19,11 +19,11 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.swept import lengths_of, swept
-from nsa_doctor.examine import points
-from nsa_doctor.finding import Finding
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.swept import lengths_of, swept
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.engine.measure_points import points
+from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:

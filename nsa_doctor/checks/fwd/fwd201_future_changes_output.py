@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.compared import confirmed, cuts_of, long_length, middle_lengths, odd_lengths, one, told
-from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Mode
-from nsa_doctor.probes.compare import Departure, baseline, with_other_future
-from nsa_doctor.probes.divergence import first_divergence
-from nsa_doctor.probes.specimen import comparable_specimen
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.compared import confirmed, cuts_of, long_length, middle_lengths, odd_lengths, one, told
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Mode
+from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.numerics.compare import Departure, baseline, with_other_future
+from nsa_doctor.probes.numerics.divergence import first_divergence
+from nsa_doctor.subject.contract import Subject
 
 _NUM_CUTS = {"smoke": 3, "quick": 5, "full": 9}
 _LARGE = 30.0

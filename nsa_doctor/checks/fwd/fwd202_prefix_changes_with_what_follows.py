@@ -17,14 +17,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.compared import confirmed, long_length, odd_lengths, one, told
-from nsa_doctor.finding import Finding
-from nsa_doctor.lengths import boundary_lengths, evenly
-from nsa_doctor.probes.compare import Departure, baseline
-from nsa_doctor.probes.divergence import first_divergence
-from nsa_doctor.probes.specimen import comparable_specimen
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.compared import confirmed, long_length, odd_lengths, one, told
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.lengths import boundary_lengths, evenly
+from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.numerics.compare import Departure, baseline
+from nsa_doctor.probes.numerics.divergence import first_divergence
+from nsa_doctor.subject.contract import Subject
 
 _NUM_PREFIXES = {"smoke": 6, "quick": 12, "full": 1 << 16}
 

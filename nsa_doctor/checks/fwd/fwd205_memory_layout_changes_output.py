@@ -17,14 +17,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.compared import confirmed, odd_lengths, told
-from nsa_doctor.finding import Finding, Note
-from nsa_doctor.probes.compare import Departure, baseline
-from nsa_doctor.probes.divergence import first_divergence
-from nsa_doctor.probes.specimen import comparable_specimen
-from nsa_doctor.runner import SubjectFailedError
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.compared import confirmed, odd_lengths, told
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.numerics.compare import Departure, baseline
+from nsa_doctor.probes.numerics.divergence import first_divergence
+from nsa_doctor.subject.contract import Subject
 
 _NUM_ROWS = 3
 

@@ -18,14 +18,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.compared import odd_lengths, told
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.compare import Departure, departure
-from nsa_doctor.probes.divergence import first_divergence
-from nsa_doctor.probes.precision import effective_precision
-from nsa_doctor.probes.specimen import Specimen, comparable_specimen, require_finite
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.compared import odd_lengths, told
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen, require_finite
+from nsa_doctor.probes.numerics.compare import Departure, departure
+from nsa_doctor.probes.numerics.divergence import first_divergence
+from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.subject.contract import Subject
 
 _WAYS = ("run to run", "after calls with other input", "with another random seed")
 _ROUNDINGS = 64.0  # sums in another order, as atomics on a GPU make them

@@ -19,14 +19,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.compared import confirmed, odd_lengths, one, told
-from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Mode
-from nsa_doctor.probes.compare import Departure, baseline
-from nsa_doctor.probes.divergence import first_divergence
-from nsa_doctor.probes.specimen import Specimen, comparable_specimen
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.compared import confirmed, odd_lengths, one, told
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Mode
+from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen
+from nsa_doctor.probes.numerics.compare import Departure, baseline
+from nsa_doctor.probes.numerics.divergence import first_divergence
+from nsa_doctor.subject.contract import Subject
 
 _DEPEND_ON_MODE = (nn.modules.batchnorm._NormBase, nn.MultiheadAttention, nn.TransformerEncoderLayer)
 

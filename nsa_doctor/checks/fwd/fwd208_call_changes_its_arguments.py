@@ -19,15 +19,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.compared import odd_lengths
-from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Mode
-from nsa_doctor.probes.handed import handed
-from nsa_doctor.probes.specimen import specimen
-from nsa_doctor.probes.writes import first_written
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.compared import odd_lengths
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Mode
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.handed import handed
+from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.numerics.writes import first_written
+from nsa_doctor.subject.contract import Subject
 
 _MODES: tuple[Mode, ...] = ("eval", "train")
 

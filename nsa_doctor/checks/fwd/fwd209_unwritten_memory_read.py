@@ -18,18 +18,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.compared import odd_lengths
-from nsa_doctor.finding import Finding
-from nsa_doctor.frames import FrameFilter
-from nsa_doctor.measurement import Mode, Place
-from nsa_doctor.probes.finite import isfinite
-from nsa_doctor.probes.places import Places
-from nsa_doctor.probes.specimen import specimen
-from nsa_doctor.probes.unwritten import Filled
-from nsa_doctor.repro import again
-from nsa_doctor.runner import NotComparableError, SubjectFailedError
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.compared import odd_lengths
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Mode, Place
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.hooks.unwritten import Filled
+from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.tensors.finite import isfinite
+from nsa_doctor.subject.contract import Subject
 
 _MODES: tuple[Mode, ...] = ("eval", "train")
 

@@ -11,16 +11,22 @@ from itertools import chain, islice
 
 from torch import Tensor
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.agreement import Worst, gradients, moved_by_rounding, worst_gradient
-from nsa_doctor.probes.oracles import differing_part, disagreement, lengths_to_compare, twins_of, with_weights_of
-from nsa_doctor.probes.origin import origin
-from nsa_doctor.probes.places import parameter_place
-from nsa_doctor.probes.precision import effective_precision
-from nsa_doctor.probes.specimen import Specimen, comparable_specimen, specimen
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.agreement import Worst, gradients, moved_by_rounding, worst_gradient
+from nsa_doctor.probes.attention.oracles import (
+    differing_part,
+    disagreement,
+    lengths_to_compare,
+    twins_of,
+    with_weights_of,
+)
+from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.hooks.places import parameter_place
+from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen, specimen
+from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.subject.contract import Subject
 
 _SHORT, _MODERATE = 96, 160  # another implementation may be a slow one; gradients need more than a tile of 64
 

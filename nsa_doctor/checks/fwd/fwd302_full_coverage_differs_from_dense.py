@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Place
-from nsa_doctor.probes.agreement import worst_token
-from nsa_doctor.probes.heads import heads
-from nsa_doctor.probes.origin import origin
-from nsa_doctor.probes.perform import ask
-from nsa_doctor.probes.reach import anatomy
-from nsa_doctor.probes.specimen import Specimen, comparable_specimen, require_finite
-from nsa_doctor.repro import again
-from nsa_doctor.rules import Rules, rules_of
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.agreement import worst_token
+from nsa_doctor.probes.attention.reach import anatomy
+from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen, require_finite
+from nsa_doctor.probes.model.heads import heads
+from nsa_doctor.probes.model.perform import ask
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.geometry_rules import Rules, rules_of
 
 _LONGEST = 192
 _FLOAT64 = 1e-12  # what the method's text promises; a hundred times less than any mistake of one key in a thousand

@@ -18,13 +18,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.reach import Reach, alone, inside, outside
-from nsa_doctor.repro import again
-from nsa_doctor.rules import rules_of
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.reach import Reach, alone, inside, outside
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.geometry_rules import rules_of
 
 
 def run(subject: Subject) -> Iterator[Finding]:

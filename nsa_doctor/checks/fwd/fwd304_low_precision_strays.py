@@ -12,14 +12,14 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.merged import merged
-from nsa_doctor.finding import Finding, Note
-from nsa_doctor.probes.budget import Stray, Twins, first_stray, longest_stray, twins
-from nsa_doctor.probes.places import definition_place
-from nsa_doctor.repro import again
-from nsa_doctor.runner import NotComparableError, SubjectFailedError
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.merged import merged
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.numerics.rounding_budget import Stray, Twins, first_stray, longest_stray, twins
+from nsa_doctor.subject.contract import Subject
 
 # The budget is one rounding of every parameter and module output. Between two of those lie up to 16 operations, each of
 # which may round once more: √16. Some module alone, or the whole, must go twice as far.

@@ -17,12 +17,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Note
-from nsa_doctor.probes.precision import effective_precision
-from nsa_doctor.probes.specimen import comparable_specimen
-from nsa_doctor.runner import NotComparableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.finding import Note
+from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 33
 

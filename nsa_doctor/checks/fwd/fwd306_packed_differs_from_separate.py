@@ -19,17 +19,17 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.agreement import worst_token
-from nsa_doctor.probes.origin import origin
-from nsa_doctor.probes.perform import ask
-from nsa_doctor.probes.precision import effective_precision, noise_floor
-from nsa_doctor.probes.specimen import comparable_specimen, require_finite
-from nsa_doctor.repro import again
-from nsa_doctor.rules import rules_of
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.agreement import worst_token
+from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.model.built_module import comparable_specimen, require_finite
+from nsa_doctor.probes.model.perform import ask
+from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.geometry_rules import rules_of
 
 _LENGTHS = (7, 1, 33, 64, 18)
 _LONGEST = 200

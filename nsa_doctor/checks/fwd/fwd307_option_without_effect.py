@@ -18,16 +18,16 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.lengths import evenly
-from nsa_doctor.probes.agreement import worst_token
-from nsa_doctor.probes.places import definition_place
-from nsa_doctor.probes.specimen import Specimen, comparable_specimen, require_finite, specimen
-from nsa_doctor.repro import again
-from nsa_doctor.rules import rules_of
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.lengths import evenly
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.agreement import worst_token
+from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen, require_finite, specimen
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.geometry_rules import rules_of
 
 _ROUNDINGS = 8  # the same computation, its sums perhaps in another order
 

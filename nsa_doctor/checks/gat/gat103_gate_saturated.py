@@ -17,12 +17,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.gates import gates_of
-from nsa_doctor.repro import again
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.gates import gates_of
+from nsa_doctor.subject.contract import Subject
 
 _NEARLY_ALL = 0.99
 

@@ -7,11 +7,11 @@ Fix: lower the bias of the branch that takes all, or the learning rate of the ga
 
 from collections.abc import Iterator
 
-from nsa_doctor.check import Check
-from nsa_doctor.checkpoints.subject import CheckpointSubject
-from nsa_doctor.checks.of_checkpoint import finding, ill
-from nsa_doctor.checks.written import GATE, healthy, holding
-from nsa_doctor.finding import Finding
+from nsa_doctor.artifacts.checkpoint.subject import CheckpointSubject
+from nsa_doctor.checks._shared.of_checkpoint import finding, ill
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.testing.checkpoints import GATE, healthy, holding
 
 
 def run(subject: CheckpointSubject) -> Iterator[Finding]:

@@ -16,13 +16,13 @@ Example:
 from collections.abc import Iterator
 from pathlib import Path
 
-from nsa_doctor.check import Check
-from nsa_doctor.checkpoints.fault import quoted
-from nsa_doctor.checkpoints.subject import CheckpointSubject
-from nsa_doctor.checks.of_checkpoint import finding, gates_of
-from nsa_doctor.checks.written import healthy, holding
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotApplicableError
+from nsa_doctor.artifacts.checkpoint.fault import quoted
+from nsa_doctor.artifacts.checkpoint.subject import CheckpointSubject
+from nsa_doctor.checks._shared.of_checkpoint import finding, gates_of
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.testing.checkpoints import healthy, holding
 
 _OTHER = "layers.0.attn.out_proj.weight"
 

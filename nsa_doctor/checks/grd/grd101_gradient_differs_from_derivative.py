@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.gradient import Make, benches, shortest, told_apart
-from nsa_doctor.finding import Finding, Note
-from nsa_doctor.probes.derivative import Agreement, Slope
-from nsa_doctor.probes.fault import find_fault
-from nsa_doctor.probes.places import definition_place
-from nsa_doctor.probes.slopes import Bench
-from nsa_doctor.probes.truncation import truncation
-from nsa_doctor.repro import again
-from nsa_doctor.runner import NotComparableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.gradient import Make, benches, shortest, told_apart
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.gradients.derivative import Agreement, Slope
+from nsa_doctor.probes.gradients.derivative_probe import Bench
+from nsa_doctor.probes.gradients.gradient_fault import find_fault
+from nsa_doctor.probes.gradients.truncation import truncation
+from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.subject.contract import Subject
 
 _SEEDS = (0, 1, 2)
 

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.gradient import benches
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.fault import blame
-from nsa_doctor.probes.places import definition_place
-from nsa_doctor.probes.slopes import Bench, Differential
-from nsa_doctor.repro import again
-from nsa_doctor.runner import NotComparableError, SubjectFailedError
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.gradient import benches
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.gradients.derivative_probe import Bench, Differential
+from nsa_doctor.probes.gradients.gradient_fault import blame
+from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.subject.contract import Subject
 
 _ULPS = 64  # what adding up the same terms in another order costs, in units of the last place of their norm
 _BOTH = {"again": "the same forward and backward run again", "twice": "a second backward through the same graph"}

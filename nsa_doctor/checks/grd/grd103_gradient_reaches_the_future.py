@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.gradient import benches
-from nsa_doctor.finding import Finding, Note
-from nsa_doctor.probes.fault import find_fault
-from nsa_doctor.probes.future import Reach, reach_into_the_future
-from nsa_doctor.probes.places import definition_place
-from nsa_doctor.probes.slopes import Bench
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.gradient import benches
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.gradients.derivative_probe import Bench
+from nsa_doctor.probes.gradients.future import Reach, reach_into_the_future
+from nsa_doctor.probes.gradients.gradient_fault import find_fault
+from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:

@@ -17,12 +17,12 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.unlearned import MOST_FINDINGS, comparable_pass, cut_off, lengths_for, listed, trainable
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.specimen import comparable_specimen, specimen
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, comparable_pass, cut_off, lengths_for, listed, trainable
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.model.built_module import comparable_specimen, specimen
+from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:

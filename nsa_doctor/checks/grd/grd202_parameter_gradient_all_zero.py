@@ -19,8 +19,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.unlearned import (
+from nsa_doctor.checks._shared.unlearned import (
     MOST_FINDINGS,
     Unlearned,
     comparable_pass,
@@ -30,11 +29,12 @@ from nsa_doctor.checks.unlearned import (
     listed,
     trainable,
 )
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.specimen import comparable_specimen, specimen
-from nsa_doctor.probes.stuck import is_zero
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.gradients.stuck import is_zero
+from nsa_doctor.probes.model.built_module import comparable_specimen, specimen
+from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:

@@ -17,15 +17,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.unlearned import MOST_FINDINGS, lengths_for, placed, watched_pass
-from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Place
-from nsa_doctor.probes.cuts import PathWatch
-from nsa_doctor.probes.holders import Holder, holders, roots_of
-from nsa_doctor.probes.specimen import Specimen, specimen
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, lengths_for, placed, watched_pass
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.gradients.detached_params import PathWatch
+from nsa_doctor.probes.hooks.tensor_owners import Holder, holders, roots_of
+from nsa_doctor.probes.model.built_module import Specimen, specimen
+from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:

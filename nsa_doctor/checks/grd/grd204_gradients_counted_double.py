@@ -21,15 +21,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.unlearned import lengths_for, listed
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.specimen import specimen
-from nsa_doctor.probes.stepping import Step, first_step, step, twin
-from nsa_doctor.probes.training import LEARNING_RATE, new_optimizer
-from nsa_doctor.repro import again
-from nsa_doctor.runner import NotComparableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.unlearned import lengths_for, listed
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.model.stepping import Step, first_step, step, twin
+from nsa_doctor.probes.model.training import LEARNING_RATE, new_optimizer
+from nsa_doctor.subject.contract import Subject
 
 _NOISE_FACTOR = 10.0
 

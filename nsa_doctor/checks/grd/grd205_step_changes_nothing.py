@@ -21,15 +21,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.unlearned import lengths_for, listed, placed, trainable
-from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Place
-from nsa_doctor.probes.specimen import specimen
-from nsa_doctor.probes.stepping import Step, step
-from nsa_doctor.probes.training import new_optimizer
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.unlearned import lengths_for, listed, placed, trainable
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.model.stepping import Step, step
+from nsa_doctor.probes.model.training import new_optimizer
+from nsa_doctor.subject.contract import Subject
 
 _NUM_STEPS = 3  # a warm-up may well begin at a rate of zero
 _RATE = 0.1

@@ -18,14 +18,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.unlearned import lengths_for
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.specimen import Specimen, comparable_specimen
-from nsa_doctor.probes.stepping import Step, first_step, twin
-from nsa_doctor.repro import again
-from nsa_doctor.runner import NotComparableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.unlearned import lengths_for
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen
+from nsa_doctor.probes.model.stepping import Step, first_step, twin
+from nsa_doctor.subject.contract import Subject
 
 _SHARE = 1e-3  # of the loss, that a step of descent should take off
 _LEAST = 0.05  # of what is due at the whole rate: far above rounding, which is some units of the last place

@@ -20,16 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Place
-from nsa_doctor.probes.losses import Taken, is_the_same, meanings, take_loss
-from nsa_doctor.probes.origin import origin
-from nsa_doctor.probes.places import callable_place
-from nsa_doctor.probes.specimen import Specimen, specimen
-from nsa_doctor.repro import again
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.losses import Taken, is_the_same, meanings, take_loss
+from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.hooks.places import callable_place
+from nsa_doctor.probes.model.built_module import Specimen, specimen
+from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 33
 _SHORTEST = 6

@@ -18,14 +18,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.overwritten import MOST_FINDINGS, examined, first_pass, located
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.saved import SavedWatch
-from nsa_doctor.probes.training import NoWatch, Trial
-from nsa_doctor.runner import Caught, SubjectFailedError, attempt
-from nsa_doctor.subject import Subject
-from nsa_doctor.torch_errors import TorchError, error_kind
+from nsa_doctor.checks._shared.overwritten import MOST_FINDINGS, examined, first_pass, located
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.torch_errors import TorchError, error_kind
+from nsa_doctor.probes.hooks.saved import SavedWatch
+from nsa_doctor.probes.model.training import NoWatch, Trial
+from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:

@@ -19,15 +19,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.overwritten import MOST_FINDINGS, effect, examined, first_pass, located
-from nsa_doctor.finding import Finding
-from nsa_doctor.frames import FrameFilter
-from nsa_doctor.probes.saved import Saved, SavedWatch
-from nsa_doctor.probes.training import NoWatch, Trial
-from nsa_doctor.probes.writers import GradientWatch
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.overwritten import MOST_FINDINGS, effect, examined, first_pass, located
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.hooks.saved import Saved, SavedWatch
+from nsa_doctor.probes.hooks.writers import GradientWatch
+from nsa_doctor.probes.model.training import NoWatch, Trial
+from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:

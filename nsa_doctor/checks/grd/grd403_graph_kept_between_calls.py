@@ -17,15 +17,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.unlearned import lengths_for
-from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Mode
-from nsa_doctor.probes.kept import Graphs, Kept, two_calls, two_steps
-from nsa_doctor.probes.specimen import specimen
-from nsa_doctor.repro import again
-from nsa_doctor.runner import NotComparableError, SubjectFailedError
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.unlearned import lengths_for
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Mode
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.gradients.retained_graph import Graphs, Kept, two_calls, two_steps
+from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:

@@ -19,12 +19,12 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.per_token import amounts, by_code, growing
-from nsa_doctor.probes.work import LineWork
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.cost.per_token import amounts, by_code, growing
+from nsa_doctor.probes.cost.work import LineWork
+from nsa_doctor.subject.contract import Subject
 
 # A layer needs about a microsecond per token on a GPU, a wait about 20: from one in 32 tokens on, waiting takes most of
 # the time.

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.lengths import spread_lengths
-from nsa_doctor.probes.cliffs import Cliff, confirmed
-from nsa_doctor.probes.timing import Stopwatch
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.lengths import spread_lengths
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.cost.time_cliffs import Cliff, confirmed
+from nsa_doctor.probes.cost.timing import Stopwatch
+from nsa_doctor.subject.contract import Subject
 
 _SHORT = (8, 12, 16, 20, 24, 28)  # time that doubles with every token is seen here, before it does not end
 _NUM_LENGTHS = {"smoke": 6, "quick": 12, "full": 60}

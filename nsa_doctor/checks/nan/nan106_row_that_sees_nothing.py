@@ -12,18 +12,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Place
-from nsa_doctor.probes.finite import isfinite
-from nsa_doctor.probes.heads import heads
-from nsa_doctor.probes.origin import origin
-from nsa_doctor.probes.perform import ask
-from nsa_doctor.probes.specimen import specimen
-from nsa_doctor.repro import again
-from nsa_doctor.rules import Rules, rules_of
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.model.heads import heads
+from nsa_doctor.probes.model.perform import ask
+from nsa_doctor.probes.tensors.finite import isfinite
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.geometry_rules import Rules, rules_of
 
 _TILE = 70  # queries, more than any tile of 64
 

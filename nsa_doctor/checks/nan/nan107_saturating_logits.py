@@ -19,17 +19,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.agreement import worst_token
-from nsa_doctor.probes.equations import masked_attention, readable_mask
-from nsa_doctor.probes.finite import isfinite
-from nsa_doctor.probes.heads import heads
-from nsa_doctor.probes.origin import origin
-from nsa_doctor.probes.perform import ask
-from nsa_doctor.repro import again
-from nsa_doctor.rules import rules_of
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.agreement import worst_token
+from nsa_doctor.probes.attention.equations import masked_attention, readable_mask
+from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.model.heads import heads
+from nsa_doctor.probes.model.perform import ask
+from nsa_doctor.probes.tensors.finite import isfinite
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.geometry_rules import rules_of
 
 _SCALE = 100.0  # of queries and keys: logits grow with its square
 _LENGTHS = (64, 192, 320)  # 64 and 128k + 64

@@ -18,17 +18,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.unlearned import comparable_pass, lengths_for, listed, placed
-from nsa_doctor.finding import Finding, Note
-from nsa_doctor.probes.finite import isfinite
-from nsa_doctor.probes.places import callable_place
-from nsa_doctor.probes.specimen import Specimen, specimen
-from nsa_doctor.probes.stepborn import birth_in_step, first_bad_step
-from nsa_doctor.probes.training import LEARNING_RATE
-from nsa_doctor.repro import again
-from nsa_doctor.runner import NotComparableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.unlearned import comparable_pass, lengths_for, listed, placed
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.hooks.places import callable_place
+from nsa_doctor.probes.model.built_module import Specimen, specimen
+from nsa_doctor.probes.model.training import LEARNING_RATE
+from nsa_doctor.probes.numerics.step_origin import birth_in_step, first_bad_step
+from nsa_doctor.probes.tensors.finite import isfinite
+from nsa_doctor.subject.contract import Subject
 
 _SLOWLY = 1e-6  # of the rate, and per unit of gradient: what a step too long has driven away stays finite then
 

@@ -19,13 +19,13 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.looping import loop_of_plain_python, loop_to_a_limit
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.per_token import amounts, by_code, growing, sequential
-from nsa_doctor.probes.work import LineWork, Work, heaviest
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.looping import loop_of_plain_python, loop_to_a_limit
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.cost.per_token import amounts, by_code, growing, sequential
+from nsa_doctor.probes.cost.work import LineWork, Work, heaviest
+from nsa_doctor.subject.contract import Subject
 
 # A loop that skips some tokens still starts most of its operations; one by tiles of two or more tokens stays below.
 _LEAST_PER_TOKEN = 0.75

@@ -18,14 +18,14 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.growth import doubling, ladder, least_exponent
-from nsa_doctor.probes.per_token import amounts
-from nsa_doctor.probes.work import LineWork, Work, count_work, usual_mode
-from nsa_doctor.repro import again
-from nsa_doctor.runner import NotComparableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.growth import doubling, ladder, least_exponent
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.cost.per_token import amounts
+from nsa_doctor.probes.cost.work import LineWork, Work, count_work, usual_mode
+from nsa_doctor.subject.contract import Subject
 
 _DENSE = 2.0
 _MARGIN = 0.25  # half way between exponents that methods have, such as 1.5 and 2

@@ -19,13 +19,13 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding, Note
-from nsa_doctor.measurement import Mode
-from nsa_doctor.probes.steps import STEPS_OF_A_CYCLE, Step, Steps, grows_steadily, has_gone_on
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
-from nsa_doctor.wording import short_bytes
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.measurement import Mode
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.text import short_bytes
+from nsa_doctor.probes.cost.step_costs import STEPS_OF_A_CYCLE, Step, Steps, grows_steadily, has_gone_on
+from nsa_doctor.subject.contract import Subject
 
 _NUMBER_BYTES, _NUMBERS = 8, 16
 

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.timing import Stopwatch
-from nsa_doctor.probes.work import usual_mode
-from nsa_doctor.probes.yardstick import dense_twin
-from nsa_doctor.repro import again
-from nsa_doctor.runner import NotComparableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.cost.dense_baseline import dense_twin
+from nsa_doctor.probes.cost.timing import Stopwatch
+from nsa_doctor.probes.cost.work import usual_mode
+from nsa_doctor.subject.contract import Subject
 
 _LONGEST = 256
 _REPEATS = 5

@@ -17,11 +17,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.choosing import faults
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.choice import Row
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.choosing import faults
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.probes.attention.choice import Row
+from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:

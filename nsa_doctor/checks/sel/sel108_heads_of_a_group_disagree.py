@@ -17,16 +17,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Place
-from nsa_doctor.probes.choice import Choice, Row, choices
-from nsa_doctor.probes.origin import origin
-from nsa_doctor.probes.reach import anatomy, values_read
-from nsa_doctor.probes.specimen import specimen
-from nsa_doctor.repro import again
-from nsa_doctor.rules import rules_of
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.choice import Choice, Row, choices
+from nsa_doctor.probes.attention.reach import anatomy, values_read
+from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.geometry_rules import rules_of
 
 
 def run(subject: Subject) -> Iterator[Finding]:

@@ -18,13 +18,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.choosing import faults
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.choice import Choice, Row, selected
-from nsa_doctor.repro import again
-from nsa_doctor.rules import Rules, rules_of
-from nsa_doctor.subject import Subject
+from nsa_doctor.checks._shared.choosing import faults
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.choice import Choice, Row, selected
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.geometry_rules import Rules, rules_of
 
 _ROWS = 3
 _BLOCKS_BEYOND = 9  # more than can be chosen, so that some tie is left out

@@ -17,14 +17,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.check import Check
-from nsa_doctor.finding import Finding
-from nsa_doctor.probes.choice import Choice, Row, chosen, made_up, selected
-from nsa_doctor.probes.specimen import comparable_specimen
-from nsa_doctor.repro import again
-from nsa_doctor.rules import rules_of
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.subject import Subject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.choice import Choice, Row, chosen, made_up, selected
+from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.geometry_rules import rules_of
 
 _ROUNDING = 64  # units in the last place by which sums of some hundred probabilities may differ
 

@@ -21,18 +21,18 @@ from typing import Any
 
 from torch import Tensor
 
-from nsa_doctor.check import Check, Profile
-from nsa_doctor.finding import Finding
+from nsa_doctor.core.check import Check, Profile
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
 from nsa_doctor.fuzz.cases import read_case, told
 from nsa_doctor.fuzz.outcome import Outcome
-from nsa_doctor.repro import again
-from nsa_doctor.subject import Subject
+from nsa_doctor.subject.contract import Subject
 
 _EXAMPLES: dict[Profile, int] = {"smoke": 60, "quick": 200, "full": 1000}
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    from nsa_doctor.fuzz import strategies  # Hypothesis, which takes its time
+    from nsa_doctor.fuzz import strategies
     from nsa_doctor.fuzz.properties.examine import examine
     from nsa_doctor.fuzz.search import Search
 

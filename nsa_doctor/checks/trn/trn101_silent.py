@@ -7,14 +7,14 @@ Fix: see whether the process lives (kill -USR1 PID writes its stacks), then go o
 
 from collections.abc import Iterator
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.gaps import longest_silence_allowed
-from nsa_doctor.runs.lives import is_over, lives_of
-from nsa_doctor.runs.numbers import is_time
-from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.artifacts.training_run.heartbeat_gaps import longest_silence_allowed
+from nsa_doctor.artifacts.training_run.numbers import is_time
+from nsa_doctor.artifacts.training_run.sessions import is_over, lives_of
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.testing.training_runs import trained
 
 _A_DAY = 86_400.0
 

@@ -8,13 +8,13 @@ Fix: do what the reason says, then go on with --resume auto.
 from collections.abc import Iterator
 from typing import Any
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding, Note
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.lives import endings
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.wording import escaped
+from nsa_doctor.artifacts.training_run.sessions import endings
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.text import escaped
+from nsa_doctor.testing.training_runs import trained
 
 _SICK_AT = 12
 _LONGEST_REASON = 300

@@ -9,13 +9,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.keeping import losses, told_saves
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.wording import numbers
+from nsa_doctor.artifacts.training_run.saved_checkpoints import losses, told_saves
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.text import numbers
+from nsa_doctor.testing.training_runs import trained
 
 
 def run(subject: RunSubject) -> Iterator[Finding]:

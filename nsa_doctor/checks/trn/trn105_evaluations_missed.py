@@ -7,13 +7,13 @@ Fix: look at how held-out rows are opened, and end a run that has none where its
 
 from collections.abc import Iterator
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.evaluating import evaluations_due, evaluations_missed
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.wording import numbers
+from nsa_doctor.artifacts.training_run.evaluating import evaluations_due, evaluations_missed
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.text import numbers
+from nsa_doctor.testing.training_runs import trained
 
 
 def run(subject: RunSubject) -> Iterator[Finding]:

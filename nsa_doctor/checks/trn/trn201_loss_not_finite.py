@@ -10,15 +10,23 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding, Note
-from nsa_doctor.runner import NotComparableError
-from nsa_doctor.runs.declared import declared
-from nsa_doctor.runs.record import Beat, RunRecord
-from nsa_doctor.runs.refusals import REFUSED, birthplace, is_not_finite, last_finite, made_again, reason, what
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.wording import counted
+from nsa_doctor.artifacts.training_run.declared import declared
+from nsa_doctor.artifacts.training_run.record import Beat, RunRecord
+from nsa_doctor.artifacts.training_run.refusals import (
+    REFUSED,
+    birthplace,
+    is_not_finite,
+    last_finite,
+    made_again,
+    reason,
+    what,
+)
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.text import counted
+from nsa_doctor.testing.training_runs import trained
 
 # A scaler of float16 gradients leaves out the steps that overflow: a dozen until it has found its scale, then one in
 # thousands. One step in twenty is more than any that works.

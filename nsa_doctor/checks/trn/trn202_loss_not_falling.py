@@ -9,14 +9,22 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotApplicableError, NotComparableError
-from nsa_doctor.runs.declared import declared
-from nsa_doctor.runs.record import Beat
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.runs.trends import Levels, Series, levels, rank_correlation, series, timeline, travelled
+from nsa_doctor.artifacts.training_run.declared import declared
+from nsa_doctor.artifacts.training_run.record import Beat
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.artifacts.training_run.trends import (
+    Levels,
+    Series,
+    levels,
+    rank_correlation,
+    series,
+    timeline,
+    travelled,
+)
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError, NotComparableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.testing.training_runs import trained
 
 _FEWEST_POINTS, _FEWEST_STEPS, _FEWEST_WITHOUT_RATES = 20, 50, 200
 # Rates that add up to most of what a weight is worth (about 0.02): by then Adam has moved the loss by a tenth of a nat

@@ -8,14 +8,14 @@ Fix: go back to the last checkpoint before it rises; halve the rate; look at the
 from collections.abc import Iterator
 from typing import Any
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding, Note
-from nsa_doctor.runner import NotApplicableError, NotComparableError
-from nsa_doctor.runs.declared import declared
-from nsa_doctor.runs.rising import found_rise
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.runs.trends import Series, series, timeline, travelled
+from nsa_doctor.artifacts.training_run.declared import declared
+from nsa_doctor.artifacts.training_run.rising import found_rise
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.artifacts.training_run.trends import Series, series, timeline, travelled
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError, NotComparableError
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.testing.training_runs import trained
 
 _FEWEST_POINTS, _FEWEST_STEPS = 12, 20
 # With weights of about 0.02, rates that add up to less than this move them by less than a twentieth (Adam moves a

@@ -11,15 +11,15 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotApplicableError, NotComparableError
-from nsa_doctor.runs.declared import Declared, declared
-from nsa_doctor.runs.floors import floor_of_text
-from nsa_doctor.runs.record import RunRecord
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.runs.trends import levels, series, timeline
+from nsa_doctor.artifacts.training_run.declared import Declared, declared
+from nsa_doctor.artifacts.training_run.loss_floors import floor_of_text
+from nsa_doctor.artifacts.training_run.record import RunRecord
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.artifacts.training_run.trends import levels, series, timeline
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError, NotComparableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.testing.training_runs import trained
 
 _FEWEST = 8
 _STRETCHES = 8

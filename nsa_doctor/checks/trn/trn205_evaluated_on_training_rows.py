@@ -8,12 +8,12 @@ Fix: open the loader of the evaluation on the held-out split. Rows that both spl
 from collections.abc import Iterator
 from typing import Any
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.lives import is_step
-from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.artifacts.training_run.sessions import is_step
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.testing.training_runs import trained
 
 _FEWEST = 4  # batches that differ: data of one kind of row has no others to evaluate on
 

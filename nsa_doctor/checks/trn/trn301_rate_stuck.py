@@ -9,14 +9,14 @@ Fix: look whether the schedule is stepped, and whether its floor is a share of t
 from collections.abc import Iterator
 from typing import Any
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.declared import Declared, declared
-from nsa_doctor.runs.schedules import due
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.runs.trends import Series, levels, series, timeline
+from nsa_doctor.artifacts.training_run.declared import Declared, declared
+from nsa_doctor.artifacts.training_run.schedules import due
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.artifacts.training_run.trends import Series, levels, series, timeline
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.testing.training_runs import trained
 
 _FEWEST = 10
 _FAR = 3.0

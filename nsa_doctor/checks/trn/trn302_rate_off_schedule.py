@@ -9,14 +9,14 @@ Fix: step the schedule once for each optimizer step, and save and restore it wit
 from collections.abc import Iterator
 from typing import Any
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.declared import declared
-from nsa_doctor.runs.schedules import strays, strays_from_own
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.runs.trends import series, timeline
+from nsa_doctor.artifacts.training_run.declared import declared
+from nsa_doctor.artifacts.training_run.schedules import strays, strays_from_own
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.artifacts.training_run.trends import series, timeline
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.testing.training_runs import trained
 
 
 def run(subject: RunSubject) -> Iterator[Finding]:

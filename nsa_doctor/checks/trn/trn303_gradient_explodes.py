@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.normed import norms_and_losses
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding, Note
-from nsa_doctor.runs.growing import Growth, grown, spike
-from nsa_doctor.runs.rising import found_rise
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.runs.trends import Series, levels
+from nsa_doctor.artifacts.training_run.growing import Growth, grown, spike
+from nsa_doctor.artifacts.training_run.rising import found_rise
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.artifacts.training_run.trends import Series, levels
+from nsa_doctor.checks._shared.normed import norms_and_losses
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.testing.training_runs import trained
 
 _FEWEST = 20
 # A model that leaves a plateau, or begins with outputs of zero, has gradients up to a hundred times what they were, and

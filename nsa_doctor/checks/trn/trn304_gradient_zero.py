@@ -8,12 +8,12 @@ Fix: look whether gradients are cleared between backward and step, and whether t
 from collections.abc import Iterator
 from typing import Any
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.normed import norms_and_losses
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding, Note
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.runs.trends import Series, levels, median
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.artifacts.training_run.trends import Series, levels, median
+from nsa_doctor.checks._shared.normed import norms_and_losses
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.testing.training_runs import trained
 
 _FEWEST = 10
 _NOTHING = 1e-9  # float32's rounding of a norm of one is a hundred times as much

@@ -10,13 +10,13 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.runs.trends import Series, levels, series, timeline
-from nsa_doctor.wording import short_bytes
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.artifacts.training_run.trends import Series, levels, series, timeline
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.text import short_bytes
+from nsa_doctor.testing.training_runs import trained
 
 _FEWEST, _MANY = 12, 30
 _STRETCHES = 6

@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.declared import Declared, declared
-from nsa_doctor.runs.record import Beat
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.runs.trends import median, timeline
+from nsa_doctor.artifacts.training_run.declared import Declared, declared
+from nsa_doctor.artifacts.training_run.record import Beat
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.artifacts.training_run.trends import median, timeline
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.testing.training_runs import trained
 
 _FEWEST = 20
 _LEFT_OUT = 3  # steps at the start: the first batch of a stream takes its time

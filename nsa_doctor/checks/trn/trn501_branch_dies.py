@@ -8,14 +8,14 @@ Fix: lower the rate of the gate, look at what is added to its logits, and go bac
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Place
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.glances import Look, looks_by_layer
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.wording import joined
+from nsa_doctor.artifacts.training_run.gate_history import Look, looks_by_layer
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.text import joined
+from nsa_doctor.testing.training_runs import trained
 
 _FEWEST = 4
 _ALIVE = 0.05

@@ -10,16 +10,16 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding
-from nsa_doctor.measurement import Place
-from nsa_doctor.runner import NotApplicableError
-from nsa_doctor.runs.glances import SHARES, Look, looks_by_layer
-from nsa_doctor.runs.record import Beat
-from nsa_doctor.runs.subject import RunSubject
-from nsa_doctor.runs.trends import timeline
-from nsa_doctor.wording import numbers
+from nsa_doctor.artifacts.training_run.gate_history import SHARES, Look, looks_by_layer
+from nsa_doctor.artifacts.training_run.record import Beat
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.artifacts.training_run.trends import timeline
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.text import numbers
+from nsa_doctor.testing.training_runs import trained
 
 _FEWEST = 4
 _FEWEST_STEPS = 10

@@ -9,14 +9,14 @@ Fix: hold the loss, the accumulation of gradients and the optimizer's groups to 
 from collections.abc import Iterator
 from typing import Any
 
-from nsa_doctor.check import Check
-from nsa_doctor.checks.trained import trained
-from nsa_doctor.finding import Finding, Note
-from nsa_doctor.measurement import Place
-from nsa_doctor.runner import NotApplicableError, NotComparableError
-from nsa_doctor.runs.again import Again
-from nsa_doctor.runs.retraced import Departure, OtherRowsError, departure, has_told, nearness
-from nsa_doctor.runs.subject import RunSubject
+from nsa_doctor.artifacts.training_run.replay_compare import Departure, OtherRowsError, departure, has_told, nearness
+from nsa_doctor.artifacts.training_run.replay_result import Again
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError, NotComparableError
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.testing.training_runs import trained
 
 _MOST_NAMES = 3
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsa_doctor.facts import Violation
-from nsa_doctor.fuzz import rules
+from nsa_doctor.core.facts import Violation
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.fuzz import plain_rules as rules
 from nsa_doctor.fuzz.cases import Attention
 from nsa_doctor.fuzz.outcome import Failure
 from nsa_doctor.fuzz.properties.dense import Dense, dense
@@ -21,11 +22,10 @@ from nsa_doctor.fuzz.properties.operators import (
 )
 from nsa_doctor.fuzz.properties.ranges import place_of
 from nsa_doctor.fuzz.properties.tensors import Watch, laid_out, normal
-from nsa_doctor.measurement import Place
-from nsa_doctor.probes.finite import isfinite
-from nsa_doctor.probes.perform import ask
-from nsa_doctor.probes.tolerance import deviation, largest
-from nsa_doctor.subject import Subject
+from nsa_doctor.probes.model.perform import ask
+from nsa_doctor.probes.tensors.finite import isfinite
+from nsa_doctor.probes.tensors.tolerance import deviation, largest
+from nsa_doctor.subject.contract import Subject
 
 _STEEPEST = 6.0  # directions are normal numbers, of which there are too few to exceed it
 _HEADROOM = 4.0  # a truth this far below the dtype's largest number must come out finite

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from nsa.ops.geometry import Geometry
-from nsa_doctor.facts import Violation
-from nsa_doctor.fuzz import rules
+from nsa_doctor.core.facts import Violation
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.fuzz import plain_rules as rules
 from nsa_doctor.fuzz.cases import Choice
 from nsa_doctor.fuzz.outcome import Failure
 from nsa_doctor.fuzz.properties.ranges import place_of
 from nsa_doctor.fuzz.properties.tensors import Watch, laid_out, listed
-from nsa_doctor.measurement import Place
-from nsa_doctor.probes.perform import ask
-from nsa_doctor.subject import Subject
+from nsa_doctor.probes.model.perform import ask
+from nsa_doctor.subject.contract import Subject
 
 
 def examine(case: Choice, subject: Subject) -> Iterator[Failure]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nsa_doctor.probes.tolerance import largest
+from nsa_doctor.probes.tensors.tolerance import largest
 
 _SHORT = {"compressed": "cmp", "selected": "sel", "sliding": "win"}
 

@@ -4,15 +4,15 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from nsa_doctor.facts import Violation
+from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
+from nsa_doctor.core.facts import Violation
+from nsa_doctor.core.lengths import boundary_lengths
+from nsa_doctor.core.measurement import DTYPES, Trouble
 from nsa_doctor.fuzz.cases import IMPLS, Attention, Case, Choice, Grid, MaskRows, Pass, RangeRows, Reads, SlotRows
 from nsa_doctor.fuzz.outcome import Failure, Outcome
-from nsa_doctor.lengths import boundary_lengths
-from nsa_doctor.measurement import DTYPES, Trouble
-from nsa_doctor.probes.measure import trouble_of
-from nsa_doctor.probes.state import preserved_state, seed_everything
-from nsa_doctor.runner import NotComparableError, SubjectFailedError
-from nsa_doctor.subject import Subject
+from nsa_doctor.probes.model.measure import trouble_of
+from nsa_doctor.probes.model.state import preserved_state, seed_everything
+from nsa_doctor.subject.contract import Subject
 
 _LONGEST = 160  # what is wrong at a length is wrong at a short one, if the length is there for a short geometry
 
@@ -51,8 +51,8 @@ def offers(subject: Subject) -> dict[str, Any]:
 
 def _impls(device: str) -> dict[str, tuple[list[str], str]]:
     """The dtypes in which each implementation of `nsa` can serve on a device, and why not in the others."""
+    from nsa_doctor.adapters.nsa_alternatives import why_not
     from nsa_doctor.fuzz.properties.operators import LARGEST_HEAD
-    from nsa_doctor.subjects.nsa_relatives import why_not
 
     told = {impl: {dtype: why_not(impl, device, dtype, LARGEST_HEAD) for dtype in DTYPES} for impl in IMPLS}
     return {

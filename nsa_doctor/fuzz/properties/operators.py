@@ -9,10 +9,10 @@ from torch import Tensor
 from nsa.backends import route
 from nsa.ops import api
 from nsa.ops.geometry import Geometry
+from nsa_doctor.core.measurement import Place
 from nsa_doctor.fuzz.cases import Impl, Sizes
 from nsa_doctor.fuzz.properties.ranges import place_of
-from nsa_doctor.measurement import Place
-from nsa_doctor.probes.perform import ask
+from nsa_doctor.probes.model.perform import ask
 
 BRANCHES = ("compressed", "selected", "sliding")
 SHORT = {"compressed": "cmp", "selected": "sel", "sliding": "win"}

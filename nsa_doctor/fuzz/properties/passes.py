@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nsa_doctor.facts import Violation
+from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
+from nsa_doctor.core.facts import Violation
+from nsa_doctor.core.measurement import Place, Point
 from nsa_doctor.fuzz.cases import Layer, Pass
 from nsa_doctor.fuzz.outcome import Failure
 from nsa_doctor.fuzz.properties.tensors import Watch, laid_out
-from nsa_doctor.measurement import Place, Point
-from nsa_doctor.probes.finite import holds_nonfinite, isfinite
-from nsa_doctor.probes.inputs import make_cotangent, make_input
-from nsa_doctor.probes.perform import ask
-from nsa_doctor.probes.places import definition_place
-from nsa_doctor.probes.precision import effective_precision, noise_floor
-from nsa_doctor.probes.specimen import Specimen, specimen
-from nsa_doctor.probes.tolerance import largest
-from nsa_doctor.runner import NotComparableError, SubjectFailedError
-from nsa_doctor.subject import Subject
+from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.model.built_module import Specimen, specimen
+from nsa_doctor.probes.model.inputs import make_cotangent, make_input
+from nsa_doctor.probes.model.perform import ask
+from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
+from nsa_doctor.probes.tensors.finite import holds_nonfinite, isfinite
+from nsa_doctor.probes.tensors.tolerance import largest
+from nsa_doctor.subject.contract import Subject
 
 ORDINARY = (1e-3, 10.0)  # magnitudes at which rounding stays rounding: outputs may be compared
 _LARGEST_JUDGED = 5e4  # beyond it a foreign subject may overflow in its own right
@@ -194,7 +194,7 @@ class _Trial:
 
 def _layer_subject(layer: Layer) -> Subject:
     from nsa.config import NSAConfig  # a foreign subject need not wait for nsa
-    from nsa_doctor.subjects.nsa import layer_subject
+    from nsa_doctor.adapters.nsa_layer import layer_subject
 
     heads = layer.groups * layer.heads
     sizes = layer.sizes

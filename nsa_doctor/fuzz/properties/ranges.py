@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from nsa.ops.geometry import Geometry
-from nsa_doctor.facts import Violation
-from nsa_doctor.fuzz import rules
+from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.facts import Violation
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.fuzz import plain_rules as rules
 from nsa_doctor.fuzz.cases import Grid, MaskRows, RangeRows, SlotRows
 from nsa_doctor.fuzz.outcome import Failure
 from nsa_doctor.fuzz.properties.tensors import Watch, laid_out, listed
-from nsa_doctor.measurement import Place
-from nsa_doctor.probes.perform import ask
-from nsa_doctor.runner import SubjectFailedError
+from nsa_doctor.probes.model.perform import ask
 
 _REFUSED = "refused"
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from nsa.ops.api import NSAOutput
-from nsa_doctor.facts import Violation
-from nsa_doctor.fuzz import rules
+from nsa_doctor.core.facts import Violation
+from nsa_doctor.fuzz import plain_rules as rules
 from nsa_doctor.fuzz.cases import Reads, Sizes
 from nsa_doctor.fuzz.outcome import Failure
 from nsa_doctor.fuzz.properties.operators import (

@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nsa_doctor.finding import Report
+from nsa_doctor.core.finding import Report
+from nsa_doctor.core.text import short_number
 from nsa_doctor.render.pictures.paper import PAINT, SMALL, Sheet, axes, drawn, label_text, words
 from nsa_doctor.render.pictures.picture import Key, Panel, Picture, Table, tabled
-from nsa_doctor.wording import short_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

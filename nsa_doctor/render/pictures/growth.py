@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nsa_doctor.finding import Report
-from nsa_doctor.growth import Exponent, fitted_exponent
-from nsa_doctor.measurement import Measurement
+from nsa_doctor.core.finding import Report
+from nsa_doctor.core.growth import Exponent, fitted_exponent
+from nsa_doctor.core.measurement import Measurement
+from nsa_doctor.core.text import short_bytes, short_count
 from nsa_doctor.render.pictures.paper import PAINT, SMALL, Sheet, axes, drawn, words
 from nsa_doctor.render.pictures.picture import Panel, Picture, Table, tabled
-from nsa_doctor.wording import short_bytes, short_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from nsa_doctor.core.text import escaped
 from nsa_doctor.render.html_text import visible
-from nsa_doctor.wording import escaped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

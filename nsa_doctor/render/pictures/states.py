@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nsa_doctor.measurement import GRADIENTS, OUTPUT, Measurement
+from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, Measurement
 
 GATED = "gated"  # counted on the way to the output, and told with it
 

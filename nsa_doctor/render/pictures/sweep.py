@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nsa_doctor.finding import Report
-from nsa_doctor.lengths import evenly
-from nsa_doctor.measurement import DTYPES, GRADIENTS, MODES, OTHERS, OUTPUT, TARGETS, VALUES, Measurement
+from nsa_doctor.core.finding import Report
+from nsa_doctor.core.lengths import evenly
+from nsa_doctor.core.measurement import DTYPES, GRADIENTS, MODES, OTHERS, OUTPUT, TARGETS, VALUES, Measurement
+from nsa_doctor.core.text import joined, short_bytes, short_number
 from nsa_doctor.render.pictures.paper import PAINT, SMALL, Sheet, axes, drawn, label_text, words
 from nsa_doctor.render.pictures.picture import Key, Panel, Picture, Table, tabled
 from nsa_doctor.render.pictures.states import FINITE, GATED, STATES, State, state_of
-from nsa_doctor.wording import joined, short_bytes, short_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from nsa_doctor.subject import Subject
+from nsa_doctor.subject.contract import Subject
 
 
 class Short(nn.Module):

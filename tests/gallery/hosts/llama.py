@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nsa_doctor.subject import Subject
+from nsa_doctor.subject.contract import Subject
 
 
 @dataclass

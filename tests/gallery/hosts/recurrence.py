@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nsa_doctor.subject import Subject
+from nsa_doctor.subject.contract import Subject
 
 DIM = 16
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from nsa_doctor.subject import Subject
+from nsa_doctor.subject.contract import Subject
 
 VOCAB, DIM, HEADS, GROUPS = 47, 32, 4, 2
 STRIDE, BLOCK, CHOSEN, WINDOW = 4, 8, 3, 12

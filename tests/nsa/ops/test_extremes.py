@@ -13,7 +13,7 @@ from nsa.ops.geometry import EMPTY_SLOT, Geometry
 from nsa.ops.select import reference as select_reference
 from nsa.ops.select import vectorized as select_vectorized
 from nsa.ops.slide import vectorized as slide_vectorized
-from nsa_doctor.probes.tolerance import largest
+from nsa_doctor.probes.tensors.tolerance import largest
 
 from .cases import Case, inputs
 

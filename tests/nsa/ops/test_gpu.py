@@ -10,7 +10,7 @@ from nsa.backends import Impl
 from nsa.ops.api import nsa_attention
 from nsa.ops.geometry import Geometry
 from nsa.ops.select import reference, vectorized
-from nsa_doctor.probes.tolerance import deviation, largest
+from nsa_doctor.probes.tensors.tolerance import deviation, largest
 
 from .cases import GEOMETRIES, Case, dense, inputs
 from .test_vectorized import BRANCHES, gradients

@@ -10,7 +10,7 @@ from nsa.ops.score import reference as score_reference
 from nsa.ops.score import vectorized as score_vectorized
 from nsa.ops.select import reference as select_reference
 from nsa.ops.select import vectorized as select_vectorized
-from nsa_doctor.probes.tolerance import deviation, largest
+from nsa_doctor.probes.tensors.tolerance import deviation, largest
 
 from .cases import GEOMETRIES, Case, all_cases, dense, inputs, pairwise_cases
 

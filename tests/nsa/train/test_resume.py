@@ -61,8 +61,8 @@ def test_a_resumed_run_equals_one_never_interrupted_bit_for_bit(changes, run, en
 
 
 def test_the_heartbeat_says_where_it_went_on_and_the_doctor_counts_it(run, ended, beats):
-    from nsa_doctor.runs.numbers import numbers_of
-    from nsa_doctor.runs.reading import read_run
+    from nsa_doctor.artifacts.training_run.numbers import numbers_of
+    from nsa_doctor.artifacts.training_run.reading import read_run
 
     ended(save_every=3)
     folder = run(save_every=3, resume="auto")

@@ -85,10 +85,10 @@ def test_a_sample_continues_a_held_out_row(finished):
 
 
 def test_the_doctor_takes_the_run_for_evidence_of_its_configuration(finished, config):
-    from nsa_doctor.identity import commit_of, digest
-    from nsa_doctor.runs.matching import mismatches
-    from nsa_doctor.runs.numbers import numbers_of
-    from nsa_doctor.runs.reading import read_run
+    from nsa_doctor.artifacts.training_run.matching import mismatches
+    from nsa_doctor.artifacts.training_run.numbers import numbers_of
+    from nsa_doctor.artifacts.training_run.reading import read_run
+    from nsa_doctor.core.identity import commit_of, digest
 
     record = read_run(finished)
     model = config(model={"n_layers": 2}).model.model_dump(mode="json")

@@ -1,0 +1,1 @@
+"""From a module, a function or nsa itself to a Subject."""

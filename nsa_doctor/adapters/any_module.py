@@ -1,0 +1,179 @@
+"""Any nn.Module as a subject: what it takes is found out by asking, what it returns is unwrapped."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+
+from nsa_doctor.adapters.adapter import Adapter
+from nsa_doctor.adapters.input_discovery import ask, caller, is_lazy, parameter_names
+from nsa_doctor.adapters.length_limits import within_limits
+from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
+from nsa_doctor.core.measurement import DTYPES, Point
+from nsa_doctor.probes.model.inputs import make_input
+from nsa_doctor.probes.model.state import preserved_state, seed_everything
+from nsa_doctor.subject.contract import InputKind, Subject, SubjectUnusableError
+from nsa_doctor.subject.request import SubjectRequest
+
+_DEFAULT_WIDTH = 64
+_LENGTH_FOR_LAZY = 16
+
+
+def adapt(
+    request: SubjectRequest,
+    factory: Callable[[], Any],
+    asking: Callable[[int], None] = lambda length: None,
+    made: Callable[[nn.Module], None] = lambda module: None,
+) -> Subject:
+    """The subject a factory makes: a Subject as it is, a module [B, S, dim] -> [B, S, dim] or ids [B, S] -> logits.
+
+    `made` is told of the module and `asking` each length before it is tried at it. Raises SubjectUnusableError for
+    anything else, and SubjectFailedError when the factory raises.
+    """
+    assert request.spec is not None
+    with preserved_state():
+        seed_everything(request.seed)
+        offered = _made(factory)
+        if isinstance(offered, Subject):
+            return offered if offered.options else replace(offered, options=("--subject", request.spec))
+        adapter = offered if isinstance(offered, Adapter) else Adapter(make=factory)
+        module = _made(adapter.make) if offered is adapter else offered
+        if not isinstance(module, nn.Module):
+            kind = type(module).__name__
+            raise SubjectUnusableError(
+                f"subject {request.spec} must return an nn.Module, an Adapter or a Subject, got {kind}"
+            )
+        made(module)
+        guess = _asked(request, adapter, module, asking)
+        if adapter.max_length is not None or not request.explore:
+            return guess
+        return within_limits(guess, module, asking, request.avoid)
+
+
+def packages_of(module: nn.Module) -> tuple[str, ...]:
+    """Top-level packages its classes come from, torch's apart."""
+    names = {type(child).__module__.partition(".")[0] for child in module.modules()}
+    return tuple(sorted(names - {"torch", "builtins", "__main__"}))
+
+
+def _asked(request: SubjectRequest, adapter: Adapter, module: nn.Module, asking: Callable[[int], None]) -> Subject:
+    """The subject once it is known what the module takes."""
+    assert request.spec is not None
+    kind, width = request.input or adapter.input, request.width or adapter.width
+    seams: dict[str, Any] = dict(adapter.seams)
+    subject = Subject(
+        name=request.spec,
+        description=f"{type(module).__module__}.{type(module).__qualname__}",
+        build=lambda _seed: adapter.make(),
+        forward=adapter.call or (lambda module, x: module(x)),
+        input=kind or "embeddings",
+        width=width or _DEFAULT_WIDTH,
+        dtype=_native_dtype(module),
+        modes=adapter.modes,
+        device=request.device,
+        geometry=adapter.geometry,
+        packages=packages_of(module),
+        **seams,
+    )
+    if adapter.max_length is not None:
+        subject = replace(subject, max_length=adapter.max_length)
+    guesses = _guesses(subject, module, adapter, [kind] if kind else ["embeddings", "tokens"], width)
+    is_told = kind is not None and width is not None
+    guess = ask(guesses, module, sorted(request.lengths), asking, is_told)
+    options: tuple[str, ...] = ("--subject", request.spec)
+    options += ("--input", guess.input) if adapter.input is None else ()
+    if request.width is not None or (adapter.width is None and guess.width not in _widths(module, guess.input)):
+        options += ("--width", str(guess.width))
+    return replace(guess, options=options)
+
+
+def _made(make: Callable[[], Any]) -> Any:
+    made = attempt(make)
+    if isinstance(made, Caught):
+        raise SubjectFailedError("build", made, None)
+    return made
+
+
+def _guesses(
+    subject: Subject, made: nn.Module, adapter: Adapter, kinds: list[InputKind], width: int | None
+) -> list[Subject]:
+    """What the module may take, the likeliest first: every kind and width, by position and by name."""
+    guesses = []
+    for kind in kinds:
+        for each in [width] if width is not None else _widths(made, kind):
+            names = parameter_names(made, kind) if adapter.call is None else [None]
+            for name in names:
+                forward = adapter.call or caller(name)
+                guess = replace(subject, input=kind, width=each, forward=forward)
+                guesses.append(replace(guess, build=_building(guess, adapter.make)) if is_lazy(made) else guess)
+    starts_with_ids = isinstance(next((leaf for leaf in _leaves(made)), None), nn.Embedding)
+    return sorted(guesses, key=lambda guess: guess.input != "tokens") if starts_with_ids else guesses
+
+
+def _building(subject: Subject, factory: Callable[[], Any]) -> Callable[[int], nn.Module]:
+    """Builds a module and runs it once, which gives the parameters of lazy modules their shapes."""
+
+    def build(seed: int) -> nn.Module:
+        module: nn.Module = factory()
+        x = make_input(subject, Point(length=_LENGTH_FOR_LAZY, dtype=subject.dtype), seed, torch.device("cpu"))
+        with torch.no_grad():
+            subject.forward(module, x)
+        return module
+
+    return build
+
+
+def _native_dtype(module: nn.Module) -> str:
+    """The dtype most of the parameters' values have; float32 when there are none."""
+    counts: dict[str, int] = {}
+    for parameter in module.parameters():
+        if not isinstance(parameter, UninitializedTensorMixin):
+            name = str(parameter.dtype).removeprefix("torch.")
+            counts[name] = counts.get(name, 0) + parameter.numel()
+    known = [name for name in counts if name in DTYPES]
+    return max(known, key=lambda name: counts[name], default="float32")
+
+
+def _widths(module: nn.Module, kind: InputKind) -> list[int]:
+    """Guesses at the width of embeddings or the size of the vocabulary, the likeliest first."""
+    guesses = _vocabularies(module) if kind == "tokens" else _dims(module)
+    found = list(dict.fromkeys(guess for guess in guesses if isinstance(guess, int) and guess > 0))
+    return found or [_DEFAULT_WIDTH]
+
+
+def _vocabularies(module: nn.Module) -> Iterator[Any]:
+    yield from _attributes(module, ("vocab_size", "num_tokens", "n_vocab", "num_embeddings"))
+    for child in module.modules():
+        if isinstance(child, nn.Embedding):
+            yield child.num_embeddings
+
+
+def _dims(module: nn.Module) -> Iterator[Any]:
+    yield from _attributes(
+        module, ("dim", "hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim", "model_dim", "embedding_dim")
+    )
+    for child in module.modules():
+        for name in ("in_features", "embed_dim", "in_channels", "input_size", "embedding_dim"):
+            yield getattr(child, name, None)
+        shape = getattr(child, "normalized_shape", None)
+        yield shape[-1] if isinstance(shape, (tuple, list)) and shape else None
+    for parameter in module.parameters():
+        yield from () if isinstance(parameter, UninitializedTensorMixin) else reversed(parameter.shape)
+    if is_lazy(module):
+        for child in module.modules():
+            yield getattr(child, "out_features", None) or getattr(child, "out_channels", None)
+    yield _DEFAULT_WIDTH
+
+
+def _attributes(module: nn.Module, names: tuple[str, ...]) -> Iterator[Any]:
+    holders = [module, *(getattr(module, name, None) for name in ("config", "cfg", "args"))]
+    for holder in holders:
+        for name in names:
+            yield holder.get(name) if isinstance(holder, dict) else getattr(holder, name, None)
+
+
+def _leaves(module: nn.Module) -> Iterator[nn.Module]:
+    return (child for child in module.modules() if not any(True for _ in child.children()))

@@ -1,0 +1,152 @@
+"""Finds out what a module takes by asking it: kind of input, width, and the parameter it goes in through."""
+
+import dis
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+
+from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Mode, Point
+from nsa_doctor.probes.model.perform import Conditions, perform
+from nsa_doctor.subject.contract import InputKind, Subject, SubjectUnusableError, WrongOutputError
+
+_MOST_LENGTHS_ASKED = 2
+_NAMES: dict[str, tuple[str, ...]] = {
+    "embeddings": ("inputs_embeds", "hidden_states", "x"),
+    "tokens": ("input_ids", "ids", "tokens", "x"),
+}
+
+
+def parameter_names(module: nn.Module, kind: InputKind) -> list[str | None]:
+    """Ways to hand the input over: by position (None) where the forward takes that, and by the names it knows."""
+    try:
+        parameters = inspect.signature(module.forward).parameters
+    except (TypeError, ValueError):
+        return [None]
+    by_position = {"POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD", "VAR_POSITIONAL"}
+    positions = [name for name, parameter in parameters.items() if parameter.kind.name in by_position]
+    ways: list[str | None] = [None] if positions else []
+    ways += [name for name in _NAMES[kind] if name in parameters and name not in positions[:1]]
+    return ways or [None]
+
+
+def caller(name: str | None) -> Callable[[nn.Module, Tensor], Any]:
+    """Calls a module with its input by position or by name."""
+    return lambda module, x: module(x) if name is None else module(**{name: x})
+
+
+def is_lazy(module: nn.Module) -> bool:
+    """Whether some parameter or buffer gets its shape in the first forward."""
+    held = (*module.parameters(), *module.buffers())
+    return any(isinstance(tensor, UninitializedTensorMixin) for tensor in held)
+
+
+def ask(
+    guesses: Sequence[Subject], module: nn.Module, lengths: Sequence[int], asking: Callable[[int], None], is_told: bool
+) -> Subject:
+    """The first guess at what the module takes that it accepts.
+
+    One whose output is wrong comes next, then one about which the module itself complains, then one that it takes in
+    and fails on later: those are findings.
+    Raises SubjectUnusableError when none of that holds; with `is_told` the user answers for the guess.
+    """
+    if len(guesses) == 1 and is_told:
+        return guesses[0]
+    failures: list[tuple[Subject, SubjectFailedError]] = []
+    for length in dict.fromkeys([*lengths[:_MOST_LENGTHS_ASKED], lengths[-1]] if lengths else []):
+        asking(length)
+        for guess in guesses:
+            failure = _failure(guess, module, Point(length=length, dtype=guess.dtype, mode=_mode(guess)))
+            if failure is None:
+                return guess
+            failures.append((guess, failure))
+        for guess in guesses:
+            if vocabulary := _largest_vocabulary(guess, module, length, failures):
+                return replace(guess, width=vocabulary)
+    for is_finding in (_is_wrong_output, _speaks_for_itself):
+        for guess, failure in failures:
+            if is_finding(failure):
+                return guess
+    for guess, _ in failures:
+        if _is_taken_in(guess, module, min(lengths)):
+            return guess
+    if not failures:
+        return guesses[0]
+    guess, failure = failures[0]
+    raise SubjectUnusableError(
+        f"subject {guess.name} takes neither embeddings [1, S, width] nor token ids [1, S] as they were guessed; given "
+        f"{guess.input} of width {guess.width} it raises {failure.caught.sentence}; say what it takes with --input and "
+        "--width"
+    )
+
+
+def _mode(guess: Subject) -> Mode:
+    """The mode to try it in: the lightest it runs in."""
+    return "no_grad" if "no_grad" in guess.modes else guess.modes[-1]
+
+
+def _failure(guess: Subject, module: nn.Module, point: Point) -> SubjectFailedError | None:
+    asked = guess if is_lazy(module) else replace(guess, build=lambda _seed: module)
+    try:
+        perform(asked, point, Conditions(device=guess.device, forward_only=True, measures_memory=False))
+    except SubjectFailedError as failure:
+        return failure
+    return None
+
+
+def _is_taken_in(guess: Subject, module: nn.Module, length: int) -> bool:
+    """Whether two modules with parameters do their work before it raises: the wrong input fails at the first.
+
+    One will do where it takes nothing but the right kind and width.
+    """
+    done: list[nn.Module] = []
+    held = [part for part in module.modules() if part is not module and any(True for _ in part.parameters(False))]
+    handles = [part.register_forward_hook(lambda part, _given, _made: done.append(part)) for part in held]
+    try:
+        _failure(guess, module, Point(length=length, dtype=guess.dtype, mode=_mode(guess)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return len(set(done)) > 1 or any(isinstance(part, (nn.Linear, nn.Embedding)) for part in done)
+
+
+def _largest_vocabulary(
+    guess: Subject, module: nn.Module, length: int, failures: Sequence[tuple[Subject, SubjectFailedError]]
+) -> int | None:
+    """The largest vocabulary that works, where this guess was refused for an index; None when there is none."""
+    errors = [failure.caught.error for other, failure in failures if other is guess]
+    if guess.input != "tokens" or not any(isinstance(error, IndexError) for error in errors):
+        return None
+
+    def works(vocabulary: int) -> bool:
+        point = Point(length=length, dtype=guess.dtype, mode=_mode(guess), values="constant")
+        return _failure(replace(guess, width=vocabulary), module, point) is None
+
+    least, least_bad = 1, guess.width
+    if not works(1):
+        return None
+    while least + 1 < least_bad:
+        middle = (least + least_bad) // 2
+        least, least_bad = (middle, least_bad) if works(middle) else (least, middle)
+    return least
+
+
+def _is_wrong_output(failure: SubjectFailedError) -> bool:
+    return isinstance(failure.caught.error, WrongOutputError)
+
+
+def _speaks_for_itself(failure: SubjectFailedError) -> bool:
+    """Whether the subject's own code raises, in so many words, or memory or the process gave out."""
+    traceback = failure.caught.error.__traceback__
+    if traceback is None or not isinstance(failure.caught.error, Exception):
+        return True
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    code = traceback.tb_frame.f_code
+    raises = dis.opname[code.co_code[traceback.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
+    return isinstance(failure.caught.error, MemoryError) or (raises and FrameFilter().rank(code.co_filename) >= 2)

@@ -1,0 +1,76 @@
+"""Adapters: one per kind of subject, and the way from a command line to one."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from nsa_doctor.adapters.any_module import adapt
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.subject.contract import Subject, SubjectUnusableError
+from nsa_doctor.subject.request import SubjectRequest
+
+
+def load_subject(
+    request: SubjectRequest,
+    asking: Callable[[int], None] = lambda length: None,
+    made: Callable[[nn.Module], None] = lambda module: None,
+) -> Subject:
+    """The subject asked for; `made` is told of a foreign module, and `asking` each length before it is tried at it.
+
+    Raises SubjectUnusableError, or SubjectFailedError when a factory itself raises.
+    """
+    if request.spec is not None:
+        factory = import_factory(request.spec)
+        return adapt(request, factory, asking, made)
+    from nsa.strict import ConfigError
+    from nsa_doctor.adapters.nsa_layer import builtin_subject  # a foreign subject need not wait for nsa
+
+    try:
+        return builtin_subject(request.config)
+    except ConfigError as error:
+        raise SubjectUnusableError(str(error)) from error
+
+
+def import_factory(spec: str) -> Callable[[], Any]:
+    """The callable that `package.module:factory` names, looked for in the current folder too."""
+    factory = import_named(spec)
+    if isinstance(factory, Subject):
+        return lambda: factory
+    if not callable(factory) or isinstance(factory, nn.Module):
+        kind = type(factory).__name__
+        raise SubjectUnusableError(f"subject {spec} must be a callable that returns a new nn.Module, got {kind}")
+    _check_callable_bare(spec, factory)
+    return factory
+
+
+def import_named(spec: str) -> Any:
+    """What `package.module:name` names, looked for in the current folder too."""
+    name, _, path = spec.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    module = attempt(lambda: importlib.import_module(name))
+    if isinstance(module, Caught):
+        raise SubjectUnusableError(f"subject {spec} cannot be imported: {module.sentence}") from module.error
+    factory: Any = module
+    for part in path.split("."):
+        if not hasattr(factory, part):
+            raise SubjectUnusableError(f"subject {spec} cannot be imported: {name} has no {path}")
+        factory = getattr(factory, part)
+    return factory
+
+
+def _check_callable_bare(spec: str, factory: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # builtins tell no signature
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise SubjectUnusableError(f"subject {spec} must be callable without arguments: {error}") from error

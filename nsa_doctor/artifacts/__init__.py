@@ -1,0 +1,1 @@
+"""What a run left behind, read and judged: checkpoints, training runs, data."""

@@ -1,0 +1,114 @@
+"""`nsa-doctor data`: a source of batches is opened in a process of its own, and what came of it is a report."""
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nsa_doctor.artifacts.data.request import DataRequest
+from nsa_doctor.core import registry
+from nsa_doctor.core.facts import Fact
+from nsa_doctor.core.finding import Finding, Report, Result, Verdict
+from nsa_doctor.core.frames import FrameFilter, top_package
+from nsa_doctor.core.identity import commit_of, version_of
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.reproduce import reproduce
+from nsa_doctor.engine.conclusions import environment
+from nsa_doctor.isolation.one_shot import counting, run_errand
+from nsa_doctor.isolation.supervisor import UsageError
+
+Listener = Callable[[str, int, int], None]
+_SPARE_SECONDS = 30.0  # without a sign of life, beyond the limit for a batch
+_USUAL_LIMIT = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataExamined:
+    """The end of every check of a source, and what is known of the source."""
+
+    results: tuple[Result, ...] = ()
+    subject: dict[str, Any]
+    expected: dict[str, Any]
+    interrupted: bool = False
+
+
+def data(request: DataRequest, listen: Listener = lambda told, done, total: None) -> Report:
+    """Examine, conclude; a KeyboardInterrupt ends it early.
+
+    Raises UsageError for a source that cannot be examined at all, and DoctorBrokeError when the doctor's code fails.
+    """
+    start = time.perf_counter()
+    examined = examine_data(request, listen)
+    return Report(
+        command="data",
+        subject=examined.subject,
+        options={"batches": request.num_batches, "ranks": request.num_ranks, **examined.expected},
+        environment=environment({}),
+        results=examined.results,
+        seconds=time.perf_counter() - start,
+        interrupted=examined.interrupted,
+    )
+
+
+def examine_data(request: DataRequest, listen: Listener = lambda told, done, total: None) -> DataExamined:
+    """Every check asked for; a source that hangs for good or kills its process is a finding. Raises as `data` does."""
+    subject = {"name": request.spec or request.config or "data", "options": list(request.words)}
+    tell = counting(listen, _steps(request))
+    patience = (request.seconds or _USUAL_LIMIT) + _SPARE_SECONDS
+    try:
+        outcome = run_errand("nsa_doctor.worker.data_main", asdict(request), tell, patience=patience)
+    except KeyboardInterrupt:
+        return DataExamined(subject=subject, expected={}, interrupted=True)
+    answer = outcome.answer
+    if answer is None:
+        return DataExamined(results=_died(request, outcome.code, outcome.last_words), subject=subject, expected={})
+    if "usage" in answer:
+        raise UsageError(answer["usage"])
+    results = tuple(Result.from_json(result) for result in answer["results"])
+    return DataExamined(results=results, subject=_identified(answer["subject"]), expected=answer["expected"])
+
+
+def _identified(subject: dict[str, Any]) -> dict[str, Any]:
+    """With what only this process can say: of the code that opened the data, the version and the commit."""
+    ours = {"version": version_of(("nsa",)), "commit": commit_of(__file__)}
+    told = {name: value for name, value in {**ours, **subject["identity"]}.items() if value}
+    return {**subject, "identity": told}
+
+
+def _steps(request: DataRequest) -> int:
+    """How often a source that can do everything is opened."""
+    return request.num_ranks + 5
+
+
+def _died(request: DataRequest, code: int | None, dump: str) -> tuple[Result, ...]:
+    """What its end means: batches do not come, and nothing else is known."""
+    ours = f'"{Path(__file__).parent}/'  # the checks that wait are not what hangs
+    told = "\n".join(line for line in dump.splitlines() if ours not in line)
+    own = FrameFilter(top_package(request.spec)).of_dump(told)
+    where = Place(file=own[0].file, line=own[0].line, function=own[0].function) if own else Place()
+    at = f" at {where.line_text} ({where.function})" if own else ""
+    if code is None or (code == -signal.SIGKILL and "Thread 0x" in dump):
+        message = f"the process that opens the data gives no sign of life any more: it is{at or ' somewhere'}"
+    elif code < 0:
+        message = f"the process that opens the data died by {signal.Signals(-code).name}{at}"
+    else:
+        message = f"the process that opens the data was ended by it, with exit code {code}{at}"
+    results, never_came = [], registry.answering(Fact.NO_BATCHES).manual.code
+    for name, manual in registry.manuals().items():
+        if name not in request.codes:
+            continue
+        if name == never_came:
+            finding = Finding(
+                message=message,
+                where=where,
+                evidence={"kind": "died"},
+                repro=reproduce("data", request.words),
+                code=name,
+            )
+            results.append(Result(code=name, name=manual.name, verdict=Verdict.FAIL, findings=(finding,)))
+        else:
+            reason = "means nothing where batches do not come"
+            results.append(Result(code=name, name=manual.name, verdict=Verdict.SKIP, reason=reason))
+    return tuple(results)

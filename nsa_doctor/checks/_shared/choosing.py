@@ -1,0 +1,26 @@
+"""What checks of choices do: look at every query's choice, and tell of the first that is at fault, and of how many."""
+
+from collections.abc import Callable, Iterator
+
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.choice import Choice, Row, choices
+from nsa_doctor.subject.contract import Subject
+
+Fault = Callable[[Row], str | None]
+
+
+def faults(subject: Subject, code: str, fault: Fault, found: list[Choice] | None = None) -> Iterator[Finding]:
+    """At most one finding; `fault` says what is wrong with one query's choice, or None."""
+    for choice in choices(subject) if found is None else found:
+        told = [(row, text) for row in choice.rows() if (text := fault(row)) is not None]
+        if not told:
+            continue
+        (row, text), total = told[0], choice.entries.shape[0] * choice.entries.shape[1] * choice.entries.shape[2]
+        yield Finding(
+            message=f"{len(told)} of {total} choices {text} ({row})",
+            where=choice.place(),
+            evidence={"choices": len(told), "of": total, "token": row.t, "group": row.group, "seen in": choice.source},
+            repro=again(subject, code),
+        )
+        return

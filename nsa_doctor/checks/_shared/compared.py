@@ -1,0 +1,72 @@
+"""What checks that compare two runs have in common: lengths, a finding only when it repeats, and its words."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from nsa_doctor.core.check import Profile
+from nsa_doctor.core.finding import Finding, Scalar
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.numerics.compare import Departure
+from nsa_doctor.probes.numerics.divergence import Divergence
+from nsa_doctor.subject.contract import Subject
+
+_LENGTHS: dict[Profile, tuple[int, ...]] = {"smoke": (67,), "quick": (67, 211), "full": (67, 211, 523, 1031)}
+_WHOLE = (192, 384, 640)
+_ANOTHER_SEED = 31337
+
+
+def odd_lengths(subject: Subject) -> list[int]:
+    """Lengths no dimension of a model is likely to share, as far as the subject goes; else its longest."""
+    fitting = [length for length in _LENGTHS[subject.profile] if length <= subject.max_length]
+    return fitting or [subject.max_length]
+
+
+def middle_lengths(subject: Subject) -> list[int]:
+    """Lengths between, whole in blocks of many sizes: what goes wrong at these alone shows at no odd one."""
+    return [] if subject.profile == "smoke" else [length for length in _WHOLE if length < subject.max_length]
+
+
+def long_length(subject: Subject) -> list[int]:
+    """The longest length, for what shows only there; none in the shortest profile."""
+    return [] if subject.profile == "smoke" else [subject.max_length]
+
+
+def confirmed(subject: Subject, find: Callable[[Subject], Departure | None]) -> Departure | None:
+    """What is found, when another seed's weights and input show it too: a near tie that rounding breaks does not."""
+    found = find(subject)
+    if found is None or find(replace(subject, seed=subject.seed + _ANOTHER_SEED)) is None:
+        return None
+    return found
+
+
+def told(
+    subject: Subject, code: str, message: str, divergence: Divergence, departure: Departure, **evidence: Scalar
+) -> Finding:
+    """The finding, with the operation at which the two runs part."""
+    at = f"; the runs part in {divergence.operation}" if divergence.operation else ""
+    return Finding(
+        code=code,
+        message=f"{message}: {departure.told}{at}",
+        where=divergence.place,
+        evidence={
+            **evidence,
+            "num_tokens": departure.num_tokens,
+            "error": departure.error,
+            "floor": departure.floor,
+            "operation": divergence.operation,
+        },
+        repro=again(subject, code),
+    )
+
+
+def cuts_of(length: int, count: int) -> Sequence[int]:
+    """Where to cut a sequence: before the last token, in the middle, and from three on after the first and evenly."""
+    if count == 2:
+        return sorted({length // 2, length - 1} & set(range(1, length)))
+    even = (round(length * (index + 1) / (count - 1)) for index in range(count - 2))
+    return sorted({1, length - 1, *even} & set(range(1, length)))
+
+
+def one(findings: Iterator[Finding | None]) -> Iterator[Finding]:
+    """The first finding: the rest has the same cause."""
+    yield from (finding for finding in [next((finding for finding in findings if finding), None)] if finding)

@@ -1,0 +1,87 @@
+"""What checks of gradients do: build the subject in its modes, at the lengths its profile asks for."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.measurement import Mode
+from nsa_doctor.probes.gradients.derivative import has_steps
+from nsa_doctor.probes.gradients.derivative_probe import Bench
+from nsa_doctor.probes.gradients.length_dependent import length_that_loses_more
+from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen, specimen
+from nsa_doctor.subject.contract import Subject
+
+Make = Callable[[int], Bench]
+
+_LENGTHS = {"smoke": (37,), "quick": (5, 37, 130), "full": (1, 2, 5, 37, 65, 130, 257, 521)}
+_LENGTH_IN_TRAINING = 37
+_LONGEST_WITH_NEIGHBOUR = 37
+_SHORTER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+
+
+def benches(subject: Subject, only_one_length: bool = False) -> Iterator[tuple[Mode, int, Make]]:
+    """(mode, length, what makes a bench of a length in that mode): eval mode at each length, then training mode at one.
+
+    A longer one comes after them where a forward pass shows that a gradient gets lost in it on a further line. Training
+    mode is left out of the shortest profile, and where two runs of it differ whatever the seed.
+    """
+    lengths = [length for length in _LENGTHS[subject.profile] if length <= subject.max_length]
+    if only_one_length:
+        lengths = [min(_LENGTH_IN_TRAINING, subject.max_length)]
+    evaluated: Mode = "train" if "eval" not in subject.modes and "train" in subject.modes else "eval"
+    wide = _differentiable(comparable_specimen(subject, mode=evaluated))
+    for length in lengths:
+        yield evaluated, length, _maker(wide)
+    if subject.profile == "quick" and lengths and not only_one_length:
+        longer = length_that_loses_more(specimen(subject, mode=evaluated), lengths[-1])
+        if longer is not None:
+            yield evaluated, longer, _maker(wide)
+    if evaluated == "eval" and "train" in subject.modes and subject.profile != "smoke":
+        make = _maker(specimen(subject, dtype=wide.dtype, mode="train"))
+        length = min(_LENGTH_IN_TRAINING, subject.max_length)
+        if _is_repeatable(make, length):
+            yield "train", length, make
+
+
+def shortest(make: Make, length: int, is_wrong: Callable[[Bench], bool]) -> tuple[int, int | None]:
+    """The least of some lengths up to `length` at which the bench is wrong, and the one before, at which it is not."""
+    right = None
+    for shorter in _SHORTER:
+        if shorter >= length:
+            break
+        if is_wrong(make(shorter)):
+            return shorter, right
+        right = shorter
+    return length, right
+
+
+def told_apart(first: float, second: float) -> tuple[str, str]:
+    """Both with three digits, or as many as it takes to tell them apart."""
+    for digits in range(3, 17):
+        told = f"{first:.{digits}g}", f"{second:.{digits}g}"
+        if told[0] != told[1]:
+            return told
+    return repr(first), repr(second)
+
+
+def _maker(made: Specimen) -> Make:
+    def make(length: int) -> Bench:
+        rows = 2 if length <= _LONGEST_WITH_NEIGHBOUR and made.subject.profile != "smoke" else 1
+        return Bench(made, made.input(length, batch=rows))
+
+    return make
+
+
+def _is_repeatable(make: Make, length: int) -> bool:
+    try:
+        make(length).differentiate(0)
+    except NotComparableError:
+        return False
+    return True
+
+
+def _differentiable(made: Specimen) -> Specimen:
+    if not has_steps(getattr(torch, made.dtype)):
+        raise NotComparableError(f"the subject runs in {made.dtype} alone, which leaves no room for a step")
+    return made

@@ -1,0 +1,65 @@
+"""What half precision does to the positions of a module of float32: FWD304's other question."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.model.built_module import Specimen, specimen
+from nsa_doctor.probes.numerics.position_collisions import Merging, first_merging
+from nsa_doctor.subject.contract import Subject
+
+_HALF = torch.bfloat16
+_LENGTH = 320  # whole numbers beyond 256 are not all bfloat16 numbers; a multiple of the usual block sizes
+_LEAST = int(2 / torch.finfo(_HALF).eps) + 1
+
+
+def merged(subject: Subject) -> Iterator[Finding | Note]:
+    """The first decision that merged positions take in the subject as it is, or under autocast; else a note.
+
+    Autocast is how a module of float32 is trained in half precision, and it leaves parameters and buffers alone; nobody
+    has said that the whole of it will be converted, so what merges then is a note. How far the output strays is not
+    judged here: running sums of logarithms and long memories rightly keep to float32, while positions that merge are
+    wrong however little it shows.
+    """
+    length = min(_LENGTH, subject.max_length)
+    if subject.dtype != "float32" or length < _LEAST:
+        return
+    for told, asked, dtype in _ways(subject):
+        try:
+            sp = specimen(asked, dtype=dtype)
+            found = first_merging(sp, sp.input(length))
+        except SubjectFailedError:  # it need not run that way
+            continue
+        if found is not None:
+            yield _told(subject, sp, length, told, found)
+            return
+
+
+def _ways(subject: Subject) -> Iterator[tuple[str, Subject, str]]:
+    yield "", subject, subject.dtype
+    device = torch.device(subject.device).type
+
+    def under_autocast(module: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast(device, dtype=_HALF):
+            output: Tensor = subject.forward(module, x)
+            return output
+
+    yield "under autocast to bfloat16, ", replace(subject, forward=under_autocast), subject.dtype
+    yield "converted to bfloat16, ", subject, str(_HALF)[6:]
+
+
+def _told(subject: Subject, sp: Specimen, length: int, told: str, found: Merging) -> Finding | Note:
+    place = found.place
+    if not place.module_class:
+        place = replace(place, module_class=type(sp.module).__name__)
+    message = f"{told}{found.what}, at S={length}: bfloat16 has not all whole numbers beyond {_LEAST - 1}"
+    if sp.dtype != subject.dtype:
+        return Note(message=message, where=place)
+    way = told.rstrip(", ") or "as it is"
+    evidence: dict[str, str | int] = {"length": length, "way": way}
+    return Finding(message=message, where=place, evidence=evidence, repro=again(subject, "FWD304"))

@@ -1,0 +1,47 @@
+"""`nsa-doctor anomaly`."""
+
+from typing import Annotated
+
+import typer
+
+from nsa_doctor.cli import option_types as given
+from nsa_doctor.cli import options
+from nsa_doctor.cli.delivery import Delivery
+from nsa_doctor.core.reproduce import SECONDS
+
+
+def anomaly(
+    seq: given.Lengths = "512",
+    device: given.Device = "cpu",
+    dtype: given.Dtype = None,
+    config: given.Config = None,
+    subject: given.Subject = None,
+    input_kind: given.Input = None,
+    width: given.Width = None,
+    seed: given.Seed = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds one call of the subject may take.")] = SECONDS["anomaly"],
+    form: given.Format = None,
+    output: given.Output = None,
+    quiet: given.Quiet = False,
+    traceback: given.Traceback = False,
+) -> int:
+    """Find writes into what backward needs, both lines named, NaN in backward, and parameters that cannot learn."""
+    assignment = options.examined(
+        device=device,
+        config=config,
+        subject=subject,
+        input_kind=input_kind,
+        width=width,
+        seed=seed,
+        timeout=timeout,
+        dtype=dtype,
+    )
+    lengths = options.lengths_option(seq)
+    deliver = Delivery.asked(form, output, traceback, quiet)
+    from nsa_doctor.cli import progress
+    from nsa_doctor.engine import anomaly as finding_anomalies
+    from nsa_doctor.engine import run as running
+
+    with progress.of_steps(quiet) as listener:
+        report = running.run(finding_anomalies.request(assignment, lengths), listener)
+    return deliver(report)

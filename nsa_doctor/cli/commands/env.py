@@ -1,0 +1,27 @@
+"""`nsa-doctor env`."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from nsa_doctor.cli import options
+from nsa_doctor.core.finding import Decision
+from nsa_doctor.core.writing import say
+
+
+def env(
+    device: Annotated[str, typer.Option(help="cpu or cuda: where routes are asked for.")] = "cpu",
+    form: Annotated[str | None, typer.Option("--format", help="terminal or json.")] = None,
+) -> int:
+    """Versions, devices, flags, and what serves each branch: a block to paste into an issue."""
+    import json
+
+    from nsa_doctor.engine import machine
+
+    form = options.report_format(form, None, allowed=("terminal", "json"))
+    told = machine.describe(
+        options.examined(device=device, config=None, subject=None, input_kind=None, width=None, seed=0, timeout=120.0)
+    )
+    say(json.dumps(told, indent=2) + "\n" if form == "json" else machine.block(told), sys.stdout)
+    return (Decision.NO_GO if told["misfits"] else Decision.GO).exit_code

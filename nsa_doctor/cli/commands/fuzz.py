@@ -1,0 +1,59 @@
+"""`nsa-doctor fuzz`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nsa_doctor.cli import option_types as given
+from nsa_doctor.cli.delivery import Delivery
+from nsa_doctor.core.reproduce import SECONDS
+
+
+def fuzz(
+    target: Annotated[str | None, typer.Argument(help="ranges, masks, select, attend, forward or all.")] = None,
+    examples: Annotated[int | None, typer.Option(help="Inputs to try per target; 300 if not given.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same inputs; 0 if not given.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Go on with other seeds until this time is over.")] = None,
+    subject: given.Subject = None,
+    config: given.Config = None,
+    input_kind: given.Input = None,
+    width: given.Width = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
+    dtype: given.Dtype = None,
+    impl: Annotated[
+        str | None, typer.Option(help="Implementation to try: reference, vectorized, fused, triton or flash.")
+    ] = None,
+    replay: Annotated[Path | None, typer.Option(help="Try the input in this file again, and nothing else.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Where to save an input that fails.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds one input may take.")] = SECONDS["fuzz"],
+    form: given.Format = None,
+    output: given.Output = None,
+    quiet: given.Quiet = False,
+    traceback: given.Traceback = False,
+) -> int:
+    """Search for the least input that breaks a property, as in `nsa-doctor fuzz select`; save it, try it again."""
+    from nsa_doctor.cli import progress
+    from nsa_doctor.fuzz import request as requesting
+    from nsa_doctor.fuzz import run as fuzzing
+
+    request = requesting.fuzz_request(
+        target=target,
+        examples=examples,
+        seed=seed,
+        minutes=minutes,
+        subject=subject,
+        config=config,
+        input_kind=input_kind,
+        width=width,
+        device=device,
+        dtype=dtype,
+        replay=replay,
+        save=save,
+        timeout=timeout,
+        impl=impl,
+    )
+    deliver = Delivery.asked(form, output, traceback, quiet)
+    with progress.of_steps(quiet) as listener:
+        report = fuzzing.fuzz(request, listener)
+    return deliver(report)

@@ -1,0 +1,86 @@
+"""`nsa-doctor gate-init`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nsa_doctor.cli import option_types as given
+from nsa_doctor.cli import options
+from nsa_doctor.cli.delivery import ENDED_EARLY
+from nsa_doctor.cli.evidence import read_run_option
+from nsa_doctor.core import signals
+from nsa_doctor.core.reproduce import SECONDS, reproduce
+from nsa_doctor.core.text import escaped
+from nsa_doctor.core.writing import CannotWriteError, check_writable, say, write_whole
+from nsa_doctor.isolation.supervisor import UsageError
+
+if TYPE_CHECKING:
+    from nsa_doctor.core.finding import Report
+
+_FILE = Path("gate.yaml")
+
+
+def gate_init(
+    subject: given.Subject = None,
+    config: given.Config = None,
+    profile: Annotated[str, typer.Option(help="smoke, quick or full.")] = "quick",
+    run: given.RunFolder = None,
+    device: given.Device = "cpu",
+    dtype: given.Dtype = None,
+    input_kind: given.Input = None,
+    width: given.Width = None,
+    seed: given.Seed = 0,
+    jobs: given.Jobs = None,
+    timeout: given.CallSeconds = SECONDS["gate-init"],
+    output: Annotated[Path, typer.Option(help="The gate file to write.")] = _FILE,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    quiet: given.Quiet = False,
+) -> int:
+    """Draft a gate file from what a subject passes now, as in `nsa-doctor gate-init --subject my_pkg.attn:make`."""
+    if output.exists() and not overwrite:
+        raise UsageError(f"--output {output}: is there already, and people write into gate files; add --overwrite")
+    try:
+        check_writable(output)
+    except CannotWriteError as error:
+        raise UsageError(str(error)) from error
+    assignment = options.examined(
+        device=device,
+        config=config,
+        subject=subject,
+        input_kind=input_kind,
+        width=width,
+        seed=seed,
+        timeout=timeout,
+        dtype=dtype,
+        profile=profile,
+    )
+    request = options.run_request(assignment=assignment, select=None, ignore=None, jobs=jobs, fail_fast=False)
+    record = read_run_option(run)
+    from nsa_doctor.artifacts.training_run.numbers import numbers_of
+    from nsa_doctor.cli import progress
+    from nsa_doctor.engine import run as running
+    from nsa_doctor.policy.policy_draft import draft
+
+    with progress.of_steps(quiet) as listener:
+        report = running.run(request, listener)
+    if report.interrupted:
+        say("nsa-doctor: interrupted: no gate is drafted from half an examination\n", sys.stderr)
+        return ENDED_EARLY
+    if not any(measurement.trouble is None for measurement in report.measurements):
+        say(f"nsa-doctor: no gate is drafted from a subject that gives no answer: {_why(report)}\n", sys.stderr)
+        return report.decision.exit_code
+    signals.ignore_signals()
+    write_whole(output, draft(report, numbers_of(record) if record else {}, record.device_name if record else ""))
+    whom = {"subject": subject, "config": config, "input": input_kind, "width": width, "dtype": dtype}
+    line = reproduce("go-no-go", gate=output, run=run, **whom, device=device, seed=seed or None, timeout=timeout)
+    say(f"written: {output}; try it with: {line}\n", sys.stdout)
+    return 0
+
+
+def _why(report: "Report") -> str:
+    """The first thing that is wrong and its place, or why nothing is known to be."""
+    for finding in report.findings:
+        return escaped(f"{finding.code} {finding.message} ({finding.where})")
+    return escaped(next((result.reason for result in report.results if result.reason), "nothing measured"))

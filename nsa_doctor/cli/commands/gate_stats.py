@@ -1,0 +1,41 @@
+"""`nsa-doctor gate-stats`."""
+
+from typing import Annotated
+
+import typer
+
+from nsa_doctor.cli import option_types as given
+from nsa_doctor.cli.delivery import Delivery
+from nsa_doctor.core.reproduce import SECONDS
+
+
+def gate_stats(
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Checkpoints, the earliest first.")],
+    pattern: Annotated[
+        str | None, typer.Option(help="What gates are called: a glob or a regular expression of tensor names.")
+    ] = None,
+    num_branches: Annotated[int, typer.Option(help="How many branches a gate weighs.")] = 3,
+    activation: Annotated[
+        str | None,
+        typer.Option(help="softmax or sigmoid: how logits become weights; else as the file says, or softmax."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the inputs that gates are tried on.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds that reading one checkpoint may take.")] = SECONDS[
+        "gate-stats"
+    ],
+    form: given.Format = None,
+    output: given.Output = None,
+    quiet: given.Quiet = False,
+    traceback: given.Traceback = False,
+) -> int:
+    """Read the gates of checkpoints, and nothing they carry is executed, as in `nsa-doctor gate-stats model.pt`."""
+    from nsa_doctor.artifacts.checkpoint import gate_stats as reading
+    from nsa_doctor.cli import progress
+
+    request = reading.stats_request(
+        files=files, pattern=pattern, num_branches=num_branches, activation=activation, seed=seed, timeout=timeout
+    )
+    deliver = Delivery.asked(form, output, traceback, quiet)
+    with progress.of_steps(quiet) as listener:
+        report = reading.gate_stats(request, listener)
+    return deliver(report)

@@ -1,0 +1,93 @@
+"""`nsa-doctor go-no-go`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsa_doctor.cli import option_types as given
+from nsa_doctor.cli import options
+from nsa_doctor.cli.delivery import check_bundle, deliver_bundle
+from nsa_doctor.cli.evidence import (
+    batches_request,
+    checkpoint_request,
+    examined_by,
+    read_gate_option,
+    read_run_option,
+    recompute_request,
+)
+from nsa_doctor.core.reproduce import SECONDS, reproduce
+from nsa_doctor.isolation.supervisor import UsageError
+
+if TYPE_CHECKING:
+    from nsa_doctor.artifacts.training_run.replay import RecomputeRequest
+    from nsa_doctor.policy.go_no_go import Earlier
+
+_FOLDER = Path("go-no-go")
+
+
+def go_no_go(
+    gate: given.GateFile = None,
+    run: given.RunFolder = None,
+    recompute: given.Recompute = False,
+    checkpoint: given.Checkpoint = None,
+    data: given.Data = None,
+    baseline: given.Baseline = None,
+    because: given.Because = None,
+    device: given.Device = "cpu",
+    dtype: given.Dtype = None,
+    config: given.Config = None,
+    subject: given.Subject = None,
+    input_kind: given.Input = None,
+    width: given.Width = None,
+    seed: given.Seed = 0,
+    jobs: given.Jobs = None,
+    timeout: given.CallSeconds = SECONDS["go-no-go"],
+    output: given.Bundle = _FOLDER,
+    quiet: given.Quiet = False,
+    traceback: given.Traceback = False,
+) -> int:
+    """Decide whether it may go into production, by a gate file, as in `nsa-doctor go-no-go --run artifacts/m7c`."""
+    chosen = gate or ("foreign" if subject else "production")
+    required = read_gate_option(chosen)
+    whom: dict[str, Any] = {"config": config, "subject": subject, "width": width}
+    whom |= {"dtype": dtype, "device": device, "seed": seed}
+    assignment = options.examined(**whom, input_kind=input_kind, timeout=timeout, profile=required.profile)
+    evidence: dict[str, Any] = {
+        "run": read_run_option(run),
+        "checkpoint": checkpoint_request(checkpoint),
+        "data": batches_request(data),
+        "recompute": _recompute(recompute, run, device),
+        "earlier": _earlier(baseline, because),
+    }
+    check_bundle(output)
+    given_evidence = {"run": run, "recompute": recompute, "checkpoint": checkpoint, "data": data}
+    given_evidence |= {"baseline": baseline, "because": because}
+    again = reproduce("go-no-go", gate=chosen, **given_evidence, **whom, input=input_kind, timeout=timeout)
+    from nsa_doctor.cli import progress
+    from nsa_doctor.policy import go_no_go as deciding
+
+    request = deciding.GoNoGoRequest(**examined_by(assignment, required, jobs), gate=required, **evidence, again=again)
+    with progress.of_steps(quiet) as listener:
+        report = deciding.go_no_go(request, listener)
+    return deliver_bundle(report, output, traceback)
+
+
+def _recompute(is_asked: bool, run: Path | None, device: str) -> "RecomputeRequest | None":
+    if is_asked and run is None:
+        raise UsageError("--recompute is for a --run and has no effect without one; leave it out")
+    return recompute_request(device) if is_asked else None
+
+
+def _earlier(baseline: Path | None, because: str | None) -> "Earlier | None":
+    from nsa_doctor.policy.go_no_go import Earlier
+    from nsa_doctor.render.reading import UnreadableReportError, read_report
+
+    if baseline is None:
+        if because is not None:
+            raise UsageError("--because gives the reason for a --baseline and has no effect without one; leave it out")
+        return None
+    if because is not None and not because.strip():
+        raise UsageError("--because must say why, in a sentence, got nothing")
+    try:
+        return Earlier(report=read_report(baseline), name=str(baseline), because=because or "")
+    except UnreadableReportError as error:
+        raise UsageError(f"--baseline {error}") from error

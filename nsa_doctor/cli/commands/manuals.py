@@ -1,0 +1,29 @@
+"""`nsa-doctor list` and `nsa-doctor explain`: the checks' manuals, read without importing a check."""
+
+import sys
+from textwrap import indent
+from typing import Annotated
+
+import typer
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.writing import say
+from nsa_doctor.isolation.supervisor import UsageError
+
+
+def list_checks() -> None:
+    """Every check with what it detects."""
+    lines = [f"{manual.code}  {manual.name}\n        {manual.detects}" for manual in registry.manuals().values()]
+    say("\n".join(lines) + "\n", sys.stdout)
+
+
+def explain(code: Annotated[str, typer.Argument(help="As `nsa-doctor list` has it.")]) -> None:
+    """What a check detects, why it matters, what to do, and an example where it gives one."""
+    try:
+        manual = registry.manual(code)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    parts = [f"{manual.code} {manual.name}", f"Detects: {manual.detects}", f"Matters: {manual.matters}"]
+    parts += [f"Fix: {manual.fix}"]
+    parts += ["Example:\n" + indent(manual.example, "    ")] if manual.example else []
+    say("\n\n".join(parts) + "\n", sys.stdout)

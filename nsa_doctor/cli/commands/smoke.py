@@ -1,0 +1,123 @@
+"""`nsa-doctor smoke`."""
+
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nsa_doctor.artifacts.training_run.shortened import shortened
+from nsa_doctor.artifacts.training_run.smoke import FEWEST_STEPS, SmokeRequest, train
+from nsa_doctor.cli import option_types as given
+from nsa_doctor.cli import options
+from nsa_doctor.cli.delivery import check_bundle, deliver_bundle
+from nsa_doctor.cli.evidence import (
+    batches_request,
+    checkpoint_request,
+    examined_by,
+    read_gate_option,
+    recompute_request,
+)
+from nsa_doctor.core.reproduce import SECONDS, reproduce
+from nsa_doctor.core.writing import is_terminal, say, write_whole
+from nsa_doctor.isolation.supervisor import UsageError
+
+if TYPE_CHECKING:
+    from nsa_doctor.artifacts.training_run.record import RunRecord
+    from nsa_doctor.core.finding import Report
+
+_FOLDER = Path("smoke")
+_WATCHDOGS = 3  # how often the trainer's own watchdog may bark before it is ended
+
+
+def smoke(
+    config: given.Config = "train_showcase",
+    dataset: Annotated[str | None, typer.Option(help="In place of the configuration's: text:PATH, …")] = None,
+    steps: Annotated[int, typer.Option(help="Steps to train; the gate asks for 200.")] = 200,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="In place of any other value.")
+    ] = None,
+    device: given.Device = "cpu",
+    gate: Annotated[str, typer.Option(help="What has to hold: smoke, production, or a file.")] = "smoke",
+    jobs: given.Jobs = None,
+    timeout: given.CallSeconds = SECONDS["smoke"],
+    output: given.Bundle = _FOLDER,
+    quiet: given.Quiet = False,
+    traceback: given.Traceback = False,
+) -> int:
+    """Train for 200 steps, kill it half-way, resume, and decide, as in `nsa-doctor smoke --config train_showcase`."""
+    if steps < FEWEST_STEPS:
+        raise UsageError(f"--steps must be at least {FEWEST_STEPS}, got {steps}")
+    required = read_gate_option(gate)
+    folder, written = output / "run", output / "config.yaml"
+    if folder.exists():
+        raise UsageError(f"{folder}: holds an earlier run; remove it, or give another --output")
+    wanted = shortened(config or "", dataset, steps, folder, device, changes or [])
+    assignment = options.examined(
+        device=device,
+        config=str(written),
+        subject=None,
+        input_kind=None,
+        width=None,
+        seed=0,
+        timeout=timeout,
+        profile=required.profile,
+    )
+    asked = examined_by(assignment, required, jobs)
+    check_bundle(output)
+    write_whole(written, wanted.text)
+
+    tell = partial(_tell, quiet)
+    for note in wanted.notes:
+        tell(note)
+    request = SmokeRequest(
+        config=written,
+        folder=folder,
+        steps=steps,
+        patience=_WATCHDOGS * wanted.watchdog_seconds,
+        quiet=quiet,
+        is_compiled=wanted.is_compiled,
+    )
+    failure = train(request, tell)
+    notes = (*wanted.notes, *([f"the smoke run: {failure}"] if failure else []))
+    named = {"config": config, "dataset": dataset, "steps": steps, "set": tuple(changes or ())}
+    again = reproduce("smoke", **named, device=device, gate=gate, timeout=timeout)
+    asked |= {"gate": required, "again": again, "data": batches_request(str(written))}
+    report = _decided(asked, folder, device, quiet, failure)
+    return deliver_bundle(replace(report, command="smoke", notes=(*notes, *report.notes)), output, traceback)
+
+
+def _tell(quiet: bool, sentence: str) -> None:
+    if not quiet:
+        say(f"{chr(10) * is_terminal(sys.stderr)}{sentence}\n", sys.stderr)
+
+
+def _record(folder: Path, failure: str) -> "RunRecord":
+    """The run; one that left nothing to read has ended with the sentence that its trainer failed with."""
+    from nsa_doctor.artifacts.training_run.reading import RunError, read_run
+    from nsa_doctor.artifacts.training_run.record import Beat, RunRecord
+
+    try:
+        return read_run(folder)
+    except RunError as error:
+        told = failure or str(error)
+        return RunRecord(folder=str(folder), beats=(Beat(ts=time.time(), msg=f"ended: {told}"),))
+
+
+def _decided(asked: dict[str, Any], folder: Path, device: str, quiet: bool, failure: str) -> "Report":
+    """What the gate makes of model, run and weights."""
+    from nsa_doctor.cli import progress
+    from nsa_doctor.policy import go_no_go as deciding
+
+    weights = folder / "model.safetensors"
+    request = deciding.GoNoGoRequest(
+        **asked,
+        run=_record(folder, failure),
+        recompute=recompute_request(device),
+        checkpoint=checkpoint_request(str(weights)) if weights.exists() else None,
+    )
+    with progress.of_steps(quiet) as listener:
+        return deciding.go_no_go(request, listener)

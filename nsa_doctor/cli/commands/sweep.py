@@ -1,0 +1,53 @@
+"""`nsa-doctor sweep`."""
+
+from typing import Annotated
+
+import typer
+
+from nsa_doctor.cli import option_types as given
+from nsa_doctor.cli import options
+from nsa_doctor.cli.delivery import Delivery
+from nsa_doctor.core.reproduce import SECONDS
+
+_DTYPE_HELP = "float32, float64, bfloat16, float16; several with commas; else its own."
+
+
+def sweep(
+    seq: given.Lengths = "128,512,1024,2048",
+    dtype: Annotated[str | None, typer.Option(help=_DTYPE_HELP)] = None,
+    device: given.Device = "cpu",
+    config: given.Config = None,
+    subject: given.Subject = None,
+    input_kind: given.Input = None,
+    width: given.Width = None,
+    values: Annotated[str, typer.Option(help="Kinds of input, separated by commas.")] = "normal",
+    seed: given.Seed = 0,
+    forward_only: Annotated[bool, typer.Option("--forward-only", help="No gradients.")] = False,
+    boundaries: Annotated[
+        bool, typer.Option("--boundaries", help="Add every length at which the geometry changes, and its neighbours.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds one length may take in one mode.")] = SECONDS["sweep"],
+    form: given.Format = None,
+    output: given.Output = None,
+    quiet: given.Quiet = False,
+    traceback: given.Traceback = False,
+) -> int:
+    """Find lengths, dtypes and modes at which outputs or gradients are not finite, and where that begins."""
+    assignment = options.examined(
+        device=device, config=config, subject=subject, input_kind=input_kind, width=width, seed=seed, timeout=timeout
+    )
+    request = options.sweep_request(
+        assignment=assignment,
+        seq=seq,
+        dtype=dtype,
+        values=values,
+        forward_only=forward_only,
+        boundaries=boundaries,
+    )
+    deliver = Delivery.asked(form, output, traceback, quiet)
+    from nsa_doctor.cli import progress
+    from nsa_doctor.engine import sweep as sweeping
+
+    with progress.progress(quiet) as listener:
+        report = sweeping.sweep(request, listener)
+    return deliver(report)

@@ -1,0 +1,49 @@
+"""`nsa-doctor throughput`."""
+
+from typing import Annotated
+
+import typer
+
+from nsa_doctor.cli import option_types as given
+from nsa_doctor.cli import options
+from nsa_doctor.cli.delivery import Delivery
+from nsa_doctor.core.reproduce import SECONDS
+
+
+def throughput(
+    seq: given.Lengths = "512,1024,2048",
+    floors: Annotated[str | None, typer.Option(help="File of floors, or cpu, a100, h200; else the device's.")] = None,
+    repeats: Annotated[int, typer.Option(help="Passes to time at each length.")] = 7,
+    device: given.Device = "cpu",
+    dtype: given.Dtype = None,
+    config: given.Config = None,
+    subject: given.Subject = None,
+    input_kind: given.Input = None,
+    width: given.Width = None,
+    seed: given.Seed = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds all passes at one length may take.")] = SECONDS["throughput"],
+    form: given.Format = None,
+    output: given.Output = None,
+    quiet: given.Quiet = False,
+    traceback: given.Traceback = False,
+) -> int:
+    """Tokens per second, growth of time and memory, waits, and floors; of a subject that passes a check first."""
+    assignment = options.examined(
+        device=device,
+        config=config,
+        subject=subject,
+        input_kind=input_kind,
+        width=width,
+        seed=seed,
+        timeout=timeout,
+        dtype=dtype,
+        profile="smoke",
+    )
+    request = options.throughput_request(assignment=assignment, seq=seq, repeats=repeats, floors=floors)
+    deliver = Delivery.asked(form, output, traceback, quiet)
+    from nsa_doctor.cli import progress
+    from nsa_doctor.engine import throughput as timing
+
+    with progress.of_steps(quiet) as listener:
+        report = timing.throughput(request, listener)
+    return deliver(report)

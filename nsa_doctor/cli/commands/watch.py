@@ -1,0 +1,64 @@
+"""`nsa-doctor watch`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nsa_doctor.cli import option_types as given
+from nsa_doctor.cli.delivery import Delivery
+from nsa_doctor.cli.evidence import recompute_request
+from nsa_doctor.isolation.supervisor import UsageError
+
+
+def watch(
+    run_dir: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a run of nsa.train or of another trainer, or one log: .jsonl, .csv, trainer_state.json."
+        ),
+    ],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run ends, and tell as it goes.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two looks of --follow.")] = 2.0,
+    maps: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="QUANTITY=COLUMN",
+            help="What a log calls things: step=global_step,loss=train/loss. Known are ts, step, loss, eval_loss, lr, "
+            "grad_norm, tokens_per_second, fetch_seconds, memory, rank, pid, msg; usual names need none.",
+        ),
+    ] = None,
+    recompute: given.Recompute = False,
+    device: Annotated[str | None, typer.Option(help="Where --recompute computes: cpu (the default) or cuda.")] = None,
+    select: given.Select = None,
+    ignore: given.Ignore = None,
+    form: given.Format = None,
+    output: given.Output = None,
+    quiet: given.Quiet = False,
+    traceback: given.Traceback = False,
+) -> int:
+    """Say what is wrong with a live or finished training run, as in `nsa-doctor watch artifacts/m7c --follow`."""
+    from nsa_doctor.artifacts.training_run import watch as watching
+    from nsa_doctor.cli import progress
+    from nsa_doctor.cli.following import FollowingScreen
+
+    if recompute and follow:
+        raise UsageError("--recompute looks at a run once and has no effect with --follow; leave one out")
+    asked = recompute_request(device) if recompute else None
+    if device is not None and asked is None:
+        raise UsageError("--device says where --recompute computes and has no effect without it; leave it out")
+    request = watching.watch_request(
+        place=run_dir, maps=maps or (), select=select, ignore=ignore, every=every, recompute=asked
+    )
+    deliver = Delivery.asked(form, output, traceback, quiet)
+    if not follow:
+        with progress.of_steps(quiet or asked is None) as listener:
+            report = watching.watch(request, listener)
+        return deliver(report)
+    screen = FollowingScreen(quiet)
+    try:
+        report = watching.follow(request, screen)
+    finally:
+        screen.clear()
+    return deliver(report)

@@ -1,0 +1,76 @@
+"""Where a command's report goes, and the exit code it ends with."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from nsa_doctor.cli import options
+from nsa_doctor.core import signals
+from nsa_doctor.core.finding import Report
+from nsa_doctor.core.writing import CannotWriteError, check_writable, is_terminal, say, write_whole
+from nsa_doctor.isolation.supervisor import UsageError
+
+ENDED_EARLY = -1  # the report was delivered, and the exit code is the signal's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """How a report is to be printed and written."""
+
+    form: str
+    output: Path | None
+    traceback: bool
+    quiet: bool
+
+    @classmethod
+    def asked(cls, form: str | None, output: Path | None, traceback: bool, quiet: bool) -> Self:
+        """Check the options before the work starts: what cannot be written would be lost after it."""
+        made = cls(form=options.report_format(form, output), output=output, traceback=traceback, quiet=quiet)
+        if output is not None:
+            try:
+                check_writable(output)
+            except CannotWriteError as error:
+                raise UsageError(str(error)) from error
+        return made
+
+    def __call__(self, report: Report) -> int:
+        """Print the report, write it to a file when one was named, and give the exit code."""
+        signals.ignore_signals()
+        if self.output is None:
+            say(self._rendered(report, self.form, is_terminal(sys.stdout)), sys.stdout)
+        else:
+            if not self.quiet:
+                say(self._rendered(report, "terminal", is_terminal(sys.stdout)), sys.stdout)
+            write_whole(self.output, self._rendered(report, self.form, False))
+        return ENDED_EARLY if report.interrupted else report.decision.exit_code
+
+    def _rendered(self, report: Report, form: str, colour: bool) -> str:
+        from nsa_doctor.render import terminal
+        from nsa_doctor.render.formats import render_as
+
+        if form != "terminal":
+            return render_as(report, form)
+        return terminal.render(report, colour=colour, traceback=self.traceback)
+
+
+def check_bundle(folder: Path) -> None:
+    """Refuse before the work what would be lost after it."""
+    from nsa_doctor.render.bundle import check_folder
+
+    try:
+        check_folder(folder)
+    except CannotWriteError as error:
+        raise UsageError(str(error)) from error
+
+
+def deliver_bundle(report: Report, folder: Path, traceback: bool) -> int:
+    """Print the report, write it to a folder in every form, and give the exit code."""
+    from nsa_doctor.render import terminal
+    from nsa_doctor.render.bundle import write_bundle
+
+    signals.ignore_signals()
+    say(terminal.render(report, colour=is_terminal(sys.stdout), traceback=traceback), sys.stdout)
+    written = write_bundle(folder, report)
+    say(f"written to {folder}: {', '.join(path.name for path in written)}\n", sys.stdout)
+    return ENDED_EARLY if report.interrupted else report.decision.exit_code

@@ -1,0 +1,185 @@
+"""Option values to a request, each refused in one sentence when it cannot be."""
+
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import cast
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.check import PROFILES, Profile
+from nsa_doctor.core.lengths import parse_lengths
+from nsa_doctor.core.measurement import DTYPES, VALUES
+from nsa_doctor.core.nearest import nearest
+from nsa_doctor.engine.floors import FloorsError, load_floors
+from nsa_doctor.engine.run import RunRequest
+from nsa_doctor.engine.sweep import SweepRequest
+from nsa_doctor.engine.throughput import ThroughputRequest
+from nsa_doctor.isolation.supervisor import Assignment
+from nsa_doctor.render.formats import FORMATS, format_of
+
+_LARGEST_SEED = 2**32 - 1
+_LARGEST_WIDTH = 2**24
+_MOST_JOBS = 256
+_MOST_REPEATS = 10_000
+_USUAL_JOBS = 4
+_LENGTHS_TO_ASK_AT = (64, 16)
+_ENTRY_POINTS = "nsa_doctor.subjects"
+_SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+class OptionError(ValueError):
+    """An option has a value it cannot have; one sentence names the option, the value and what is allowed."""
+
+
+def examined(
+    *,
+    device: str,
+    config: str | None,
+    subject: str | None,
+    input_kind: str | None,
+    width: int | None,
+    seed: int,
+    timeout: float,
+    dtype: str | None = None,
+    profile: str = "quick",
+) -> Assignment:
+    """Check the options that say whom to examine and how, which most commands have; raises OptionError."""
+    if subject is not None:
+        subject = _spec(subject)
+        if config is not None:
+            raise OptionError("--config is for the built-in subject and has no effect with --subject; leave one out")
+    elif input_kind is not None:
+        raise OptionError("--input is for a --subject; the built-in one takes embeddings; leave it out")
+    elif width is not None:
+        raise OptionError("--width is for a --subject; the built-in one has its own; leave it out")
+    if width is not None and not 1 <= width <= _LARGEST_WIDTH:
+        raise OptionError(f"--width must be from 1 to {_LARGEST_WIDTH}, got {width}")
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise OptionError(f"--seed must be from 0 to {_LARGEST_SEED}, got {seed}")
+    if not (math.isfinite(timeout) and timeout > 0):
+        raise OptionError(f"--timeout must be a number of seconds above 0, got {timeout:g}")
+    return Assignment(
+        spec=subject,
+        config=config,
+        input=None if input_kind is None else one_of("--input", input_kind, ("embeddings", "tokens")),
+        width=width,
+        device=device_option(device),
+        dtype=None if dtype is None else one_of("--dtype", dtype, DTYPES),
+        seed=seed,
+        profile=cast(Profile, one_of("--profile", profile, PROFILES)),
+        timeout=timeout,
+    )
+
+
+def device_option(device: str) -> str:
+    """Check where something is to be computed; raises OptionError."""
+    return one_of("--device", device, ("cpu", "cuda"))
+
+
+def _spec(subject: str) -> str:
+    """`package.module:factory` as it is; the name of an entry point as what it stands for."""
+    if _SPEC.fullmatch(subject):
+        return subject
+    known = {point.name: point.value for point in entry_points(group=_ENTRY_POINTS)}
+    if subject in known:
+        return known[subject]
+    names = f" or one of {', '.join(sorted(known))}" if known else ""
+    raise OptionError(f"--subject must be package.module:factory{names}, got {subject!r}")
+
+
+def sweep_request(
+    *,
+    assignment: Assignment,
+    seq: str,
+    dtype: str | None,
+    values: str,
+    forward_only: bool,
+    boundaries: bool,
+) -> SweepRequest:
+    """Check what `sweep` was given; raises OptionError."""
+    lengths = lengths_option(seq)
+    return SweepRequest(
+        assignment=replace(
+            assignment,
+            lengths=lengths,
+            forward_only=forward_only,
+            boundaries_up_to=max(lengths) if boundaries else None,
+        ),
+        dtypes=() if dtype is None else _several("--dtype", dtype, DTYPES),
+        values=_several("--values", values, VALUES),
+    )
+
+
+def run_request(
+    *, assignment: Assignment, select: str | None, ignore: str | None, jobs: int | None, fail_fast: bool
+) -> RunRequest:
+    """Check what `run` was given; raises OptionError."""
+    most = os.cpu_count() or 1
+    if jobs is not None and not 1 <= jobs <= _MOST_JOBS:
+        raise OptionError(f"--jobs must be from 1 to {_MOST_JOBS}, got {jobs}")
+    selected, ignored = prefixes("--select", select), prefixes("--ignore", ignore)
+    try:
+        checks = registry.select(selected, ignored, assignment.profile)
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    count = min(jobs or min(most, _USUAL_JOBS), len(checks))
+    threads = max(1, most // count) if count > 1 and assignment.device == "cpu" else 0
+    return RunRequest(
+        assignment=replace(assignment, threads=threads, explore=True, lengths=_LENGTHS_TO_ASK_AT),
+        checks=tuple(checks),
+        selected=selected,
+        jobs=count,
+        fail_fast=fail_fast,
+    )
+
+
+def throughput_request(*, assignment: Assignment, seq: str, repeats: int, floors: str | None) -> ThroughputRequest:
+    """Check what `throughput` was given; raises OptionError."""
+    if not 3 <= repeats <= _MOST_REPEATS:
+        raise OptionError(f"--repeats must be from 3 (fewer have no spread) to {_MOST_REPEATS}, got {repeats}")
+    try:
+        limits = None if floors is None else load_floors(floors)
+    except FloorsError as error:
+        raise OptionError(f"--floors: {error}") from error
+    lengths = tuple(sorted(lengths_option(seq)))
+    return ThroughputRequest(assignment=replace(assignment, lengths=lengths), repeats=repeats, floors=limits)
+
+
+def lengths_option(seq: str) -> tuple[int, ...]:
+    """Read `--seq`; raises OptionError."""
+    try:
+        return tuple(parse_lengths(seq))
+    except ValueError as error:
+        raise OptionError(f"--seq: {error}") from error
+
+
+def report_format(
+    form: str | None, output: Path | None, *, option: str = "--format", allowed: Sequence[str] = tuple(FORMATS)
+) -> str:
+    """The format asked for; when none was, what the file's name says."""
+    if form is None:
+        return (format_of(output) if output is not None else None) or "terminal"
+    return one_of(option, form, allowed)
+
+
+def one_of(option: str, word: str, allowed: Sequence[str]) -> str:
+    """Check a word that is one of few; raises OptionError."""
+    if word in allowed:
+        return word
+    raise OptionError(f"{option} cannot be {word!r}: {nearest(word, allowed)}")
+
+
+def prefixes(option: str, text: str | None) -> tuple[str, ...]:
+    """Codes or their beginnings, as `FWD,NAN`."""
+    words = tuple(dict.fromkeys(word.strip().upper() for word in (text or "").split(",") if word.strip()))
+    if text is not None and not words:
+        raise OptionError(f"{option} must name codes or families, such as FWD,NAN, got {text!r}")
+    return words
+
+
+def _several(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one_of(option, word.strip(), allowed) for word in text.split(",")))

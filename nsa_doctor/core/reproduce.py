@@ -1,0 +1,153 @@
+"""The command lines that reproduce a finding or a report: all of them are built here."""
+
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from nsa_doctor.core.measurement import Point
+
+if TYPE_CHECKING:
+    from nsa_doctor.isolation.supervisor import Assignment
+    from nsa_doctor.subject.contract import Subject
+
+SECONDS: Mapping[str, float] = {  # --timeout of each command where none is given
+    "anomaly": 60.0,
+    "fuzz": 20.0,
+    "gate-init": 30.0,
+    "gate-stats": 60.0,
+    "go-no-go": 30.0,
+    "regressions": 60.0,
+    "run": 30.0,
+    "smoke": 30.0,
+    "sweep": 60.0,
+    "throughput": 120.0,
+}
+_USUAL = {"device": "cpu", "profile": "quick"}
+
+
+def reproduce(command: str, words: Iterable[str] = (), /, **options: Any) -> str:
+    """One line to paste: the command, these words, then the options that are not what the command takes by itself.
+
+    An option that is None or False was not given, True is a flag, and a tuple is given several times.
+    """
+    given = list(words)
+    end = given.index("--") if "--" in given else len(given)  # what follows are no options
+    added = [word for name, value in options.items() for word in _option(command, name, value)]
+    return shlex.join(["nsa-doctor", command, *given[:end], *added, *given[end:]])
+
+
+def arguments(places: Sequence[str], options: Sequence[str] = ()) -> tuple[str, ...]:
+    """Words of a command that takes places (files, folders), one of which may begin like an option."""
+    if any(place.startswith("-") for place in places):
+        return (*options, "--", *places)
+    return (*places, *options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """The words that name the subject, and a run's conditions; `dtype` is the one examined when none is given.
+
+    `timeout` None is not known; `lengths` are those that an anomaly run is restricted to.
+    """
+
+    options: tuple[str, ...] = ()
+    device: str = "cpu"
+    seed: int = 0
+    dtype: str = "float32"
+    profile: str = "quick"
+    timeout: float | None = None
+    lengths: tuple[int, ...] = ()
+
+    @classmethod
+    def asked(cls, assignment: "Assignment", facts: Mapping[str, Any]) -> Self:
+        """By the facts of a subject that was loaded; of one that was not, by what was asked for."""
+        return cls(
+            options=tuple(facts.get("options", _named(assignment))),
+            device=assignment.device,
+            seed=assignment.seed,
+            dtype=facts.get("dtype", "float32"),
+            profile=assignment.profile,
+            timeout=assignment.timeout,
+            lengths=assignment.lengths if assignment.are_all_lengths else (),
+        )
+
+    @classmethod
+    def on(cls, subject: "Subject") -> Self:
+        """By a subject in this process."""
+        return cls(
+            options=subject.options,
+            device=subject.device,
+            seed=subject.seed,
+            dtype=subject.dtype,
+            profile=subject.profile,
+            timeout=subject.timeout,
+            lengths=subject.lengths,
+        )
+
+    def of(self, point: Point) -> str:
+        """The line that measures one point."""
+        return reproduce(
+            "sweep",
+            ("--seq", str(point.length), *_without("--dtype", self.options, point.dtype != self.dtype)),
+            dtype=point.dtype if point.dtype != self.dtype else None,
+            values=point.values if point.values != "normal" else None,
+            **self._conditions(),
+        )
+
+    def check(self, code: str) -> str:
+        """The line that runs one check."""
+        if self.lengths:
+            words = ("--seq", ",".join(map(str, self.lengths)), *self.options)
+            return reproduce("anomaly", words, **self._conditions())
+        return reproduce("run", ("--select", code, *self.options), profile=self.profile, **self._conditions())
+
+    def throughput(self, length: int, **options: Any) -> str:
+        """The line that times one length."""
+        return reproduce("throughput", ("--seq", str(length), *self.options), **options, **self._conditions())
+
+    def _conditions(self) -> dict[str, Any]:
+        return {"device": self.device, "timeout": self.timeout, "seed": self.seed}
+
+
+def again(subject: "Subject", code: str) -> str:
+    """The line to paste that runs one check on this subject again."""
+    return CommandLine.on(subject).check(code)
+
+
+def _named(assignment: "Assignment") -> tuple[str, ...]:
+    """The words that name the subject of an assignment."""
+    asked = {
+        "--subject": assignment.spec,
+        "--config": assignment.config,
+        "--input": assignment.input,
+        "--width": assignment.width,
+        "--dtype": assignment.dtype,
+    }
+    return tuple(word for option, value in asked.items() if value is not None for word in (option, str(value)))
+
+
+def _without(option: str, words: Sequence[str], is_replaced: bool) -> Iterable[str]:
+    """The words without an option and its value, where another value replaces it."""
+    for index, word in enumerate(words):
+        if not is_replaced or option not in (word, words[index - 1] if index else ""):
+            yield word
+
+
+def _option(command: str, name: str, value: Any) -> list[str]:
+    if value is None or value is False or value == _USUAL.get(name):
+        return []
+    if name == "timeout" and (value == SECONDS.get(command) or not math.isfinite(value)):
+        return []
+    option = f"--{name.replace('_', '-')}"
+    if value is True:
+        return [option]
+    values = value if isinstance(value, tuple) else (value,)
+    return [word for each in values for word in (option, _told(each))]
+
+
+def _told(value: Any) -> str:
+    """The value as a person writes it, where reading that gives the same number."""
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else repr(value)

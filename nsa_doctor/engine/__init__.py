@@ -1,0 +1,1 @@
+"""Plans an examination, runs it over child processes, and concludes: sweep, checks, root causes, throughput."""

@@ -1,0 +1,86 @@
+"""What an examination by sweeping concludes, check by check, and what a report says of subject and environment."""
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.facts import SWEPT
+from nsa_doctor.core.finding import Finding, Result, Verdict
+from nsa_doctor.core.measurement import Point
+from nsa_doctor.core.registry import Entry
+from nsa_doctor.core.text import numbers
+from nsa_doctor.engine.measure_points import Examination
+from nsa_doctor.engine.root_causes import TROUBLE_FACTS
+
+
+def is_swept(entry: Entry) -> bool:
+    """Whether a sweep answers the check, so that it need not be run."""
+    return any(fact in SWEPT for fact in entry.answers)
+
+
+def swept_codes() -> frozenset[str]:
+    """The codes of all checks that a sweep answers."""
+    return frozenset(code for code, entry in registry.entries().items() if is_swept(entry))
+
+
+def swept_results(
+    found: Sequence[Finding],
+    examination: Examination,
+    planned: Sequence[Point],
+    is_answered: Callable[[Entry], bool],
+) -> tuple[Result, ...]:
+    """One result per check that a sweep answers; what could not be measured leaves them skipped, not passed."""
+    reason = _missing(examination, planned)
+    results = []
+    for code, entry in registry.entries().items():
+        own = tuple(finding for finding in found if finding.code == code)
+        if not is_swept(entry) or (not own and not is_answered(entry)):
+            continue
+        verdict = Verdict.SKIP if reason else Verdict.PASS
+        if own:
+            hangs = any(finding.evidence.get("kind") == "timeout" for finding in own)
+            verdict = Verdict.TIMEOUT if hangs else Verdict.FAIL
+        ended = Result(code=code, name=entry.manual.name, verdict=verdict, findings=own)
+        results.append(ended if own else replace(ended, reason=reason))
+    return tuple(results)
+
+
+def subject_facts(name: str | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a report says of the subject."""
+    told = ("description", "input", "width", "dtype", "options", "identity")
+    return {"name": name or facts.get("name", "nsa"), **{key: facts[key] for key in told if key in facts}}
+
+
+def environment(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a report says of the machine and the software."""
+    try:
+        own = version("nsa-doctor")
+    except PackageNotFoundError:  # run from a checkout
+        own = "not installed"
+    machine = {"nsa_doctor": own, "python": platform.python_version(), **facts.get("environment", {})}
+    return {**machine, "repository": repository()}
+
+
+def repository() -> str:
+    """The root of the checkout that the command is given in, or the current folder where there is none."""
+    try:
+        here = Path.cwd()
+    except OSError:  # the folder is gone
+        return ""
+    return str(next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here))
+
+
+def _missing(examination: Examination, planned: Sequence[Point]) -> str:
+    """Which points were not measured and why; nothing when all were."""
+    measured = {m.point for m in examination.measurements if m.trouble is None}
+    answered = {m.point for m in examination.measurements if m.trouble is not None and m.trouble.kind in TROUBLE_FACTS}
+    missing = [point for point in planned if point not in measured | answered]
+    if not missing and planned:
+        return ""
+    why = {m.trouble.message for m in examination.measurements if m.trouble and m.trouble.kind not in TROUBLE_FACTS}
+    reason = f"not measured at S={numbers({point.length for point in missing})}" if missing else "nothing measured"
+    return reason + (f": {'; '.join(sorted(why))}" if why else "")

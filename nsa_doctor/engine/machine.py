@@ -1,0 +1,52 @@
+"""`nsa-doctor env`: the machine, the software, the flags and what they come to, as a block to paste into an issue."""
+
+from dataclasses import asdict
+from typing import Any
+
+from nsa_doctor.core.environment import Environment, misfits
+from nsa_doctor.core.measurement import Trouble
+from nsa_doctor.isolation.supervisor import Assignment, DoctorBrokeError, IsolatedLaboratory
+
+
+def describe(assignment: Assignment) -> dict[str, Any]:
+    """Facts, flags, routes and misfits; raises DoctorBrokeError when the machine cannot be asked."""
+    laboratory = IsolatedLaboratory(assignment)
+    try:
+        troubles = laboratory.load()
+        answer = laboratory.describe_machine()
+    finally:
+        laboratory.close()
+    if isinstance(answer, Trouble):
+        raise DoctorBrokeError(f"the machine cannot be asked: {answer.message}", answer.traceback)
+    facts = Environment.from_json(answer["facts"])
+    told = [misfit.message for misfit in misfits(facts)]
+    told += [measurement.trouble.message for measurement in troubles if measurement.trouble]
+    return {"facts": asdict(facts), "flags": answer["flags"], "routes": answer["routes"], "misfits": told}
+
+
+def block(told: dict[str, Any]) -> str:
+    """Plain lines: name, value."""
+    facts = told["facts"]
+    cuda = ".".join(map(str, facts["torch_cuda"])) if facts["torch_cuda"] else "none"
+    rows = [
+        ("python", f"{facts['python']} on {facts['platform']}"),
+        ("torch", f"{facts['torch']} (CUDA {cuda})"),
+        *((name, version) for name, version in facts["packages"].items()),
+        ("driver", facts["driver"] or "none"),
+        *(
+            ("device", f"{gpu['name']}, compute capability {'.'.join(map(str, gpu['capability']))}")
+            for gpu in facts["gpus"]
+        ),
+        *(("flag", f"{name}={'unset' if value is None else value}") for name, value in told["flags"].items()),
+    ]
+    lines = [f"{name:<12}{value}" for name, value in rows]
+    for route in told["routes"]:
+        chosen = f"{route['effective']}, {route['why']}"
+        lines.append(f"{'route':<12}{route['branch']} ({route['dtype']} on {route['device']}): {chosen}")
+    lines += (
+        [f"{'effective':<12}{name}={value}" for name, value in told["routes"][-1]["fa2"].items()]
+        if told["routes"]
+        else []
+    )
+    lines += [f"{'misfit':<12}{message}" for message in told["misfits"]] or [f"{'misfit':<12}none seen"]
+    return "\n".join(lines) + "\n"

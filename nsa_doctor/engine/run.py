@@ -1,0 +1,123 @@
+"""`nsa-doctor run`: a sweep and any set of checks, in child processes, and what they conclude together."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nsa_doctor.core.deduplicate import deduplicate
+from nsa_doctor.core.finding import Report, Result
+from nsa_doctor.core.registry import Entry
+from nsa_doctor.engine.conclusions import environment, is_swept, subject_facts
+from nsa_doctor.engine.schedule import Task, work_off
+from nsa_doctor.engine.session import Session
+from nsa_doctor.isolation.supervisor import Assignment, IsolatedLaboratory
+
+Listener = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """Whom to examine, and with which checks; `selected` are the words of --select: what they name is required."""
+
+    assignment: Assignment
+    checks: tuple[Entry, ...]
+    selected: tuple[str, ...] = ()
+    jobs: int = 1
+    fail_fast: bool = False
+    command: str = "run"
+
+
+def run(
+    request: RunRequest,
+    listen: Listener = lambda told, done, total: None,
+    learn: Callable[[Mapping[str, Any]], None] = lambda facts: None,
+) -> Report:
+    """Examine, conclude; a KeyboardInterrupt ends it early and keeps what was found.
+
+    `learn` is told the subject's facts as soon as they are known.
+    Raises UsageError when the subject cannot be examined at all and DoctorBrokeError when the doctor's code fails.
+    """
+    start = time.perf_counter()
+    entries = {entry.manual.code: entry for entry in request.checks}
+    session = Session(request.assignment, frozenset(entries))
+    laboratories = [IsolatedLaboratory(request.assignment) for _ in range(request.jobs)]
+    interrupted = False
+    try:
+        session.load(laboratories[0])
+        learn(session.facts)
+        if session.facts:
+            for laboratory in laboratories[1:]:
+                laboratory.facts = session.facts
+            work_off(_tasks(request, session), laboratories, listen, lambda: request.fail_fast and session.has_failed)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        for laboratory in laboratories:
+            laboratory.close()
+    asked = (_completed(session.results.get(code), entry, request) for code, entry in entries.items())
+    beside = (result for result in session.obstacles if result.code not in entries)
+    results = [*(result for result in asked if result is not None), *beside]
+    return Report(
+        command=request.command,
+        subject=subject_facts(request.assignment.spec, session.facts),
+        options=_options(request),
+        environment=environment(session.facts),
+        results=deduplicate(results, entries),
+        measurements=tuple(session.examination.measurements),
+        notes=tuple(session.notes),
+        seconds=time.perf_counter() - start,
+        interrupted=interrupted,
+    )
+
+
+def _tasks(request: RunRequest, session: Session) -> list[Task]:
+    """The sweep, for all checks it answers, and one task for each other check."""
+    swept = frozenset(entry.manual.code for entry in request.checks if is_swept(entry))
+    tasks = []
+    if swept:
+        tasks.append(Task("sweep", swept, frozenset(), lambda laboratory: _sweep(session, laboratory)))
+    for entry in request.checks:
+        code = entry.manual.code
+        if code not in swept:
+            others = (other for other in session.codes if other != code)
+            blockers = frozenset(other for other in others if other.startswith(entry.blocked_by))
+            tasks.append(Task(code, frozenset({code}), blockers, _checking(entry, session)))
+    return tasks
+
+
+def _checking(entry: Entry, session: Session) -> Callable[[IsolatedLaboratory], str]:
+    def check(laboratory: IsolatedLaboratory) -> str:
+        result = session.check(entry, laboratory)
+        return f"{entry.manual.code} {entry.manual.name}: {result.verdict.value} {result.seconds:.1f} s"
+
+    return check
+
+
+def _sweep(session: Session, laboratory: IsolatedLaboratory) -> str:
+    start = time.perf_counter()
+    count = session.sweep(laboratory)
+    return f"sweep of {count} points: {time.perf_counter() - start:.1f} s"
+
+
+def _completed(result: Result | None, entry: Entry, request: RunRequest) -> Result | None:
+    """What was asked for by name and does not apply is missing, not merely out of place."""
+    if result is None or result.is_required:
+        return result
+    is_named = any(entry.manual.code.startswith(word) for word in request.selected)
+    return replace(result, is_required=is_named)
+
+
+def _options(request: RunRequest) -> dict[str, Any]:
+    assignment = request.assignment
+    return {
+        "checks": [entry.manual.code for entry in request.checks],
+        "profile": assignment.profile,
+        "device": assignment.device,
+        "dtype": assignment.dtype,
+        **({"lengths": list(assignment.lengths)} if assignment.are_all_lengths else {}),
+        "seed": assignment.seed,
+        "jobs": request.jobs,
+        "timeout_seconds": assignment.timeout if math.isfinite(assignment.timeout) else None,
+    }

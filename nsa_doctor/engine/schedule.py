@@ -1,0 +1,110 @@
+"""Works off tasks on several laboratories at once, each after those it waits for."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.isolation.supervisor import InterruptedLaboratoryError, IsolatedLaboratory
+
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something to do in a laboratory; it answers `codes` and waits until those of `waits_for` are answered.
+
+    `work` returns what to tell of it. Tasks that wait for each other are done in the order they are given.
+    """
+
+    name: str
+    codes: frozenset[str]
+    waits_for: frozenset[str]
+    work: Callable[[IsolatedLaboratory], str]
+
+
+def work_off(
+    tasks: Sequence[Task],
+    laboratories: Sequence[IsolatedLaboratory],
+    listen: Callable[[str, int, int], None],
+    stop_early: Callable[[], bool] = lambda: False,
+) -> None:
+    """Do all tasks, one at a time in each laboratory; no further ones once `stop_early` says so.
+
+    Raises what a task, `listen` or `stop_early` raised, once the others are interrupted; KeyboardInterrupt at once.
+    """
+    for laboratory in laboratories[1:]:
+        laboratory.experience = laboratories[0].experience
+    shared = _Shared(list(tasks), stop_early)
+    threads = [threading.Thread(target=shared.serve, args=(laboratory,)) for laboratory in laboratories]
+    told = 0
+    try:
+        for thread in threads:
+            thread.start()
+        while shared.caught is None and (any(thread.is_alive() for thread in threads) or told < len(shared.told)):
+            while told < len(shared.told):
+                told += 1
+                listen(shared.told[told - 1], told, len(tasks))
+            next((thread for thread in threads if thread.is_alive()), threads[0]).join(_POLL_SECONDS)
+    finally:
+        shared.stop()
+        for laboratory in laboratories:
+            laboratory.interrupt()
+        for thread in threads:
+            if thread.ident is not None:  # an interruption may come before all have started
+                thread.join()
+    if shared.caught is not None:
+        raise shared.caught.error
+
+
+class _Shared:
+    """What the threads have in common: what is left to do, what is done, and who failed."""
+
+    def __init__(self, tasks: list[Task], stop_early: Callable[[], bool]) -> None:
+        self.told: list[str] = []
+        self.caught: Caught | None = None
+        self._waiting = tasks
+        self._open = {code for task in tasks for code in task.codes}
+        self._stop_early = stop_early
+        self._num_at_work = 0
+        self._is_stopped = False
+        self._changed = threading.Condition()
+
+    def serve(self, laboratory: IsolatedLaboratory) -> None:
+        """Take tasks until none is left; an exception, from wherever it comes, is kept and stops all threads."""
+        answer = attempt(lambda: self._work(laboratory))
+        if isinstance(answer, Caught):
+            with self._changed:
+                if not isinstance(answer.error, InterruptedLaboratoryError):
+                    self.caught = self.caught or answer
+                self._is_stopped = True
+                self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Take no further task."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+
+    def _work(self, laboratory: IsolatedLaboratory) -> None:
+        while (task := self._take()) is not None:
+            told = task.work(laboratory)
+            with self._changed:
+                self.told.append(told)
+                self._is_stopped = self._is_stopped or self._stop_early()
+                self._open -= task.codes
+                self._num_at_work -= 1
+                self._changed.notify_all()
+
+    def _take(self) -> Task | None:
+        with self._changed:
+            while not self._is_stopped and self._waiting:
+                ready = next((task for task in self._waiting if not task.waits_for & self._open), None)
+                if ready is None and not self._num_at_work:  # they wait for each other
+                    ready = self._waiting[0]
+                if ready is not None:
+                    self._waiting.remove(ready)
+                    self._num_at_work += 1
+                    return ready
+                self._changed.wait()
+            return None

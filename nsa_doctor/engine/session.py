@@ -1,0 +1,157 @@
+"""One subject under examination: what is known of it so far, and how the next check is answered."""
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.check import Profile
+from nsa_doctor.core.facts import needs_of
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.core.measurement import Measurement, Point
+from nsa_doctor.core.registry import Entry
+from nsa_doctor.core.reproduce import CommandLine
+from nsa_doctor.engine.conclusions import swept_codes, swept_results
+from nsa_doctor.engine.describe import findings
+from nsa_doctor.engine.measure_points import Examination, examine
+from nsa_doctor.engine.sweep_plan import sweep_points
+from nsa_doctor.isolation.supervisor import Assignment, IsolatedLaboratory
+
+CHECK_SECONDS: Mapping[Profile, float] = {"smoke": 30.0, "quick": 90.0, "full": 600.0}
+
+
+@dataclass
+class Session:
+    """Everything found out so far; it grows as checks are answered, and an interruption keeps what there is.
+
+    `codes` are the checks to be answered: a sweep answers several of them at once. Several threads may answer checks of
+    one session, each in its own laboratory.
+    """
+
+    assignment: Assignment
+    codes: frozenset[str]
+    facts: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Result] = field(default_factory=dict)
+    examination: Examination = field(default_factory=Examination)
+    notes: dict[str, None] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether anything is wrong already."""
+        return bool(self._failed())
+
+    @property
+    def obstacles(self) -> tuple[Result, ...]:
+        """What kept every call from an answer, asked for or not: nothing that was asked for could be looked at."""
+        has_answer = any(measurement.trouble is None for measurement in self.examination.measurements)
+        return () if has_answer else tuple(self._answered()[code] for code in self._failed() if code in swept_codes())
+
+    def load(self, laboratory: IsolatedLaboratory) -> None:
+        """Load the subject and learn its facts; none are known when it cannot be examined, and the results say why.
+
+        Raises UsageError and DoctorBrokeError.
+        """
+        self.examination.measurements += laboratory.load()
+        self.facts = laboratory.facts
+        self._keep(notes=self.facts.get("notes", ()))
+        if not self.facts:
+            self._conclude_sweep([])
+            self._leave_unanswered()
+
+    def check(self, entry: Entry, laboratory: IsolatedLaboratory) -> Result:
+        """Run one check, unless the subject lacks what it needs or a failed one has taken its meaning."""
+        code, name = entry.manual.code, entry.manual.name
+        failed = [
+            other
+            for other, result in sorted(self._answered().items())
+            if other != code and entry.blocked_by and other.startswith(entry.blocked_by) and _is_bad(result)
+        ]
+        missing = [seam for seam in entry.needs if seam not in self.facts["seams"]]
+        if missing:
+            reason = f"it offers no {' and no '.join(missing)}"
+            result = Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason, is_required=False)
+        elif failed:
+            reason = f"means nothing while {failed[0]} fails"
+            result = Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason)
+        else:
+            at_most = CHECK_SECONDS[self.assignment.profile]
+            result = laboratory.check(code, self.assignment.timeout, at_most=at_most)
+        self._keep([result], result.notes)
+        return result
+
+    def sweep(self, laboratory: IsolatedLaboratory) -> int:
+        """Answer all checks that a sweep answers; the number of points it was planned to measure."""
+        tried = {measurement.point.length for measurement in self.examination.measurements}
+        planned = [point for point in sweep_points(self.assignment.profile, self.facts) if point.length not in tried]
+        examine(laboratory, self.examination, planned)
+        self._conclude_sweep(planned)
+        return len(planned)
+
+    def _failed(self) -> list[str]:
+        return sorted(code for code, result in self._answered().items() if _is_bad(result))
+
+    def _leave_unanswered(self) -> None:
+        """Skip what no sweep answers, for the reason that nothing could be loaded."""
+        failed = self._failed()
+        reason = f"means nothing while {failed[0]} fails" if failed else "the subject could not be loaded"
+        for code in self.codes - self.results.keys():
+            name = registry.manual(code).name
+            self.results[code] = Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason)
+
+    def _conclude_sweep(self, planned: Sequence[Point]) -> None:
+        facts, measurements = self.facts, self.examination.measurements
+        kept = [each for each in measurements if not _is_foreign_dtype(each, facts)]
+        dropped = dict.fromkeys(each.point.dtype for each in measurements if each not in kept)
+        where = f"the subject does not run in it on {self.assignment.device}"
+        self._keep(notes=[f"not examined in {dtype}: {where}" for dtype in dropped])
+        measurements[:] = kept
+        done = [point for point in planned if any(each.point == point for each in kept)]
+        found = findings(self.examination, self._command())
+        entries = registry.entries()
+        for result in swept_results(found, self.examination, done, lambda entry: entry.manual.code in self.codes):
+            entry = entries[result.code]
+            if result.verdict is Verdict.PASS and not _is_looked_at(entry, done, facts):
+                was_planned = _is_looked_at(entry, planned, facts)
+                reason = f"no such input is part of the profile {self.assignment.profile}"
+                reason = f"it runs in {facts['dtype']} alone" if was_planned else reason
+                result = replace(result, verdict=Verdict.SKIP, reason=reason, is_required=not was_planned)
+            self._keep([result])
+        self._keep(notes=[note for measurement in kept for note in measurement.notes])
+
+    def _answered(self) -> dict[str, Result]:
+        """The results so far: a copy, since other threads add to them."""
+        with self._lock:
+            return dict(self.results)
+
+    def _keep(self, results: Iterable[Result] = (), notes: Iterable[str] = ()) -> None:
+        with self._lock:
+            self.results.update({result.code: result for result in results})
+            self.notes.update(dict.fromkeys(notes))
+
+    def _command(self) -> CommandLine:
+        return CommandLine.asked(self.assignment, self.facts)
+
+
+def _is_bad(result: Result) -> bool:
+    return result.verdict in (Verdict.FAIL, Verdict.TIMEOUT)
+
+
+def _is_looked_at(entry: Entry, planned: Sequence[Point], facts: Mapping[str, Any]) -> bool:
+    """Whether the plan held points that could have shown what this check is about."""
+    has = {
+        "gradients": True,  # every plan asks for them wherever the subject has them
+        "values": any(point.values != "normal" for point in planned),
+        "dtypes": any(point.dtype != facts.get("dtype") for point in planned),
+    }
+    return all(has[need] for need in needs_of(entry.answers))
+
+
+def _is_foreign_dtype(measurement: Measurement, facts: Mapping[str, Any]) -> bool:
+    """Whether the subject raised in a dtype that nobody asked for: then it is not made for it.
+
+    A subject that could not be loaded has no dtype.
+    """
+    trouble, own = measurement.trouble, facts.get("dtype", measurement.point.dtype)
+    return trouble is not None and trouble.kind == "raised" and measurement.point.dtype != own

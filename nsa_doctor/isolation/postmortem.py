@@ -1,0 +1,77 @@
+"""What is said of a child that gave no answer: how it ended, and where in the subject."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place, Trouble, TroubleKind
+from nsa_doctor.isolation.worker_process import ChildDiedError, ChildHungError, Remains
+
+CodeRange = Sequence[Any]  # file, first line, last line, module path, class
+
+
+@dataclass
+class Experience:
+    """What the laboratories of one run have learnt of their subject's hangs and deaths, for each other to know.
+
+    `fatal_lengths` are not tried again, `slowest_seconds` is the longest a call took that did come back, and `modules`
+    say in which module a line ended that by itself does not tell.
+    """
+
+    has_hung: bool = False
+    slowest_seconds: float = 0.0
+    fatal_lengths: set[int] = field(default_factory=set)
+    modules: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+
+    def knows(self, place: Place) -> Place:
+        """The place, with its module where a line of the same function was seen in it."""
+        known = self.modules.get((place.file, place.function))
+        return place if known is None else replace(place, module=known[0], module_class=known[1])
+
+    def learn(self, place: Place) -> None:
+        """Keep the module of a place for others in the same function."""
+        if place.file and place.module:
+            self.modules[place.file, place.function] = (place.module, place.module_class)
+
+
+def trouble_of(
+    failure: ChildHungError | ChildDiedError, packages: tuple[str, ...], code: Sequence[CodeRange]
+) -> tuple[Trouble, bool]:
+    """The failure as a trouble, and whether its module and line are known as exactly as can be."""
+    remains = failure.remains
+    place, is_exact = _place(remains, packages, code or remains.made.get("code", ()))
+    message, kind = str(failure), _kind(failure)
+    sighting = remains.sighting or {}
+    if kind == "timeout" and (loop := sighting.get("loop")) and loop[0] < loop[1]:
+        message += f", going round the loop of lines {loop[0]} to {loop[1]},"
+    phase = str(sighting.get("phase", ""))
+    traceback = remains.dump or ("" if kind == "timeout" else remains.last_words)
+    return Trouble(kind=kind, message=message, phase=phase, place=place, traceback=traceback), is_exact
+
+
+def _kind(failure: ChildHungError | ChildDiedError) -> TroubleKind:
+    return "timeout" if isinstance(failure, ChildHungError) else "died"
+
+
+def _place(remains: Remains, packages: tuple[str, ...], code: Sequence[CodeRange]) -> tuple[Place, bool]:
+    """Where the child was seen, or last wrote that it was; failing that the deepest line its stacks hold."""
+    told = _told((remains.sighting or {}).get("place"))
+    stack = FrameFilter(packages).of_dump(remains.dump)
+    if told.file or not stack:
+        return told, bool((remains.sighting or {}).get("is_exact"))
+    place = Place(**asdict(stack[0]))
+    for line in stack:
+        for file, first, last, path, name in code:
+            if file == line.file and first <= line.line <= last:
+                return replace(place, module=path, module_class=name), bool(path)
+    return place, False
+
+
+def _told(place: Any) -> Place:
+    """A place read from memory that the subject could have written to; none where there is none."""
+    if not isinstance(place, Mapping):
+        return Place()
+    words = {name: str(place.get(name, "")) for name in ("module", "module_class", "file", "function")}
+    line = place.get("line", 0)
+    return Place(**words, line=line if isinstance(line, int) else 0)

@@ -1,0 +1,330 @@
+"""A laboratory in a child process: hangs and deaths come back as troubles, and work goes on in a fresh child."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.check import Profile
+from nsa_doctor.core.finding import Finding, Result, Verdict
+from nsa_doctor.core.frames import top_package
+from nsa_doctor.core.measurement import Diagnosis, Measurement, Point, Trouble, to_json, trouble_from_json
+from nsa_doctor.core.reproduce import CommandLine
+from nsa_doctor.isolation.postmortem import Experience, trouble_of
+from nsa_doctor.isolation.worker_process import (
+    STARTUP_SECONDS,
+    ChildDiedError,
+    ChildHungError,
+    ChildProcess,
+    ChildSlowError,
+)
+
+_MOST_FAILURES = 3
+_MOST_TRIED_AGAIN = 2  # to see more of where it ends
+_TRIED_AGAIN_SECONDS = 60.0
+_LEAST_PATIENCE = 5.0
+_MARGIN = 4.0  # times the slowest call that came back
+_TRACING_FACTOR = 4.0  # a traced pass may take this many times as long as a measured one
+
+
+class UsageError(ValueError):
+    """The request cannot be served; one sentence says what would be right."""
+
+
+class InterruptedLaboratoryError(Exception):
+    """The laboratory was closed while it was at work."""
+
+
+class DoctorBrokeError(Exception):
+    """The doctor's own code failed in the child."""
+
+    def __init__(self, sentence: str, traceback: str) -> None:
+        super().__init__(sentence)
+        self.traceback = traceback
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """Whom to examine and under which conditions.
+
+    `timeout` is what one measurement, or one call in a check, may take, in seconds; `dtype` None is the subject's own;
+    `threads` 0 leaves their number to torch; `explore` finds out how long a sequence a foreign subject serves.
+    """
+
+    spec: str | None = None
+    config: str | None = None
+    input: str | None = None
+    width: int | None = None
+    device: str = "cpu"
+    dtype: str | None = None
+    seed: int = 0
+    profile: Profile = "quick"
+    threads: int = 0
+    explore: bool = False
+    forward_only: bool = False
+    lengths: tuple[int, ...] = (128,)
+    boundaries_up_to: int | None = None
+    are_all_lengths: bool = False
+    timeout: float = 60.0
+
+
+@dataclass
+class IsolatedLaboratory:
+    """Measures and traces in a child; after a hang or a death the next question goes to a new one."""
+
+    assignment: Assignment
+    facts: dict[str, Any] = field(default_factory=dict)
+    experience: Experience = field(default_factory=Experience)
+    _child: ChildProcess | None = None
+    _failures: int = 0
+    _tried_again: int = 0
+    _is_interrupted: bool = False
+    _avoided: set[tuple[int, str, str]] = field(default_factory=set)
+    _not_asked: set[int] = field(default_factory=set)
+    _last_length: int | None = None
+
+    def load(self) -> list[Measurement]:
+        """Start a child and load the subject; what went wrong on the way, which leaves nothing to measure if no facts.
+
+        Raises UsageError and DoctorBrokeError.
+        """
+        troubles: list[Measurement] = []
+        while not self.facts and self._failures < _MOST_FAILURES:
+            trouble, length = self._load()
+            if trouble is None:
+                break
+            troubles.append(Measurement(point=Point(length=length or self.assignment.lengths[0]), trouble=trouble))
+            if length is None:
+                break
+            self._not_asked.add(length)
+        return troubles
+
+    def measure(self, point: Point) -> Measurement:
+        """Measure one point; a trouble of kind not_measured says that it was not tried and why."""
+        if self._failures >= _MOST_FAILURES:
+            return _not_measured(point, f"given up after {_MOST_FAILURES} hangs or deaths")
+        if (point.length, point.dtype, point.values) in self._avoided:
+            return _not_measured(point, "not tried again at a length that hung or died")
+        answer = self._ask({"do": "measure", "point": to_json(point)}, self.assignment.timeout)
+        if isinstance(answer, Trouble):
+            self._avoided.add((point.length, point.dtype, point.values))
+            if (point.dtype, point.values) == (self.facts.get("dtype"), "normal"):
+                self.experience.fatal_lengths.add(point.length)
+            return Measurement(point=point, trouble=answer)
+        measurement = Measurement.from_json(answer["measured"])
+        if measurement.trouble is not None and "CUDA error" in measurement.trouble.message:
+            self.close()  # a CUDA context does not survive one
+        return measurement
+
+    def diagnose(self, point: Point) -> Diagnosis:
+        """Trace one point."""
+        seconds = self.assignment.timeout * _TRACING_FACTOR
+        answer = self._ask({"do": "diagnose", "point": to_json(point)}, seconds)
+        if isinstance(answer, Trouble):
+            return Diagnosis(point=point, target="", reason=f"traced, {answer.message}")
+        return Diagnosis.from_json(answer["diagnosed"])
+
+    def check(self, code: str, seconds: float, planted: bool = False, at_most: float = math.inf) -> Result:
+        """Run one check; a call that takes longer than `seconds` is TIMEOUT and a death FAIL, each with its line.
+
+        A check that is not finished after `at_most` seconds is SKIP, and so is every one after too many failures.
+        """
+        name = registry.manual(code).name
+        if self._failures >= _MOST_FAILURES:
+            reason = f"given up after {_MOST_FAILURES} hangs or deaths"
+            return Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason)
+        request = {"do": "check", "code": code, "planted": planted, "avoid": sorted(self.experience.fatal_lengths)}
+        start = time.perf_counter()
+        try:
+            answer = self._ask(request, seconds, at_most)
+        except ChildSlowError as slow:
+            self._child = None
+            return Result(code=code, name=name, verdict=Verdict.SKIP, reason=str(slow), seconds=slow.seconds)
+        if not isinstance(answer, Trouble):
+            return Result.from_json(answer["checked"])
+        verdict = Verdict.TIMEOUT if answer.kind == "timeout" else Verdict.FAIL
+        message = f"the call does not return: {answer.message}" if answer.kind == "timeout" else answer.message
+        message += f" {'while' if answer.phase == 'loading' else 'in'} {answer.phase}" if answer.phase else ""
+        message += f" at S={self._last_length}" if self._last_length is not None else ""
+        repro = CommandLine.asked(self.assignment, self.facts).check(code)
+        evidence = {"kind": answer.kind}
+        finding = Finding(code=code, message=message, where=answer.place, evidence=evidence, repro=repro)
+        spent = time.perf_counter() - start
+        return Result(code=code, name=name, verdict=verdict, findings=(finding,), seconds=spent)
+
+    def fuzz(self, case: str | None) -> dict[str, Any] | Trouble:
+        """What came of one case of `nsa-doctor fuzz`; without one, what the subject offers to be tried."""
+        answer = self._ask({"do": "fuzz", "case": case}, self.assignment.timeout)
+        return answer if isinstance(answer, Trouble) else answer["fuzzed"]
+
+    def time(self, length: int, repeats: int) -> dict[str, Any] | Trouble:
+        """Seconds and counts of passes at one length."""
+        return self._timed({"do": "time", "length": length, "repeats": repeats})
+
+    def time_shares(self, length: int) -> dict[str, Any] | Trouble:
+        """The share of the time of a pass that each part takes."""
+        return self._timed({"do": "time shares", "length": length})
+
+    def describe_machine(self) -> dict[str, Any] | Trouble:
+        """Facts about the machine the child runs on."""
+        answer = self._ask({"do": "describe machine"}, STARTUP_SECONDS)
+        return answer if isinstance(answer, Trouble) else answer["machine"]
+
+    def _timed(self, request: dict[str, Any]) -> dict[str, Any] | Trouble:
+        answer = self._ask(request, self.assignment.timeout)
+        if isinstance(answer, Trouble):
+            return answer
+        timed = answer["timed"]
+        return trouble_from_json(timed["trouble"]) if "trouble" in timed else timed
+
+    def interrupt(self) -> None:
+        """End the child from another thread than the one that is asking it; no answer comes any more."""
+        self._is_interrupted = True
+        if (child := self._child) is not None:
+            child.kill()
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def _ask(self, request: dict[str, Any], seconds: float, at_most: float = math.inf) -> dict[str, Any] | Trouble:
+        if self._child is None:
+            trouble, _ = self._load()
+            if trouble is not None:
+                return trouble
+        assert self._child is not None
+        try:
+            answer = _checked(self._child.ask(request, self._patience(seconds), at_most))
+        except (ChildHungError, ChildDiedError) as failure:
+            return self._failed(failure, request, seconds)
+        self.experience.slowest_seconds = max(self.experience.slowest_seconds, self._child.longest_seconds)
+        return answer
+
+    def _patience(self, seconds: float) -> float:
+        """The time a call may take: once one has hung, more may, and a few times the slowest that did not is enough.
+
+        Never less than a call on a busy machine may need, unless the user allows less.
+        """
+        if not (self.experience.has_hung and self.assignment.explore):
+            return seconds
+        return min(seconds, max(_LEAST_PATIENCE, _MARGIN * self.experience.slowest_seconds))
+
+    def _load(self) -> tuple[Trouble | None, int | None]:
+        """What went wrong, and at which length when the module was being tried."""
+        request = self._loading()
+        child = self._start()
+        try:
+            answer = _checked(child.ask(request, self._patience(self.assignment.timeout)))
+        except (ChildHungError, ChildDiedError) as failure:
+            length = failure.remains.event.get("length")
+            trouble = self._failed(failure, request, self.assignment.timeout)
+            return replace(trouble, phase="forward" if length else "loading"), length
+        if "trouble" in answer:
+            self.close()
+            return trouble_from_json(answer["trouble"]), None
+        self.facts = self.facts or answer["loaded"]
+        return None, None
+
+    def _loading(self) -> dict[str, Any]:
+        """The request to load the subject; how long a sequence it serves is found out once."""
+        assignment = self.assignment
+        lengths = [length for length in assignment.lengths if length not in self._not_asked]
+        subject: dict[str, Any] = {"spec": assignment.spec, "config": assignment.config}
+        subject |= {"input": assignment.input, "width": assignment.width}
+        return {
+            "do": "load",
+            "startup_seconds": STARTUP_SECONDS,
+            "making_seconds": assignment.timeout,
+            "subject": {**subject, "seed": assignment.seed, "lengths": lengths},
+            "explore": assignment.explore and not self.facts,
+            "max_length": self.facts.get("max_length"),
+            "avoid": sorted(self._not_asked),
+            "conditions": {
+                "seed": assignment.seed,
+                "device": assignment.device,
+                "forward_only": assignment.forward_only,
+                "measures_memory": not assignment.explore,
+            },
+            "boundaries_up_to": assignment.boundaries_up_to,
+            "are_all_lengths": assignment.are_all_lengths,
+            "profile": assignment.profile,
+            "dtype": assignment.dtype,
+            "threads": assignment.threads,
+        }
+
+    def _failed(self, failure: ChildHungError | ChildDiedError, request: dict[str, Any], seconds: float) -> Trouble:
+        self._gone()
+        self._failures += 1
+        event = failure.remains.event
+        length = event.get("length")
+        self._last_length = length if isinstance(length, int) else None
+        if self._last_length is not None:
+            self.experience.fatal_lengths.add(self._last_length)
+        trouble, is_exact = self._trouble(failure)
+        self.experience.has_hung |= trouble.kind == "timeout"
+        if not is_exact:
+            place = self.experience.knows(trouble.place)
+            again = None
+            if not place.module and self._is_worth_another_look(failure):
+                again = self._looked_again(request, seconds)
+            phase = trouble.phase or ("" if again is None else again.phase)
+            trouble = replace(trouble, place=place if again is None else again.place, phase=phase)
+        self.experience.learn(trouble.place)
+        return trouble
+
+    def _trouble(self, failure: ChildHungError | ChildDiedError) -> tuple[Trouble, bool]:
+        return trouble_of(failure, top_package(self.assignment.spec), self.facts.get("code", ()))
+
+    def _is_worth_another_look(self, failure: ChildHungError | ChildDiedError) -> bool:
+        """Whether more may be found out: of a death at any time, of a hang once there is a module."""
+        has_more = isinstance(failure, ChildDiedError) or bool(self.facts or failure.remains.made)
+        return has_more and self._tried_again < _MOST_TRIED_AGAIN
+
+    def _looked_again(self, request: dict[str, Any], seconds: float) -> Trouble | None:
+        """How the same request ends in a child that writes down every line before it runs; None where it does not."""
+        self._tried_again += 1
+        child = self._start(is_trailed=True)
+        try:
+            if request["do"] != "load":
+                child.ask(self._loading(), seconds)
+            child.ask(request, self._patience(seconds), _TRIED_AGAIN_SECONDS)
+        except (ChildHungError, ChildDiedError) as failure:
+            self._gone()
+            trouble, _ = self._trouble(failure)
+            return trouble if trouble.place.file else None
+        except ChildSlowError:
+            return None
+        finally:
+            child.close()
+            self._child = None
+        return None
+
+    def _start(self, is_trailed: bool = False) -> ChildProcess:
+        """A new child; none when the laboratory was interrupted while it started."""
+        self._child = child = ChildProcess(is_trailed)
+        if self._is_interrupted:
+            self.close()
+            raise InterruptedLaboratoryError
+        return child
+
+    def _gone(self) -> None:
+        """The child is no more, perhaps since somebody ended it."""
+        self._child = None
+        if self._is_interrupted:
+            raise InterruptedLaboratoryError
+
+
+def _checked(answer: Mapping[str, Any]) -> dict[str, Any]:
+    if "usage" in answer:
+        raise UsageError(answer["usage"])
+    if "broke" in answer:
+        raise DoctorBrokeError(answer["broke"], answer["traceback"])
+    return dict(answer)
+
+
+def _not_measured(point: Point, why: str) -> Measurement:
+    return Measurement(point=point, trouble=Trouble(kind="not_measured", message=why))

@@ -1,0 +1,1 @@
+"""What a verdict requires, and the verdict."""

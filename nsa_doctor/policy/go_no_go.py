@@ -1,0 +1,197 @@
+"""`nsa-doctor go-no-go`: everything a gate requires, gathered and decided."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nsa_doctor.artifacts.checkpoint.fault import USAGE
+from nsa_doctor.artifacts.checkpoint.fit import misfits
+from nsa_doctor.artifacts.checkpoint.gate_stats import Examined, GateStatsRequest, examine_checkpoints
+from nsa_doctor.artifacts.data.examine import examine_data
+from nsa_doctor.artifacts.data.request import DataRequest
+from nsa_doctor.artifacts.judging import judged
+from nsa_doctor.artifacts.training_run.facts import facts_of
+from nsa_doctor.artifacts.training_run.matching import mismatches
+from nsa_doctor.artifacts.training_run.numbers import numbers_of
+from nsa_doctor.artifacts.training_run.record import RunRecord
+from nsa_doctor.artifacts.training_run.replay import RecomputeRequest, is_asked_for, with_steps_again
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core.finding import Report, Result
+from nsa_doctor.core.identity import commit_of, version_of
+from nsa_doctor.core.reproduce import arguments
+from nsa_doctor.engine import run as running
+from nsa_doctor.engine.conclusions import environment, subject_facts
+from nsa_doctor.engine.run import Listener, RunRequest
+from nsa_doctor.engine.session import Session
+from nsa_doctor.isolation.supervisor import Assignment, IsolatedLaboratory, UsageError
+from nsa_doctor.policy.baseline import compare, mismatch
+from nsa_doctor.policy.policy import Gate
+from nsa_doctor.policy.verdict import Evidence, decide
+
+_NEEDED = {
+    "checkpoint": "no --checkpoint was given",
+    "run": "no --run was given",
+    "data": "no --data was given",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """An earlier report to compare with, and why its findings may stay; no reason, and they may not."""
+
+    report: Report
+    name: str
+    because: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoNoGoRequest:
+    """What to decide, by which gate, on which evidence; `again` is the command line that asks the same.
+
+    `module_checks` are those of the gate that look at the subject itself, None where it requires none. `recompute` has
+    some steps of the run computed again.
+    """
+
+    assignment: Assignment
+    gate: Gate
+    module_checks: RunRequest | None = None
+    run: RunRecord | None = None
+    recompute: RecomputeRequest | None = None
+    checkpoint: GateStatsRequest | None = None
+    data: DataRequest | None = None
+    earlier: Earlier | None = None
+    again: str = ""
+
+
+def go_no_go(request: GoNoGoRequest, listen: Listener = lambda told, done, total: None) -> Report:
+    """The report with its ruling; a KeyboardInterrupt ends it early, and then nothing is a GO.
+
+    Raises UsageError when the subject cannot be examined at all and DoctorBrokeError when the doctor's code fails.
+    """
+    start = time.perf_counter()
+    checkpoint = None if request.checkpoint is None else _read_checkpoint(request.checkpoint, listen)
+    facts: dict[str, Any] = {}
+    report = _examined(request, listen, facts)
+    report = replace(report, subject=_identified(report.subject))
+    if checkpoint is not None:
+        report = _with_checkpoint(report, checkpoint, request.gate)
+    if request.run is not None:
+        report = _with_run(report, request.run, request, listen)
+    if request.data is not None:
+        report = _with_data(report, request.data, request.gate, listen)
+    report = replace(report, command="go-no-go", seconds=time.perf_counter() - start)
+    return replace(
+        report, verdict=decide(report, request.gate, _evidence(request, report, _misfits(checkpoint, report, facts)))
+    )
+
+
+def _read_checkpoint(request: GateStatsRequest, listen: Listener) -> Examined:
+    """Read it first: what is no checkpoint at all should not cost a minute to find out."""
+    examined = examine_checkpoints(request, listen)
+    if examined.interrupted:
+        raise KeyboardInterrupt
+    for reading in examined.readings:
+        if reading.fault in USAGE:
+            raise UsageError(f"--checkpoint {reading.sentence}")
+    return examined
+
+
+def _with_checkpoint(report: Report, examined: Examined, gate: Gate) -> Report:
+    notes = (note for reading in examined.readings for note in reading.notes)
+    return replace(_with_results(report, examined.results, gate, notes), gates=examined.gates)
+
+
+def _with_run(report: Report, run: RunRecord, request: GoNoGoRequest, listen: Listener) -> Report:
+    gate = request.gate
+    asked = [entry for entry in gate.checks if entry.examines == "run"]
+    if request.recompute is not None and is_asked_for(asked):
+        try:
+            run = with_steps_again(run, request.recompute, listen)
+        except KeyboardInterrupt:
+            report = replace(report, interrupted=True)
+    subject = RunSubject(name=run.folder, record=run, now=time.time(), options=arguments((run.folder,)))
+    return replace(_with_results(report, judged(asked, subject), gate, run.notes), run=facts_of(run))
+
+
+def _with_data(report: Report, asked: DataRequest, gate: Gate, listen: Listener) -> Report:
+    if not any(entry.examines == "data" for entry in gate.checks):
+        return report
+    examined = examine_data(asked, listen)
+    if examined.interrupted:
+        return replace(report, interrupted=True)
+    return _with_results(report, examined.results, gate, ())
+
+
+def _with_results(report: Report, results: Iterable[Result], gate: Gate, notes: Iterable[str]) -> Report:
+    """The report with those of the results that the gate requires."""
+    asked = {entry.manual.code for entry in gate.checks}
+    own = (result for result in results if result.code in asked)
+    return replace(report, results=(*report.results, *own), notes=(*report.notes, *notes))
+
+
+def _examined(request: GoNoGoRequest, listen: Listener, facts: dict[str, Any]) -> Report:
+    """The report of the module's checks; of the module alone where the gate requires none of it. Fills in the facts."""
+    if request.module_checks is not None:
+        return running.run(request.module_checks, listen, facts.update)
+    session = Session(request.assignment, frozenset())
+    laboratory = IsolatedLaboratory(request.assignment)  # a run has to be matched with something
+    try:
+        session.load(laboratory)
+        facts.update(session.facts)
+    finally:
+        laboratory.close()
+    return Report(
+        command="go-no-go",
+        subject=subject_facts(request.assignment.spec, facts),
+        options={"seed": request.assignment.seed, "profile": request.gate.profile},
+        environment=environment(facts),
+        results=session.obstacles,
+        measurements=tuple(session.examination.measurements),
+    )
+
+
+def _identified(subject: Mapping[str, Any]) -> dict[str, Any]:
+    """With version and commit of its sources, which cost a moment to find out."""
+    identity = dict(subject.get("identity", {}))
+    if identity:
+        identity["version"] = version_of(identity.get("packages", ()))
+        identity["commit"] = commit_of(identity["file"]) if identity.get("file") else ""
+    return {**subject, "identity": identity}
+
+
+def _misfits(examined: Examined | None, report: Report, facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why a checkpoint is none of the subject; nothing of one that could not be read, which its own check tells."""
+    readings = [] if examined is None else [reading for reading in examined.readings if reading.fault is None]
+    name = str(report.subject["name"])
+    return tuple(told for reading in readings for told in misfits(reading, facts.get("parameters", {}), name))
+
+
+def _others(request: GoNoGoRequest, report: Report) -> Iterator[str]:
+    """Why the run or the earlier report is none of the subject."""
+    if request.run is not None:
+        yield from mismatches(request.run, report.subject)
+    if request.earlier is not None:
+        yield from mismatch(report, request.earlier.report, request.earlier.name)
+
+
+def _evidence(request: GoNoGoRequest, report: Report, unfit: tuple[str, ...]) -> Evidence:
+    run, earlier = request.run, request.earlier
+    given = {
+        "module": True,
+        "checkpoint": request.checkpoint is not None,
+        "run": run is not None,
+        "data": request.data is not None,
+    }
+    missing = [entry for entry in request.gate.checks if not given[entry.examines]]
+    beside = [result for result in report.results if result.code not in request.gate.codes and result.findings]
+    return Evidence(
+        measured=None if run is None else numbers_of(run),
+        device_name="" if run is None else run.device_name,
+        mismatches=(*unfit, *_others(request, report)),
+        obstacles=tuple(result.code for result in beside),
+        missing={entry.manual.code: _NEEDED[entry.examines] for entry in missing},
+        baseline=None if earlier is None else compare(report, earlier.report, earlier.name),
+        baseline_because="" if earlier is None else earlier.because,
+        again=request.again,
+    )

@@ -1,0 +1,1 @@
+"""What attention reads, chooses, gates and caches, against its equations."""

@@ -1,0 +1,176 @@
+"""Decoding through a cache: feed a sequence in parts, and find the module in which it parts from one whole pass."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen, specimen
+from nsa_doctor.probes.model.perform import ask
+from nsa_doctor.probes.model.state import seed_everything
+from nsa_doctor.probes.numerics.compare import Departure, baseline
+from nsa_doctor.subject.contract import Subject, WrongOutputError
+from nsa_doctor.subject.geometry_rules import rules_of
+
+_DEFAULT_LENGTH, _MOST_STEPS, _LONGEST = 70, 150, 600
+_ROUNDINGS = 1e6  # a module's output at one token differs by more than any order of its sums makes it differ
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Outputs [B, N, ...] of the N tokens at `tokens`, and the cache at the end."""
+
+    output: Tensor
+    tokens: list[int]
+    cache: Any
+
+
+def decode(
+    sp: Specimen, x: Tensor, sizes: Sequence[int], between: Callable[[Any], None] = lambda cache: None
+) -> Decoded:
+    """Feed x [B, S, ...] in parts of these sizes, the first as the prompt; `between` gets the cache after each part."""
+    prefill, step, module = sp.subject.prefill, sp.subject.step, sp.module
+    assert prefill is not None
+    assert step is not None
+    outputs: list[Tensor] = []
+    tokens: list[int] = []
+    cache, start = None, 0
+    seed_everything(sp.subject.seed)
+    with torch.no_grad():
+        for part in x.split(list(sizes), dim=1):
+            if start == 0:
+                answer = ask("prefill", lambda part=part: _checked(prefill(module, part.clone())), module)
+            else:
+                answer = ask("step", lambda p=part, c=cache: _checked(step(module, p.clone(), c)), module)
+            output, cache = answer
+            between(cache)
+            told = min(output.shape[1], part.shape[1])  # some answer for the last token alone
+            outputs.append(output[:, -told:])
+            tokens += range(start + part.shape[1] - told, start + part.shape[1])
+            start += part.shape[1]
+    return Decoded(torch.cat(outputs, dim=1), tokens, cache)
+
+
+def decoding_specimen(subject: Subject) -> Specimen:
+    """A specimen that decodes: in float64 where its cache works in it, else in its own dtype."""
+    wide = comparable_specimen(subject)
+    try:
+        decode(wide, wide.input(3), [2, 1])
+    except SubjectFailedError:
+        return specimen(subject)
+    return wide
+
+
+def differs(sp: Specimen, x: Tensor, decoded: Decoded, first: int = 0) -> Departure | None:
+    """How decoded tokens, from the first one on, depart from one pass over all of x."""
+    whole, places = baseline(sp, x), [index for index, token in enumerate(decoded.tokens) if token >= first]
+    tokens = [decoded.tokens[index] for index in places]
+    found = whole.departure(decoded.output[:, places], tokens=tokens)  # type: ignore[arg-type]
+    return None if found is None else replace(found, first_token=tokens[found.first_token])
+
+
+def lengths_to_decode(subject: Subject) -> tuple[int, int]:
+    """How many tokens to take one by one, and up to which length after a longer prompt."""
+    try:
+        lengths = rules_of(subject).telling_lengths(min(subject.max_length, _LONGEST))
+    except NotApplicableError:
+        return min(_DEFAULT_LENGTH, subject.max_length), min(2 * _DEFAULT_LENGTH, subject.max_length)
+    return max((length for length in lengths if length <= _MOST_STEPS), default=min(lengths)), lengths[-1]
+
+
+def guilty_module(sp: Specimen, x: Tensor, sizes: Sequence[int], token: int) -> Place:
+    """The first module whose output at `token` is another than in one whole pass although its input is not."""
+    module = sp.module
+    with _recorded(module) as whole, torch.no_grad():
+        sp(x)
+    end, kept = 0, list[int]()
+    for size in sizes:
+        kept.append(size)
+        end += size
+        if end > token:
+            break
+    before = kept[:-1]
+    start = sum(before)
+    earlier = decode(sp, x[:, :start], before) if before else None
+    last: Callable[[], Any] = lambda: _last_part(sp, x[:, start:end], None if earlier is None else earlier.cache)  # noqa: E731
+    with _recorded(module) as stepped:
+        last()
+    for path, kind, calls in _ended(stepped):
+        other = whole.get((path, kind, calls))
+        if other is None:
+            continue
+        now = stepped[path, kind, calls]
+        width = end - start
+        inputs_agree = _agree(other[0], now[0], token, token - start, x.shape[1], width)
+        outputs_agree = _agree(other[1], now[1], token, token - start, x.shape[1], width)
+        if inputs_agree is not False and outputs_agree is False:
+            return replace(definition_place(module.get_submodule(path)), module=path)
+    again = None if not before else decode(sp, x[:, :start], before).cache
+    return origin(sp.subject, module, lambda: _last_part(sp, x[:, start:end], again))
+
+
+_Key = tuple[str, str, int]
+_Record = dict[_Key, tuple[Any, Any]]
+
+
+def _ended(record: _Record) -> Iterator[_Key]:
+    yield from record
+
+
+def _last_part(sp: Specimen, part: Tensor, cache: Any) -> Any:
+    prefill, step = sp.subject.prefill, sp.subject.step
+    assert prefill is not None
+    assert step is not None
+    with torch.no_grad():
+        return prefill(sp.module, part.clone()) if cache is None else step(sp.module, part.clone(), cache)
+
+
+@contextmanager
+def _recorded(module: nn.Module) -> Iterator[_Record]:
+    """Inputs and outputs of every call of every submodule, in the order the calls end."""
+    record: _Record = {}
+    counts: dict[str, int] = {}
+    hooks = []
+    for path, child in module.named_modules():
+
+        def note(child: nn.Module, inputs: Any, output: Any, path: str = path) -> None:
+            counts[path] = counts.get(path, 0) + 1
+            record[path, type(child).__name__, counts[path]] = (_first(inputs), _first(output))
+
+        hooks.append(child.register_forward_hook(note))
+    try:
+        yield record
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _first(value: Any) -> Tensor | None:
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    found = next((part for part in parts if isinstance(part, Tensor)), None)
+    return None if found is None else found.detach().clone()
+
+
+def _agree(whole: Any, part: Any, token: int, offset: int, length: int, width: int) -> bool | None:
+    """Whether two tensors [B, S, ...] and [B, T, ...] hold the same at a token; None where that cannot be compared."""
+    if whole is None or part is None or whole.ndim < 3 or part.ndim != whole.ndim or not whole.is_floating_point():
+        return None
+    if whole.shape[1] != length or part.shape[1] != width or whole.shape[2:] != part.shape[2:]:
+        return None
+    first, second = whole[:, token].double(), part[:, offset].double()
+    bound = _ROUNDINGS * torch.finfo(whole.dtype).eps * float(first.abs().max())
+    return bool(((first - second).abs() <= bound).all())
+
+
+def _checked(answer: Any) -> tuple[Tensor, Any]:
+    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Tensor) or answer[0].ndim < 3:
+        kind = type(answer).__name__
+        raise WrongOutputError(f"decoding must return (output [B, T, ...], cache), got {kind}")
+    return answer

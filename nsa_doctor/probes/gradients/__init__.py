@@ -1,0 +1,1 @@
+"""Whether gradients are right, arrive, and depend on what they should."""

@@ -1,0 +1,239 @@
+"""Finds the call at which a gradient goes wrong: all that comes after it is right, what goes into it is not."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.gradients.derivative import Agreement, Slope
+from nsa_doctor.probes.gradients.derivative_probe import Bench, Differential
+from nsa_doctor.probes.hooks.flow import Event, storage_of
+
+_ROUNDINGS = ("round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside")
+_STEPS = (
+    *_ROUNDINGS,
+    *("int", "long", "bool", "one_hot", "scatter", "scatter_", "bernoulli", "multinomial"),
+    *("argmax", "argmin", "topk", "gt", "ge", "lt", "le", "eq", "ne"),
+)
+_SEEDS = (0, 1, 2)
+_MOST_ANCESTORS = 8
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Where and how a gradient goes wrong; `reason` says why it may be so on purpose, if anything speaks for that."""
+
+    place: Place
+    what: str
+    slope: Slope
+    reason: str = ""
+
+
+def find_fault(bench: Bench) -> Fault | None:
+    """The last tensor of the graph whose gradient is wrong, and who reads it; None when following does not show it."""
+    try:
+        differentials = [bench.differentiate(seed, is_followed=True) for seed in _SEEDS]
+        number = _last_wrong(bench, differentials)
+        if number is None:
+            return None
+        slopes = [bench.slope(each, [number], is_followed=True) for each in differentials]
+    except (SubjectFailedError, NotComparableError):  # it ran unfollowed, so that following it is what fails
+        return None
+    slope = next((each for each in slopes if each.agreement is Agreement.DIFFERS), slopes[0])
+    return _described(bench, differentials, number, slopes, slope)
+
+
+def _described(
+    bench: Bench, differentials: Sequence[Differential], number: int, slopes: Sequence[Slope], slope: Slope
+) -> Fault:
+    """The fault at what reads tensor `number`, whose gradient is wrong while all later ones are right."""
+    place, what, event = blame(bench, differentials[0], number)
+    return Fault(place, what, slope, "" if event is None else _reason(bench, differentials, number, event, slopes))
+
+
+def blame(bench: Bench, found: Differential, number: int) -> tuple[Place, str, Event | None]:
+    """The place, the words and the call for a gradient that is wrong at tensor `number` and right at all later ones."""
+    event = _culprit(found, number)
+    if event is None:
+        return _owner(bench, found.recording.tensors[number]), "what becomes of it", None
+    place, what = event.place, event.name
+    if (hook := _hook(found, number, event)) is not None:
+        what, (place, code) = f"{event.name}: a hook changes the gradient", hook
+        if code is not None:
+            place = replace(place, file=code.co_filename, line=code.co_firstlineno, function=code.co_name)
+    elif event.writes_hidden:
+        what = f"{event.name}, which writes where autograd does not see it"
+    elif event.loses_gradient:
+        what = f"{event.name}, whose result carries no gradient"
+    elif event.function is not None:
+        what = f"the backward of {event.function.__name__}"
+        place = _line_of_backward(event.function, place)
+    if not place.module_class:
+        place = replace(place, module_class=type(bench.specimen.module).__name__)
+    return place, what, event
+
+
+def _last_wrong(bench: Bench, differentials: Sequence[Differential]) -> int | None:
+    count = min(len(each.slopes) for each in differentials)
+
+    def is_wrong(first: int) -> bool:
+        for each in differentials[:2]:
+            agreement = bench.slope(each, range(first, count), is_followed=True).agreement
+            if agreement is not Agreement.UNKNOWN:
+                return agreement is Agreement.DIFFERS
+        return False
+
+    if not is_wrong(0):
+        return None
+    least, beyond = 0, count
+    while beyond - least > 1:
+        middle = (least + beyond) // 2
+        least, beyond = (middle, beyond) if is_wrong(middle) else (least, middle)
+    return least
+
+
+def _culprit(found: Differential, number: int) -> Event | None:
+    """Of the calls that read the tensor: one that writes behind autograd's back, then one that loses the gradient."""
+    readers = found.recording.readers(number)
+    if hidden := found.recording.hidden_writes(number, readers):
+        return hidden[0]
+    ways = (
+        lambda event: event.loses_gradient,
+        lambda event: event.function is not None and not event.function.__module__.startswith("torch."),
+        lambda event: bool(event.writes),
+    )
+    return next((event for way in ways for event in readers if way(event)), None)
+
+
+def _reason(
+    bench: Bench, differentials: Sequence[Differential], number: int, event: Event, slopes: Sequence[Slope]
+) -> str:
+    """What speaks for a gradient that is meant to be other than the derivative; nothing when nothing does."""
+    found = differentials[0]
+    tensor = found.recording.tensors[number]
+    if event.name == "embedding":
+        return "an option of torch's embedding changes its gradient"
+    if _keeps_value(found, tensor, number, event):
+        return "the value passes unchanged, so that this is there to change the gradient"
+    if hard := _straight_through(bench, differentials, number, event, slopes):
+        return f"the value goes through {hard}, whose derivative is zero: a straight-through estimate"
+    if _is_torchs(bench, event.place):
+        return "torch's own reparametrisation leaves that out"
+    if event.loses_gradient and number == 0 and not tensor.is_leaf and _is_frozen(bench, event.place):
+        return "every parameter there is frozen, and only the input misses a gradient"
+    return ""
+
+
+def _hook(found: Differential, number: int, event: Event) -> tuple[Place, CodeType | None] | None:
+    """A hook of the subject on the tensor, or on what the culprit made of it: where it was put, and its code."""
+    made = {id(output) for output in event.outputs}
+    for index, tensor in enumerate(found.recording.tensors):
+        if index == number or id(tensor) in made:
+            for hook in found.hooks[index]:
+                place = found.recording.hooked.get(id(tensor), event.place)
+                return place, getattr(inspect.unwrap(hook), "__code__", None)
+    return None
+
+
+def _straight_through(
+    bench: Bench, differentials: Sequence[Differential], number: int, event: Event, slopes: Sequence[Slope]
+) -> str:
+    """The step function in the culprit's module past which autograd leads what no longer moves the output."""
+    found = differentials[0]
+    here = storage_of(found.recording.tensors[number])
+    if event.function is not None:  # rounds in its own forward
+        inside = [each for each in found.recording.events if each.inside is event.function and each.name in _STEPS]
+        rounds = any(each.name in _ROUNDINGS for each in inside)
+        return inside[0].name if inside and (rounds or all(map(_is_autograds_alone, slopes))) else ""
+    for each in found.recording.events if event.loses_gradient else ():  # a rounded value that is added back detached
+        if each.name in _ROUNDINGS and each.place.module == event.place.module and each.at <= event.at:
+            written = [each.writes, *(after.writes for after in _downstream(found, each.at - 1, set(each.writes)))]
+            if any(here in writes for writes in written):
+                return each.name
+    tried = 0
+    for index in range(number, -1, -1) if event.loses_gradient else ():
+        reach = {storage_of(found.recording.tensors[index])}
+        after = list(_downstream(found, index, reach))
+        hard = [each for each in after if each.place.module == event.place.module and each.name in _STEPS]
+        if not hard or not found.slopes[index] or (here not in reach and index != number):
+            continue
+        if all(_is_autograds_alone(bench.slope(each, [index], is_followed=True)) for each in differentials):
+            return hard[0].name
+        tried += 1
+        if tried == _MOST_ANCESTORS:
+            break
+    return ""
+
+
+def _is_autograds_alone(slope: Slope) -> bool:
+    """Whether autograd sees a slope where the value hardly moves."""
+    return abs(slope.numeric) <= abs(slope.autograd) / 4
+
+
+def _downstream(found: Differential, number: int, reach: set[int]) -> Iterator[Event]:
+    """The calls that what lies in that memory goes through, in order; `reach` grows by what they write."""
+    for event in found.recording.events:
+        sources = {storage_of(source) for source in event.outputs} if event.function is not None else set()
+        if event.at > number and (event.reads | sources) & reach:
+            reach |= event.writes
+            yield event
+
+
+def _keeps_value(found: Differential, tensor: Tensor, number: int, event: Event) -> bool:
+    """Whether the culprit, or the calls after it in its module, hand the very values on, with a gradient."""
+    if event.writes_hidden:
+        return False
+    if event.function is not None and any(_is_handed_on(found, output, event) for output in event.outputs):
+        return True
+    reach = set(event.writes)
+    later = [each for each in _downstream(found, number, reach) if each.place.module == event.place.module]
+    outputs = [output for each in (event, *later) for output in each.outputs if output.requires_grad]
+    return any(_equal(output, tensor) for output in outputs if storage_of(output) != storage_of(tensor))
+
+
+def _is_handed_on(found: Differential, output: Tensor, event: Event) -> bool:
+    """Whether a function's output is the memory of an input that it has not written to."""
+    before = found.recording.tensors[: event.at]
+    return output._version == 0 and any(storage_of(output) == storage_of(tensor) for tensor in before)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    close = 4 * torch.finfo(one.dtype).eps
+    return bool(torch.allclose(one.detach(), other.detach(), rtol=close, atol=0))
+
+
+def _is_torchs(bench: Bench, place: Place) -> bool:
+    """Whether a module of torch.nn.utils runs there: spectral norm leaves its power iteration out of the graph."""
+    kind = type(bench.specimen.module.get_submodule(place.module))
+    return kind.__module__.startswith("torch.nn.utils")
+
+
+def _is_frozen(bench: Bench, place: Place) -> bool:
+    module = bench.specimen.module.get_submodule(place.module)
+    held = list(module.parameters()) if place.module else []
+    return bool(held) and not any(parameter.requires_grad for parameter in held)
+
+
+def _owner(bench: Bench, tensor: Tensor) -> Place:
+    """The module that holds the parameter, or the subject itself."""
+    root = bench.specimen.module
+    for path, module in root.named_modules():
+        if any(parameter is tensor for parameter in module.parameters(recurse=False)):
+            return Place(module=path, module_class=type(module).__name__)
+    return Place(module_class=type(root).__name__)
+
+
+def _line_of_backward(function: type, place: Place) -> Place:
+    code = getattr(inspect.unwrap(getattr(function, "backward", function)), "__code__", None)
+    if code is None:
+        return place
+    lines = sorted({line for *_, line in code.co_lines() if line and line > code.co_firstlineno})
+    line = lines[0] if lines else code.co_firstlineno
+    return replace(place, file=code.co_filename, line=line, function="backward")

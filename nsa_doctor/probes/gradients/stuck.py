@@ -1,0 +1,39 @@
+"""Parameters that start at zero and hold each other's gradient at zero."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.probes.gradients.influence import Mattering
+from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.model.training import forward_backward
+
+_FROM_ZERO = 0.02
+
+
+def freed_together(sp: Specimen, x: Tensor, candidates: Sequence[tuple[str, nn.Parameter]]) -> list[str]:
+    """Of parameters with a gradient of zero, those that are zero and get another when all that are so are moved off it.
+
+    Those of a part that is not used get none even then. The parameters are zero again afterwards.
+    """
+    zero = [(name, parameter) for name, parameter in candidates if is_zero(parameter)]
+    if not zero:
+        return []
+    generator = torch.Generator().manual_seed(sp.subject.seed)
+    with torch.no_grad():
+        for _, parameter in zero:
+            noise = torch.randn(parameter.shape, generator=generator, device="cpu").to(parameter)
+            parameter.copy_(_FROM_ZERO * noise)
+    forward_backward(sp, x)
+    freed = [(name, p) for name, p in zero if p.grad is not None and not is_zero(p.grad)]
+    found = [name for name, _ in Mattering(sp, x).among(freed, len(freed))] if freed else []
+    with torch.no_grad():
+        for _, parameter in zero:
+            parameter.zero_()
+    return found
+
+
+def is_zero(values: Tensor) -> bool:
+    """Whether it holds zeros alone; a gradient may be sparse."""
+    return not bool((values.to_dense() != 0).any())

@@ -1,0 +1,1 @@
+"""Watches a pass from outside: operations, lines, saved tensors, memory."""

@@ -1,0 +1,193 @@
+"""Which module and which line of the subject's source is running."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from nsa_doctor.core.frames import FrameFilter, Line
+from nsa_doctor.core.measurement import Place
+
+# What lies beyond these called the doctor, not the subject.
+_CALLERS = frozenset(str(Path(__file__).with_name(name)) for name in ("perform.py", "steptrace.py"))
+
+
+class Places:
+    """Follows calls of modules while `watching`, and says where the code now running stands."""
+
+    def __init__(self, frames: FrameFilter) -> None:
+        self._frames = frames
+        self._ranks: dict[CodeType, int] = {}
+        self._paths: dict[int, str] = {}
+        self._calls: list[nn.Module] = []
+        self._code: list[tuple[str, int, int, str, str]] = []
+
+    def know(self, root: nn.Module) -> None:
+        """Learn the names of a subject's modules."""
+        self._paths = {id(module): path for path, module in root.named_modules()}
+        self._code = module_code(root)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow every module's forward, until the region ends."""
+        before = register_module_forward_pre_hook(self._enter)
+        after = register_module_forward_hook(self._leave, always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+            self._calls.clear()
+
+    def here(self) -> tuple[Place, bool]:
+        """Where the caller stands, and whether a line of the subject's own code was found (not torch's, not none)."""
+        frame, rank = self._subject_frame(sys._getframe(1))
+        if frame is None:
+            return self._describe(self._called(), None), False
+        line = Line(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)
+        return self._describe(self._deeper(self._called(), _self_of(frame)), line), rank > 1
+
+    def of_frame(self, frame: FrameType) -> Place | None:
+        """Where in the subject's own code a frame stands, perhaps another thread's; None outside of it."""
+        found, _ = self._subject_frame(frame)
+        if found is None:
+            return None
+        owner: nn.Module | None = None
+        outer: FrameType | None = found
+        while owner is None and outer is not None:
+            module = _self_of(outer)
+            owner = module if module is not None and id(module) in self._paths else None
+            outer = outer.f_back
+        return self._describe(
+            owner, Line(file=found.f_code.co_filename, line=found.f_lineno, function=found.f_code.co_name)
+        )
+
+    def of_traceback(self, traceback: TracebackType | None) -> Place:
+        """Where in the subject an exception came from."""
+        line = self._frames.of_traceback(traceback)
+        owner: nn.Module | None = None
+        while traceback is not None:
+            module = _self_of(traceback.tb_frame)
+            owner = owner if module is None or id(module) not in self._paths else module
+            traceback = traceback.tb_next
+        return self._describe(owner, line)
+
+    def owner(self, place: Place) -> Place:
+        """The place with the module whose source holds its line: for functions that run where no module is called."""
+        for file, first, last, path, name in self._code:
+            if file == place.file and first <= place.line <= last:
+                return replace(place, module=path, module_class=name)
+        return place
+
+    def of_path(self, path: str, root: nn.Module) -> Place:
+        """The module of that dotted path, without a line."""
+        return Place(module=path, module_class=type(root.get_submodule(path)).__name__)
+
+    def _enter(self, module: nn.Module, _args: Any) -> None:
+        self._calls.append(module)
+
+    def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        while self._calls and self._calls.pop() is not module:
+            pass
+
+    def _called(self) -> nn.Module | None:
+        """The innermost module now running that has a name; one made on the fly counts as its caller."""
+        named = (module for module in reversed(self._calls) if id(module) in self._paths)
+        return next(named, self._calls[-1] if self._calls else None)
+
+    def _subject_frame(self, frame: FrameType | None) -> tuple[FrameType | None, int]:
+        best: FrameType | None = None
+        best_rank = 0
+        while frame is not None:
+            code = frame.f_code
+            if code.co_filename in _CALLERS:
+                break
+            rank = self._ranks.get(code)
+            if rank is None:
+                rank = self._ranks[code] = self._frames.rank_of(code)
+            if rank > best_rank:
+                best, best_rank = frame, rank
+                if rank == 3:
+                    break
+            frame = frame.f_back
+        return best, best_rank
+
+    def _deeper(self, called: nn.Module | None, owner: nn.Module | None) -> nn.Module | None:
+        """`owner` when it lies inside `called`: its forward was run without calling it, so no hook saw it."""
+        if called is None or owner is None or id(owner) not in self._paths:
+            return owner if called is None else called
+        outer, inner = self._paths.get(id(called), ""), self._paths[id(owner)]
+        return owner if inner != outer and (not outer or inner.startswith(f"{outer}.")) else called
+
+    def _describe(self, module: nn.Module | None, line: Line | None) -> Place:
+        path = "" if module is None else self._paths.get(id(module), "")
+        name = "" if module is None else type(module).__name__
+        if line is None:
+            return Place(module=path, module_class=name)
+        return Place(module=path, module_class=name, file=line.file, line=line.line, function=line.function)
+
+
+def module_code(root: nn.Module) -> list[tuple[str, int, int, str, str]]:
+    """(file, first line, last line, path, class) of every method of every class of module.
+
+    The path is empty where several modules are of that class: a line alone does not tell which.
+    """
+    seen: dict[type, str] = {}
+    for path, module in root.named_modules():
+        seen[type(module)] = "" if type(module) in seen else path
+    found = []
+    for kind, path in seen.items():
+        for method in vars(kind).values():
+            function = inspect.unwrap(getattr(method, "__func__", method)) if callable(method) else None
+            code = getattr(function, "__code__", None)
+            if code is not None and not kind.__module__.startswith("torch."):
+                last = max((line for *_, line in code.co_lines() if line), default=code.co_firstlineno)
+                found.append((code.co_filename, code.co_firstlineno, last, path, kind.__name__))
+    return found
+
+
+def definition_place(root: nn.Module) -> Place:
+    """The subject itself, at the line its forward is defined on."""
+    code = getattr(inspect.unwrap(type(root).forward), "__code__", None)
+    name = type(root).__name__
+    if code is None:
+        return Place(module_class=name)
+    return Place(module_class=name, file=code.co_filename, line=code.co_firstlineno, function="forward")
+
+
+def callable_place(call: Callable[..., Any] | None, root: nn.Module) -> Place:
+    """The subject itself, at the line where something it is called through is defined; its forward's line else."""
+    function = inspect.unwrap(call) if call is not None else None
+    function = getattr(function, "func", function)  # of a functools.partial
+    function = getattr(function, "__func__", function)
+    if callable(function) and not hasattr(function, "__code__"):  # an object with a method of that name
+        function = type(function).__call__
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return definition_place(root)
+    name = type(root).__name__
+    return Place(module_class=name, file=code.co_filename, line=code.co_firstlineno, function=code.co_name)
+
+
+def parameter_place(place: Place, root: nn.Module, name: str) -> Place:
+    """The place, in the module that holds the parameter of that name; as it is where there is no such parameter."""
+    if name not in dict(root.named_parameters()):
+        return place
+    path = name.rpartition(".")[0]
+    return replace(place, module=path, module_class=type(root.get_submodule(path)).__name__)
+
+
+def _self_of(frame: FrameType) -> nn.Module | None:
+    """The module whose method this frame runs."""
+    code = frame.f_code
+    if not code.co_argcount or code.co_varnames[0] != "self":
+        return None
+    owner = frame.f_locals.get("self")
+    return owner if isinstance(owner, nn.Module) else None

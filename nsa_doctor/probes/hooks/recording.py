@@ -1,0 +1,134 @@
+"""Keeps everything one forward pass computed: every operation's results, every module call's inputs and outputs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.tensors.operations import operation_name, written_arguments
+
+_MOST_BYTES = 1 << 29
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation: copies of its results (none once memory is short), and which operations made its inputs."""
+
+    name: str
+    results: tuple[Tensor, ...]
+    makers: tuple[int, ...]
+    place: Place
+
+
+@dataclass
+class Call:
+    """One call of a module, with the range of operations it ran."""
+
+    module: nn.Module | None
+    start: int = 0
+    inputs: tuple[Tensor, ...] = ()
+    end: int = 0
+    outputs: tuple[Tensor, ...] = ()
+
+    @classmethod
+    def whole(cls, recording: "Recording") -> Self:
+        """The whole pass, as if it were a call."""
+        return cls(None, end=len(recording.operations))
+
+
+@dataclass
+class Recording:
+    """One pass: operations in their order, calls in the order they ended (inner before outer), and the output."""
+
+    operations: list[Operation] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    output: Tensor = field(default_factory=lambda: torch.empty(0))
+    output_maker: int = -1
+
+
+def record(run: Callable[[], Tensor], places: Places) -> Recording:
+    """Run once, without gradients."""
+    recorder = _Recorder(places)
+    with torch.no_grad(), places.watching(), recorder, recorder.calls():
+        output = run()
+    recorder.recording.output = output.detach().clone()
+    recorder.recording.output_maker = recorder.maker(output)
+    return recorder.recording
+
+
+class _Recorder(TorchDispatchMode):
+    """A dispatch mode is a base class by torch's design."""
+
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        self.recording = Recording()
+        self._places = places
+        self._makers: dict[int, int] = {}
+        self._held: list[Tensor] = []  # so that no memory is given out twice
+        self._num_bytes = 0
+        self._open: list[Call] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it would import all of it
+
+    def maker(self, tensor: Tensor) -> int:
+        """The last operation that wrote into this tensor's memory; -1 when none seen did."""
+        return self._makers.get(tensor.untyped_storage()._cdata, -1)
+
+    @contextmanager
+    def calls(self) -> Iterator[None]:
+        """Follow every module's forward, until the region ends."""
+        before = register_module_forward_pre_hook(self._enter)
+        after = register_module_forward_hook(self._leave)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operation and keep a copy of its results while there is room."""
+        kwargs = kwargs or {}
+        makers = tuple(dict.fromkeys(self.maker(tensor) for tensor in _tensors((args, kwargs))))
+        result = func(*args, **kwargs)
+        index = len(self.recording.operations)
+        results = _tensors(result)
+        for tensor in (*results, *_tensors(written_arguments(func, args, kwargs))):
+            self._makers[tensor.untyped_storage()._cdata] = index
+            self._held.append(tensor)
+        place = self._places.here()[0]
+        self.recording.operations.append(Operation(operation_name(func), self._copies(results), makers, place))
+        return result
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self._open.append(Call(module, len(self.recording.operations), self._copies(_tensors(args))))
+
+    def _leave(self, module: nn.Module, _args: Any, output: Any) -> None:
+        while self._open:
+            call = self._open.pop()
+            if call.module is module:
+                call.end, call.outputs = len(self.recording.operations), self._copies(_tensors(output))
+                self.recording.calls.append(call)
+                return
+
+    def _copies(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        self._num_bytes += sum(tensor.nbytes for tensor in tensors)
+        if self._num_bytes > _MOST_BYTES:
+            return ()
+        with torch._C._DisableTorchDispatch():
+            return tuple(tensor.detach().clone() for tensor in tensors)
+
+
+def _tensors(value: Any) -> tuple[Tensor, ...]:
+    return tuple(leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.layout == torch.strided)

@@ -1,0 +1,1 @@
+"""Builds, calls and trains a subject on comparable terms."""

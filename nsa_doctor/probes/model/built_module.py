@@ -1,0 +1,107 @@
+"""One built module and how to call it again and again on comparable terms."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
+from nsa_doctor.core.measurement import Mode, Point
+from nsa_doctor.probes.model.inputs import make_input
+from nsa_doctor.probes.model.perform import ask, checked_answer
+from nsa_doctor.probes.model.state import cast, preserved_state, seed_everything
+from nsa_doctor.probes.tensors.finite import isfinite
+from nsa_doctor.subject.contract import Subject
+
+_LENGTH_FOR_TRYING = 17
+_RELATIVE_STEP = 0.1
+_FROM_ZERO = 0.02
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """A module in a dtype and mode; calling it seeds everything, copies the input and checks the output's shape.
+
+    Gradients flow as grad mode says. A subject that raises makes SubjectFailedError.
+    """
+
+    subject: Subject
+    module: nn.Module
+    dtype: str
+
+    def input(self, length: int, batch: int = 1, seed: int | None = None) -> Tensor:
+        """Ordinary input, other in each row: [B, S, width] embeddings in `dtype`, or [B, S] token ids."""
+        first = self.subject.seed if seed is None else seed
+        point = Point(length=length, dtype=self.dtype)
+        device = torch.device(self.subject.device)
+        rows = [make_input(self.subject, point, first + 7919 * row, device) for row in range(batch)]
+        return torch.cat(rows)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[B, S, ...]: the output for x, which is left alone."""
+        return self.call(x.clone())
+
+    def call(self, x: Tensor) -> Tensor:
+        """The output for this very tensor: its strides count, and a subject may write into it."""
+        subject, module = self.subject, self.module
+        seed_everything(subject.seed)
+        with preserved_state(random_too=False):
+            return ask("forward", lambda: checked_answer(subject, subject.forward(module, x), x), module)[0]
+
+
+def specimen(
+    subject: Subject, *, dtype: str | None = None, mode: Mode = "eval", is_randomised: bool = True
+) -> Specimen:
+    """Build the subject afresh, in its own dtype unless told, its parameters moved away from special values.
+
+    A mode the subject does not run in gives way to one that it does.
+    """
+    mode = mode if mode in subject.modes else subject.modes[0]
+    seed_everything(subject.seed)
+    other = None if dtype in (None, subject.dtype) else getattr(torch, str(dtype))
+    build = lambda: cast(subject.build(subject.seed), other, subject.device)  # noqa: E731
+    module: nn.Module = ask("build", build, None).train(mode == "train")
+    if is_randomised:
+        randomise(module, subject.seed)
+    return Specimen(subject, module, dtype or subject.dtype)
+
+
+def comparable_specimen(subject: Subject, *, mode: Mode = "eval", is_randomised: bool = True) -> Specimen:
+    """The subject in float64 where it runs in it, else in its own dtype."""
+    wide = specimen(subject, dtype="float64", mode=mode, is_randomised=is_randomised)
+    try:
+        with torch.no_grad():
+            output = wide(wide.input(_LENGTH_FOR_TRYING))
+    except SubjectFailedError:
+        return specimen(subject, mode=mode, is_randomised=is_randomised)
+    wide_enough = output.dtype == torch.float64
+    return wide if wide_enough else specimen(subject, mode=mode, is_randomised=is_randomised)
+
+
+def randomise(module: nn.Module, seed: int) -> None:
+    """Move every trainable parameter away from where it starts: by a tenth of itself, zeros to small values.
+
+    Zeros, ones and equal rows hide bugs. Frozen parameters and buffers may be masks or decays: they stay.
+    """
+    generator = torch.Generator().manual_seed(seed + 104729)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if not parameter.requires_grad or not parameter.is_floating_point():
+                continue
+            noise = torch.randn(parameter.shape, generator=generator, device="cpu").to(parameter)
+            moved = parameter * (1 + _RELATIVE_STEP * noise)
+            moved = torch.where(parameter == 0, _from_zero(parameter) * noise, moved)
+            parameter.copy_(torch.where(isfinite(moved), moved, parameter))
+
+
+def require_finite(output: Tensor, length: int) -> Tensor:
+    """The output; NotComparableError when it is not finite on ordinary input, which the NAN checks tell of."""
+    if not bool(isfinite(output).all()):
+        raise NotComparableError(f"the output is not finite at S={length}, so nothing can be compared with it")
+    return output
+
+
+def _from_zero(parameter: Tensor) -> float:
+    """A tenth of what the other values of the parameter are like."""
+    others = parameter[parameter != 0]
+    return _RELATIVE_STEP * float(others.abs().mean()) if others.numel() else _FROM_ZERO

@@ -1,0 +1,74 @@
+"""Inputs to examine a subject with: ordinary ones, and the valid ones that break careless code."""
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.core.measurement import Point
+from nsa_doctor.subject.contract import Subject
+
+HUGE = 1e4  # one token's magnitude
+LARGE = 1e2  # attention logits grow with its square, so they come near 1e4
+
+
+def make_input(subject: Subject, point: Point, seed: int, device: torch.device) -> Tensor:
+    """One row of input at this point: [1, S, width] embeddings in its dtype, or [1, S] token ids."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.device("cpu"):  # whatever default a subject has set
+        if subject.input == "tokens":
+            return _token_ids(point, subject.width, generator).to(device)
+        return _embeddings(point, subject.width, generator).to(device, getattr(torch, point.dtype))
+
+
+def make_cotangent(output: Tensor, seed: int) -> Tensor:
+    """A random direction to differentiate the output in: sums would cancel what softmax and norms get wrong."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    return torch.randn(output.shape, generator=generator, device="cpu").to(output)
+
+
+def _embeddings(point: Point, width: int, generator: torch.Generator) -> Tensor:
+    shape = (1, point.length, width)
+    normal = torch.randn(shape, generator=generator)
+    match point.values:
+        case "normal":
+            return normal
+        case "zeros":
+            return torch.zeros(shape)
+        case "constant":
+            return torch.ones(shape)
+        case "huge_token":
+            position = torch.arange(point.length)[None, :, None]
+            return torch.where(position == point.length // 2, normal * HUGE, normal)
+        case "large":
+            return normal * LARGE
+        # One direction for all tokens makes the logits of a head all of one sign; which sign depends on the head.
+        case "aligned":
+            return normal[:, :1].expand(shape) * LARGE
+        case "opposed":
+            sign = torch.where(torch.arange(point.length) % 2 == 0, 1.0, -1.0)[None, :, None]
+            return normal[:, :1] * sign * LARGE
+        case "repeated":
+            return normal[:, torch.arange(point.length) % _PERIOD]
+
+
+def _token_ids(point: Point, vocabulary: int, generator: torch.Generator) -> Tensor:
+    """Ids in place of magnitudes: the first id for zeros, the last for constant, one odd one out for a huge token."""
+    shape = (1, point.length)
+    random = torch.randint(vocabulary, shape, generator=generator)
+    match point.values:
+        case "zeros":
+            return torch.zeros(shape, dtype=torch.int64)
+        case "constant" | "aligned":
+            return torch.full(shape, vocabulary - 1)
+        case "huge_token":
+            return torch.where(
+                torch.arange(point.length) == point.length // 2, vocabulary - 1, torch.zeros_like(random)
+            )
+        case "opposed":
+            return (torch.arange(point.length) % 2 * (vocabulary - 1))[None]
+        case "repeated":
+            return random[:, torch.arange(point.length) % _PERIOD]
+        case _:
+            return random
+
+
+_PERIOD = 4

@@ -1,0 +1,92 @@
+"""Measures a subject at one point, and says what it did when there is nothing to count."""
+
+import warnings
+from dataclasses import replace
+
+import torch
+
+from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import GRADIENTS, OTHERS, OUTPUT, Measurement, Place, Point, Trouble, TroubleKind
+from nsa_doctor.core.torch_errors import TorchError, error_kind
+from nsa_doctor.probes.hooks.places import Places, definition_place
+from nsa_doctor.probes.hooks.tracer import Tracer
+from nsa_doctor.probes.model.perform import Conditions, look_at_branches, perform
+from nsa_doctor.probes.model.state import preserved_state
+from nsa_doctor.probes.tensors.finite import census, joint_census
+from nsa_doctor.subject.contract import Subject, WrongOutputError
+
+_LONGEST_TRACEBACK = 8000
+
+
+def measure(subject: Subject, point: Point, conditions: Conditions) -> Measurement:
+    """Run the subject once and count what came out; an exception of its own becomes a Trouble."""
+    with preserved_state() as changes, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            measurement = _measure(subject, point, conditions)
+        except SubjectFailedError as failure:
+            trouble = trouble_of(failure, subject.packages)
+            if failure.phase == "backward" and trouble.kind == "raised":
+                trouble = replace(trouble, place=_place_in_backward(subject, point, conditions, trouble.place))
+            counted = () if failure.output is None else (census(OUTPUT, failure.output),)
+            measurement = Measurement(point=point, censuses=counted, trouble=trouble)
+    return replace(measurement, notes=tuple(f"the subject changes the {name}" for name in changes.seen))
+
+
+def trouble_of(failure: SubjectFailedError, packages: tuple[str, ...]) -> Trouble:
+    """What a subject's exception says, and where in its code it came from."""
+    error, module = failure.caught.error, failure.module
+    places = Places(FrameFilter(packages))
+    if module is not None:
+        places.know(module)
+    place = places.of_traceback(error.__traceback__)
+    kind: TroubleKind = "raised"
+    message = failure.caught.sentence
+    if isinstance(error, WrongOutputError):
+        kind, message = "wrong_shape", str(error)
+        place = place if module is None else definition_place(module)
+    elif is_out_of_memory(error):
+        kind = "out_of_memory"
+    elif error_kind(message) is TorchError.ONE_VALUE_PER_CHANNEL:  # of a batch of one token
+        kind = "not_measured"
+    if not place.module_text and module is not None:
+        place = replace(place, module_class=type(module).__name__)
+    traceback = failure.caught.traceback[-_LONGEST_TRACEBACK:]
+    return Trouble(kind=kind, message=message, phase=failure.phase, place=place, traceback=traceback)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on the device or on the host."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and error_kind(str(error)) is TorchError.HOST_MEMORY
+    )
+
+
+def _measure(subject: Subject, point: Point, conditions: Conditions) -> Measurement:
+    performance = perform(subject, point, conditions)
+    counted = [census(OUTPUT, performance.output)]
+    if performance.others:
+        counted.append(joint_census(OTHERS, performance.others))
+    if performance.gradients:
+        counted.append(joint_census(GRADIENTS, performance.gradients))
+    inner = look_at_branches(subject, point, conditions, performance)
+    return Measurement(
+        point=point,
+        censuses=(*(census(name, values) for name, values in inner.items()), *counted),
+        seconds=performance.seconds,
+        peak_bytes=performance.peak_bytes,
+    )
+
+
+def _place_in_backward(subject: Subject, point: Point, conditions: Conditions, told: Place) -> Place:
+    """The module, and unless a line is `told` already the line, whose backward raises: found by a traced pass."""
+    tracer = Tracer(Places(FrameFilter(subject.packages)))
+    try:
+        perform(subject, point, conditions, tracer)
+    except SubjectFailedError:
+        found = tracer.running()
+        if found is None:
+            return told
+        return replace(told, module=found.module, module_class=found.module_class) if told.file else found
+    return told

@@ -1,0 +1,1 @@
+"""Where values stop being finite or exact, and where two runs diverge."""

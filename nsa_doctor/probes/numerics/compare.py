@@ -1,0 +1,112 @@
+"""Compares two outputs that should be equal, token by token, above what rounding alone does."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.probes.model.built_module import Specimen, require_finite
+from nsa_doctor.probes.numerics.precision import effective_precision, least_noise, noise_floor
+from nsa_doctor.probes.tensors.finite import isfinite
+
+
+@dataclass(frozen=True)
+class Departure:
+    """How many tokens differ, the first of them, and the one that differs most beyond its floor."""
+
+    num_tokens: int
+    num_compared: int
+    first_row: int
+    first_token: int
+    error: float
+    floor: float
+
+    @property
+    def told(self) -> str:
+        """`12 of 60 tokens differ, first token 3, by up to 0.2 where rounding makes 1e-13`."""
+        verb = "differs" if self.num_tokens == 1 else "differ"
+        size = "not a number" if self.error != self.error else f"up to {self.error:.2g}"
+        return (
+            f"{self.num_tokens} of {self.num_compared} tokens {verb}, first token {self.first_token}, by {size} "
+            f"where rounding makes {self.floor:.1g}"
+        )
+
+
+def with_other_future(specimen: Specimen, x: Tensor, cut: int, scale: float) -> Tensor:
+    """The input with other tokens from `cut` on, `scale` times as large where they are embeddings."""
+    other = specimen.input(x.shape[1], seed=specimen.subject.seed + 1)[:, cut:]
+    return torch.cat((x[:, :cut], other * scale if x.is_floating_point() else other), dim=1)
+
+
+@dataclass
+class Baseline:
+    """A finite output [B, S, ...] for an input x, which other outputs are held against."""
+
+    specimen: Specimen
+    x: Tensor
+    output: Tensor
+
+    def departure(
+        self, output: Tensor, rows: slice = slice(None), tokens: slice = slice(None), *, loudness: float = 1.0
+    ) -> Departure | None:
+        """How `output` departs from these rows and tokens of the baseline; None when it does not.
+
+        `loudness` says how many times as large the input was elsewhere: rounding is as many times as large.
+        """
+        expected = self.output[rows, tokens]
+        if departure(output, expected, loudness * self._least_floor[rows, tokens]) is None:
+            return None
+        return departure(output, expected, loudness * self.floor[rows, tokens])
+
+    @cached_property
+    def _least_floor(self) -> Tensor:
+        """What the floor is above in any case, known without a pass: what lies within it needs no dearer judge."""
+        eps = torch.finfo(self.output.dtype).eps
+        return least_noise(self.output, eps) + self._across(eps)
+
+    def _across(self, eps: float) -> float:
+        """A transform over all tokens, as long convolutions do it, rounds each by what the largest one loses."""
+        return _ROUNDINGS * eps * float(self.output.abs().max())
+
+    @cached_property
+    def floor(self) -> Tensor:
+        """How far rounding moves each token [B, S]; costs several passes, so only what differs at all asks for it."""
+        eps = effective_precision(self.specimen, min(_LENGTH_FOR_PRECISION, self.x.shape[1])).eps
+        floor = noise_floor(self.specimen, self.x, eps) + self._across(eps)
+        if not bool(isfinite(floor).all()):
+            raise NotComparableError(f"rounding alone makes the output not finite at S={self.x.shape[1]}")
+        return floor
+
+
+def baseline(specimen: Specimen, x: Tensor) -> Baseline:
+    """Run the subject on x; NotComparableError when its output is not finite to begin with."""
+    with torch.no_grad():
+        return Baseline(specimen, x, require_finite(specimen(x), x.shape[1]))
+
+
+def departure(result: Tensor, expected: Tensor, floor: Tensor) -> Departure | None:
+    """Where the result [B, S, ...] is farther from what was expected than the floor [B, S]; NaN is."""
+    if result.shape != expected.shape:
+        raise ValueError(f"result must have the shape {list(expected.shape)}, got {list(result.shape)}")
+    error = (result.double() - expected.double()).abs().flatten(2).amax(-1)
+    bad = ~(error <= floor)
+    if not bool(bad.any()):
+        return None
+    row, token = (int(index) for index in bad.nonzero()[0])
+    excess = torch.where(bad, (error / floor.clamp_min(_TINY)).nan_to_num(nan=torch.inf), -1.0)
+    worst = int(excess.argmax())
+    return Departure(
+        num_tokens=int(bad.sum()),
+        num_compared=bad.numel(),
+        first_row=row,
+        first_token=token,
+        error=float(error.flatten()[worst]),
+        floor=float(floor.flatten()[worst]),
+    )
+
+
+_TINY = 1e-300
+_ROUNDINGS = 16.0
+_LENGTH_FOR_PRECISION = 32

@@ -1,0 +1,154 @@
+"""Finds the module and the operation through which two runs that should agree come to differ.
+
+In each tensor only a part has to agree: the first tokens, say, when later ones were changed. Which part that is in a
+tensor of blocks or of flattened rows is learnt from the runs themselves: what differs there begins at some index of a
+dimension, and indices before it have to agree. The module is the innermost whose inputs agree and whose outputs do
+not; from its output what differs is followed back to the operation whose inputs agree.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.places import Places, definition_place
+from nsa_doctor.probes.hooks.recording import Call, Operation, Recording, record
+from nsa_doctor.probes.model.built_module import Specimen
+
+_ROUNDINGS = 1e4  # two orders of the same sums may part by this many units in the last place
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The operation at which the runs part ("" where none could be named), and where in the subject it stands."""
+
+    operation: str
+    place: Place
+
+
+def first_divergence(
+    specimen: Specimen, first: Callable[[], Tensor], second: Callable[[], Tensor], kept: Mapping[int, int]
+) -> Divergence:
+    """Run both; `kept` maps the size of a dimension to how many of its first indices have to agree, of its last if < 0.
+
+    With no `kept` everything has to.
+    """
+    places = Places(FrameFilter(specimen.subject.packages))
+    places.know(specimen.module)
+    expected, result = record(first, places), record(second, places)
+    parts = _Parts(dict(kept))
+    calls = _guilty_call(result, expected, parts)
+    operation = _guilty_operation(result, expected, parts, calls)
+    call = calls[0] if calls is not None else None
+    whole = definition_place(specimen.module)
+    if call is not None and call.module is not None:
+        path = next((path for path, module in specimen.module.named_modules() if module is call.module), "")
+        whole = replace(definition_place(call.module), module=path)
+    if operation is None:
+        return Divergence("", whole)
+    found = result.operations[operation]
+    is_inside = call is None or found.place.module == whole.module or found.place.module.startswith(f"{whole.module}.")
+    place = found.place if is_inside and found.place.file else whole
+    return Divergence(found.name, replace(place, module=whole.module, module_class=whole.module_class))
+
+
+def _guilty_call(result: Recording, expected: Recording, parts: "_Parts") -> tuple[Call, Call] | None:
+    """The first call to end whose inputs agree and whose outputs do not, in both runs."""
+    for call, other in zip(result.calls, expected.calls, strict=False):
+        if type(call.module) is not type(other.module):
+            return None
+        if not parts.differ(call.inputs, other.inputs) and parts.differ(call.outputs, other.outputs):
+            return call, other
+    return None
+
+
+def _guilty_operation(
+    result: Recording, expected: Recording, parts: "_Parts", calls: tuple[Call, Call] | None
+) -> int | None:
+    """Follow what differs back from the last differing operation of these calls to one whose inputs agree."""
+    own, other = calls or (Call.whole(result), Call.whole(expected))
+    here, there = result.operations[own.start : own.end], expected.operations[other.start : other.end]
+    pairs = list(_aligned(here, there))
+    differing = {own.start + i for i, j in pairs if parts.differ(here[i].results, there[j].results)}
+    if not differing:  # what one run does and the other does not
+        only_here = sorted(set(range(len(here))) - {i for i, _ in pairs})
+        return own.start + only_here[0] if only_here else None
+    index = result.output_maker if calls is None and result.output_maker in differing else max(differing)
+    while before := [maker for maker in result.operations[index].makers if maker in differing and maker < index]:
+        index = max(before)
+    return index
+
+
+def _aligned(result: Sequence[Operation], expected: Sequence[Operation]) -> Iterator[tuple[int, int]]:
+    """Pairs of the same operation: from the front as long as names agree, then from the end."""
+    names, others = [operation.name for operation in result], [operation.name for operation in expected]
+    shorter = min(len(names), len(others))
+    front = next((index for index in range(shorter) if names[index] != others[index]), shorter)
+    back = next((index for index in range(shorter - front) if names[-1 - index] != others[-1 - index]), shorter - front)
+    yield from ((index, index) for index in range(front))
+    yield from ((len(names) - index, len(others) - index) for index in range(back, 0, -1))
+
+
+@dataclass
+class _Parts:
+    """Which part of a tensor has to agree: of dimensions of a known size the first (or last) so many indices."""
+
+    kept: dict[int, int]
+
+    def differ(self, results: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+        """Whether any pair differs where it has to agree; what is learnt on the way counts from now on."""
+        if not results or not expected:  # there was no room to keep them
+            return False
+        if len(results) != len(expected):
+            return True
+        return any(self._differs(result, other) for result, other in zip(results, expected, strict=True))
+
+    def _differs(self, result: Tensor, expected: Tensor) -> bool:
+        own, other = self._narrowed(result, expected)
+        if own.shape != other.shape:
+            return True
+        differs = _differing(own, other)
+        if not bool(differs.any()):
+            return False
+        if not self.kept or any(size in self.kept for size in expected.shape):
+            return True
+        self._learn(differs)
+        return False
+
+    def _narrowed(self, result: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+        """Both, cut to what has to agree; the first run's sizes are those that are known."""
+        if result.ndim != expected.ndim:
+            return result, expected
+        for dim, (size, wanted) in enumerate(zip(result.shape, expected.shape, strict=True)):
+            kept = self.kept.get(wanted, wanted)
+            count = min(abs(kept), size) if self.kept else wanted
+            starts = (0, 0) if kept >= 0 else (size - count, wanted - count)
+            result, expected = (
+                tensor.narrow(dim, start, min(count, tensor.shape[dim]))
+                for tensor, start in zip((result, expected), starts, strict=True)
+            )
+        return result, expected
+
+    def _learn(self, differs: Tensor) -> None:
+        """In a tensor with no dimension known yet, one that agrees at its beginning (or end) is known from now on."""
+        is_front = all(count >= 0 for count in self.kept.values())
+        for dim, size in enumerate(differs.shape):
+            indices = differs.movedim(dim, 0).reshape(size, -1).any(1).nonzero()
+            count = int(indices[0]) if is_front else int(indices[-1]) + 1 - size
+            if count and size not in map(abs, self.kept.values()):
+                self.kept[size] = count
+                return
+
+
+def _differing(result: Tensor, expected: Tensor) -> Tensor:
+    """Which elements differ by more than rounding; equal infinities and two NaN do not."""
+    if not (result.is_floating_point() or result.is_complex()):
+        return result != expected
+    eps = torch.finfo(result.dtype).eps
+    scale = torch.where(torch.isfinite(expected), expected.abs(), 0.0)
+    bound = _ROUNDINGS * eps * (scale.max() if scale.numel() else 0.0)
+    same = (result == expected) | (result.isnan() & expected.isnan())
+    return ~(same | ((result - expected).abs() <= bound))

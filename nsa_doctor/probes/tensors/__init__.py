@@ -1,0 +1,1 @@
+"""What a tensor or an operation tells by itself: counts, tolerances, schemas."""

@@ -1,0 +1,1 @@
+"""The pytest plugin: checks as test items, and benchmarks."""

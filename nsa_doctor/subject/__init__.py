@@ -1,0 +1,1 @@
+"""The Subject contract: what an implementation offers to be examined."""

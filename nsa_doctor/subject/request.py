@@ -1,0 +1,24 @@
+"""What a command line says of whom to examine."""
+
+from dataclasses import dataclass
+
+from nsa_doctor.subject.contract import InputKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectRequest:
+    """What to examine: the built-in subject at a configuration, or `spec` (package.module:factory).
+
+    `lengths` are those a foreign module may be tried at to find out what it takes; with `explore` it is also tried at
+    growing ones, those to `avoid` apart, to find out how long a sequence it serves.
+    """
+
+    spec: str | None = None
+    config: str | None = None
+    input: InputKind | None = None
+    width: int | None = None
+    seed: int = 0
+    device: str = "cpu"
+    lengths: tuple[int, ...] = (128,)
+    explore: bool = False
+    avoid: tuple[int, ...] = ()

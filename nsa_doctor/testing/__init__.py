@@ -1,0 +1,1 @@
+"""Runs, checkpoints and batches made for injected bugs."""

@@ -1,0 +1,47 @@
+"""What checks of data have in common: findings about a source of batches, and a source with its batches made sick."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from nsa_doctor.artifacts.data.batch import Batch, read_batch
+from nsa_doctor.artifacts.data.subject import DataSubject, Opening
+from nsa_doctor.core.finding import Finding, Scalar
+from nsa_doctor.core.measurement import Place
+
+Change = Callable[[Batch, int, Opening], Any]
+
+
+def about(subject: DataSubject, message: str, where: Place | None = None, **evidence: Scalar) -> Finding:
+    """A finding about the source itself, unless a line at fault is known."""
+    place = where if where is not None and where.file else subject.where
+    return Finding(message=message, where=place, evidence={"data": subject.name, **evidence}, repro=subject.again)
+
+
+def feeding(subject: DataSubject, change: Change) -> DataSubject:
+    """The same source with every batch changed; its place in the data is that of the source."""
+
+    def opened(opening: Opening) -> "_Fed":
+        return _Fed(subject.open(opening), opening, change)
+
+    return replace(subject, open=opened)
+
+
+class _Fed:
+    def __init__(self, source: Any, opening: Opening, change: Change) -> None:
+        self._source, self._iterator, self._opening, self._change = source, iter(source), opening, change
+        self._given = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = read_batch(next(self._iterator))
+        self._given += 1
+        return self._change(batch, self._given - 1, self._opening)
+
+    def state(self) -> Any:
+        return self._source.state()
+
+    def close(self) -> None:
+        self._source.close()

@@ -1,0 +1,90 @@
+"""Runs one check on one subject, and says how it ended."""
+
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from traceback import walk_tb
+
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import Caught, NotApplicableError, NotComparableError, SubjectFailedError, attempt
+from nsa_doctor.core.finding import Finding, Note, Result, Verdict
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.torch_errors import error_evidence
+from nsa_doctor.probes.model.measure import trouble_of
+from nsa_doctor.probes.model.state import preserved_state
+from nsa_doctor.subject.contract import Subject, WrongOutputError
+
+# What watches an operation passes its exception on.
+_WATCHING = ("__torch_dispatch__", "__torch_function__", "called", "dispatched")
+
+
+def run_check(check: Check, subject: Subject) -> Result:
+    """Findings make FAIL, a missing seam or nothing to compare with SKIP, the doctor's own exception CRASH."""
+    manual = check.manual
+    missing = [seam for seam in check.needs if not subject.offers(seam)]
+    if missing:
+        reason = f"{subject.name} offers no {' and no '.join(missing)}"
+        return replace(_skipped(check, reason), is_required=False)
+    start = time.perf_counter()
+    with preserved_state(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        answer = attempt(lambda: tuple(check.run(subject)))
+    seconds = time.perf_counter() - start
+    if isinstance(answer, Caught):
+        return replace(_raised(answer, check, subject), seconds=seconds)
+    found = [replace(item, code=item.code or manual.code) for item in answer if isinstance(item, Finding)]
+    ended = Result(
+        code=manual.code,
+        name=manual.name,
+        verdict=Verdict.FAIL if found else Verdict.PASS,
+        seconds=seconds,
+        notes=tuple(str(item) for item in answer if isinstance(item, Note)),
+    )
+    return ended.with_findings(found)
+
+
+def _raised(caught: Caught, check: Check, subject: Subject) -> Result:
+    """FAIL when the subject's own code raised, CRASH when the doctor's did, SKIP with nothing to compare."""
+    error, manual = caught.error, check.manual
+    if isinstance(error, NotComparableError):
+        return _skipped(check, str(error))
+    if isinstance(error, NotApplicableError):
+        return replace(_skipped(check, str(error)), is_required=False)
+    if isinstance(error, SubjectFailedError) and not _is_own(error.caught.error):
+        trouble = trouble_of(error, subject.packages)
+        if trouble.kind == "out_of_memory":
+            return _skipped(check, f"out of memory: {trouble.message}")
+        message = f"the subject raises {trouble.message}" if trouble.kind == "raised" else trouble.message
+        return _failed(check, subject, f"{message} in {trouble.phase}", trouble.place)
+    line = FrameFilter(subject.packages).of_traceback(error.__traceback__)
+    if line is None or line.file == check.run.__code__.co_filename:
+        return Result(code=manual.code, name=manual.name, verdict=Verdict.CRASH, reason=caught.sentence)
+    place = Place(file=line.file, line=line.line, function=line.function)
+    return _failed(check, subject, f"the subject raises {caught.sentence}", place)
+
+
+def _is_own(error: BaseException) -> bool:
+    """Whether the doctor's code raised, that of planted bugs apart, though it was called from the subject's."""
+    if isinstance(error, WrongOutputError):
+        return False
+    file = ""
+    for frame, _ in walk_tb(error.__traceback__):
+        file = "" if frame.f_code.co_name in _WATCHING else frame.f_code.co_filename
+    here = Path(__file__).parent
+    return file.startswith(f"{here}/") and not file.startswith(f"{here / 'checks'}/")
+
+
+def _failed(check: Check, subject: Subject, message: str, place: Place) -> Result:
+    manual = check.manual
+    evidence = {"kind": "raised", **error_evidence(message)}
+    repro = again(subject, manual.code)
+    finding = Finding(code=manual.code, message=message, where=place, evidence=evidence, repro=repro)
+    return Result(code=manual.code, name=manual.name, verdict=Verdict.FAIL, findings=(finding,))
+
+
+def _skipped(check: Check, reason: str) -> Result:
+    manual = check.manual
+    return Result(code=manual.code, name=manual.name, verdict=Verdict.SKIP, reason=reason)

@@ -1,0 +1,185 @@
+"""From a name to a subject: what a module takes is found out, and what cannot be examined is refused in a sentence."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from nsa_doctor.adapters.adapter import Adapter
+from nsa_doctor.adapters.any_module import adapt
+from nsa_doctor.adapters.load import load_subject
+from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.measurement import Point
+from nsa_doctor.probes.numerics.local import LocalLaboratory
+from nsa_doctor.probes.tensors.answer import split_answer
+from nsa_doctor.subject.contract import Subject, SubjectUnusableError
+from nsa_doctor.subject.request import SubjectRequest
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "width"),
+    [
+        ("causal", "embeddings", 16),
+        ("frozen", "embeddings", 16),
+        ("no_parameters", "embeddings", 64),
+        ("token_model", "tokens", 11),
+        ("tuple_output", "tokens", 11),
+        ("object_output", "tokens", 11),
+        ("dict_output", "tokens", 11),
+        ("unusual:loss_first", "embeddings", 16),
+        ("unusual:nested", "embeddings", 16),
+        ("unusual:by_name", "embeddings", 16),
+        ("unusual:in_bfloat16", "embeddings", 16),
+        ("unusual:hidden_vocabulary", "tokens", 13),
+        ("unusual:lazy", "embeddings", 16),
+    ],
+)
+def test_what_a_module_takes_is_found_out(
+    sick: Callable[..., LocalLaboratory], name: str, kind: str, width: int
+) -> None:
+    laboratory = sick(name if ":" in name else f"healthy:{name}")
+    assert (laboratory.subject.input, laboratory.subject.width) == (kind, width)
+    assert laboratory.measure(Point(length=16, dtype=laboratory.subject.dtype)).is_finite
+
+
+def test_a_vocabulary_that_was_found_is_told_on_the_command_line(sick: Callable[..., LocalLaboratory]) -> None:
+    assert sick("unusual:hidden_vocabulary").subject.options[-2:] == ("--width", "13")
+
+
+def test_what_no_guess_fits_is_refused_and_not_charged_to_the_subject(sick: Callable[..., LocalLaboratory]) -> None:
+    with pytest.raises(SubjectUnusableError, match="say what it takes with --input and --width"):
+        sick("unusual:two_inputs")
+
+
+def test_a_guess_that_the_user_answers_for_is_taken() -> None:
+    subject = adapt(
+        SubjectRequest(spec="x:y", input="embeddings", width=3, lengths=(16,)), lambda: nn.Bilinear(3, 3, 3)
+    )
+    assert (subject.input, subject.width, subject.options[-2:]) == ("embeddings", 3, ("--width", "3"))
+
+
+def test_a_module_that_fails_at_one_length_is_asked_at_another(sick: Callable[..., LocalLaboratory]) -> None:
+    subject = sick("unruly:raises", lengths=(17, 20)).subject
+    assert (subject.input, subject.width) == ("embeddings", 16)
+
+
+class _RaisesAfterItsProjection(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.qkv(x).view(1, 2, 3)  # raises in torch, as a fused kernel does that cannot serve
+
+
+def test_what_fails_behind_its_first_projection_is_a_failure_of_the_subject() -> None:
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,)), _RaisesAfterItsProjection)
+    assert (subject.input, subject.width) == ("embeddings", 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("unruly:not_callable", "must be a callable that returns a new nn.Module, got int"),
+        ("unruly:instance", "must be a callable that returns a new nn.Module, got Linear"),
+        ("unruly:needs_arguments", "must be callable without arguments"),
+        ("unruly:none", "must return an nn.Module, an Adapter or a Subject, got NoneType"),
+        ("unruly:gone", "cannot be imported: faulty.unruly has no gone"),
+        ("unimportable:make", "cannot be imported: ModuleNotFoundError: No module named 'a_package_that"),
+        ("nowhere:make", "cannot be imported: ModuleNotFoundError: No module named 'faulty.nowhere'"),
+    ],
+)
+def test_what_is_no_subject_is_refused(sick: Callable[..., LocalLaboratory], name: str, told: str) -> None:
+    with pytest.raises(SubjectUnusableError, match=r"^subject sick\.") as refused:
+        sick(name)
+    assert told in str(refused.value)
+
+
+def test_a_factory_that_raises_is_a_failure_of_the_subject(sick: Callable[..., LocalLaboratory]) -> None:
+    with pytest.raises(SubjectFailedError, match="KeyError: 'no such preset'"):
+        sick("unruly:broken_factory")
+
+
+def test_an_unknown_configuration_is_refused() -> None:
+    with pytest.raises(SubjectUnusableError, match=r"nowhere\.yaml"):
+        load_subject(SubjectRequest(config="nowhere.yaml"))
+
+
+def test_a_factory_may_return_a_subject(small: Subject) -> None:
+    adapted = adapt(SubjectRequest(spec="x:y", lengths=(16,)), lambda: replace(small, options=()))
+    assert adapted == replace(small, options=("--subject", "x:y"))
+
+
+def test_an_input_kind_that_was_given_is_not_guessed() -> None:
+    subject = adapt(SubjectRequest(spec="x:y", input="tokens", lengths=(16,)), lambda: nn.Embedding(5, 8))
+    assert (subject.input, subject.width) == ("tokens", 5)
+    assert subject.options == ("--subject", "x:y", "--input", "tokens")
+
+
+def test_an_output_nobody_understands_is_handed_on() -> None:
+    assert split_answer({"a": 1}, lambda tensor: True) == ({"a": 1}, {})
+    assert split_answer(("a", 1), lambda tensor: True) == (("a", 1), {})
+
+
+@pytest.mark.parametrize(("field", "value"), [("input", "pictures"), ("width", 0)])
+def test_an_impossible_subject_is_refused(small: Subject, field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        Subject(
+            **{**{name: getattr(small, name) for name in ("name", "build", "forward", "input", "width")}, field: value}
+        )
+
+
+class _Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(48, 8)
+
+    def forward(self, x):
+        return x + self.table.weight[torch.arange(x.shape[1])]
+
+
+def test_a_table_of_positions_tells_the_longest_length() -> None:
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,), explore=True), _Positions)
+    assert subject.max_length == 48
+    assert "the longest the subject serves" in subject.notes[0]
+
+
+class _WholeBlocks(nn.Module):
+    def forward(self, x):
+        return x.unflatten(1, (-1, 16)).flatten(1, 2) if x.shape[1] < 200 else x[:, :, None].squeeze(3)
+
+
+def test_a_length_that_fails_for_no_declared_reason_is_still_examined() -> None:
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,), input="embeddings", width=8, explore=True), _WholeBlocks)
+    assert subject.max_length == 256
+
+
+class _Unusual(nn.Module):
+    """Runs in training mode alone, wants a keyword, and returns its output in a list of tuples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+
+    def forward(self, *, sequence, flag):
+        assert self.training
+        assert flag
+        return [("name", self.linear(sequence))]
+
+
+def test_an_adapter_says_how_a_module_is_called() -> None:
+    adapter = Adapter(make=_Unusual, call=lambda m, x: m(sequence=x, flag=True)[0][1], modes=("train",), max_length=64)
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,), explore=True), lambda: adapter)
+    assert (subject.width, subject.modes, subject.max_length) == (12, ("train",), 64)
+    point = Point(length=16, mode="train")
+    assert LocalLaboratory(subject).measure(point).is_finite
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"), [({"seams": {"prefil": print}}, "prefil"), ({"modes": ("training",)}, "modes must be some of")]
+)
+def test_an_adapter_that_cannot_be_is_refused(wrong, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Adapter(make=_Unusual, **wrong)

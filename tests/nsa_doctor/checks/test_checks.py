@@ -1,0 +1,268 @@
+"""Every check has one shape, finds the bug it plants, and is silent on the healthy subject."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from nsa.config import load_config
+from nsa_doctor.artifacts.checkpoint.record import Reading
+from nsa_doctor.artifacts.checkpoint.subject import CheckpointSubject
+from nsa_doctor.artifacts.data.sources import of_config
+from nsa_doctor.artifacts.judging import judge
+from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core import registry
+from nsa_doctor.core.check import Check, parse_manual
+from nsa_doctor.core.finding import Finding, Verdict
+from nsa_doctor.isolation.supervisor import Assignment, IsolatedLaboratory
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.testing.checkpoints import GATE, healthy, holding
+from nsa_doctor.testing.training_runs import trained
+from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.conftest import HERE
+
+KINDS = {code: entry.examines for code, entry in registry.entries().items()}
+CODES = [code for code, kind in KINDS.items() if kind == "module"]
+OF_CHECKPOINTS = [code for code, kind in KINDS.items() if kind == "checkpoint"]
+OF_RUNS = [code for code, kind in KINDS.items() if kind == "run"]
+LONG = ("DST102", "DST103", "DST104", "TRN403")  # two processes, or much waiting: on demand, as DST101 and TRN401 stay
+COMPUTED_AGAIN = ("TRN601",)  # asked for with an option
+OF_DATA = [code for code, kind in KINDS.items() if kind == "data"]
+IN_PROCESS = [code for code in CODES if not registry.load(code).isolate]
+ISOLATED = sorted(set(CODES) - set(IN_PROCESS))
+PLACED_AT_FORWARD = {"FWD102"}  # a wrong shape is placed where the module's forward is defined
+PLACED_WHERE_READ = {"ENV103"}  # a flag's line, whoever does not follow it
+WITHOUT_A_LINE = {"ENV102"}  # the machine is at fault, not the code
+ABOUT_TOKENS = {"GRD207", "DEC108", "DEC109"}
+ONLY_NOTES = {"FWD305"}  # what it sees is not wrong by itself
+_MOST_FINDINGS = 3
+
+
+def complaints(check: Check, subject: Subject) -> Iterator[str]:
+    """What is wrong with a check, seen on a subject that is healthy."""
+    healthy = run_check(check, subject)
+    if healthy.verdict is not Verdict.PASS:
+        yield f"{healthy.verdict} on the healthy subject: {healthy.reason or healthy.findings}"
+    sick = run_check(check, check.planted(subject))
+    if check.manual.code in ONLY_NOTES:
+        named = [note for note in sick.notes if Path(check.run.__code__.co_filename).name in note]
+        if healthy.notes or not named or sick.verdict is not Verdict.PASS:
+            yield f"{sick.verdict} with notes {sick.notes}; {healthy.notes} on the healthy subject"
+        return
+    if sick.verdict is not Verdict.FAIL:
+        yield f"{sick.verdict} on its own planted bug: {sick.reason}"
+    if len(sick.findings) > _MOST_FINDINGS:
+        yield f"{len(sick.findings)} findings for one planted bug"
+    for finding in sick.findings:
+        if finding.code != check.manual.code:
+            yield f"a finding bears the code {finding.code}"
+        if Path(finding.where.file).name != Path(check.run.__code__.co_filename).name and finding.code not in (
+            *PLACED_AT_FORWARD,
+            *PLACED_WHERE_READ,
+            *WITHOUT_A_LINE,
+        ):
+            yield f"the finding is placed at {finding.where}, not where the bug is planted"
+        if not re.match(r"nsa-doctor [a-z]", finding.repro):
+            yield f"the finding cannot be repeated by {finding.repro!r}"
+
+
+def told_of_a_file(code: str) -> Iterator[str]:
+    """What is wrong with a check of checkpoints, seen on two that are healthy and on the one that it plants."""
+    check = registry.load(code)
+    written = CheckpointSubject(name="step_1.safetensors", checkpoint=lambda: Reading(path=""), options=("it",))
+    moved = {
+        name: (shape, tuple(value * 1.01 + 0.01 for value in values)) for name, (shape, values) in healthy().items()
+    }
+    sound = judge(check, holding(written, healthy(), moved))
+    if sound.verdict is not Verdict.PASS:
+        yield f"{sound.verdict} on healthy checkpoints: {sound.reason or sound.findings}"
+    sick = judge(check, check.planted(written))
+    if (sick.verdict, len(sick.findings)) != (Verdict.FAIL, 1):
+        yield f"{sick.verdict} with {len(sick.findings)} findings on what it plants: {sick.reason}"
+    for finding in sick.findings:
+        if finding.code != code or finding.repro != "nsa-doctor gate-stats it":
+            yield f"the finding bears the code {finding.code} and is repeated by {finding.repro!r}"
+        if finding.where.module not in (GATE, f"{GATE}.fc2") and not code.startswith(("CKP101", "CKP102")):
+            yield f"the finding is placed at {finding.where}, not where the bug is planted"
+    others = [other for other in OF_CHECKPOINTS if other[:3] == "GAT" and other != code]
+    also = [other for other in others if judge(registry.load(other), check.planted(written)).findings]
+    if also:
+        yield f"{', '.join(also)} tell the same bug again"
+
+
+def step_down(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+    """A training step as it should be, for checks that need a loop."""
+    optimizer.zero_grad()
+    loss = module(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def likeliest(module: nn.Module, ids: Tensor, num_tokens: int) -> Tensor:
+    """Each row of `ids` and what follows it without chance."""
+    for _ in range(num_tokens):
+        ids = torch.cat((ids, module(ids[:, -1:]).argmax(-1)), dim=1)
+    return ids
+
+
+def drawn(module: nn.Module, ids: Tensor, temperature: float, seed: int) -> Tensor:
+    """Each row of `ids` and one token more, by chance."""
+    weights = (module(ids[:, -1]) / temperature).softmax(-1)
+    return torch.cat((ids, weights.multinomial(1, generator=torch.Generator().manual_seed(seed))), dim=1)
+
+
+def pairs_of_tokens() -> Subject:
+    """A model of which token follows which, and its loss, for checks that are about tokens alone."""
+    return Subject(
+        name="pairs",
+        build=lambda _seed: nn.Sequential(nn.Embedding(23, 8), nn.Linear(8, 23)),
+        forward=lambda module, ids: module(ids),
+        loss=lambda module, ids: cross_entropy(module(ids[:, :-1]).mT, ids[:, 1:]),
+        generate=likeliest,
+        draw=drawn,
+        input="tokens",
+        width=23,
+    )
+
+
+@pytest.mark.parametrize("code", IN_PROCESS)
+def test_a_check_finds_what_it_plants_and_nothing_else(code: str, small: Subject) -> None:
+    check = registry.load(code)
+    subject = replace(small, train_step=step_down) if "train_step" in check.needs else small
+    subject = pairs_of_tokens() if code in ABOUT_TOKENS else subject
+    assert list(complaints(check, subject)) == []
+
+
+@pytest.mark.parametrize("code", OF_CHECKPOINTS)
+def test_a_check_of_checkpoints_finds_what_it_plants_and_nothing_else(code: str) -> None:
+    assert list(told_of_a_file(code)) == []
+
+
+@pytest.fixture(scope="module")
+def healthy_run() -> RunSubject:
+    return trained(is_computed_again=True)
+
+
+@pytest.mark.parametrize(
+    "code", [pytest.param(code, marks=[pytest.mark.full] if code in LONG else []) for code in OF_RUNS]
+)
+def test_a_check_of_runs_finds_what_it_plants_and_nothing_else(code: str, healthy_run: RunSubject) -> None:
+    check = registry.load(code)
+    sound = judge(check, healthy_run)
+    assert (sound.verdict, sound.findings) in ((Verdict.PASS, ()), (Verdict.SKIP, ()))
+    sick = judge(check, check.planted(healthy_run))
+    assert (sick.verdict, len(sick.findings)) == (Verdict.FAIL, 1), sick.reason
+    again = "nsa-doctor watch it --recompute" if code in COMPUTED_AGAIN else "nsa-doctor watch it"
+    assert (sick.findings[0].code, sick.findings[0].repro) == (code, again)
+
+
+@pytest.mark.parametrize("code", OF_DATA)
+def test_a_check_of_data_finds_what_it_plants_and_nothing_else(code: str) -> None:
+    check, source = registry.load(code), replace(of_config(load_config(HERE / "small.yaml")), options=("it",))
+    sound = judge(check, source)
+    assert (sound.verdict, sound.findings, sound.notes) == (Verdict.PASS, (), ()), sound.reason
+    sick = judge(check, check.planted(source))
+    assert (sick.verdict, len(sick.findings)) == (Verdict.FAIL, 1), sick.reason
+    assert (sick.findings[0].code, sick.findings[0].repro) == (code, "nsa-doctor data it")
+    assert sick.findings[0].where.file
+
+
+def test_checks_of_another_kind_are_no_part_of_an_examination() -> None:
+    chosen = {entry.manual.code for entry in registry.select((), (), "full")}
+    of_files = {entry.manual.code for entry in registry.select((), (), "full", "checkpoint")}
+    assert (chosen, of_files) == (set(CODES), set(OF_CHECKPOINTS))
+    with pytest.raises(ValueError, match=r"CKP examines a checkpoint \(nsa-doctor gate-stats FILE\)"):
+        registry.select(("CKP",), (), "full")
+
+
+@pytest.mark.parametrize("code", ISOLATED)
+def test_an_isolated_check_finds_what_it_plants_and_nothing_else(code: str) -> None:
+    laboratory = IsolatedLaboratory(Assignment(config=str(HERE / "small.yaml")))
+    try:
+        assert laboratory.load() == []
+        assert laboratory.check(code, seconds=60).verdict is Verdict.PASS
+        sick = laboratory.check(code, seconds=1, planted=True)
+    finally:
+        laboratory.close()
+    assert sick.verdict is Verdict.TIMEOUT
+    assert Path(sick.findings[0].where.file).name.startswith(code.lower())
+    assert sick.findings[0].where.function == "never_advances"
+
+
+@pytest.mark.parametrize("path", registry.check_files(), ids=lambda path: path.stem)
+def test_a_check_has_the_shape_of_a_check(path: Path) -> None:
+    check = registry.load(path.stem[:6].upper())
+    manual = check.manual
+    assert path.stem == f"{manual.code.lower()}_{manual.name.replace('-', '_')}"
+    assert path.parent.name == manual.code[:3].lower()
+    assert not re.search(r"\b(not|never|no)-.*(good|fine|correct)\b", manual.name), "the name is the illness"
+    assert set(check.needs) <= set(Subject.__dataclass_fields__)
+    for part in (manual.detects, manual.matters, manual.fix):
+        assert part.endswith(".")
+
+
+def dummy(run, planted=lambda subject: subject) -> Check:
+    return Check(doc="NAN999 dummy\n\nDetects: a.\nMatters: b.\nFix: c.\n", run=run, planted=planted)
+
+
+def test_a_check_that_cannot_fail_is_a_defect(small: Subject) -> None:
+    assert any("PASS on its own planted bug" in told for told in complaints(dummy(lambda subject: iter(())), small))
+
+
+def test_a_check_that_always_fails_is_a_defect(small: Subject) -> None:
+    check = dummy(lambda subject: iter([Finding(message="always")]))
+    assert any("FAIL on the healthy subject" in told for told in complaints(check, small))
+
+
+def test_a_check_that_breaks_is_a_crash_and_not_a_fail(small: Subject) -> None:
+    def run(subject: Subject) -> Iterator[Finding]:
+        raise ZeroDivisionError("the doctor's own")
+        yield
+
+    result = run_check(dummy(run), small)
+    assert (result.verdict, result.reason) == (Verdict.CRASH, "ZeroDivisionError: the doctor's own")
+
+
+def test_a_subject_without_the_seam_is_skipped(small: Subject) -> None:
+    check = replace(dummy(lambda subject: iter(())), needs=("loss", "train_step"))
+    result = run_check(check, small)
+    assert result.verdict is Verdict.SKIP
+    assert result.reason.endswith("offers no loss and no train_step")
+
+
+@pytest.mark.parametrize(
+    "doc",
+    [
+        None,
+        "",
+        "NAN1 short",
+        "NAN101 Capital",
+        "NAN101 a\n\nDetects: x.",
+        "NAN101 a\n\nFix: x.\nMatters: y.\nDetects: z.",
+        "NAN101 a\n\nDetects: x.\nMatters: y.\nFix: z.\n\nExample: in words.",
+        "NAN101 a\n\nDetects: x.\nMatters: y.\nFix: z.\n\nExample:\n",
+    ],
+)
+def test_a_malformed_manual_is_refused(doc: str | None) -> None:
+    with pytest.raises(ValueError, match=r"docstring must"):
+        parse_manual(doc)
+
+
+def test_an_example_is_kept_as_it_was_written() -> None:
+    code = "    # faulty\n    if a:\n        b: int = 1\n\n    # correct\n"
+    manual = parse_manual(f"NAN101 a\n\nDetects: x.\nMatters: y.\nFix: z.\n\nExample:\n{code}")
+    assert (manual.fix, manual.example) == ("z.", "# faulty\nif a:\n    b: int = 1\n\n# correct")
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 51))])
+def test_healthy_nsa_is_silent_whatever_the_seed(seed: int, small: Subject) -> None:
+    subject = replace(small, seed=seed, max_length=32)
+    subject = replace(subject, train_step=step_down)
+    results = [run_check(registry.load(code), subject) for code in IN_PROCESS if code.startswith("NAN")]
+    assert [result.verdict for result in results] == [Verdict.PASS] * len(results)

@@ -1,0 +1,31 @@
+"""ENV103: a flag that sources read has to be followed, and one that none reads is nobody's."""
+
+import pytest
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Verdict
+from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.conftest import HERE, is_marked
+
+
+@pytest.fixture(autouse=True)
+def sick(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(HERE)
+    from sick import prefills
+
+    return prefills
+
+
+@pytest.mark.parametrize(("name", "told"), [("opposes", "does the opposite"), ("ignores", "has no effect")])
+def test_a_flag_that_is_not_followed_is_told_where_it_is_read(name, told, sick):
+    result = run_check(registry.load("ENV103"), getattr(sick, name)())
+    (finding,) = result.findings
+    assert told in finding.message
+    assert is_marked(finding.where.file, finding.where.line)
+
+
+@pytest.mark.parametrize(("name", "verdict"), [("obeys", Verdict.PASS), ("knows_no_flag", Verdict.SKIP)])
+def test_one_that_is_followed_or_unknown_is_no_finding(name, verdict, sick):
+    result = run_check(registry.load("ENV103"), getattr(sick, name)())
+    assert (result.verdict, result.findings) == (verdict, ())
+    assert result.is_required == (verdict is Verdict.PASS)

@@ -1,0 +1,54 @@
+"""What a seam does to the tensors it is handed: each one that is written over is named, and a copy is not."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+CHECK = registry.load("FWD208")
+
+
+def spoilt(subject: Subject, seam: str, position: int) -> Subject:
+    """The subject, that seam writing into one of its arguments, behind a view, before it is asked."""
+    own = getattr(subject, seam)
+
+    def sick(*given):
+        given[position].view(-1)[0] += 1
+        return own(*given)
+
+    return replace(subject, **{seam: sick})
+
+
+@pytest.mark.parametrize(
+    ("seam", "position", "told"),
+    [
+        ("forward", 1, "1 of 2144 values of the input are overwritten by add_ at S=67"),
+        ("packed", 1, "values of the input of packed are overwritten"),
+        ("select", 0, "values of importance of select are overwritten"),
+        ("attend", 1, "values of k of attend are overwritten"),
+    ],
+)
+def test_an_argument_that_is_written_over_is_named(small: Subject, seam: str, position: int, told: str) -> None:
+    result = run_check(CHECK, replace(spoilt(small, seam, position), profile="smoke"))
+    assert result.verdict is Verdict.FAIL
+    assert told in result.findings[0].message
+    assert result.findings[0].where.file == __file__
+
+
+def test_slots_that_a_conversion_does_not_copy_are_seen(small: Subject) -> None:
+    attend = small.attend
+    assert attend is not None
+    sick = replace(small, attend=lambda q, k, v, slots: attend(q, k, v, slots.to(torch.int64).clamp_(0)))
+    assert "of slots of attend" in run_check(CHECK, sick).findings[0].message
+    copied = replace(small, attend=lambda q, k, v, slots: attend(q, k, v, slots.clone().clamp_(-1)))
+    assert run_check(CHECK, copied).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_of_nsa_leave_what_they_are_given_alone(small: Subject, seed: int) -> None:
+    assert run_check(CHECK, replace(small, seed=seed)).verdict is Verdict.PASS

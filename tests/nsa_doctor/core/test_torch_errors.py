@@ -1,0 +1,49 @@
+"""The installed torch still says what its errors are known by."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.torch_errors import TorchError, error_evidence, error_kind
+
+
+def modifies_a_saved_tensor() -> None:
+    weights = torch.randn(3, requires_grad=True).sigmoid()
+    weights.mul_(2).sum().backward()
+
+
+def enters_a_freed_graph() -> None:
+    loss = torch.randn(3, requires_grad=True).square().sum()
+    loss.backward()
+    loss.backward()
+
+
+def normalises_one_value() -> None:
+    nn.BatchNorm1d(3)(torch.randn(1, 3))
+
+
+def asks_for_all_memory() -> None:
+    torch.empty(1 << 50)
+
+
+PROVOKED: dict[TorchError, Callable[[], None]] = {
+    TorchError.SAVED_TENSOR_MODIFIED: modifies_a_saved_tensor,
+    TorchError.GRAPH_FREED: enters_a_freed_graph,
+    TorchError.ONE_VALUE_PER_CHANNEL: normalises_one_value,
+    TorchError.HOST_MEMORY: asks_for_all_memory,
+}
+
+
+@pytest.mark.parametrize("kind", TorchError)
+def test_an_error_of_torch_is_known_by_what_it_says(kind: TorchError) -> None:
+    raised = attempt(PROVOKED[kind])
+    assert isinstance(raised, Caught)
+    assert error_kind(str(raised.error)) is kind
+    assert error_evidence(f"the subject raises {raised.sentence} in backward") == {"error": kind.value}
+
+
+def test_any_other_exception_is_no_evidence() -> None:
+    assert error_evidence("RuntimeError: shapes cannot be multiplied") == {}

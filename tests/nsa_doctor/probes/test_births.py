@@ -1,0 +1,122 @@
+"""The doctor names the module, the line and the operation where a non-finite value was born."""
+
+from collections.abc import Callable
+
+import pytest
+
+from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, Birth, Diagnosis, Point
+from nsa_doctor.probes.numerics.local import LocalLaboratory
+from tests.nsa_doctor.conftest import is_marked
+
+FORWARD = [  # name, operation, module, value
+    ("empty_row", "softmax", "part", "NaN"),
+    ("overflow", "exp", "part", "inf"),
+    ("log_of_zero", "log", "part", "inf"),
+    ("zero_divisor", "div", "part", "NaN"),
+    ("infinity_times_zero", "mul", "part", "NaN"),
+    ("mask_minus_mask", "sub", "part", "NaN"),
+    ("in_place", "div", "part", "NaN"),
+    ("indexed_write", "rsqrt", "part", "inf"),
+    ("half_overflow", "to_copy", "part", "inf"),
+    ("dropped_and_kept", "log", "part", "inf"),
+    ("constant", "tensor constant", "part", "NaN"),
+    ("fused_attention", "mul", "part", "inf"),
+    ("through_numpy", "write outside torch", "part", "NaN"),
+    ("fused_norm", "native_layer_norm", "part.norm", "NaN"),
+    ("called_directly", "native_layer_norm", "inner.part.norm", "NaN"),
+    ("sick_buffer", "log", "part", "inf"),
+    ("sick_parameter", "full", "part", "NaN"),
+    ("only_in_training", "rsqrt", "part", "inf"),
+    ("two_layers", "rsqrt", "0.part", "inf"),
+]
+BACKWARD = [
+    ("masked_root", "div in SqrtBackward0", "backward"),
+    ("masked_negative_root", "sqrt", "forward"),
+    ("norm_at_zero", "div in SqrtBackward0", "backward"),
+    ("power", "pow in PowBackward0", "backward"),
+    ("recomputed", "div in SqrtBackward0", "backward"),
+    ("custom", "div in _DoubledBackward", "backward"),
+]
+
+
+def only_birth(diagnosis: Diagnosis) -> Birth:
+    assert len(diagnosis.births) == 1, diagnosis
+    return diagnosis.births[0]
+
+
+@pytest.mark.parametrize(("name", "operation", "module", "value"), FORWARD, ids=[case[0] for case in FORWARD])
+def test_a_birth_in_the_forward_pass_is_named(
+    sick: Callable[[str], LocalLaboratory], name: str, operation: str, module: str, value: str
+) -> None:
+    laboratory = sick(f"forward:{name}")
+    assert laboratory.measure(Point(length=16)).is_bad(OUTPUT)
+    diagnosis = laboratory.diagnose(Point(length=16))
+    birth = only_birth(diagnosis)
+    assert (diagnosis.target, birth.operation, birth.place.module, birth.value) == (OUTPUT, operation, module, value)
+    assert is_marked(birth.place.file, birth.place.line)
+
+
+@pytest.mark.parametrize(("name", "operation", "phase"), BACKWARD, ids=[case[0] for case in BACKWARD])
+def test_a_birth_behind_a_finite_output_is_named(
+    sick: Callable[[str], LocalLaboratory], name: str, operation: str, phase: str
+) -> None:
+    laboratory = sick(f"backward:{name}")
+    measurement = laboratory.measure(Point(length=16))
+    assert not measurement.is_bad(OUTPUT)
+    assert measurement.is_bad(GRADIENTS)
+    diagnosis = laboratory.diagnose(Point(length=16))
+    birth = only_birth(diagnosis)
+    assert (diagnosis.target, birth.operation, birth.phase, birth.place.module) == (GRADIENTS, operation, phase, "part")
+    assert is_marked(birth.place.file, birth.place.line)
+
+
+def test_unwritten_memory_is_named_even_when_it_happens_to_hold_zeros(sick: Callable[[str], LocalLaboratory]) -> None:
+    birth = only_birth(sick("forward:unwritten").diagnose(Point(length=16)))
+    assert birth.operation == "empty_like"
+    assert is_marked(birth.place.file, birth.place.line)
+
+
+def test_two_bugs_give_two_births(sick: Callable[[str], LocalLaboratory]) -> None:
+    births = sick("forward:two_bugs").diagnose(Point(length=16)).births
+    assert [birth.operation for birth in births] == ["div", "log"]
+    assert all(is_marked(birth.place.file, birth.place.line) for birth in births)
+
+
+def test_a_bug_downstream_of_another_is_found_too(sick: Callable[[str], LocalLaboratory]) -> None:
+    births = sick("forward:two_in_a_row").diagnose(Point(length=16)).births
+    assert [birth.operation for birth in births] == ["div", "div"]
+    assert len({birth.place.line for birth in births}) == 2
+    assert all(is_marked(birth.place.file, birth.place.line) for birth in births)
+
+
+def test_what_only_the_cure_brings_about_is_no_birth(sick: Callable[[str], LocalLaboratory]) -> None:
+    assert only_birth(sick("forward:overflow_of_whole_rows").diagnose(Point(length=16))).operation == "exp"
+
+
+def test_one_infinity_behind_two_nans_gives_one_birth(sick: Callable[[str], LocalLaboratory]) -> None:
+    assert only_birth(sick("forward:one_infinity_two_nans").diagnose(Point(length=16))).operation == "exp"
+
+
+def test_the_mask_that_fed_an_empty_softmax_is_told(sick: Callable[[str], LocalLaboratory]) -> None:
+    birth = only_birth(sick("forward:empty_row").diagnose(Point(length=16)))
+    assert birth.detail.startswith("its input held inf from masked_fill at ")
+
+
+def test_a_buffer_that_carries_the_value_is_told(sick: Callable[[str], LocalLaboratory]) -> None:
+    birth = only_birth(sick("forward:sick_buffer").diagnose(Point(length=16)))
+    assert (birth.phase, birth.detail) == ("build", birth.detail)
+    assert "it came in through buffer part.decay" in birth.detail
+
+
+def test_nothing_is_found_in_a_healthy_module(sick: Callable[[str], LocalLaboratory]) -> None:
+    laboratory = sick("healthy:masked")
+    assert laboratory.measure(Point(length=16)).is_finite
+    assert laboratory.diagnose(Point(length=16)).births == ()
+
+
+def test_tracing_repeats_what_was_measured(sick: Callable[[str], LocalLaboratory]) -> None:
+    laboratory = sick("forward:empty_row")
+    before = laboratory.measure(Point(length=16))
+    laboratory.diagnose(Point(length=16))
+    after = laboratory.measure(Point(length=16))
+    assert before.censuses == after.censuses

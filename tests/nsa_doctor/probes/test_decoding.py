@@ -1,0 +1,88 @@
+"""Decoding: every illness of a cache is found in the module that has it, and healthy decoders are left alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+from tests.gallery.faulty.nsa_like import decoder
+
+CODES = [code for code in sorted(registry.manuals()) if code.startswith("DEC")]
+SICK = {
+    "positions restart": "DEC101",
+    "window off by one": "DEC101",
+    "reads ahead": "DEC101",
+    "chunk sees itself whole": "DEC102",
+    "memory kept": "DEC105",
+    "prompt reversed": "DEC106",
+    "rows mix": "DEC107",
+    "answers in the cache": "DEC107",
+}
+IN_THE_ATTENTION = {"positions restart", "window off by one", "reads ahead", "chunk sees itself whole"}
+
+
+@pytest.mark.parametrize(("illness", "code"), SICK.items(), ids=lambda value: value.replace(" ", "-"))
+def test_an_illness_of_the_cache_is_found(illness: str, code: str) -> None:
+    result = run_check(registry.load(code), decoder(illness))
+    assert result.verdict is Verdict.FAIL, result.reason
+    if illness in IN_THE_ATTENTION:
+        assert result.findings[0].where.module == "attention"
+        assert result.findings[0].where.module_class == "CachedAttention"
+
+
+def test_memory_that_holds_no_token_is_seen_to_be_read() -> None:
+    result = run_check(registry.load("DEC103"), decoder("reads ahead"))
+    assert result.verdict is Verdict.FAIL
+    assert "3000 in memory of the cache" in result.findings[0].message
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_healthy_decoder_is_left_alone(code: str) -> None:
+    result = run_check(registry.load(code), decoder())
+    assert result.verdict in (Verdict.PASS, Verdict.SKIP), result.findings
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 10)])
+def test_nsa_decodes_right_whatever_the_seed(seed: int, small: Subject) -> None:
+    subject = replace(small, seed=seed, max_length=40)
+    found = {code: run_check(registry.load(code), subject) for code in CODES}
+    assert {code: result.findings for code, result in found.items() if result.verdict is not Verdict.PASS} == {}
+
+
+def test_steps_that_answer_for_the_last_token_alone_are_compared_there() -> None:
+    def last_alone(module, x):
+        output, cache = healthy.prefill(module, x)
+        return output[:, -1:], cache
+
+    healthy = decoder()
+    assert run_check(registry.load("DEC106"), replace(healthy, prefill=last_alone)).verdict is Verdict.PASS
+    sick = replace(healthy, prefill=lambda module, x: (lambda out, cache: (2 * out, cache))(*last_alone(module, x)))
+    assert run_check(registry.load("DEC106"), sick).verdict is Verdict.FAIL
+
+
+def test_a_cache_that_holds_zeros_by_nan_alone_is_a_note() -> None:
+    healthy = decoder()
+
+    def masked(module, x, cache):
+        output, cache = healthy.step(module, x, cache)
+        unwritten = cache["memory"][:, :, cache["length"] :]
+        return output + (unwritten * 0).sum(), cache
+
+    result = run_check(registry.load("DEC103"), replace(healthy, step=masked))
+    assert result.verdict is Verdict.PASS
+    assert "NaN in memory" in result.notes[0]
+
+
+def test_a_cache_that_works_in_one_dtype_alone_is_examined_in_it() -> None:
+    healthy = decoder()
+
+    def narrow(module, x, cache):
+        if x.dtype != torch.float32:
+            raise TypeError("this cache holds float32")
+        return healthy.step(module, x, cache)
+
+    assert run_check(registry.load("DEC101"), replace(healthy, step=narrow)).verdict is Verdict.PASS

@@ -1,0 +1,147 @@
+"""Gradients that are not the derivative are found at the call at fault, those meant so are noted, right ones pass."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nsa_doctor.adapters.load import SubjectRequest, load_subject
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.probes.gradients.derivative import Agreement, compare
+from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.conftest import HERE, is_marked
+
+IN_PART = (
+    *("scaled", "missing_term", "detached_weights", "data_of_a_gate", "branch_without_grad", "item", "silent_write"),
+    *("future_gradient", "rewrapped", "one_of_two_uses", "wrong_axis", "forgets_the_mask", "training_alone"),
+    *("wrong_embedding", "hooked"),
+)
+RIGHT = (
+    *("custom_softmax", "stable_softmax", "top_two", "float32_norm", "fused", "recomputed", "row_by_row", "tied"),
+    *("torch_layer", "normed", "relu"),
+)
+ON_PURPOSE = (
+    *("straight_through", "rounded", "hard_choice", "reversed_gradient", "shrunk", "auxiliary", "frozen_branch"),
+    *("ternary", "eight_bits"),
+)
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch):
+    """`examined("GRD101", "gradients:scaled")` is the result of that check on that module of the folder `sick`."""
+    monkeypatch.syspath_prepend(HERE)
+
+    def examine(code: str, name: str, **options) -> Result:
+        subject = load_subject(SubjectRequest(spec=f"sick.{name}", lengths=(16,)))
+        return run_check(registry.load(code), replace(subject, **options))
+
+    return examine
+
+
+@pytest.mark.parametrize("name", IN_PART)
+def test_the_call_at_which_a_gradient_goes_wrong_is_named(name: str, examined) -> None:
+    result = examined("GRD101", f"gradients:{name}")
+    assert result.verdict is Verdict.FAIL
+    where = result.findings[0].where
+    assert where.module == "part"
+    assert is_marked(where.file, where.line), where
+
+
+@pytest.mark.parametrize(
+    "name", [*RIGHT, pytest.param("recomputed_reentrant", marks=pytest.mark.filterwarnings("ignore"))]
+)
+def test_a_right_gradient_raises_neither_finding_nor_note(name: str, examined) -> None:
+    result = examined("GRD101", f"gradients_healthy:{name}")
+    assert (result.verdict, result.notes) == (Verdict.PASS, ())
+
+
+@pytest.mark.parametrize("name", ON_PURPOSE)
+def test_a_gradient_that_is_other_on_purpose_is_a_note(name: str, examined) -> None:
+    result = examined("GRD101", f"gradients_healthy:{name}")
+    assert result.verdict is Verdict.PASS
+    assert len(result.notes) == 1
+    assert "gradients_healthy.py" in result.notes[0]
+
+
+def test_a_write_through_numpy_is_found_where_the_tensor_left_the_graph(examined) -> None:
+    where = examined("GRD101", "gradients:silent_numpy").findings[0].where
+    assert is_marked(where.file, where.line), where
+
+
+def test_training_mode_is_left_out_where_the_subject_has_none(examined) -> None:
+    assert examined("GRD101", "gradients:training_alone", modes=("eval", "no_grad")).verdict is Verdict.PASS
+
+
+def test_half_precision_alone_leaves_nothing_to_compare(examined) -> None:
+    result = examined("GRD101", "unusual:in_bfloat16")
+    assert (result.verdict, "bfloat16" in result.reason) == (Verdict.SKIP, True)
+
+
+@pytest.mark.parametrize("name", ["forgetful", "counting"])
+def test_a_backward_that_remembers_is_named(name: str, examined) -> None:
+    finding = examined("GRD102", f"gradients:{name}").findings[0]
+    assert finding.where.module == "part"
+    assert is_marked(finding.where.file, finding.where.line)
+
+
+@pytest.mark.parametrize("name", ["recomputed", "relu", "tied", "custom_softmax"])
+def test_gradients_that_repeat_pass(name: str, examined) -> None:
+    assert examined("GRD102", f"gradients_healthy:{name}").verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("name", ["future_gradient", "forgets_the_mask"])
+def test_a_gradient_that_reaches_the_future_is_named(name: str, examined) -> None:
+    finding = examined("GRD103", f"gradients:{name}").findings[0]
+    assert finding.where.module == "part"
+    assert is_marked(finding.where.file, finding.where.line)
+
+
+@pytest.mark.parametrize("name", ["healthy:causal", "healthy:token_model", "gradients_healthy:fused", "gradients:item"])
+def test_a_gradient_that_stays_behind_passes(name: str, examined) -> None:
+    assert examined("GRD103", name).verdict is Verdict.PASS
+
+
+def slope_of(function, autograd: float, at: float = 0.0):
+    shifted = lambda step: function(torch.tensor([at + step], dtype=torch.float64))  # noqa: E731
+    return compare(shifted, shifted(0.0), torch.ones(1, dtype=torch.float64), [autograd], torch.float64)
+
+
+def test_a_jump_within_the_step_is_no_finding() -> None:
+    assert slope_of(lambda x: x + (x > 3e-8) * 1e-3, 1.0).agreement is not Agreement.DIFFERS
+
+
+def test_a_kink_right_at_the_point_is_no_finding() -> None:
+    assert slope_of(torch.relu, 0.0).agreement is not Agreement.DIFFERS
+
+
+def test_float32_inside_is_no_finding() -> None:
+    assert slope_of(lambda x: x.float().exp().double(), 1.0).agreement is Agreement.AGREES
+
+
+def test_a_wrong_slope_is_a_finding() -> None:
+    assert slope_of(torch.exp, 0.999).agreement is Agreement.DIFFERS
+
+
+@pytest.mark.parametrize("name", ["running_mean", "running_mean_inside", "denominator"])
+def test_sums_kept_in_half_precision_are_found_in_their_module(name: str, examined) -> None:
+    result = examined("FWD304", f"precisions:{name}")
+    assert [finding.where.module for finding in result.findings] == ["part"]
+
+
+@pytest.mark.parametrize("name", ["variance", "variance_in_half"])
+def test_squares_that_cancel_are_found(name: str, examined) -> None:
+    finding = examined("FWD304", f"precisions:{name}").findings[0]
+    assert (finding.where.module_class, "input around" in finding.message) == ("_Bare", True)
+
+
+@pytest.mark.parametrize("name", ["fused", "written_out", "normed", "recurrent", "in_half_by_design"])
+def test_half_precision_that_keeps_to_its_budget_passes(name: str, examined) -> None:
+    assert examined("FWD304", f"precisions:{name}").verdict is Verdict.PASS
+
+
+def test_a_float32_norm_inside_float64_is_a_note_with_its_line(examined) -> None:
+    result = examined("FWD305", "gradients_healthy:float32_norm")
+    assert result.verdict is Verdict.PASS
+    assert "gradients_healthy.py" in result.notes[0]
+    assert examined("FWD305", "healthy:causal").notes == ()
