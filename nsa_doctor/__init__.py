@@ -1,1 +1,36 @@
-"""The doctor: examines sparse-attention code and says what is wrong, where, and what to do about it."""
+"""The doctor: examines sparse-attention code and says what is wrong, where, and what to do about it.
+
+The names below are for authors of adapters and of checks; each is imported when it is asked for, so that the command
+line starts without torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from nsa_doctor.core.former_paths import keep_former_paths
+
+if TYPE_CHECKING:
+    from nsa_doctor.adapters.adapter import Adapter
+    from nsa_doctor.core.check import Check
+    from nsa_doctor.core.finding import Decision, Finding, Note, Report, Result, Verdict
+    from nsa_doctor.core.measurement import Place
+    from nsa_doctor.subject.contract import Subject
+
+__all__ = ["Adapter", "Check", "Decision", "Finding", "Note", "Place", "Report", "Result", "Subject", "Verdict"]
+
+_HOMES = {
+    "nsa_doctor.adapters.adapter": ("Adapter",),
+    "nsa_doctor.core.check": ("Check",),
+    "nsa_doctor.core.finding": ("Decision", "Finding", "Note", "Report", "Result", "Verdict"),
+    "nsa_doctor.core.measurement": ("Place",),
+    "nsa_doctor.subject.contract": ("Subject",),
+}
+
+keep_former_paths()  # such as nsa_doctor.adapter
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,8 +6,8 @@ Symptom: once nsa-doctor was called from pytest or a notebook, Ctrl-C, SIGTERM a
 Cause: a report is written with signals ignored, so that it is written whole, and nothing put them back: the command
     line ends there. A signal that is ignored is inherited by child processes, and signals can be set in the main
     thread alone. Established by asking both, this process and a child of it, after each command. Now
-    nsa_doctor.cli.main.serve puts back what it found; the command `nsa-doctor` itself goes on ignoring them until it has
-    exited.
+    nsa_doctor.cli.main.serve puts back what it found; the command `nsa-doctor` itself goes on ignoring them until it
+    has exited.
 Check: none. The bug is the doctor's own; what it examines cannot show it.
 """
 

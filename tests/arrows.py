@@ -1,4 +1,4 @@
-"""The arrows CONTRIBUTING.md draws between our modules, and the imports that break them."""
+"""The arrows between our modules, as CONTRIBUTING draws them, and the imports that break them."""
 
 import ast
 import re
@@ -56,15 +56,50 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.train": ("nsa.train.*", "nsa.data", "nsa.data.*", "nsa", *MODEL),
     "nsa.train.*": ("nsa.train.*", "nsa.data", "nsa.data.*", "nsa", *MODEL),
 }
-TORCH_IN_THE_DOCTOR = tuple(
-    f"nsa_doctor.{name}"
-    for name in ("adapter", "subject", "subjects*", "probes*", "checks*", "bench", "fuzz.properties*")
-    for name in ("adapter", "subject", "subjects*", "probes*", "checks*", "bench", "fuzz.properties*")
+# Room of the doctor: the rooms it may import, at once or late. There is no circle, as TopologicalSorter would say.
+PROBES = ("probes.tensors", "probes.hooks", "probes.model", "probes.numerics")
+ARTIFACTS = ("artifacts", "artifacts.checkpoint", "artifacts.data", "artifacts.training_run")
+ROOMS: dict[str, tuple[str, ...]] = {
+    "core": (),
+    "subject": ("core",),
+    "isolation": ("core",),
+    "render": ("core",),
+    "engine": ("core", "isolation"),
+    "probes": (),
+    "probes.tensors": ("core", "subject"),
+    "probes.hooks": ("core", "isolation", "subject", *PROBES[:1]),
+    "probes.model": ("core", "subject", *PROBES[:2]),
+    "probes.numerics": ("core", "subject", *PROBES[:3]),
+    "probes.attention": ("core", "subject", *PROBES),
+    "probes.gradients": ("core", "subject", *PROBES),
+    "probes.cost": ("core", "subject", *PROBES),
+    "adapters": ("core", "subject", "probes.model", "probes.attention"),
+    "artifacts": ("core",),
+    "artifacts.checkpoint": ("core", "isolation", "artifacts"),
+    "artifacts.data": ("core", "isolation", "artifacts", "adapters", "probes.model"),
+    "artifacts.training_run": ("core", "isolation", "artifacts"),
+    "testing": ("core", "isolation", *ARTIFACTS),
+    "fuzz": ("core", "isolation", "subject", "engine", "adapters", *PROBES),
+    "checks": (*("core", "subject", "engine", "fuzz", "testing", *ARTIFACTS), "probes.*"),
+    "worker": (*("core", "isolation", "subject", "adapters", "fuzz", *ARTIFACTS), "probes.*"),
+    "policy": ("core", "isolation", "engine", *ARTIFACTS),
+    "cases": ("core", "isolation", "render", "probes.model"),
+    "cli": ("core", "isolation", "engine", "policy", "render", "fuzz", "cases", *ARTIFACTS),
+    "pytest": ("core", "isolation", "subject", "engine", "adapters", "worker", "cli", "probes.*"),
+    "": ("core", "cli", "adapters", "subject"),  # the entry point, and the public names
+}
+TORCH_IN_THE_DOCTOR = (
+    *("nsa_doctor", "nsa_doctor.adapters*", "nsa_doctor.subject*", "nsa_doctor.probes*", "nsa_doctor.checks*"),
+    *(
+        "nsa_doctor.testing*",
+        "nsa_doctor.fuzz.properties*",
+        "nsa_doctor.worker.handlers",
+        "nsa_doctor.worker.run_check",
+    ),
+    "nsa_doctor.artifacts.training_run.replay_*",
 )
 PLUGIN_OF_PYTEST = (
-    "nsa_doctor.pytest.plugin",
-    "nsa_doctor.pytest.items",
-    "nsa_doctor.pytest.benchmarks.*",
+    "nsa_doctor.pytest.*",
     "regressions.test_cases",
 )  # loaded by pytest alone
 # Distribution: the name it is imported by, where the two differ.
@@ -132,7 +167,9 @@ def objection(found: Import, declared: set[str]) -> str | None:
     if target in (*PACKAGES, "tests"):
         if target not in PACKAGES[package]:
             return f"{package} may not import {target}"
-        return layer_objection(found) if package == "nsa" else None
+        if package == "nsa":
+            return layer_objection(found)
+        return room_objection(found) if package == target == "nsa_doctor" else None
     if target == "pytest" and fits(found.module, PLUGIN_OF_PYTEST):
         return None
     if target == "triton" and fits(found.module, KERNELS):
@@ -153,6 +190,22 @@ def layer_objection(found: Import) -> str | None:
     if is_own_part or fits(found.target, LAYERS[layer]):
         return None
     return f"{found.module} may not import {found.target}"
+
+
+def room_objection(found: Import) -> str | None:
+    here, there = room(found.module), room(found.target)
+    if here is None:
+        return f"{found.module} has no place among the rooms"
+    if here == there or fits(there or "", ROOMS[here]):
+        return None
+    return f"{found.module} may not import {found.target}"
+
+
+def room(module: str) -> str | None:
+    """The room a module of the doctor lies in, the longest name that fits; None for one that the table lacks."""
+    parts = module.split(".")[1:]
+    names = (".".join(parts[:length]) for length in (2, 1, 0))
+    return next((name for name in names if name in ROOMS and (name or len(parts) <= 1)), None)
 
 
 def fits_layer(module: str, pattern: str) -> bool:

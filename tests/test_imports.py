@@ -1,17 +1,35 @@
-"""No import breaks an arrow of CONTRIBUTING.md, and every broken arrow would be found."""
+"""No import breaks an arrow, and every broken arrow would be found."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from tests.arrows import modules, read_imports, wrong_arrows
+from tests.arrows import ROOMS, fits, modules, read_imports, wrong_arrows
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_no_import_breaks_a_rule() -> None:
     assert wrong_arrows(ROOT) == []
+
+
+def test_no_room_leads_back_to_itself() -> None:
+    arrows = {room: {other for other in ROOMS if fits(other, allowed)} for room, allowed in ROOMS.items()}
+    assert len(list(TopologicalSorter(arrows).static_order())) == len(ROOMS)  # raises CycleError
+
+
+def test_the_doctor_is_seen_at_a_glance() -> None:
+    visible = [path for path in (ROOT / "nsa_doctor").iterdir() if path.name != "__pycache__"]
+    assert sorted(path.name for path in visible if path.is_file()) == ["__init__.py", "__main__.py"]
+    rooms = [path for path in visible if path.is_dir()]
+    assert len(rooms) <= 16
+    for room in rooms:
+        docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
+        assert docstring, room
+        assert docstring.count(". ") == 0, room
+        assert docstring.endswith("."), room
 
 
 def test_the_imports_are_read() -> None:
@@ -38,8 +56,9 @@ HEALTHY = {
     "nsa/train/loop.py": "from nsa.nn.gate import x\nfrom nsa.data.text import x\n",
     "nsa/data/text.py": "import yaml\n",
     "nsa_doctor/__init__.py": "",
-    "nsa_doctor/cli/main.py": "from nsa_doctor import registry\ndef f() -> None:\n    import nsa_doctor.subject.contract\n",
-    "nsa_doctor/core/registry.py": "if TYPE_CHECKING:\n    from nsa_doctor.subject.contract import x\n",
+    "nsa_doctor/cli/main.py": "from nsa_doctor.core import registry\ndef f() -> None:\n    import nsa_doctor.policy.go\n",
+    "nsa_doctor/core/registry.py": "import json\n",
+    "nsa_doctor/policy/go.py": "",
     "nsa_doctor/subject/contract.py": "import torch\nimport nsa\n",
     "regressions/r001_hang.py": "from nsa_doctor.subject.contract import x\n",
 }
@@ -97,8 +116,18 @@ SICK = {  # what is added to the healthy tree, and what must be said of it
     ),
     "heavy-start": (
         "nsa_doctor/core/registry.py",
-        "import nsa_doctor.subject.contract",
-        "nsa-doctor imports torch at its start: nsa_doctor.cli.main -> nsa_doctor.core.registry -> nsa_doctor.subject.contract",
+        "import nsa",
+        "nsa-doctor imports nsa at its start: nsa_doctor.cli.main -> nsa_doctor.core.registry",
+    ),
+    "room": (
+        "nsa_doctor/core/registry.py",
+        "def f():\n    import nsa_doctor.policy.verdict",
+        "nsa_doctor.core.registry may not import nsa_doctor.policy.verdict",
+    ),
+    "no-room": (
+        "nsa_doctor/attic/stray.py",
+        "import nsa_doctor.core.registry",
+        "nsa_doctor.attic.stray has no place among the rooms",
     ),
 }
 

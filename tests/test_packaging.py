@@ -58,7 +58,7 @@ def test_the_wheel_holds_every_module_and_configuration_and_nothing_else(wheel: 
     modules = {str(path.relative_to(ROOT)) for name in packages for path in (ROOT / name).rglob("*.py")}
     schemas = {"nsa_doctor/render/report.schema.json"}
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "nsa_doctor" / "render" / "page").iterdir()}
-    pages |= {"nsa_doctor/score.json", "regressions/README.md"}
+    pages |= {"nsa_doctor/render/score.json", "regressions/README.md"}
     configs = {f"nsa/configs/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs").rglob("*.yaml")}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}

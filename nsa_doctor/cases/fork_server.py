@@ -4,7 +4,6 @@ It runs no operation of torch, so that what it forks has no threads or locks of 
 forked, or not be given files, each case starts an interpreter of its own; it ends in the same ways, and takes longer.
 """
 
-import ctypes
 import gc
 import importlib
 import json
@@ -20,7 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from nsa_doctor.isolation.orphans import end_with_parent
+from nsa_doctor.isolation.openmp import keep_to_one_thread
+from nsa_doctor.isolation.orphans import die_with
 from nsa_doctor.isolation.start import Children
 from nsa_doctor.isolation.worker_process import STARTUP_SECONDS
 
@@ -81,20 +81,6 @@ class Starter:
         if self._control is None:
             return _Fresh(words, errors)
         return _Forked(self._control, words, errors)
-
-
-def keep_to_one_thread() -> None:
-    """Before torch is loaded: as many cases as cores are at work. What a user said of threads stays."""
-    setenv = getattr(ctypes.CDLL(None), "setenv", None)
-    if setenv is not None:
-        setenv(b"OMP_NUM_THREADS", b"1", 0)
-
-
-def die_with(parent: int) -> None:
-    """In a process forked from this one: the kernel, where it can be asked, ends it when that one ends."""
-    end_with_parent()
-    if os.getppid() != parent:  # it ended before the kernel was asked
-        os._exit(1)
 
 
 class _Fresh:

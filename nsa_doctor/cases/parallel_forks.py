@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from nsa_doctor.cases.fork_server import die_with
 from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.isolation.orphans import die_with
 
 
 def side_by_side(calls: Sequence[Callable[[], Any]], at_a_time: int) -> list[Any]:

@@ -3,6 +3,7 @@
 import importlib
 import io
 import json
+import pkgutil
 import sys
 import tempfile
 import time
@@ -13,12 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nsa_doctor.cases.fork_server import keep_to_one_thread
 from nsa_doctor.cases.parallel_forks import side_by_side
 from nsa_doctor.cases.record import Case, NotForThisMachineError, Outcome, Plant, Sight, Status
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.reproduce import reproduce
+from nsa_doctor.isolation.openmp import keep_to_one_thread
 
+_COMMAND = (
+    "nsa_doctor.cli.main:serve"  # by name, as a shell would: the command line runs cases, and cases the command line
+)
 _NO_ASSERTIONS = "Python drops the assertions that say whether a bug is back: unset PYTHONOPTIMIZE"
 
 
@@ -82,7 +86,6 @@ def _ended(name: str, case: Case, status: Status, reason: str, sights: tuple[Sig
 
 def _sight(plant: Plant) -> Sight:
     """What the command line makes of one plant, through the entry that a user has."""
-    from nsa_doctor.cli.main import serve
     from nsa_doctor.render.reading import read_report
 
     with tempfile.TemporaryDirectory(prefix="nsa-doctor-") as place:
@@ -96,7 +99,7 @@ def _sight(plant: Plant) -> Sight:
         report_file = Path(place) / "report.json"
         errors = io.StringIO()
         with redirect_stdout(io.StringIO()), redirect_stderr(errors):
-            code = serve([*words, "--quiet", *_written_to(words[0], report_file)])
+            code = pkgutil.resolve_name(_COMMAND)([*words, "--quiet", *_written_to(words[0], report_file)])
         command = reproduce(words[0], words[1:]).replace(str(folder), "FOLDER")
         if not report_file.exists():
             told = errors.getvalue().strip()

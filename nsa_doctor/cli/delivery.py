@@ -7,9 +7,9 @@ from typing import Self
 
 from nsa_doctor.cli import options
 from nsa_doctor.core import signals
+from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.finding import Report
 from nsa_doctor.core.writing import CannotWriteError, check_writable, is_terminal, say, write_whole
-from nsa_doctor.isolation.supervisor import UsageError
 
 ENDED_EARLY = -1  # the report was delivered, and the exit code is the signal's
 

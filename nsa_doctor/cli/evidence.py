@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsa_doctor.cli import options
+from nsa_doctor.core.errors import UsageError
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.reproduce import SECONDS
-from nsa_doctor.isolation.supervisor import Assignment, UsageError
 
 if TYPE_CHECKING:
     from nsa_doctor.artifacts.checkpoint.gate_stats import GateStatsRequest

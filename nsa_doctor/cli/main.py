@@ -5,7 +5,6 @@ from typing import NoReturn, Protocol, runtime_checkable
 
 import typer
 
-from nsa_doctor.cli import options
 from nsa_doctor.cli.commands.anomaly import anomaly
 from nsa_doctor.cli.commands.data import data
 from nsa_doctor.cli.commands.env import env
@@ -24,11 +23,10 @@ from nsa_doctor.cli.commands.watch import watch
 from nsa_doctor.cli.delivery import ENDED_EARLY
 from nsa_doctor.core import signals
 from nsa_doctor.core.check_file import CheckFileError
-from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.errors import Caught, DoctorBrokeError, OptionError, UsageError, attempt
 from nsa_doctor.core.finding import ExitCode
 from nsa_doctor.core.text import escaped
 from nsa_doctor.core.writing import CannotWriteError, say
-from nsa_doctor.isolation.supervisor import DoctorBrokeError, UsageError
 
 
 @runtime_checkable
@@ -93,7 +91,7 @@ def _served(arguments: list[str]) -> int:
         say(getattr(error, "traceback", "") or answer.traceback, sys.stderr)
     if isinstance(error, _Refusal):
         return _complain(" ".join(error.format_message().split()), ExitCode.USAGE)
-    if isinstance(error, (UsageError, options.OptionError, CheckFileError)):
+    if isinstance(error, (UsageError, OptionError, CheckFileError)):
         return _complain(str(error), ExitCode.USAGE)
     if isinstance(error, CannotWriteError):
         return _complain(str(error), ExitCode.BROKEN)

@@ -11,14 +11,16 @@ from typing import cast
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import PROFILES, Profile
+from nsa_doctor.core.errors import OptionError
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.lengths import parse_lengths
 from nsa_doctor.core.measurement import DTYPES, VALUES
-from nsa_doctor.core.nearest import nearest
+from nsa_doctor.core.nearest import one_of
+from nsa_doctor.core.registry import prefixes
 from nsa_doctor.engine.floors import FloorsError, load_floors
 from nsa_doctor.engine.run import RunRequest
 from nsa_doctor.engine.sweep import SweepRequest
 from nsa_doctor.engine.throughput import ThroughputRequest
-from nsa_doctor.isolation.supervisor import Assignment
 from nsa_doctor.render.formats import FORMATS, format_of
 
 _LARGEST_SEED = 2**32 - 1
@@ -29,10 +31,6 @@ _USUAL_JOBS = 4
 _LENGTHS_TO_ASK_AT = (64, 16)
 _ENTRY_POINTS = "nsa_doctor.subjects"
 _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-
-class OptionError(ValueError):
-    """An option has a value it cannot have; one sentence names the option, the value and what is allowed."""
 
 
 def examined(
@@ -164,21 +162,6 @@ def report_format(
     if form is None:
         return (format_of(output) if output is not None else None) or "terminal"
     return one_of(option, form, allowed)
-
-
-def one_of(option: str, word: str, allowed: Sequence[str]) -> str:
-    """Check a word that is one of few; raises OptionError."""
-    if word in allowed:
-        return word
-    raise OptionError(f"{option} cannot be {word!r}: {nearest(word, allowed)}")
-
-
-def prefixes(option: str, text: str | None) -> tuple[str, ...]:
-    """Codes or their beginnings, as `FWD,NAN`."""
-    words = tuple(dict.fromkeys(word.strip().upper() for word in (text or "").split(",") if word.strip()))
-    if text is not None and not words:
-        raise OptionError(f"{option} must name codes or families, such as FWD,NAN, got {text!r}")
-    return words
 
 
 def _several(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:

@@ -54,3 +54,19 @@ def attempt(call: Callable[[], _Answer]) -> _Answer | Caught:
         return call()
     except BaseException as error:  # noqa: BLE001 (the one place that does)
         return Caught(error)
+
+
+class UsageError(ValueError):
+    """The request cannot be served; one sentence says what would be right."""
+
+
+class DoctorBrokeError(Exception):
+    """The doctor's own code failed in the child."""
+
+    def __init__(self, sentence: str, traceback: str) -> None:
+        super().__init__(sentence)
+        self.traceback = traceback
+
+
+class OptionError(ValueError):
+    """An option has a value it cannot have; one sentence names the option, the value and what is allowed."""

@@ -7,8 +7,9 @@ import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
-from pathlib import Path
 from types import CodeType, TracebackType
+
+from nsa_doctor.core.package import PACKAGE_ROOT, own_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +35,11 @@ class FrameFilter:
     _torch: tuple[str, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        doctor = Path(__file__).parent
-        object.__setattr__(self, "_checks", f"{doctor / 'checks'}/")
+        object.__setattr__(self, "_checks", f"{PACKAGE_ROOT / 'checks'}/")
         own = [*_folders(("nsa", *self.packages)), self._checks]
         torch = _folders(("torch",))
         paths = sysconfig.get_paths()
-        machinery = [paths["stdlib"] + "/", paths["platstdlib"] + "/", f"{doctor}/"]
+        machinery = [paths["stdlib"] + "/", paths["platstdlib"] + "/", f"{PACKAGE_ROOT}/"]
         object.__setattr__(self, "_own", tuple(own))
         object.__setattr__(self, "_torch", tuple(torch))
         object.__setattr__(self, "_machinery", tuple(machinery))
@@ -109,7 +109,7 @@ def top_package(spec: str | None) -> tuple[str, ...]:
     return () if spec is None else (spec.partition(":")[0].partition(".")[0],)
 
 
-_FORK = str(Path(__file__).with_name("forked.py"))
+_FORK = own_file("isolation", "forked.py")
 _GENERATED = re.compile(r"/torchinductor_[^/]*/")  # what torch.compile wrote
 _WRAPPERS = re.compile(r"-packages/(?:jaxtyping|beartype|numpy|einops|pluggy|_pytest|typeguard)/")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)

@@ -4,6 +4,8 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 
+from nsa_doctor.core.errors import OptionError
+
 _LIKENESS = 0.7  # below it, words are other words: "tpu" is no slip for "cpu", nor "uniform" for "normal"
 _SHORTEST_BEGINNING = 3
 _OTHER_NAMES: Mapping[str, str] = {
@@ -48,3 +50,10 @@ def _meant(word: str, allowed: Sequence[str]) -> str | None:
 
 def _digits(word: str) -> str:
     return re.sub(r"\D", "", word)
+
+
+def one_of(option: str, word: str, allowed: Sequence[str]) -> str:
+    """Check a word that is one of few; raises OptionError."""
+    if word in allowed:
+        return word
+    raise OptionError(f"{option} cannot be {word!r}: {nearest(word, allowed)}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nsa_doctor.core.check import PROFILES, Check, Command, Kind, Manual, Profile, usual_priority
 from nsa_doctor.core.check_file import CheckFileError, docstring_of, read_check_file
-from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.errors import Caught, OptionError, attempt
 from nsa_doctor.core.facts import Fact, Violation
 from nsa_doctor.core.torch_errors import TorchError
 
@@ -204,3 +204,11 @@ def _read(module: str, path: Path) -> Entry:
     manual, declared = read_check_file(path)
     declared.setdefault("priority", usual_priority(manual.code))
     return Entry(manual=manual, path=path, module=module, **declared)
+
+
+def prefixes(option: str, text: str | None) -> tuple[str, ...]:
+    """Codes or their beginnings, as `FWD,NAN`."""
+    words = tuple(dict.fromkeys(word.strip().upper() for word in (text or "").split(",") if word.strip()))
+    if text is not None and not words:
+        raise OptionError(f"{option} must name codes or families, such as FWD,NAN, got {text!r}")
+    return words

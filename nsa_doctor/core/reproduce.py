@@ -4,13 +4,10 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self
 
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.measurement import Point
-
-if TYPE_CHECKING:
-    from nsa_doctor.isolation.supervisor import Assignment
-    from nsa_doctor.subject.contract import Subject
 
 SECONDS: Mapping[str, float] = {  # --timeout of each command where none is given
     "anomaly": 60.0,
@@ -45,6 +42,25 @@ def arguments(places: Sequence[str], options: Sequence[str] = ()) -> tuple[str, 
     return (*places, *options)
 
 
+class Examined(Protocol):
+    """What a line says of a `Subject`."""
+
+    @property
+    def options(self) -> tuple[str, ...]: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def profile(self) -> str: ...
+    @property
+    def timeout(self) -> float | None: ...
+    @property
+    def lengths(self) -> tuple[int, ...]: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
     """The words that name the subject, and a run's conditions; `dtype` is the one examined when none is given.
@@ -61,7 +77,7 @@ class CommandLine:
     lengths: tuple[int, ...] = ()
 
     @classmethod
-    def asked(cls, assignment: "Assignment", facts: Mapping[str, Any]) -> Self:
+    def asked(cls, assignment: Assignment, facts: Mapping[str, Any]) -> Self:
         """By the facts of a subject that was loaded; of one that was not, by what was asked for."""
         return cls(
             options=tuple(facts.get("options", _named(assignment))),
@@ -74,7 +90,7 @@ class CommandLine:
         )
 
     @classmethod
-    def on(cls, subject: "Subject") -> Self:
+    def on(cls, subject: Examined) -> Self:
         """By a subject in this process."""
         return cls(
             options=subject.options,
@@ -111,12 +127,12 @@ class CommandLine:
         return {"device": self.device, "timeout": self.timeout, "seed": self.seed}
 
 
-def again(subject: "Subject", code: str) -> str:
+def again(subject: Examined, code: str) -> str:
     """The line to paste that runs one check on this subject again."""
     return CommandLine.on(subject).check(code)
 
 
-def _named(assignment: "Assignment") -> tuple[str, ...]:
+def _named(assignment: Assignment) -> tuple[str, ...]:
     """The words that name the subject of an assignment."""
     asked = {
         "--subject": assignment.spec,

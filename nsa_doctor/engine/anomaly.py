@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Command
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.engine.run import RunRequest
-from nsa_doctor.isolation.supervisor import Assignment
 
 
 def request(assignment: Assignment, lengths: tuple[int, ...]) -> RunRequest:

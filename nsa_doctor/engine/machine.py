@@ -4,8 +4,10 @@ from dataclasses import asdict
 from typing import Any
 
 from nsa_doctor.core.environment import Environment, misfits
+from nsa_doctor.core.errors import DoctorBrokeError
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.measurement import Trouble
-from nsa_doctor.isolation.supervisor import Assignment, DoctorBrokeError, IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import IsolatedLaboratory
 
 
 def describe(assignment: Assignment) -> dict[str, Any]:

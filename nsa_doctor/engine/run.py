@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nsa_doctor.core.deduplicate import deduplicate
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.finding import Report, Result
 from nsa_doctor.core.registry import Entry
-from nsa_doctor.engine.conclusions import environment, is_swept, subject_facts
+from nsa_doctor.core.report_facts import environment, subject_facts
+from nsa_doctor.engine.conclusions import is_swept
 from nsa_doctor.engine.schedule import Task, work_off
 from nsa_doctor.engine.session import Session
-from nsa_doctor.isolation.supervisor import Assignment, IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import IsolatedLaboratory
 
 Listener = Callable[[str, int, int], None]
 

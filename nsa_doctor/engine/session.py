@@ -7,6 +7,7 @@ from typing import Any
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Profile
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.facts import needs_of
 from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.core.measurement import Measurement, Point
@@ -16,7 +17,7 @@ from nsa_doctor.engine.conclusions import swept_codes, swept_results
 from nsa_doctor.engine.describe import findings
 from nsa_doctor.engine.measure_points import Examination, examine
 from nsa_doctor.engine.sweep_plan import sweep_points
-from nsa_doctor.isolation.supervisor import Assignment, IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import IsolatedLaboratory
 
 CHECK_SECONDS: Mapping[Profile, float] = {"smoke": 30.0, "quick": 90.0, "full": 600.0}
 

@@ -5,15 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.facts import needs_of
 from nsa_doctor.core.finding import Report
 from nsa_doctor.core.measurement import GRADIENTS, MODES, Diagnosis, Measurement, Point
 from nsa_doctor.core.registry import Entry
+from nsa_doctor.core.report_facts import environment, subject_facts
 from nsa_doctor.core.reproduce import CommandLine
-from nsa_doctor.engine.conclusions import environment, subject_facts, swept_results
+from nsa_doctor.engine.conclusions import swept_results
 from nsa_doctor.engine.describe import findings
 from nsa_doctor.engine.measure_points import Examination, examine, points
-from nsa_doctor.isolation.supervisor import Assignment, IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import IsolatedLaboratory
 
 Listener = Callable[[str, int, Measurement | Diagnosis], None]
 

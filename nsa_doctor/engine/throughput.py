@@ -10,18 +10,19 @@ from typing import Any
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Command
 from nsa_doctor.core.deduplicate import deduplicate
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.facts import Fact
 from nsa_doctor.core.finding import Finding, Report, Result
 from nsa_doctor.core.finding import Verdict as Ended
 from nsa_doctor.core.growth import fitted_exponent
 from nsa_doctor.core.measurement import Trouble
+from nsa_doctor.core.report_facts import environment, subject_facts
 from nsa_doctor.core.reproduce import CommandLine
 from nsa_doctor.core.torch_errors import error_evidence
-from nsa_doctor.engine.conclusions import environment, subject_facts
 from nsa_doctor.engine.floors import Floor, Floors, floors_for, judge, relative_spread
 from nsa_doctor.engine.floors import Verdict as Judged
 from nsa_doctor.engine.session import Session
-from nsa_doctor.isolation.supervisor import Assignment, IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import IsolatedLaboratory
 
 REPEATS = 7
 _CHECK_SECONDS = 120.0

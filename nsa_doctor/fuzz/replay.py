@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.text import escaped
 from nsa_doctor.core.writing import write_whole
 from nsa_doctor.fuzz.cases import KINDS, Case, CaseError, Dtype, Target, read_case
-from nsa_doctor.isolation.supervisor import UsageError
 
 FORMAT: Literal["nsa-doctor-fuzz"] = "nsa-doctor-fuzz"
 VERSION: Literal[1] = 1

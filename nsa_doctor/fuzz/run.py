@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from nsa_doctor.core import registry
+from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.facts import Violation
 from nsa_doctor.core.finding import Finding, Report, Result, Verdict
 from nsa_doctor.core.measurement import Measurement, Trouble
+from nsa_doctor.core.report_facts import environment, subject_facts
 from nsa_doctor.core.reproduce import CommandLine, reproduce
 from nsa_doctor.core.signals import raise_if_interrupted
 from nsa_doctor.core.writing import CannotWriteError, is_terminal
-from nsa_doctor.engine.conclusions import environment, subject_facts
 from nsa_doctor.engine.describe import findings
 from nsa_doctor.engine.measure_points import Examination
 from nsa_doctor.fuzz.cases import KERNELS, Target, read_case, told
@@ -26,7 +27,7 @@ from nsa_doctor.fuzz.outcome import Failure, Outcome
 from nsa_doctor.fuzz.replay import SavedCase, save
 from nsa_doctor.fuzz.request import FuzzRequest
 from nsa_doctor.fuzz.search import Search
-from nsa_doctor.isolation.supervisor import IsolatedLaboratory, UsageError
+from nsa_doctor.isolation.supervisor import IsolatedLaboratory
 
 Listener = Callable[[str, int, int], None]
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_TICKS = 5.0, 0.1

@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
+from nsa_doctor.core.errors import DoctorBrokeError
 from nsa_doctor.core.signals import raise_if_interrupted
 from nsa_doctor.isolation.start import AnyProcess, start_child
-from nsa_doctor.isolation.supervisor import DoctorBrokeError
 
 _SECONDS_TO_DUMP = 1.0
 _SECONDS_TO_END = 30.0

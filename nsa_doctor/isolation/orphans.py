@@ -1,6 +1,7 @@
 """Keeps a process from outliving the one that started it."""
 
 import ctypes
+import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
@@ -16,3 +17,10 @@ def end_with_parent() -> bool:
         return False
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     return True
+
+
+def die_with(parent: int) -> None:
+    """In a process forked from this one: the kernel, where it can be asked, ends it when that one ends."""
+    end_with_parent()
+    if os.getppid() != parent:  # it ended before the kernel was asked
+        os._exit(1)

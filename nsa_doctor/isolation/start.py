@@ -4,9 +4,9 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import IO, ClassVar
 
+from nsa_doctor.core.package import PACKAGE_ROOT
 from nsa_doctor.isolation.forked import ForkedProcess
 
 AnyProcess = subprocess.Popen[bytes] | ForkedProcess
@@ -45,7 +45,7 @@ def _run(module: str, words: Sequence[str]) -> None:
 
 def _program(module: str) -> str:
     """It imports this very package, wherever it was imported from, and nothing of the current folder."""
-    root = str(Path(__file__).parent.parent)
+    root = str(PACKAGE_ROOT.parent)
     return (
         f"import sys; root = {root!r}; root in sys.path or sys.path.insert(0, root); from {module} import main; main()"
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nsa_doctor.core import registry
-from nsa_doctor.core.check import Profile
+from nsa_doctor.core.errors import DoctorBrokeError, UsageError
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.frames import top_package
 from nsa_doctor.core.measurement import Diagnosis, Measurement, Point, Trouble, to_json, trouble_from_json
@@ -29,45 +30,8 @@ _MARGIN = 4.0  # times the slowest call that came back
 _TRACING_FACTOR = 4.0  # a traced pass may take this many times as long as a measured one
 
 
-class UsageError(ValueError):
-    """The request cannot be served; one sentence says what would be right."""
-
-
 class InterruptedLaboratoryError(Exception):
     """The laboratory was closed while it was at work."""
-
-
-class DoctorBrokeError(Exception):
-    """The doctor's own code failed in the child."""
-
-    def __init__(self, sentence: str, traceback: str) -> None:
-        super().__init__(sentence)
-        self.traceback = traceback
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """Whom to examine and under which conditions.
-
-    `timeout` is what one measurement, or one call in a check, may take, in seconds; `dtype` None is the subject's own;
-    `threads` 0 leaves their number to torch; `explore` finds out how long a sequence a foreign subject serves.
-    """
-
-    spec: str | None = None
-    config: str | None = None
-    input: str | None = None
-    width: int | None = None
-    device: str = "cpu"
-    dtype: str | None = None
-    seed: int = 0
-    profile: Profile = "quick"
-    threads: int = 0
-    explore: bool = False
-    forward_only: bool = False
-    lengths: tuple[int, ...] = (128,)
-    boundaries_up_to: int | None = None
-    are_all_lengths: bool = False
-    timeout: float = 60.0
 
 
 @dataclass

@@ -11,9 +11,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from nsa_doctor.core.package import PACKAGE_ROOT
 from nsa_doctor.isolation.shared_record import FILE_BYTES, SIGHTING, TRAIL, Page
 from nsa_doctor.isolation.start import start_child
 
@@ -23,7 +23,7 @@ _DUMP_SECONDS = 2.0
 _SIGHTING_SECONDS = 3.0
 _POLL_SECONDS = 0.5
 _KEPT_BYTES = 8192
-_OURS = f"{Path(__file__).parent}{os.sep}"
+_OURS = f"{PACKAGE_ROOT}{os.sep}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,14 +17,16 @@ from nsa_doctor.artifacts.training_run.numbers import numbers_of
 from nsa_doctor.artifacts.training_run.record import RunRecord
 from nsa_doctor.artifacts.training_run.replay import RecomputeRequest, is_asked_for, with_steps_again
 from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core.errors import UsageError
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.finding import Report, Result
 from nsa_doctor.core.identity import commit_of, version_of
+from nsa_doctor.core.report_facts import environment, subject_facts
 from nsa_doctor.core.reproduce import arguments
 from nsa_doctor.engine import run as running
-from nsa_doctor.engine.conclusions import environment, subject_facts
 from nsa_doctor.engine.run import Listener, RunRequest
 from nsa_doctor.engine.session import Session
-from nsa_doctor.isolation.supervisor import Assignment, IsolatedLaboratory, UsageError
+from nsa_doctor.isolation.supervisor import IsolatedLaboratory
 from nsa_doctor.policy.baseline import compare, mismatch
 from nsa_doctor.policy.policy import Gate
 from nsa_doctor.policy.verdict import Evidence, decide

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 from nsa_doctor.cli import options
+from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.registry import Entry
 from nsa_doctor.core.text import escaped
 from nsa_doctor.engine.conclusions import is_swept, swept_codes
 from nsa_doctor.engine.run import RunRequest
 from nsa_doctor.engine.session import CHECK_SECONDS, Session
-from nsa_doctor.isolation.supervisor import IsolatedLaboratory, UsageError
+from nsa_doctor.isolation.supervisor import IsolatedLaboratory
 
 if TYPE_CHECKING:
     from nsa_doctor.subject.contract import Subject

@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
             if config.getoption(f"nsa_{name}") is not None:
                 raise pytest.UsageError(f"--nsa-{name} has no effect without --nsa-subject; add it, or leave it out")
         return
-    from nsa_doctor.cli.options import OptionError
+    from nsa_doctor.core.errors import OptionError
     from nsa_doctor.pytest.items import Examining
 
     subject = config.getoption("nsa_subject")

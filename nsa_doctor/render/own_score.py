@@ -32,7 +32,7 @@ class OwnScore:
 
 def own_score() -> OwnScore:
     """What score.json, which ships with the doctor, says."""
-    record = json.loads(files("nsa_doctor").joinpath("score.json").read_text(encoding="utf-8"))
+    record = json.loads(files("nsa_doctor.render").joinpath("score.json").read_text(encoding="utf-8"))
     recall, alarms = (_rate(**record[name]) for name in ("recall", "false_alarms"))
     return OwnScore(record["commit"], record["corpus"], recall, alarms)
 

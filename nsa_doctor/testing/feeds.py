@@ -6,16 +6,8 @@ from typing import Any
 
 from nsa_doctor.artifacts.data.batch import Batch, read_batch
 from nsa_doctor.artifacts.data.subject import DataSubject, Opening
-from nsa_doctor.core.finding import Finding, Scalar
-from nsa_doctor.core.measurement import Place
 
 Change = Callable[[Batch, int, Opening], Any]
-
-
-def about(subject: DataSubject, message: str, where: Place | None = None, **evidence: Scalar) -> Finding:
-    """A finding about the source itself, unless a line at fault is known."""
-    place = where if where is not None and where.file else subject.where
-    return Finding(message=message, where=place, evidence={"data": subject.name, **evidence}, repro=subject.again)
 
 
 def feeding(subject: DataSubject, change: Change) -> DataSubject:

@@ -1,6 +1,5 @@
 """The child's side: reads requests, runs the subject, answers; torch is imported here and not in the parent."""
 
-import ctypes
 import faulthandler
 import json
 import os
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Point, to_json
+from nsa_doctor.isolation.openmp import wait_without_spinning
 from nsa_doctor.isolation.orphans import end_with_parent
 from nsa_doctor.isolation.shared_record import SIGHTING, TRAIL, Page
 from nsa_doctor.worker.answer_line import line_of, sendable
@@ -31,7 +31,7 @@ def main() -> None:
     is_trailed = sys.argv[6] == "trailed"
     del sys.argv[1:]
     _die_with_parent()
-    _wait_without_spinning()
+    wait_without_spinning()
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     faulthandler.enable(file=dump, all_threads=True)
@@ -102,13 +102,6 @@ def _answering(bench: "Bench", request: dict[str, Any]) -> Callable[[], dict[str
             return lambda: {"machine": bench.describe_machine()}
         case other:
             raise ValueError(f"request must be one that the laboratory makes, got {other!r}")
-
-
-def _wait_without_spinning() -> None:
-    """Threads that spin make a busy machine look like a hang: tell OpenMP before torch loads it, unless a user did."""
-    setenv = getattr(ctypes.CDLL(None), "setenv", None)
-    if setenv is not None:
-        setenv(b"OMP_WAIT_POLICY", b"PASSIVE", 0)
 
 
 def _die_with_parent() -> None:

@@ -3,7 +3,6 @@
 import time
 import warnings
 from dataclasses import replace
-from pathlib import Path
 from traceback import walk_tb
 
 from nsa_doctor.core.check import Check
@@ -11,6 +10,7 @@ from nsa_doctor.core.errors import Caught, NotApplicableError, NotComparableErro
 from nsa_doctor.core.finding import Finding, Note, Result, Verdict
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.package import PACKAGE_ROOT
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.core.torch_errors import error_evidence
 from nsa_doctor.probes.model.measure import trouble_of
@@ -73,8 +73,7 @@ def _is_own(error: BaseException) -> bool:
     file = ""
     for frame, _ in walk_tb(error.__traceback__):
         file = "" if frame.f_code.co_name in _WATCHING else frame.f_code.co_filename
-    here = Path(__file__).parent
-    return file.startswith(f"{here}/") and not file.startswith(f"{here / 'checks'}/")
+    return file.startswith(f"{PACKAGE_ROOT}/") and not file.startswith(f"{PACKAGE_ROOT / 'checks'}/")
 
 
 def _failed(check: Check, subject: Subject, message: str, place: Place) -> Result:

@@ -10,12 +10,12 @@ from nsa_doctor.artifacts.checkpoint.judging import judged, judged_together
 from nsa_doctor.artifacts.checkpoint.patterns import wrong_pattern
 from nsa_doctor.artifacts.checkpoint.reader import ReaderBrokeError, ReadRequest, read_checkpoint
 from nsa_doctor.artifacts.checkpoint.record import Activation, Gate, Reading
-from nsa_doctor.cli.options import OptionError, one_of
+from nsa_doctor.core.errors import DoctorBrokeError, OptionError, UsageError
 from nsa_doctor.core.finding import Report, Result
+from nsa_doctor.core.nearest import one_of
+from nsa_doctor.core.report_facts import environment
 from nsa_doctor.core.reproduce import SECONDS, arguments
 from nsa_doctor.core.text import short_bytes
-from nsa_doctor.engine.conclusions import environment
-from nsa_doctor.isolation.supervisor import DoctorBrokeError, UsageError
 
 Listener = Callable[[str, int, int], None]
 _LARGEST_SEED = 2**32 - 1

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from nsa_doctor.artifacts.checkpoint.fault import quoted
 from nsa_doctor.artifacts.checkpoint.record import Activation, Reading
+from nsa_doctor.core.package import PACKAGE_ROOT
 
 _END_SECONDS = 2.0
 _SPARE_SECONDS = 5.0  # for Python and numpy
@@ -45,7 +45,7 @@ def read_checkpoint(path: str, request: ReadRequest, since: str | None = None) -
     """
     asked = json.dumps({"path": path, "since": since, **asdict(request)}) + "\n"
     child = subprocess.Popen(  # noqa: S603 (our own interpreter)
-        [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).parents[2])],
+        [sys.executable, "-P", "-c", _PROGRAM, str(PACKAGE_ROOT.parent)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -4,20 +4,20 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from nsa_doctor.artifacts.data.request import DataRequest
 from nsa_doctor.core import registry
+from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.facts import Fact
 from nsa_doctor.core.finding import Finding, Report, Result, Verdict
 from nsa_doctor.core.frames import FrameFilter, top_package
 from nsa_doctor.core.identity import commit_of, version_of
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.package import PACKAGE_ROOT
+from nsa_doctor.core.report_facts import environment
 from nsa_doctor.core.reproduce import reproduce
-from nsa_doctor.engine.conclusions import environment
 from nsa_doctor.isolation.one_shot import counting, run_errand
-from nsa_doctor.isolation.supervisor import UsageError
 
 Listener = Callable[[str, int, int], None]
 _SPARE_SECONDS = 30.0  # without a sign of life, beyond the limit for a batch
@@ -84,7 +84,7 @@ def _steps(request: DataRequest) -> int:
 
 def _died(request: DataRequest, code: int | None, dump: str) -> tuple[Result, ...]:
     """What its end means: batches do not come, and nothing else is known."""
-    ours = f'"{Path(__file__).parent}/'  # the checks that wait are not what hangs
+    ours = f'"{PACKAGE_ROOT}/'  # the checks that wait are not what hangs
     told = "\n".join(line for line in dump.splitlines() if ours not in line)
     own = FrameFilter(top_package(request.spec)).of_dump(told)
     where = Place(file=own[0].file, line=own[0].line, function=own[0].function) if own else Place()

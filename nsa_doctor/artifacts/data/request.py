@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from nsa_doctor.cli.options import OptionError, one_of
 from nsa_doctor.core import registry
+from nsa_doctor.core.errors import OptionError
+from nsa_doctor.core.nearest import one_of
 
 _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _MOST_BATCHES, _MOST_RANKS = 100_000, 1024

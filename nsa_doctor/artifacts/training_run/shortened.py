@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsa_doctor.isolation.supervisor import UsageError
+from nsa_doctor.core.errors import UsageError
 
 _MOST_WARMUP = 0.25  # of the steps: a longer one would leave nothing to see
 _USUAL_WARMUP = 0.1

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.signals import raise_if_interrupted
 from nsa_doctor.core.writing import CannotWriteError
-from nsa_doctor.isolation.supervisor import UsageError
 
 FEWEST_STEPS = 10
 _SECONDS_BETWEEN_LOOKS = 0.02

@@ -15,13 +15,12 @@ from nsa_doctor.artifacts.training_run.replay import Listener, RecomputeRequest,
 from nsa_doctor.artifacts.training_run.sessions import endings, is_over, lives_of
 from nsa_doctor.artifacts.training_run.status import Status, status_of
 from nsa_doctor.artifacts.training_run.subject import RunSubject
-from nsa_doctor.cli.options import OptionError, prefixes
 from nsa_doctor.core import registry
+from nsa_doctor.core.errors import OptionError, UsageError
 from nsa_doctor.core.finding import Finding, Report, Result
-from nsa_doctor.core.registry import Entry
+from nsa_doctor.core.registry import Entry, prefixes
+from nsa_doctor.core.report_facts import environment
 from nsa_doctor.core.reproduce import arguments
-from nsa_doctor.engine.conclusions import environment
-from nsa_doctor.isolation.supervisor import UsageError
 
 _MOST_SECONDS = 24 * 3600.0
 _PATIENCE_WITH_RANKS = 10.0

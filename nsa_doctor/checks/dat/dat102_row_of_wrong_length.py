@@ -12,9 +12,10 @@ import numpy as np
 from nsa_doctor.artifacts.data.batch import Batch
 from nsa_doctor.artifacts.data.reading import Reading, read, train_rows
 from nsa_doctor.artifacts.data.subject import DataSubject, Opening
+from nsa_doctor.checks._shared.batches import about
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.testing.feeds import about, feeding
+from nsa_doctor.testing.feeds import feeding
 
 _LONGER = 3
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from nsa_doctor.artifacts.data.reading import End, Reading, read
 from nsa_doctor.artifacts.data.subject import DataSubject, Opening
+from nsa_doctor.checks._shared.batches import about
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.testing.feeds import about
 
 _SECONDS = 0.5
 

@@ -12,9 +12,10 @@ from nsa_doctor.artifacts.data.batch import Batch
 from nsa_doctor.artifacts.data.reading import Reading, read, train_rows
 from nsa_doctor.artifacts.data.rows import constant_rows, is_in_epochs, keys, num_repeats
 from nsa_doctor.artifacts.data.subject import DataSubject, Opening
+from nsa_doctor.checks._shared.batches import about
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.testing.feeds import about, feeding
+from nsa_doctor.testing.feeds import feeding
 
 _MOST_REPEATS = 0.2
 _MOST_CONSTANT = 0.5

@@ -11,10 +11,10 @@ from dataclasses import replace
 from nsa_doctor.artifacts.data.reading import read, train_rows
 from nsa_doctor.artifacts.data.rows import rows_found_in
 from nsa_doctor.artifacts.data.subject import DataSubject, Opening
+from nsa_doctor.checks._shared.batches import about
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, NotComparableError
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.testing.feeds import about
 
 _MOST_FOUND = 0.1
 

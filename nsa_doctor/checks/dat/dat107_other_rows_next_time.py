@@ -12,9 +12,10 @@ import numpy as np
 from nsa_doctor.artifacts.data.batch import Array, Batch
 from nsa_doctor.artifacts.data.reading import read, train_rows
 from nsa_doctor.artifacts.data.subject import DataSubject, Opening
+from nsa_doctor.checks._shared.batches import about
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.testing.feeds import about, feeding
+from nsa_doctor.testing.feeds import feeding
 
 
 def run(subject: DataSubject) -> Iterator[Finding]:

@@ -12,11 +12,11 @@ from typing import Any
 
 from nsa_doctor.artifacts.data.reading import read, train_rows
 from nsa_doctor.artifacts.data.subject import DataSubject, Opening
+from nsa_doctor.checks._shared.batches import about
 from nsa_doctor.checks.dat.dat107_other_rows_next_time import same
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, NotApplicableError, NotComparableError, attempt
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.testing.feeds import about
 
 
 def run(subject: DataSubject) -> Iterator[Finding | Note]:

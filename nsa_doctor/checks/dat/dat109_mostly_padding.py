@@ -13,10 +13,11 @@ import numpy as np
 from nsa_doctor.artifacts.data.batch import Array, Batch
 from nsa_doctor.artifacts.data.reading import train_rows
 from nsa_doctor.artifacts.data.subject import DataSubject, Opening
+from nsa_doctor.checks._shared.batches import about
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.testing.feeds import about, feeding
+from nsa_doctor.testing.feeds import feeding
 
 _MOST_IGNORED, _NOTED = 0.9, 0.5
 _MOST_PADDING = 0.5

@@ -13,10 +13,11 @@ import numpy as np
 from nsa_doctor.artifacts.data.batch import Batch
 from nsa_doctor.artifacts.data.reading import train_rows
 from nsa_doctor.artifacts.data.subject import DataSubject, Opening
+from nsa_doctor.checks._shared.batches import about
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.testing.feeds import about, feeding
+from nsa_doctor.testing.feeds import feeding
 
 
 def run(subject: DataSubject) -> Iterator[Finding]:

@@ -22,8 +22,8 @@ from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.choice import chosen
 from nsa_doctor.probes.attention.decoding import lengths_to_decode
 from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import Rules, rules_of
 

@@ -25,8 +25,8 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.decoding import decoding_specimen, lengths_to_decode
 from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import Specimen
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.subject.contract import Subject
 
 _ROWS, _STEPS = 3, 6

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import callable_place
 from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
 from nsa_doctor.subject.contract import Subject
 

@@ -23,9 +23,9 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import callable_place
 from nsa_doctor.probes.model.built_module import comparable_specimen
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.subject.contract import Subject
 
 _PROMPT, _DRAWS = 3, 2048

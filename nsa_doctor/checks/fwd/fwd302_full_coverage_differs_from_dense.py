@@ -20,9 +20,9 @@ from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.agreement import worst_token
 from nsa_doctor.probes.attention.reach import anatomy
 from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen, require_finite
 from nsa_doctor.probes.model.heads import heads
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import Rules, rules_of
 

@@ -25,8 +25,8 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.agreement import worst_token
 from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import comparable_specimen, require_finite
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of

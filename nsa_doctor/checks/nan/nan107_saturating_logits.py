@@ -25,8 +25,8 @@ from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.agreement import worst_token
 from nsa_doctor.probes.attention.equations import masked_attention, readable_mask
 from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.heads import heads
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of

@@ -33,8 +33,8 @@ def fuzz(
     traceback: given.Traceback = False,
 ) -> int:
     """Search for the least input that breaks a property, as in `nsa-doctor fuzz select`; save it, try it again."""
+    from nsa_doctor.cli import fuzz_request as requesting
     from nsa_doctor.cli import progress
-    from nsa_doctor.fuzz import request as requesting
     from nsa_doctor.fuzz import run as fuzzing
 
     request = requesting.fuzz_request(

@@ -11,10 +11,10 @@ from nsa_doctor.cli import options
 from nsa_doctor.cli.delivery import ENDED_EARLY
 from nsa_doctor.cli.evidence import read_run_option
 from nsa_doctor.core import signals
+from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.reproduce import SECONDS, reproduce
 from nsa_doctor.core.text import escaped
 from nsa_doctor.core.writing import CannotWriteError, check_writable, say, write_whole
-from nsa_doctor.isolation.supervisor import UsageError
 
 if TYPE_CHECKING:
     from nsa_doctor.core.finding import Report

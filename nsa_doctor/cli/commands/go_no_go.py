@@ -14,8 +14,8 @@ from nsa_doctor.cli.evidence import (
     read_run_option,
     recompute_request,
 )
+from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.reproduce import SECONDS, reproduce
-from nsa_doctor.isolation.supervisor import UsageError
 
 if TYPE_CHECKING:
     from nsa_doctor.artifacts.training_run.replay import RecomputeRequest

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from nsa_doctor.core import registry
+from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.writing import say
-from nsa_doctor.isolation.supervisor import UsageError
 
 
 def list_checks() -> None:

@@ -11,9 +11,9 @@ import typer
 
 from nsa_doctor.cases.catalogue import Card, cards, folders
 from nsa_doctor.cli import option_types as given
+from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.reproduce import SECONDS, reproduce
 from nsa_doctor.core.writing import is_terminal, say
-from nsa_doctor.isolation.supervisor import UsageError
 
 _MOST_JOBS = 64
 

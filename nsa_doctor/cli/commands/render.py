@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from nsa_doctor.cli import options
+from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.writing import CannotWriteError, check_writable, is_terminal, say, write_whole
-from nsa_doctor.isolation.supervisor import UsageError
 from nsa_doctor.render.formats import FORMATS, render_as
 from nsa_doctor.render.reading import SCHEMA, STANDARD_INPUT, UnreadableReportError, read_report
 

@@ -21,9 +21,9 @@ from nsa_doctor.cli.evidence import (
     read_gate_option,
     recompute_request,
 )
+from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.reproduce import SECONDS, reproduce
 from nsa_doctor.core.writing import is_terminal, say, write_whole
-from nsa_doctor.isolation.supervisor import UsageError
 
 if TYPE_CHECKING:
     from nsa_doctor.artifacts.training_run.record import RunRecord

@@ -8,7 +8,7 @@ import typer
 from nsa_doctor.cli import option_types as given
 from nsa_doctor.cli.delivery import Delivery
 from nsa_doctor.cli.evidence import recompute_request
-from nsa_doctor.isolation.supervisor import UsageError
+from nsa_doctor.core.errors import UsageError
 
 
 def watch(

@@ -22,7 +22,7 @@ from nsa_doctor.fuzz.properties.operators import (
 )
 from nsa_doctor.fuzz.properties.ranges import place_of
 from nsa_doctor.fuzz.properties.tensors import Watch, laid_out, normal
-from nsa_doctor.probes.model.perform import ask
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.probes.tensors.tolerance import deviation, largest
 from nsa_doctor.subject.contract import Subject

@@ -15,7 +15,7 @@ from nsa_doctor.fuzz.cases import Choice
 from nsa_doctor.fuzz.outcome import Failure
 from nsa_doctor.fuzz.properties.ranges import place_of
 from nsa_doctor.fuzz.properties.tensors import Watch, laid_out, listed
-from nsa_doctor.probes.model.perform import ask
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.subject.contract import Subject
 
 

@@ -12,7 +12,7 @@ from nsa.ops.geometry import Geometry
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.fuzz.cases import Impl, Sizes
 from nsa_doctor.fuzz.properties.ranges import place_of
-from nsa_doctor.probes.model.perform import ask
+from nsa_doctor.probes.hooks.phase import ask
 
 BRANCHES = ("compressed", "selected", "sliding")
 SHORT = {"compressed": "cmp", "selected": "sel", "sliding": "win"}

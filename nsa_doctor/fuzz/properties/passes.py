@@ -12,10 +12,10 @@ from nsa_doctor.core.measurement import Place, Point
 from nsa_doctor.fuzz.cases import Layer, Pass
 from nsa_doctor.fuzz.outcome import Failure
 from nsa_doctor.fuzz.properties.tensors import Watch, laid_out
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import Specimen, specimen
 from nsa_doctor.probes.model.inputs import make_cotangent, make_input
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
 from nsa_doctor.probes.tensors.finite import holds_nonfinite, isfinite
 from nsa_doctor.probes.tensors.tolerance import largest

@@ -15,7 +15,7 @@ from nsa_doctor.fuzz import plain_rules as rules
 from nsa_doctor.fuzz.cases import Grid, MaskRows, RangeRows, SlotRows
 from nsa_doctor.fuzz.outcome import Failure
 from nsa_doctor.fuzz.properties.tensors import Watch, laid_out, listed
-from nsa_doctor.probes.model.perform import ask
+from nsa_doctor.probes.hooks.phase import ask
 
 _REFUSED = "refused"
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.probes.attention.equations import finite_difference
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import Specimen
 from nsa_doctor.probes.model.inputs import make_cotangent
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.probes.tensors.tolerance import largest
 
 _SAFETY = 8.0  # as in `noise_floor`: three perturbations see the size of the noise, not its largest value

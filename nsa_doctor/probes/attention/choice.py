@@ -9,8 +9,8 @@ from torch import Tensor
 from nsa_doctor.core.errors import NotApplicableError, NotComparableError
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import Specimen, specimen
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import Rules, rules_of
 

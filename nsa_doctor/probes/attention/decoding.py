@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen, specimen
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.subject.contract import Subject, WrongOutputError

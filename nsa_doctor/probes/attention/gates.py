@@ -18,10 +18,10 @@ from nsa_doctor.core.errors import Caught, SubjectFailedError
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.model.built_module import Specimen, specimen
 from nsa_doctor.probes.model.inputs import make_cotangent
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.subject.contract import Subject, WrongOutputError
 
 _MOST_WEIGHTS, _MOST_SWITCHES = 16, 64  # of a softmax, of sigmoids side by side

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.probes.attention.choice import made_up
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import Specimen
 from nsa_doctor.probes.model.heads import heads
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.subject.geometry_rules import Rules, rules_of
 
 _LENGTHS = (18, 1, 33)  # of packed sequences

@@ -13,8 +13,8 @@ from nsa_doctor.probes.attention.agreement import Worst, worst_token
 from nsa_doctor.probes.attention.equations import branch_outputs, finite_difference, mixed
 from nsa_doctor.probes.attention.reach import anatomy
 from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import Specimen, require_finite, specimen
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.probes.model.state import cast
 from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
 from nsa_doctor.probes.tensors.tolerance import largest

@@ -10,9 +10,9 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.attention.choice import chosen
 from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen, specimen
 from nsa_doctor.probes.model.heads import heads
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import Rules
 

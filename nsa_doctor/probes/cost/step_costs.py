@@ -18,10 +18,11 @@ from torch import Tensor
 from nsa_doctor.core.measurement import Mode, Place
 from nsa_doctor.probes.cost.alive import Holdings
 from nsa_doctor.probes.cost.bounds import are_in_bounded_containers, may_reach, takes_out
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import callable_place
 from nsa_doctor.probes.model.built_module import specimen
 from nsa_doctor.probes.model.inputs import make_cotangent
-from nsa_doctor.probes.model.perform import NoWatcher, Watcher, ask
+from nsa_doctor.probes.model.perform import NoWatcher, Watcher
 from nsa_doctor.probes.model.training import new_optimizer, take_step
 from nsa_doctor.subject.contract import Subject
 

@@ -15,9 +15,9 @@ from nsa_doctor.probes.cost.alive import peak_memory
 from nsa_doctor.probes.cost.dense_baseline import dense_twin
 from nsa_doctor.probes.cost.timing import Stopwatch, sampled
 from nsa_doctor.probes.cost.work import count_work
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.model.built_module import specimen
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.subject.contract import Subject
 
 _DECODED = 8

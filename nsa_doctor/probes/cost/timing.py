@@ -13,10 +13,10 @@ import torch
 
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Mode, Place
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.model.built_module import specimen
 from nsa_doctor.probes.model.inputs import make_cotangent
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.subject.contract import Subject
 
 _SAMPLE_SECONDS = 0.002

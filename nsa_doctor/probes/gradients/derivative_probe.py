@@ -14,11 +14,11 @@ from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.probes.gradients.derivative import Agreement, Slope, compare
 from nsa_doctor.probes.hooks.flow import Flow, Recording
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.model.built_module import Specimen, require_finite
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.model.module_state import ModuleState
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.probes.tensors.finite import isfinite
 
 _FROM_ZERO = 0.02

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import Specimen, require_finite
 from nsa_doctor.probes.model.inputs import make_cotangent
-from nsa_doctor.probes.model.perform import ask
 from nsa_doctor.probes.tensors.finite import isfinite
 
 _ROUNDING = 1e3  # units in the last place that rounding may leave where a gradient cancels

@@ -14,12 +14,13 @@ from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.torch_errors import TorchError, error_kind
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places, definition_place
 from nsa_doctor.probes.hooks.saved import uncompiled
 from nsa_doctor.probes.hooks.tensor_owners import Holder, holders
 from nsa_doctor.probes.hooks.tracer import NodePlaces
 from nsa_doctor.probes.model.built_module import Specimen
-from nsa_doctor.probes.model.perform import ask, checked_answer
+from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.model.training import new_optimizer, take_step, weighed
 from nsa_doctor.probes.tensors.answer import split_answer

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -14,9 +13,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from nsa_doctor.core.frames import FrameFilter, Line
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.package import own_file
 
 # What lies beyond these called the doctor, not the subject.
-_CALLERS = frozenset(str(Path(__file__).with_name(name)) for name in ("perform.py", "steptrace.py"))
+_CALLERS = frozenset({own_file("probes", "model", "perform.py"), own_file("probes", "numerics", "steptrace.py")})
 
 
 class Places:

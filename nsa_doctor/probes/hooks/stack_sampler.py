@@ -16,8 +16,8 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter, is_before_the_fork
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.loops import loop_around
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import module_code
-from nsa_doctor.probes.model.perform import ask
 
 _LOOKS = 25
 _LOOK_SECONDS = 0.02

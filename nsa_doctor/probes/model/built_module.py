@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.measurement import Mode, Point
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.inputs import make_input
-from nsa_doctor.probes.model.perform import ask, checked_answer
+from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import cast, preserved_state, seed_everything
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject

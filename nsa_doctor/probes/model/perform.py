@@ -1,7 +1,6 @@
 """Runs a subject once, at one point: build, forward, backward."""
 
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -9,9 +8,9 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Point
 from nsa_doctor.probes.hooks.memory import start_peak
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.inputs import make_cotangent, make_input
 from nsa_doctor.probes.model.state import cast, seed_everything
 from nsa_doctor.probes.tensors.answer import split_answer
@@ -128,22 +127,6 @@ def look_at_branches(
     module, x = performance.module, performance.x.detach().clone()
     with torch.set_grad_enabled(point.mode != "no_grad"):
         return dict(ask("forward", lambda: branches(module, x), module))
-
-
-def ask(phase: str, call: Callable[[], _Answer], module: nn.Module | None, output: Tensor | None = None) -> _Answer:
-    answer = attempt(lambda: _waited_for(call()))
-    if isinstance(answer, Caught):
-        if isinstance(answer.error, NotComparableError):  # ours, of a call that was not made
-            raise answer.error
-        raise SubjectFailedError(phase, answer, module, output)
-    return answer
-
-
-def _waited_for(answer: _Answer) -> _Answer:
-    """The answer, once a GPU is done with it: a kernel that fails is told to whoever waits next."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return answer
 
 
 def checked_answer(subject: Subject, answer: object, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.measurement import Mode
+from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.saved import Watch
 from nsa_doctor.probes.model.built_module import Specimen, specimen
 from nsa_doctor.probes.model.inputs import make_cotangent
-from nsa_doctor.probes.model.perform import ask, checked_answer
+from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject

@@ -18,8 +18,9 @@ from nsa_doctor.artifacts.judging import judge
 from nsa_doctor.artifacts.training_run.subject import RunSubject
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Check, parse_manual
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.finding import Finding, Verdict
-from nsa_doctor.isolation.supervisor import Assignment, IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import IsolatedLaboratory
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.testing.checkpoints import GATE, healthy, holding
 from nsa_doctor.testing.training_runs import trained

@@ -10,12 +10,12 @@ import pytest
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Command
 from nsa_doctor.core.deduplicate import deduplicate
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.torch_errors import TorchError
 from nsa_doctor.engine import anomaly
 from nsa_doctor.engine.sweep_plan import sweep_points
-from nsa_doctor.isolation.supervisor import Assignment
 from tests.nsa_doctor.conftest import is_marked
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]

@@ -11,7 +11,7 @@ import pytest
 
 from nsa_doctor.cli.delivery import Delivery
 from nsa_doctor.cli.main import serve
-from nsa_doctor.isolation.supervisor import UsageError
+from nsa_doctor.core.errors import UsageError
 from nsa_doctor.render import json as as_json
 from nsa_doctor.render.formats import FORMATS, render_as
 from nsa_doctor.render.reading import SCHEMA, parse_report

@@ -10,7 +10,9 @@ import pytest
 from nsa_doctor.cli.main import serve
 from nsa_doctor.core import registry
 from nsa_doctor.core.check_file import CheckFileError, read_check_file
-from nsa_doctor.isolation.supervisor import Assignment, IsolatedLaboratory, UsageError
+from nsa_doctor.core.errors import UsageError
+from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.isolation.supervisor import IsolatedLaboratory
 from tests.nsa_doctor.conftest import HERE
 
 DOC = '"""FOR101 foreign-check\n\nDetects: a.\nMatters: b.\nFix: c.\n"""\n'

@@ -36,7 +36,7 @@ def test_a_library_is_blamed_only_where_there_is_no_own_line() -> None:
 
 def test_the_doctor_is_never_to_blame_in_whichever_folder_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = "/venv/lib/python3.11/site-packages/nsa_doctor"
-    monkeypatch.setattr("nsa_doctor.core.frames.__file__", f"{installed}/frames.py")
+    monkeypatch.setattr("nsa_doctor.core.frames.PACKAGE_ROOT", Path(installed))
     frames = FrameFilter()
     assert frames.rank(f"{installed}/registry.py") == 0
     assert frames.rank(f"{installed}/checks/fwd/fwd101.py") == 3  # what a check plants

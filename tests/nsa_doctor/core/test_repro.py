@@ -16,7 +16,9 @@ from nsa_doctor.cases.record import Plant
 from nsa_doctor.cli.commands import gate_init as gate_init_command
 from nsa_doctor.cli.commands import smoke as smoke_command
 from nsa_doctor.cli.delivery import Delivery
+from nsa_doctor.cli.fuzz_request import fuzz_request
 from nsa_doctor.cli.main import app, serve
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.finding import Finding, Report
 from nsa_doctor.core.measurement import Measurement, Place, Point, Trouble
 from nsa_doctor.core.reproduce import CommandLine, again, arguments, reproduce
@@ -24,10 +26,10 @@ from nsa_doctor.engine import throughput
 from nsa_doctor.engine.floors import load_floors
 from nsa_doctor.fuzz import run as fuzzing
 from nsa_doctor.fuzz.outcome import Failure
-from nsa_doctor.fuzz.request import FuzzRequest, fuzz_request
+from nsa_doctor.fuzz.request import FuzzRequest
 from nsa_doctor.fuzz.search import Search
 from nsa_doctor.isolation.one_shot import Outcome
-from nsa_doctor.isolation.supervisor import Assignment, IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import IsolatedLaboratory
 from nsa_doctor.render.reproduce import command_line
 from nsa_doctor.subject.contract import Subject
 from tests.nsa_doctor.artifacts.training_run.runs import write_table

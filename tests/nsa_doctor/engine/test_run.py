@@ -13,10 +13,11 @@ import pytest
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import PROFILES
 from nsa_doctor.core.deduplicate import deduplicate
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.finding import Decision, Finding, Report, Result, Verdict
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.engine.run import RunRequest, run
-from nsa_doctor.isolation.supervisor import Assignment, IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import IsolatedLaboratory
 from tests.nsa_doctor.conftest import HERE, environment, is_marked
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.core.registry import entries
 from nsa_doctor.engine import session as sessions
 from nsa_doctor.engine.schedule import Task, work_off
 from nsa_doctor.engine.session import Session
 from nsa_doctor.isolation.postmortem import Experience
-from nsa_doctor.isolation.supervisor import Assignment, InterruptedLaboratoryError
+from nsa_doctor.isolation.supervisor import InterruptedLaboratoryError
 
 LONGEST = 20.0  # seconds, of what takes milliseconds
 

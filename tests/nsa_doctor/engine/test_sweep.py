@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from nsa_doctor.core.errors import UsageError
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.finding import Decision, Report, Verdict
 from nsa_doctor.core.measurement import Point
 from nsa_doctor.engine.sweep import SweepRequest, sweep
-from nsa_doctor.isolation.supervisor import Assignment, UsageError
 from nsa_doctor.render import json as as_json
 from nsa_doctor.render import terminal as as_text
 from tests.nsa_doctor.conftest import HERE, environment, is_marked

@@ -7,11 +7,12 @@ import pytest
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.errors import attempt
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.finding import Decision, Verdict
 from nsa_doctor.core.measurement import Point
 from nsa_doctor.engine.run import RunRequest, run
 from nsa_doctor.isolation.start import Children
-from nsa_doctor.isolation.supervisor import Assignment, InterruptedLaboratoryError, IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import InterruptedLaboratoryError, IsolatedLaboratory
 from nsa_doctor.isolation.worker_process import ChildProcess
 from tests.nsa_doctor.conftest import HERE, is_marked
 

@@ -11,10 +11,10 @@ import yaml
 from nsa.config import load_config
 from nsa_doctor.cli.delivery import deliver_bundle
 from nsa_doctor.cli.main import serve
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.finding import Report, Result, Verdict
 from nsa_doctor.core.writing import CannotWriteError
 from nsa_doctor.engine.session import Session
-from nsa_doctor.isolation.supervisor import Assignment
 from nsa_doctor.policy.policy import load_gate
 from nsa_doctor.policy.policy_draft import draft
 from nsa_doctor.render import bundle

@@ -15,10 +15,11 @@ import torch
 from nsa_doctor.artifacts.checkpoint.reader import ReaderBrokeError, ReadRequest, read_checkpoint
 from nsa_doctor.checks.fwd import fwd208_call_changes_its_arguments as fwd208
 from nsa_doctor.core import registry
+from nsa_doctor.core.errors import DoctorBrokeError
+from nsa_doctor.core.examination_request import Assignment
 from nsa_doctor.core.finding import Decision, Finding, Report, Result, Verdict
 from nsa_doctor.engine.run import RunRequest, run
 from nsa_doctor.isolation.one_shot import run_errand
-from nsa_doctor.isolation.supervisor import Assignment, DoctorBrokeError
 from nsa_doctor.probes.model.state import can_be_forked
 from nsa_doctor.render.formats import FORMATS, render_as
 from nsa_doctor.render.reading import parse_report

@@ -18,9 +18,8 @@ from nsa.nn.gate import Gate
 from nsa_doctor.artifacts.checkpoint.gate_stats import GateStatsRequest, gate_stats, stats_request
 from nsa_doctor.artifacts.checkpoint.reader import ReadRequest, read_checkpoint
 from nsa_doctor.artifacts.checkpoint.record import Reading
-from nsa_doctor.cli.options import OptionError
+from nsa_doctor.core.errors import OptionError, UsageError
 from nsa_doctor.core.finding import Decision, Report
-from nsa_doctor.isolation.supervisor import UsageError
 from nsa_doctor.render import terminal
 from nsa_doctor.worker.checkpoint_main import answered
 from tests.nsa_doctor.conftest import environment

@@ -13,7 +13,7 @@ from nsa_doctor.artifacts.training_run.reading import RunReader
 from nsa_doctor.artifacts.training_run.status import status_of
 from nsa_doctor.artifacts.training_run.watch import follow, watch_request
 from nsa_doctor.cli.following import FollowingScreen
-from nsa_doctor.isolation.supervisor import UsageError
+from nsa_doctor.core.errors import UsageError
 from tests.nsa_doctor.artifacts.training_run.runs import beats, codes, write_lines, write_table
 from tests.nsa_doctor.conftest import HERE, environment
 

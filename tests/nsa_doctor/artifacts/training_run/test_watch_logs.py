@@ -11,9 +11,8 @@ import pytest
 
 from nsa_doctor.artifacts.training_run.columns import MappingError, parse_mapping
 from nsa_doctor.artifacts.training_run.reading import RunError, RunReader, read_run
-from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.errors import Caught, UsageError, attempt
 from nsa_doctor.core.finding import Decision
-from nsa_doctor.isolation.supervisor import UsageError
 from tests.nsa_doctor.artifacts.training_run.runs import beats, codes, falling, watched, write_lines, write_table
 
 NOW = time.time()

@@ -1,0 +1,30 @@
+"""Which subject to examine, and under which conditions."""
+
+from dataclasses import dataclass
+
+from nsa_doctor.core.check import Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """Whom to examine and under which conditions.
+
+    `timeout` is what one measurement, or one call in a check, may take, in seconds; `dtype` None is the subject's own;
+    `threads` 0 leaves their number to torch; `explore` finds out how long a sequence a foreign subject serves.
+    """
+
+    spec: str | None = None
+    config: str | None = None
+    input: str | None = None
+    width: int | None = None
+    device: str = "cpu"
+    dtype: str | None = None
+    seed: int = 0
+    profile: Profile = "quick"
+    threads: int = 0
+    explore: bool = False
+    forward_only: bool = False
+    lengths: tuple[int, ...] = (128,)
+    boundaries_up_to: int | None = None
+    are_all_lengths: bool = False
+    timeout: float = 60.0

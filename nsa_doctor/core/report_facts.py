@@ -1,0 +1,32 @@
+"""What every report says of the subject, the software and the checkout."""
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+
+def subject_facts(name: str | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a report says of the subject."""
+    told = ("description", "input", "width", "dtype", "options", "identity")
+    return {"name": name or facts.get("name", "nsa"), **{key: facts[key] for key in told if key in facts}}
+
+
+def environment(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a report says of the machine and the software."""
+    try:
+        own = version("nsa-doctor")
+    except PackageNotFoundError:  # run from a checkout
+        own = "not installed"
+    machine = {"nsa_doctor": own, "python": platform.python_version(), **facts.get("environment", {})}
+    return {**machine, "repository": repository()}
+
+
+def repository() -> str:
+    """The root of the checkout that the command is given in, or the current folder where there is none."""
+    try:
+        here = Path.cwd()
+    except OSError:  # the folder is gone
+        return ""
+    return str(next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here))

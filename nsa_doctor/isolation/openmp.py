@@ -1,0 +1,20 @@
+"""Settings of OpenMP for this process, made before torch loads it; what a user has set stays."""
+
+import ctypes
+
+
+def keep_to_one_thread() -> None:
+    """One thread a process, where as many processes as cores are at work."""
+    _set_default(b"OMP_NUM_THREADS", b"1")
+
+
+def wait_without_spinning() -> None:
+    """Threads that spin make a busy machine look like a hang."""
+    _set_default(b"OMP_WAIT_POLICY", b"PASSIVE")
+
+
+def _set_default(name: bytes, value: bytes) -> None:
+    # In the C library alone, where OpenMP reads it: os.environ, and with it what a subject sees, stays as it was.
+    setenv = getattr(ctypes.CDLL(None), "setenv", None)
+    if setenv is not None:
+        setenv(name, value, 0)
