@@ -27,7 +27,7 @@ CASE = Case(doc="", reproduce=reproduce, unplanted="it is made up")
 """
 _RUN_IT = "from nsa_doctor.cases.worker_main import run_case; print(run_case('r999_impossible').status)"
 _READ_ALL = (
-    "from nsa_doctor import registry; print(all(registry.load(each).manual.fix for each in ('CKP101', 'TRN201')))"
+    "from nsa_doctor.core import registry; print(all(registry.load(each).manual.fix for each in ('CKP101', 'TRN201')))"
 )
 
 

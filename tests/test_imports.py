@@ -56,7 +56,7 @@ HEALTHY = {
     "nsa/train/loop.py": "from nsa.nn.gate import x\nfrom nsa.data.text import x\n",
     "nsa/data/text.py": "import yaml\n",
     "nsa_doctor/__init__.py": "",
-    "nsa_doctor/cli/main.py": "from nsa_doctor.core import registry\ndef f() -> None:\n    import nsa_doctor.policy.go\n",
+    "nsa_doctor/cli/main.py": "import nsa_doctor.core.registry\ndef f():\n    import nsa_doctor.policy.go\n",
     "nsa_doctor/core/registry.py": "import json\n",
     "nsa_doctor/policy/go.py": "",
     "nsa_doctor/subject/contract.py": "import torch\nimport nsa\n",

@@ -19,11 +19,12 @@ Kind = Literal["module", "checkpoint", "run", "data"]
 #   400  outputs, from what makes every comparison void to ever finer differences
 #   500  gradients, gates, decoding
 #   700  time and memory
+#   780  batches
 #   800  training runs: what ended them or stands still, then causes before what follows from them
-#   900  batches, and families that are not known here
+#   900  families that are not known here
 _USUAL_PRIORITY = {
     **{"CKP": 110, "ENV": 120, "NAN": 300, "SEL": 480, "FWD": 490, "GRD": 500, "GAT": 600, "DEC": 650},
-    **{"HNG": 700, "PRF": 750, "DST": 850, "TRN": 860},
+    **{"HNG": 700, "PRF": 750, "DAT": 780, "DST": 850, "TRN": 860},
 }
 _LAST_PRIORITY = 900
 

@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from nsa_doctor.core import registry
@@ -90,7 +90,9 @@ def _work(request: ThroughputRequest, laboratory: IsolatedLaboratory, state: _St
     session.load(laboratory)
     state.facts = session.facts
     if not state.facts:
-        state.results += session.obstacles or session.results.values()
+        state.results += [
+            _reproduced(result, request, state) for result in session.obstacles or session.results.values()
+        ]
         return
     for measurement in session.examination.measurements:
         assert measurement.trouble is not None
@@ -173,6 +175,12 @@ def _below(code: str, floor: Floor, length: int, judged: Judged, state: _State, 
 def _repro(request: ThroughputRequest, state: _State, length: int, **options: Any) -> str:
     repeats = None if request.repeats == REPEATS else request.repeats
     return CommandLine.asked(request.assignment, state.facts).throughput(length, repeats=repeats, **options)
+
+
+def _reproduced(result: Result, request: ThroughputRequest, state: _State) -> Result:
+    """The result of a subject that could not be loaded, with the line that times it."""
+    line = _repro(request, state, request.assignment.lengths[0])
+    return replace(result, findings=tuple(replace(finding, repro=line) for finding in result.findings))
 
 
 def samples_of(row: Mapping[str, Any], quantity: str) -> list[float]:

@@ -67,12 +67,12 @@ def _frozen(losses: Series) -> str:
 def _require_enough(losses: Series, beats: Sequence[Beat]) -> None:
     travel = travelled(beats)
     if travel is not None and travel < _LEAST_TRAVEL:
-        needed = f"{_LEAST_TRAVEL:g} is needed for a loss to have fallen"
-        raise NotApplicableError(f"the rates of {losses.told} add up to {travel:.1e}: {needed}")
+        raise NotApplicableError(
+            f"rates of {losses.told} add up to {travel:.1e}; a loss needs {_LEAST_TRAVEL:g} to fall"
+        )
     fewest = _FEWEST_STEPS if travel is not None else _FEWEST_WITHOUT_RATES
     if len(losses) < _FEWEST_POINTS or losses.span < fewest:
-        needed = f"{fewest} steps and {_FEWEST_POINTS} losses are needed"
-        raise NotApplicableError(f"{losses.span} steps, told {len(losses)} times; {needed}")
+        raise NotApplicableError(f"{losses.span} steps, {len(losses)} losses; {fewest} and {_FEWEST_POINTS} are needed")
 
 
 def _stuck(losses: Series, quarters: Levels, guess: float | None, *, is_over: bool) -> str:

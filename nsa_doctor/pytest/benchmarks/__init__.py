@@ -1,1 +1,1 @@
-"""Timed passes of a subject, for pytest-benchmark: `pytest --pyargs nsa_doctor.pytest.benchmarks --nsa-subject SPEC`."""
+"""Timed passes, for pytest-benchmark: `pytest --pyargs nsa_doctor.pytest.benchmarks --nsa-subject SPEC`."""

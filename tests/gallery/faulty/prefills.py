@@ -42,7 +42,7 @@ def _subject(prefill):
         forward=lambda module, x: module(x)[0],
         prefill=prefill,
         step=lambda module, x, cache: module(x, cache),
-        packages=("sick",),
+        packages=("faulty",),
         input="embeddings",
         width=8,
     )

@@ -92,7 +92,7 @@ def test_what_fails_behind_its_first_projection_is_a_failure_of_the_subject() ->
     ],
 )
 def test_what_is_no_subject_is_refused(sick: Callable[..., LocalLaboratory], name: str, told: str) -> None:
-    with pytest.raises(SubjectUnusableError, match=r"^subject sick\.") as refused:
+    with pytest.raises(SubjectUnusableError, match=r"^subject faulty\.") as refused:
         sick(name)
     assert told in str(refused.value)
 

@@ -27,7 +27,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     monkeypatch.syspath_prepend(HERE)
 
     def subject(name: str, profile: str = "smoke") -> Subject:
-        return replace(load_subject(SubjectRequest(spec=f"sick.{name}", lengths=(16,))), profile=profile)
+        return replace(load_subject(SubjectRequest(spec=f"faulty.{name}", lengths=(16,))), profile=profile)
 
     return subject
 

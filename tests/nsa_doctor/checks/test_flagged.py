@@ -11,7 +11,7 @@ from tests.nsa_doctor.conftest import HERE, is_marked
 @pytest.fixture(autouse=True)
 def sick(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(HERE)
-    from sick import prefills
+    from faulty import prefills
 
     return prefills
 

@@ -14,7 +14,7 @@ from tests.nsa_doctor.conftest import HERE
 
 
 def mark(function: str) -> int:
-    lines = (HERE / "sick" / "feeds.py").read_text().splitlines()
+    lines = (HERE / "faulty" / "feeds.py").read_text().splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(f"def {function}("))
     return next(number for number, line in enumerate(lines[start:], start + 1) if line.endswith("# here"))
 

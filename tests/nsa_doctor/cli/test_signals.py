@@ -14,7 +14,8 @@ WHILE_IMPORTING = (
     "from nsa_doctor.core.signals import leave_on_signals; leave_on_signals(); import os; os.kill(os.getpid(), {})"
 )
 IN_A_COMMAND = (
-    "import os, sys; from nsa_doctor import cli, registry; registry.manuals = lambda: os.kill(os.getpid(), {}); "
+    "import os, sys; from nsa_doctor.cli import main as cli; from nsa_doctor.core import registry; "
+    "registry.manuals = lambda: os.kill(os.getpid(), {}); "
     "sys.argv[1:] = ['list']; cli.main()"
 )
 

@@ -56,7 +56,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     ("call", "imports"),
     [
         ("Check", IMPORT),
-        ("check.Check", "from nsa_doctor import check\n"),
+        ("check.Check", "from nsa_doctor.core import check\n"),
         ("nsa_doctor.core.check.Check", "import nsa_doctor.core.check\n"),
         ("Illness", "from nsa_doctor.core.check import Check as Illness\n"),
     ],

@@ -19,6 +19,7 @@ from nsa_doctor.cli.delivery import Delivery
 from nsa_doctor.cli.fuzz_request import fuzz_request
 from nsa_doctor.cli.main import app, serve
 from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.facts import Violation
 from nsa_doctor.core.finding import Finding, Report
 from nsa_doctor.core.measurement import Measurement, Place, Point, Trouble
 from nsa_doctor.core.reproduce import CommandLine, again, arguments, reproduce
@@ -208,7 +209,7 @@ def request_to_fuzz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FuzzRequ
 @pytest.mark.parametrize("is_saved", [True, False], ids=["saved", "not-saved"])
 def test_an_input_that_fails_is_tried_again(request_to_fuzz: FuzzRequest, is_saved: bool) -> None:
     request = request_to_fuzz if is_saved else replace(request_to_fuzz, save=Path("/nowhere/x.json"))
-    state, failure = fuzzing._State(), Failure(property="raises", message="x", where=Place())
+    state, failure = fuzzing._State(), Failure(violation=Violation.RAISES, message="x", where=Place())
     fuzzing._conclude_failure(request, "ranges", Search(case=CASE, failure=failure), state)
     (found,) = state.results[0].findings
     if is_saved:
@@ -255,7 +256,8 @@ def test_a_smoke_run_says_how_it_is_made_again(tmp_path: Path, monkeypatch: pyte
 def test_a_draft_is_tried_on_the_same_subject(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = Report(command="run", subject={"name": "x"}, options={}, environment={})
+    measured = (Measurement(point=Point(length=8)),)
+    report = Report(command="run", subject={"name": "x"}, options={}, environment={}, measurements=measured)
     monkeypatch.setattr("nsa_doctor.engine.run.run", lambda *_: report)
     monkeypatch.setattr("nsa_doctor.policy.policy_draft.draft", lambda *_: "")
     monkeypatch.setattr(gate_init_command.signals, "ignore_signals", lambda: None)

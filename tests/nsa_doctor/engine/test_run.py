@@ -27,7 +27,7 @@ SMALL = str(HERE / "small.yaml")
 def ran(spec: str | None = None, *select: str, profile: str = "quick", **options) -> Report:
     config = None if spec else SMALL
     how = {"explore": True, "lengths": (32,), "profile": profile, "threads": 1, "timeout": 30.0}
-    assignment = Assignment(spec=spec and f"sick.{spec}", config=config, **how)
+    assignment = Assignment(spec=spec and f"faulty.{spec}", config=config, **how)
     checks = tuple(registry.select(select, (), profile))
     return run(RunRequest(assignment=assignment, checks=checks, selected=select, **options))
 

@@ -33,7 +33,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 def swept(spec: str | None = None, lengths: tuple[int, ...] = (15, 17, 20), **options) -> Report:
     config = None if spec else str(HERE / "small.yaml")
     dtypes, values = options.pop("dtypes", ()), options.pop("values", ("normal",))
-    assignment = Assignment(spec=spec and f"sick.{spec}", config=config, lengths=lengths, **options)
+    assignment = Assignment(spec=spec and f"faulty.{spec}", config=config, lengths=lengths, **options)
     return sweep(SweepRequest(assignment=assignment, dtypes=dtypes, values=values))
 
 

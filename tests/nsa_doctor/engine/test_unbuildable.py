@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nsa_doctor.core.deduplicate import consolidated
+from nsa_doctor.core import registry
+from nsa_doctor.core.deduplicate import deduplicate
 from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.measurement import Place
 from tests.nsa_doctor.conftest import is_marked
@@ -91,5 +92,5 @@ def test_an_exception_that_ends_other_checks_is_told_by_the_check_for_exceptions
         finding = Finding(code=code, message="raises", where=Place(file="m.py", line=3), evidence={"kind": "raised"})
         return Result(code=code, name="x", verdict=Verdict.FAIL, findings=(finding,))
 
-    results = consolidated([raised("GRD401"), raised("FWD206"), raised("FWD101")], {})
+    results = deduplicate([raised("GRD401"), raised("FWD206"), raised("FWD101")], registry.entries())
     assert [(f.code, f.also) for r in results for f in r.findings] == [("FWD101", ("GRD401", "FWD206"))]

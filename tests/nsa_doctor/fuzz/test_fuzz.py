@@ -37,7 +37,7 @@ def searched(target: Target, subject: Subject, examples: int = FEW, number: int 
 @pytest.fixture
 def foreign(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Subject]:
     monkeypatch.syspath_prepend(HERE)
-    return lambda name: load_subject(SubjectRequest(spec=f"sick.{name}", lengths=(3, 2)))
+    return lambda name: load_subject(SubjectRequest(spec=f"faulty.{name}", lengths=(3, 2)))
 
 
 PLANTED = {  # bug: target, property, what the least input must satisfy

@@ -32,7 +32,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def laboratory(name: str, **options) -> IsolatedLaboratory:
     how = {"lengths": (4, 5), "explore": True, "threads": 1, "timeout": SECONDS, "width": DIM}
-    return IsolatedLaboratory(Assignment(spec=f"sick.{name}", **how | {"input": "embeddings"} | options))
+    return IsolatedLaboratory(Assignment(spec=f"faulty.{name}", **how | {"input": "embeddings"} | options))
 
 
 @pytest.fixture(autouse=True)

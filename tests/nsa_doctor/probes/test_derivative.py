@@ -33,7 +33,7 @@ def examined(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(HERE)
 
     def examine(code: str, name: str, **options) -> Result:
-        subject = load_subject(SubjectRequest(spec=f"sick.{name}", lengths=(16,)))
+        subject = load_subject(SubjectRequest(spec=f"faulty.{name}", lengths=(16,)))
         return run_check(registry.load(code), replace(subject, **options))
 
     return examine

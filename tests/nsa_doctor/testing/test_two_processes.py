@@ -20,7 +20,7 @@ from tests.nsa_doctor.engine.test_sweep import wait_for_end
 SLEEPS = "import time; time.sleep(600)"
 ALONE = """
 import json, sys, time
-from nsa_doctor.checks import ranks
+from nsa_doctor.testing import ranks
 
 process = ranks._started(0, ranks._free_port(), json.loads(sys.argv[1]), "")
 print(process.pid, flush=True)

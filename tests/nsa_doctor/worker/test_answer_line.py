@@ -106,7 +106,8 @@ def test_an_errand_brings_numbers_that_are_not_finite(monkeypatch: pytest.Monkey
 def test_a_checkpoint_whose_reading_cannot_be_sent_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
     breaking = "room.answered = lambda request: {'read': {1, 2}}\nroom.main()"
     program = (
-        f"import sys\nsys.path.insert(0, sys.argv.pop())\nfrom nsa_doctor.artifacts.checkpoint import room\n{breaking}"
+        "import sys\nsys.path.insert(0, sys.argv.pop())\n"
+        f"from nsa_doctor.worker import checkpoint_main as room\n{breaking}"
     )
     monkeypatch.setattr("nsa_doctor.artifacts.checkpoint.reader._PROGRAM", program)
     with pytest.raises(ReaderBrokeError, match="TypeError: Object of type set is not JSON serializable"):
