@@ -53,7 +53,7 @@ def project(tmp_path):
 def shell(project, script, **variables):
     """Run a script as the services do, in bash up to the first error; nothing is installed, and the gate is short."""
     script = "\n".join(line for line in script.splitlines() if not line.startswith("pip install"))
-    script = script.replace("--gate foreign", f"--gate {project / 'gate.yaml'} --jobs 1")
+    script = script.replace("--policy foreign", f"--policy {project / 'gate.yaml'} --jobs 1")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     return subprocess.run(

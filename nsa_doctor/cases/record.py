@@ -56,7 +56,7 @@ class Sight:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class CaseOutcome:
     """How one case ended; `reason` says why it is not `absent`."""
 
     id: str
@@ -66,8 +66,8 @@ class Outcome:
     seconds: float = 0.0
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Outcome":
-        """Read what `dataclasses.asdict` and JSON made of an Outcome."""
+    def from_json(cls, data: Mapping[str, Any]) -> "CaseOutcome":
+        """Read what `dataclasses.asdict` and JSON made of an CaseOutcome."""
         sights = (
             Sight(**{**each, "findings": tuple(Finding.from_json(found) for found in each["findings"])})
             for each in data["sights"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nsa_doctor.cases.catalogue import Card
 from nsa_doctor.cases.fork_server import CAN_FORK, Started, Starter
-from nsa_doctor.cases.record import Outcome
+from nsa_doctor.cases.record import CaseOutcome
 
 _LONGEST_SENTENCE = 300
 
@@ -31,10 +31,10 @@ class CasesRequest:
 
 def run_cases(
     request: CasesRequest, listen: Listener = lambda told, done, total: None, starter: Starter | None = None
-) -> list[Outcome]:
+) -> list[CaseOutcome]:
     """How each case ended, in the order asked for; a KeyboardInterrupt ends them all."""
     children: list[Started] = []
-    ended: dict[str, Outcome] = {}
+    ended: dict[str, CaseOutcome] = {}
     starting = nullcontext(starter) if starter else Starter()
     with starting as started, ThreadPoolExecutor(request.jobs) as pool:
         waiting = {pool.submit(_run, card, request, started, children): card for card in request.cards}
@@ -52,7 +52,7 @@ def run_cases(
     return [ended[card.id] for card in request.cards]
 
 
-def _run(card: Card, request: CasesRequest, starter: Starter, children: list[Started]) -> Outcome:
+def _run(card: Card, request: CasesRequest, starter: Starter, children: list[Started]) -> CaseOutcome:
     at_a_time = max(1, request.jobs // len(request.cards)) if CAN_FORK else 1
     with tempfile.TemporaryDirectory(prefix="nsa-doctor-") as place:
         answer, errors = Path(place) / "answer.json", Path(place) / "errors.txt"
@@ -64,11 +64,11 @@ def _run(card: Card, request: CasesRequest, starter: Starter, children: list[Sta
         finally:
             child.end()
         if code is None:
-            return Outcome(id=card.id, status="broken", reason=f"it did not end within {request.seconds:g} s")
+            return CaseOutcome(id=card.id, status="broken", reason=f"it did not end within {request.seconds:g} s")
         if answer.exists():
-            return Outcome.from_json(json.loads(answer.read_text(encoding="utf-8")))
+            return CaseOutcome.from_json(json.loads(answer.read_text(encoding="utf-8")))
         told = next(_last_lines(errors.read_text(encoding="utf-8", errors="replace").splitlines()), "")
-        return Outcome(id=card.id, status="broken", reason=f"its process ended with code {code}: {told}")
+        return CaseOutcome(id=card.id, status="broken", reason=f"its process ended with code {code}: {told}")
 
 
 def _last_lines(lines: Sequence[str]) -> Iterator[str]:

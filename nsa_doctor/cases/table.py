@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nsa_doctor.cases.catalogue import Card
-from nsa_doctor.cases.record import Outcome, Sight
+from nsa_doctor.cases.record import CaseOutcome, Sight
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Manual
 from nsa_doctor.core.finding import Finding
@@ -19,7 +19,7 @@ _WIDTH = 120
 _STYLES = {"absent": "green", "back": "bold red", "missed": "bold red", "broken": "bold red", "skipped": "yellow"}
 
 
-def terminal(cards: Sequence[Card], outcomes: Sequence[Outcome], *, shows_sights: bool, colour: bool) -> str:
+def terminal(cards: Sequence[Card], outcomes: Sequence[CaseOutcome], *, shows_sights: bool, colour: bool) -> str:
     """Id, report, symptom and status of every case; with `shows_sights`, each planted bug as the doctor sees it."""
     stream = io.StringIO()
     console = Console(file=stream, width=_WIDTH, force_terminal=colour, no_color=not colour, highlight=False)
@@ -50,7 +50,7 @@ def markdown(cards: Iterable[Card]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _seen(card: Card, outcome: Outcome) -> Iterable[str]:
+def _seen(card: Card, outcome: CaseOutcome) -> Iterable[str]:
     yield f"{card.id} {card.name}: {card.symptom}"
     for sight in outcome.sights:
         yield from (f"  {line}" for line in _sight(sight, registry.manuals()))
@@ -78,7 +78,7 @@ def _finding(finding: Finding, manuals: Mapping[str, Manual]) -> Iterable[str]:
         yield f"  fix  {manuals[finding.code].fix}"
 
 
-def _summary(outcomes: Sequence[Outcome]) -> str:
+def _summary(outcomes: Sequence[CaseOutcome]) -> str:
     counts = {status: sum(outcome.status == status for outcome in outcomes) for status in _STYLES}
     told = [f"{count} {status}" for status, count in counts.items() if count]
     return f"{len(outcomes)} case{'' if len(outcomes) == 1 else 's'}: {', '.join(told)}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa_doctor.cases.parallel_forks import side_by_side
-from nsa_doctor.cases.record import Case, NotForThisMachineError, Outcome, Plant, Sight, Status
+from nsa_doctor.cases.record import Case, CaseOutcome, NotForThisMachineError, Plant, Sight, Status
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.reproduce import reproduce
 from nsa_doctor.isolation.openmp import keep_to_one_thread
@@ -33,26 +33,26 @@ def main() -> None:
     Path(answer).write_text(json.dumps(asdict(run_case(module, int(at_a_time)))), encoding="utf-8")
 
 
-def run_case(module: str, at_a_time: int = 1) -> Outcome:
+def run_case(module: str, at_a_time: int = 1) -> CaseOutcome:
     """The bug is absent from the code that ships, and each plant of it is found where it has to be.
 
     at_a_time: in how many processes that is tried, of which 1 is this one.
     """
     name = module.rpartition(".")[2][:4]
     if not __debug__:
-        return Outcome(id=name, status="broken", reason=_NO_ASSERTIONS)
+        return CaseOutcome(id=name, status="broken", reason=_NO_ASSERTIONS)
     start = time.perf_counter()
     case = attempt(lambda: _load(module))
     if isinstance(case, Caught):
-        return Outcome(id=name, status="broken", reason=case.sentence)
+        return CaseOutcome(id=name, status="broken", reason=case.sentence)
     # The code that ships comes first: what is planted in this process must not be in the way.
     calls: list[Callable[[], Any]] = [partial(_reproduced, case), *(partial(_sight, each) for each in case.plants)]
     answers = attempt(lambda: side_by_side(calls, at_a_time) if at_a_time > 1 else [call() for call in calls])
     if isinstance(answers, Caught):
-        return Outcome(id=name, status="broken", reason=answers.sentence)
+        return CaseOutcome(id=name, status="broken", reason=answers.sentence)
     (status, reason), *sights = answers
     outcome = _ended(name, case, status, reason, tuple(sights))
-    return Outcome(**{**vars(outcome), "seconds": time.perf_counter() - start})
+    return CaseOutcome(**{**vars(outcome), "seconds": time.perf_counter() - start})
 
 
 def _load(module: str) -> Case:
@@ -70,18 +70,18 @@ def _reproduced(case: Case) -> tuple[Status, str]:
     return "back" if isinstance(answer.error, AssertionError) else "broken", answer.sentence
 
 
-def _ended(name: str, case: Case, status: Status, reason: str, sights: tuple[Sight, ...]) -> Outcome:
+def _ended(name: str, case: Case, status: Status, reason: str, sights: tuple[Sight, ...]) -> CaseOutcome:
     if status != "absent":
-        return Outcome(id=name, status=status, reason=reason, sights=sights)
+        return CaseOutcome(id=name, status=status, reason=reason, sights=sights)
     missed = [sight for sight in sights if sight.complaint]
     if missed:
         reason = "; ".join(f"{sight.name}: {sight.complaint}" for sight in missed)
-        return Outcome(id=name, status="missed", reason=reason, sights=sights)
+        return CaseOutcome(id=name, status="missed", reason=reason, sights=sights)
     if case.unplanted and not case.plants:
-        return Outcome(id=name, status="absent", reason=f"not planted: {case.unplanted}")
+        return CaseOutcome(id=name, status="absent", reason=f"not planted: {case.unplanted}")
     if not any(not sight.skipped for sight in sights):
-        return Outcome(id=name, status="broken", reason="no plant of it was tried", sights=sights)
-    return Outcome(id=name, status="absent", sights=sights)
+        return CaseOutcome(id=name, status="broken", reason="no plant of it was tried", sights=sights)
+    return CaseOutcome(id=name, status="absent", sights=sights)
 
 
 def _sight(plant: Plant) -> Sight:

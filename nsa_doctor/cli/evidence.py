@@ -1,4 +1,4 @@
-"""What commands that decide by a gate have in common: the gate itself, and the evidence it asks for."""
+"""What commands that decide by a policy have in common: the policy itself, and the evidence it asks for."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsa_doctor.cli import options
 from nsa_doctor.core.errors import UsageError
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.reproduce import SECONDS
 
 if TYPE_CHECKING:
@@ -14,26 +14,28 @@ if TYPE_CHECKING:
     from nsa_doctor.artifacts.data.request import DataRequest
     from nsa_doctor.artifacts.training_run.record import RunRecord
     from nsa_doctor.artifacts.training_run.replay import RecomputeRequest
-    from nsa_doctor.policy.policy import Gate
+    from nsa_doctor.policy.policy import Policy
 
 
-def examined_by(assignment: Assignment, gate: "Gate", jobs: int | None) -> dict[str, Any]:
-    """Whom to examine, and the run of those checks that the gate requires of a module, if there are any."""
-    codes = ",".join(entry.manual.code for entry in gate.checks if entry.examines == "module")
-    asked = options.run_request(assignment=assignment, select=codes or None, ignore=None, jobs=jobs, fail_fast=False)
+def examined_by(examination_request: ExaminationRequest, policy: "Policy", jobs: int | None) -> dict[str, Any]:
+    """Whom to examine, and the run of those checks that the policy requires of a module, if there are any."""
+    codes = ",".join(entry.manual.code for entry in policy.checks if entry.examines == "module")
+    asked = options.run_request(
+        examination_request=examination_request, select=codes or None, ignore=None, jobs=jobs, fail_fast=False
+    )
     checks = replace(asked, selected=(), command="go-no-go") if codes else None
-    return {"assignment": asked.assignment, "module_checks": checks}
+    return {"examination_request": asked.examination_request, "module_checks": checks}
 
 
-def read_gate_option(source: str) -> "Gate":
-    """Read `--gate`; raises UsageError."""
+def read_gate_option(source: str) -> "Policy":
+    """Read `--policy`; raises UsageError."""
     from nsa.strict import ConfigError
-    from nsa_doctor.policy.policy import load_gate
+    from nsa_doctor.policy.policy import load_policy
 
     try:
-        return load_gate(source)
+        return load_policy(source)
     except ConfigError as error:
-        raise UsageError(f"--gate {error}") from error
+        raise UsageError(f"--policy {error}") from error
 
 
 def checkpoint_request(path: str | None) -> "GateStatsRequest | None":

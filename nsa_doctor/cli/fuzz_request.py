@@ -8,7 +8,7 @@ from typing import cast
 
 from nsa_doctor.cli import options
 from nsa_doctor.core.errors import OptionError, UsageError
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.nearest import one_of
 from nsa_doctor.core.writing import CannotWriteError, check_writable
 from nsa_doctor.fuzz.cases import IMPLS, TARGETS, Impl, Target
@@ -42,7 +42,7 @@ def fuzz_request(
     about_subject = {"--config": config, "--input": input_kind, "--width": width, "--device": device, "--dtype": dtype}
     if replay is not None:
         return _replay(replay, target, subject, timeout, {**about_search, **about_subject})
-    assignment = options.examined(
+    examination_request = options.examined(
         device=device or "cpu",
         config=config,
         subject=subject,
@@ -57,7 +57,7 @@ def fuzz_request(
     if minutes is not None and not 0 < minutes <= _MOST_MINUTES:  # NaN, too
         raise OptionError(f"--minutes must be a number above 0 and at most {_MOST_MINUTES}, got {minutes:g}")
     request = FuzzRequest(
-        assignment=replace(assignment, lengths=LENGTHS_ASKED),
+        examination_request=replace(examination_request, lengths=LENGTHS_ASKED),
         targets=_targets(target),
         examples=examples or EXAMPLES,
         minutes=minutes,
@@ -109,7 +109,7 @@ def _replay(
         timeout=timeout,
         dtype=saved.dtype,
     )
-    assignment = Assignment(
+    examination_request = ExaminationRequest(
         spec=saved.spec,
         config=saved.config,
         input=saved.input,
@@ -120,4 +120,4 @@ def _replay(
         timeout=timeout,
         lengths=LENGTHS_ASKED,
     )
-    return FuzzRequest(assignment=assignment, targets=(saved.target,), replay=saved, replayed=path)
+    return FuzzRequest(examination_request=examination_request, targets=(saved.target,), replay=saved, replayed=path)

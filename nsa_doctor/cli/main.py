@@ -23,7 +23,7 @@ from nsa_doctor.cli.commands.watch import watch
 from nsa_doctor.cli.delivery import ENDED_EARLY
 from nsa_doctor.core import signals
 from nsa_doctor.core.check_file import CheckFileError
-from nsa_doctor.core.errors import Caught, DoctorBrokeError, OptionError, UsageError, attempt
+from nsa_doctor.core.errors import Caught, InternalError, OptionError, UsageError, attempt
 from nsa_doctor.core.finding import ExitCode
 from nsa_doctor.core.text import escaped
 from nsa_doctor.core.writing import CannotWriteError, say
@@ -95,7 +95,7 @@ def _served(arguments: list[str]) -> int:
         return _complain(str(error), ExitCode.USAGE)
     if isinstance(error, CannotWriteError):
         return _complain(str(error), ExitCode.BROKEN)
-    told = str(error) if isinstance(error, DoctorBrokeError) else answer.sentence
+    told = str(error) if isinstance(error, InternalError) else answer.sentence
     return _complain(f"the doctor itself broke: {told}; --traceback shows where", ExitCode.BROKEN)
 
 

@@ -25,11 +25,15 @@ Format = Annotated[
 Output = Annotated[Path | None, typer.Option(help="Write the report to this file too.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show tracebacks.")]
-GateFile = Annotated[
+PolicyFile = Annotated[
     str | None,
-    typer.Option(help="ci, smoke, production, foreign or a file; else production (foreign for a --subject)."),
+    typer.Option(
+        "--policy",
+        "--gate",
+        help="ci, smoke, production, foreign or a file; else production (foreign for a --subject).",
+    ),
 ]
-RunFolder = Annotated[Path | None, typer.Option(help="Folder of a training run, for the gate's limits.")]
+RunFolder = Annotated[Path | None, typer.Option(help="Folder of a training run, for the policy's limits.")]
 Checkpoint = Annotated[str | None, typer.Option(help="A checkpoint: is it sound, and are its gates?")]
 Data = Annotated[str | None, typer.Option(help="A configuration whose batches are looked at.")]
 Baseline = Annotated[Path | None, typer.Option(help="An earlier report.json to compare with.")]

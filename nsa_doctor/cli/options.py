@@ -12,7 +12,7 @@ from typing import cast
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import PROFILES, Profile
 from nsa_doctor.core.errors import OptionError
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.lengths import parse_lengths
 from nsa_doctor.core.measurement import DTYPES, VALUES
 from nsa_doctor.core.nearest import one_of
@@ -44,7 +44,7 @@ def examined(
     timeout: float,
     dtype: str | None = None,
     profile: str = "quick",
-) -> Assignment:
+) -> ExaminationRequest:
     """Check the options that say whom to examine and how, which most commands have; raises OptionError."""
     if subject is not None:
         subject = _spec(subject)
@@ -60,7 +60,7 @@ def examined(
         raise OptionError(f"--seed must be from 0 to {_LARGEST_SEED}, got {seed}")
     if not (math.isfinite(timeout) and timeout > 0):
         raise OptionError(f"--timeout must be a number of seconds above 0, got {timeout:g}")
-    return Assignment(
+    return ExaminationRequest(
         spec=subject,
         config=config,
         input=None if input_kind is None else one_of("--input", input_kind, ("embeddings", "tokens")),
@@ -91,7 +91,7 @@ def _spec(subject: str) -> str:
 
 def sweep_request(
     *,
-    assignment: Assignment,
+    examination_request: ExaminationRequest,
     seq: str,
     dtype: str | None,
     values: str,
@@ -101,8 +101,8 @@ def sweep_request(
     """Check what `sweep` was given; raises OptionError."""
     lengths = lengths_option(seq)
     return SweepRequest(
-        assignment=replace(
-            assignment,
+        examination_request=replace(
+            examination_request,
             lengths=lengths,
             forward_only=forward_only,
             boundaries_up_to=max(lengths) if boundaries else None,
@@ -113,7 +113,12 @@ def sweep_request(
 
 
 def run_request(
-    *, assignment: Assignment, select: str | None, ignore: str | None, jobs: int | None, fail_fast: bool
+    *,
+    examination_request: ExaminationRequest,
+    select: str | None,
+    ignore: str | None,
+    jobs: int | None,
+    fail_fast: bool,
 ) -> RunRequest:
     """Check what `run` was given; raises OptionError."""
     most = os.cpu_count() or 1
@@ -121,13 +126,13 @@ def run_request(
         raise OptionError(f"--jobs must be from 1 to {_MOST_JOBS}, got {jobs}")
     selected, ignored = prefixes("--select", select), prefixes("--ignore", ignore)
     try:
-        checks = registry.select(selected, ignored, assignment.profile)
+        checks = registry.select(selected, ignored, examination_request.profile)
     except ValueError as error:
         raise OptionError(str(error)) from error
     count = min(jobs or min(most, _USUAL_JOBS), len(checks))
-    threads = max(1, most // count) if count > 1 and assignment.device == "cpu" else 0
+    threads = max(1, most // count) if count > 1 and examination_request.device == "cpu" else 0
     return RunRequest(
-        assignment=replace(assignment, threads=threads, explore=True, lengths=_LENGTHS_TO_ASK_AT),
+        examination_request=replace(examination_request, threads=threads, explore=True, lengths=_LENGTHS_TO_ASK_AT),
         checks=tuple(checks),
         selected=selected,
         jobs=count,
@@ -135,7 +140,9 @@ def run_request(
     )
 
 
-def throughput_request(*, assignment: Assignment, seq: str, repeats: int, floors: str | None) -> ThroughputRequest:
+def throughput_request(
+    *, examination_request: ExaminationRequest, seq: str, repeats: int, floors: str | None
+) -> ThroughputRequest:
     """Check what `throughput` was given; raises OptionError."""
     if not 3 <= repeats <= _MOST_REPEATS:
         raise OptionError(f"--repeats must be from 3 (fewer have no spread) to {_MOST_REPEATS}, got {repeats}")
@@ -144,7 +151,9 @@ def throughput_request(*, assignment: Assignment, seq: str, repeats: int, floors
     except FloorsError as error:
         raise OptionError(f"--floors: {error}") from error
     lengths = tuple(sorted(lengths_option(seq)))
-    return ThroughputRequest(assignment=replace(assignment, lengths=lengths), repeats=repeats, floors=limits)
+    return ThroughputRequest(
+        examination_request=replace(examination_request, lengths=lengths), repeats=repeats, floors=limits
+    )
 
 
 def lengths_option(seq: str) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ class UsageError(ValueError):
     """The request cannot be served; one sentence says what would be right."""
 
 
-class DoctorBrokeError(Exception):
+class InternalError(Exception):
     """The doctor's own code failed in the child."""
 
     def __init__(self, sentence: str, traceback: str) -> None:

@@ -6,7 +6,7 @@ from nsa_doctor.core.check import Profile
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assignment:
+class ExaminationRequest:
     """Whom to examine and under which conditions.
 
     `timeout` is what one measurement, or one call in a check, may take, in seconds; `dtype` None is the subject's own;

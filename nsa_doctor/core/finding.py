@@ -8,7 +8,7 @@ from enum import IntEnum, StrEnum
 from typing import Any, Self
 
 from nsa_doctor.core.measurement import Measurement, Place
-from nsa_doctor.core.policy_verdict import Ruling
+from nsa_doctor.core.policy_verdict import PolicyVerdict
 
 Scalar = str | int | float | bool | None
 _MOST_FINDINGS = 3  # of one check; the rest is counted
@@ -136,7 +136,7 @@ class Report:
 
     `subject`, `options` and `environment` say what was examined and how; `measurements` hold a sweep's table,
     `throughput` what was timed, `run` the facts of a training run, `gates` a checkpoint's gates, one mapping each;
-    `verdict` is what a gate file made of it all. `render/report.schema.json` says what is in each. `interrupted` is
+    `verdict` is what a policy file made of it all. `render/report.schema.json` says what is in each. `interrupted` is
     true when a person stopped it.
     """
 
@@ -152,7 +152,7 @@ class Report:
     throughput: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
     gates: tuple[Mapping[str, Any], ...] = ()
-    verdict: Ruling | None = None
+    verdict: PolicyVerdict | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -171,7 +171,7 @@ class Report:
 
     @property
     def decision(self) -> Decision:
-        """What the gate file decided; without one NO-GO on any FAIL or TIMEOUT, UNKNOWN when anything is missing."""
+        """What the policy file decided; without one NO-GO on any FAIL or TIMEOUT, UNKNOWN when anything is missing."""
         if self.verdict is not None:
             return Decision(self.verdict.decision)
         verdicts = {

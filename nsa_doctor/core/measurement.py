@@ -127,7 +127,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Birth:
+class NonfiniteOrigin:
     """Where a non-finite value that reaches an output or a gradient came into being.
 
     `value` is NaN or inf; `operation` what computed it (or what held it: a parameter, the input); `phase` is build,
@@ -147,14 +147,14 @@ class Diagnosis:
 
     point: Point
     target: str
-    births: tuple[Birth, ...] = ()
+    origins: tuple[NonfiniteOrigin, ...] = ()
     reason: str = ""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what `to_json` wrote."""
-        births = tuple(Birth(**{**birth, "place": Place(**birth["place"])}) for birth in data["births"])
-        return cls(point=Point(**data["point"]), target=data["target"], births=births, reason=data["reason"])
+        origins = tuple(NonfiniteOrigin(**{**origin, "place": Place(**origin["place"])}) for origin in data["origins"])
+        return cls(point=Point(**data["point"]), target=data["target"], origins=origins, reason=data["reason"])
 
 
 def trouble_from_json(data: Mapping[str, Any]) -> Trouble:

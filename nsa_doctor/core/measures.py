@@ -1,4 +1,4 @@
-"""What a gate file may set limits on: numbers a training run's folder shows."""
+"""What a policy file may set limits on: numbers a training run's folder shows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

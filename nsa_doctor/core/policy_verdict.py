@@ -1,14 +1,14 @@
-"""What a gate concludes from a report: the decision, why, and what it rests on."""
+"""What a policy concludes from a report: the decision, why, and what it rests on."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-Kept = Literal["kept", "broken", "not measured", "other device"]
+LimitStatus = Literal["kept", "broken", "not measured", "other device"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Required:
-    """One required check: how it ended in the eyes of the gate, and why the gate requires it."""
+    """One required check: how it ended in the eyes of the policy, and why the policy requires it."""
 
     code: str
     verdict: str
@@ -18,7 +18,7 @@ class Required:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class LimitResult:
     """One limit and the number that was held against it; `measured` is None where there is none."""
 
     measure: str
@@ -26,7 +26,7 @@ class Held:
     unit: str
     bound: str
     measured: float | None
-    kept: Kept
+    kept: LimitStatus
     because: str
     device: str = ""
 
@@ -51,15 +51,15 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ruling:
-    """The verdict of a gate; `why` is what speaks against a GO, the gravest first, or what speaks for it."""
+class PolicyVerdict:
+    """The verdict of a policy; `why` is what speaks against a GO, the gravest first, or what speaks for it."""
 
     decision: Literal["GO", "NO-GO", "UNKNOWN"]
     gate: str
     gate_digest: str
     why: tuple[str, ...]
     required: tuple[Required, ...] = ()
-    limits: tuple[Held, ...] = ()
+    limits: tuple[LimitResult, ...] = ()
     accepted: tuple[Accepted, ...] = ()
     baseline: Compared | None = None
     again: str = ""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.measurement import Point
 
 SECONDS: Mapping[str, float] = {  # --timeout of each command where none is given
@@ -77,16 +77,16 @@ class CommandLine:
     lengths: tuple[int, ...] = ()
 
     @classmethod
-    def asked(cls, assignment: Assignment, facts: Mapping[str, Any]) -> Self:
+    def asked(cls, examination_request: ExaminationRequest, facts: Mapping[str, Any]) -> Self:
         """By the facts of a subject that was loaded; of one that was not, by what was asked for."""
         return cls(
-            options=tuple(facts.get("options", _named(assignment))),
-            device=assignment.device,
-            seed=assignment.seed,
+            options=tuple(facts.get("options", _named(examination_request))),
+            device=examination_request.device,
+            seed=examination_request.seed,
             dtype=facts.get("dtype", "float32"),
-            profile=assignment.profile,
-            timeout=assignment.timeout,
-            lengths=assignment.lengths if assignment.are_all_lengths else (),
+            profile=examination_request.profile,
+            timeout=examination_request.timeout,
+            lengths=examination_request.lengths if examination_request.are_all_lengths else (),
         )
 
     @classmethod
@@ -132,14 +132,14 @@ def again(subject: Examined, code: str) -> str:
     return CommandLine.on(subject).check(code)
 
 
-def _named(assignment: Assignment) -> tuple[str, ...]:
+def _named(examination_request: ExaminationRequest) -> tuple[str, ...]:
     """The words that name the subject of an assignment."""
     asked = {
-        "--subject": assignment.spec,
-        "--config": assignment.config,
-        "--input": assignment.input,
-        "--width": assignment.width,
-        "--dtype": assignment.dtype,
+        "--subject": examination_request.spec,
+        "--config": examination_request.config,
+        "--input": examination_request.input,
+        "--width": examination_request.width,
+        "--dtype": examination_request.dtype,
     }
     return tuple(word for option, value in asked.items() if value is not None for word in (option, str(value)))
 

@@ -12,7 +12,7 @@ from nsa_doctor.core.reproduce import CommandLine
 from nsa_doctor.core.text import joined, numbers
 from nsa_doctor.core.torch_errors import error_evidence
 from nsa_doctor.engine.measure_points import Examination, target_of
-from nsa_doctor.engine.root_causes import Cause, causes, fact_of
+from nsa_doctor.engine.root_causes import RootCause, causes, fact_of
 
 
 def findings(examination: Examination, command: CommandLine) -> list[Finding]:
@@ -37,7 +37,7 @@ def observed(examination: Examination, command: CommandLine) -> Iterator[tuple[F
         )
 
 
-def _nonfinite(cause: Cause) -> str:
+def _nonfinite(cause: RootCause) -> str:
     first = cause.first
     target = target_of(first)
     census = first.census(target)
@@ -49,13 +49,13 @@ def _nonfinite(cause: Cause) -> str:
     message = f"{census.num_bad_rows} of {census.num_rows} {what} {verb} not finite at {_seen_at(cause)}"
     message += f": {kinds}{first_bad}"
     message += "" if target == OUTPUT else "; the output is finite"
-    if not cause.births:
+    if not cause.origins:
         return f"{message}; where that begins is not known" + (f": {cause.reason}" if cause.reason else "")
-    birth = cause.births[0]
-    return f"{message}; the first {birth.value} comes from {birth.operation} ({birth.phase})"
+    origin = cause.origins[0]
+    return f"{message}; the first {origin.value} comes from {origin.operation} ({origin.phase})"
 
 
-def _trouble(cause: Cause) -> str:
+def _trouble(cause: RootCause) -> str:
     trouble = cause.trouble
     assert trouble is not None
     at = f"at {_seen_at(cause)}" if trouble.phase not in ("build", "loading") else "whatever the length"
@@ -69,7 +69,7 @@ def _trouble(cause: Cause) -> str:
             return f"{trouble.message}{in_phase if trouble.kind == 'died' else ''} {at}"
 
 
-def _seen_at(cause: Cause) -> str:
+def _seen_at(cause: RootCause) -> str:
     """S=512 and 2048 in bfloat16 (train, eval)."""
     points = cause.points
     dtypes = sorted({point.dtype for point in points})
@@ -80,7 +80,7 @@ def _seen_at(cause: Cause) -> str:
     return f"{words} ({', '.join(_modes(points))})"
 
 
-def _evidence(cause: Cause) -> dict[str, Scalar]:
+def _evidence(cause: RootCause) -> dict[str, Scalar]:
     points = cause.points
     evidence: dict[str, Scalar] = {
         "lengths": ",".join(str(length) for length in sorted({point.length for point in points})),
@@ -104,14 +104,19 @@ def _evidence(cause: Cause) -> dict[str, Scalar]:
         "branches": ",".join(branches),
         "num_untraced": cause.num_untraced,
     }
-    if cause.births:
-        birth = cause.births[0]
-        evidence |= {"born": birth.value, "operation": birth.operation, "phase": birth.phase, "detail": birth.detail}
-        evidence |= {"num_modules": len({each.place.module for each in cause.births})}
+    if cause.origins:
+        origin = cause.origins[0]
+        evidence |= {
+            "born": origin.value,
+            "operation": origin.operation,
+            "phase": origin.phase,
+            "detail": origin.detail,
+        }
+        evidence |= {"num_modules": len({each.place.module for each in cause.origins})}
     return evidence
 
 
-def _control(cause: Cause, known: Sequence[Measurement]) -> str:
+def _control(cause: RootCause, known: Sequence[Measurement]) -> str:
     """What was fine right beside the first bad point: the nearest lengths, then other modes, dtypes and values."""
     point = cause.first.point
     fine = [measurement.point for measurement in known if measurement.is_finite]

@@ -74,7 +74,7 @@ def floors_for(device_name: str, device: str) -> Floors | None:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FloorVerdict:
     """Whether samples keep a floor; None where their spread reaches over it."""
 
     keeps: bool | None
@@ -82,12 +82,12 @@ class Verdict:
     spread: float
 
 
-def judge(samples: Sequence[float], floor: Floor) -> Verdict:
+def judge(samples: Sequence[float], floor: Floor) -> FloorVerdict:
     """Hold samples against a floor, which must lie further from their median than half of them spread."""
     median, spread = statistics.median(samples), relative_spread(samples)
     keeps = median <= floor.limit if floor.quantity == "slowdown" else median >= floor.limit
     distance = abs(median - floor.limit) / median
-    return Verdict(keeps if distance > spread else None, median, spread)
+    return FloorVerdict(keeps if distance > spread else None, median, spread)
 
 
 def relative_spread(samples: Sequence[float]) -> float:

@@ -4,22 +4,22 @@ from dataclasses import asdict
 from typing import Any
 
 from nsa_doctor.core.environment import Environment, misfits
-from nsa_doctor.core.errors import DoctorBrokeError
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.errors import InternalError
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.measurement import Trouble
-from nsa_doctor.isolation.supervisor import IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import Supervisor
 
 
-def describe(assignment: Assignment) -> dict[str, Any]:
-    """Facts, flags, routes and misfits; raises DoctorBrokeError when the machine cannot be asked."""
-    laboratory = IsolatedLaboratory(assignment)
+def describe(examination_request: ExaminationRequest) -> dict[str, Any]:
+    """Facts, flags, routes and misfits; raises InternalError when the machine cannot be asked."""
+    supervisor = Supervisor(examination_request)
     try:
-        troubles = laboratory.load()
-        answer = laboratory.describe_machine()
+        troubles = supervisor.load()
+        answer = supervisor.describe_machine()
     finally:
-        laboratory.close()
+        supervisor.close()
     if isinstance(answer, Trouble):
-        raise DoctorBrokeError(f"the machine cannot be asked: {answer.message}", answer.traceback)
+        raise InternalError(f"the machine cannot be asked: {answer.message}", answer.traceback)
     facts = Environment.from_json(answer["facts"])
     told = [misfit.message for misfit in misfits(facts)]
     told += [measurement.trouble.message for measurement in troubles if measurement.trouble]

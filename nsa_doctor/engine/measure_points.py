@@ -13,7 +13,7 @@ _MOST_TRACED = 8
 _MOST_CONTROLS = 6
 
 
-class Laboratory(Protocol):
+class Measurer(Protocol):
     """Measures and traces one subject."""
 
     def measure(self, point: Point) -> Measurement:
@@ -52,20 +52,20 @@ def points(
 
 
 def examine(
-    laboratory: Laboratory,
+    measurer: Measurer,
     examination: Examination,
     to_measure: Iterable[Point],
     listen: Callable[[str, Measurement | Diagnosis], None] = lambda stage, answer: None,
 ) -> None:
     """Measure all points, trace what is not finite, measure neighbours of what is wrong; adds to `examination`."""
     for point in to_measure:
-        examination.measurements.append(laboratory.measure(point))
+        examination.measurements.append(measurer.measure(point))
         listen("measured", examination.measurements[-1])
     for point in _to_trace(examination.measurements):
-        examination.diagnoses.append(laboratory.diagnose(point))
+        examination.diagnoses.append(measurer.diagnose(point))
         listen("traced", examination.diagnoses[-1])
     for point in _neighbours(examination.measurements):
-        examination.controls.append(laboratory.measure(point))
+        examination.controls.append(measurer.measure(point))
         listen("controlled", examination.controls[-1])
 
 

@@ -7,9 +7,9 @@ from nsa_doctor.core.facts import Fact
 from nsa_doctor.core.measurement import (
     GRADIENTS,
     MODES,
-    Birth,
     Diagnosis,
     Measurement,
+    NonfiniteOrigin,
     Place,
     Point,
     Trouble,
@@ -27,11 +27,11 @@ TROUBLE_FACTS: Mapping[TroubleKind, Fact] = {
 
 
 @dataclass
-class Cause:
+class RootCause:
     """Measurements with one cause: births on one line, a trouble, or (when tracing found nothing) neither."""
 
     measurements: list[Measurement] = field(default_factory=list)
-    births: list[Birth] = field(default_factory=list)
+    origins: list[NonfiniteOrigin] = field(default_factory=list)
     trouble: Trouble | None = None
     num_untraced: int = 0
     reason: str = ""
@@ -53,15 +53,15 @@ class Cause:
         """Where it lies, as far as that is known."""
         if self.trouble is not None:
             return self.trouble.place
-        return self.births[0].place if self.births else Place()
+        return self.origins[0].place if self.origins else Place()
 
 
-def causes(examination: Examination) -> list[Cause]:
+def causes(examination: Examination) -> list[RootCause]:
     """Everything that is wrong: first what is not finite, then what gave nothing to count."""
     return [*_nonfinite_causes(examination), *_trouble_causes(examination.measurements)]
 
 
-def fact_of(cause: Cause, known: Sequence[Measurement]) -> Fact:
+def fact_of(cause: RootCause, known: Sequence[Measurement]) -> Fact:
     """What was observed: named after what finiteness depends on, where all that was measured agrees it does."""
     if cause.trouble is not None:
         return TROUBLE_FACTS[cause.trouble.kind]
@@ -78,38 +78,38 @@ def fact_of(cause: Cause, known: Sequence[Measurement]) -> Fact:
 _LOW = ("bfloat16", "float16")
 
 
-def _nonfinite_causes(examination: Examination) -> list[Cause]:
+def _nonfinite_causes(examination: Examination) -> list[RootCause]:
     diagnoses = {diagnosis.point: diagnosis for diagnosis in examination.diagnoses}
-    found: dict[tuple[str, ...], Cause] = {}
+    found: dict[tuple[str, ...], RootCause] = {}
     untraced: list[Measurement] = []
     for measurement in examination.measurements:
         if measurement.trouble is not None or measurement.is_finite:
             continue
         diagnosis = diagnoses.get(measurement.point)
-        if diagnosis is None or not diagnosis.births:
+        if diagnosis is None or not diagnosis.origins:
             untraced.append(measurement)
             continue
-        for birth in diagnosis.births:
-            cause = found.setdefault(_birth_key(birth), Cause())
+        for origin in diagnosis.origins:
+            cause = found.setdefault(_birth_key(origin), RootCause())
             cause.measurements.append(measurement)
-            cause.births.append(birth)
+            cause.origins.append(origin)
     for measurement in untraced:
         keys = _keys_beside(measurement, examination.measurements, diagnoses)
         diagnosis = diagnoses.get(measurement.point)
         for key in keys or [("untraced", target_of(measurement))]:
-            cause = found.setdefault(key, Cause())
+            cause = found.setdefault(key, RootCause())
             cause.measurements.append(measurement)
             cause.num_untraced += 1
             cause.reason = cause.reason or (diagnosis.reason if diagnosis else "")
     return list(found.values())
 
 
-def _birth_key(birth: Birth) -> tuple[str, ...]:
+def _birth_key(origin: NonfiniteOrigin) -> tuple[str, ...]:
     """One line of the subject's source is one cause; where only torch's own line is known, the module counts too."""
-    place = birth.place
+    place = origin.place
     if place.file and "/torch/nn/" not in place.file:
         return place.file, str(place.line)
-    return place.module, place.file, str(place.line), birth.operation
+    return place.module, place.file, str(place.line), origin.operation
 
 
 def _keys_beside(
@@ -117,7 +117,7 @@ def _keys_beside(
 ) -> list[tuple[str, ...]]:
     """The causes at the traced point that is most like one where tracing showed nothing, with the same target."""
     here, target = measurement.point, target_of(measurement)
-    traced = [m.point for m in measurements if m.point in diagnoses and diagnoses[m.point].births]
+    traced = [m.point for m in measurements if m.point in diagnoses and diagnoses[m.point].origins]
     alike = {m.point for m in measurements if target_of(m) == target}
 
     def distance(point: Point) -> tuple[bool, bool, bool, int]:
@@ -125,11 +125,11 @@ def _keys_beside(
         return (*other, abs(point.length - here.length))
 
     nearest = min((point for point in traced if point in alike), key=distance, default=None)
-    return [] if nearest is None else list(dict.fromkeys(map(_birth_key, diagnoses[nearest].births)))
+    return [] if nearest is None else list(dict.fromkeys(map(_birth_key, diagnoses[nearest].origins)))
 
 
-def _trouble_causes(measurements: Iterable[Measurement]) -> list[Cause]:
-    found: dict[tuple[str, ...], Cause] = {}
+def _trouble_causes(measurements: Iterable[Measurement]) -> list[RootCause]:
+    found: dict[tuple[str, ...], RootCause] = {}
     for measurement in measurements:
         trouble = measurement.trouble
         if trouble is None or trouble.kind not in TROUBLE_FACTS:
@@ -137,7 +137,7 @@ def _trouble_causes(measurements: Iterable[Measurement]) -> list[Cause]:
         where = trouble.place.line_text or trouble.message.partition(":")[0]
         if trouble.kind == "timeout" and trouble.place.file:  # it was seen on one line of several it goes round
             where = f"{trouble.place.file} {trouble.place.function}"
-        cause = found.setdefault((trouble.kind, where), Cause(trouble=trouble))
+        cause = found.setdefault((trouble.kind, where), RootCause(trouble=trouble))
         cause.measurements.append(measurement)
     return list(found.values())
 

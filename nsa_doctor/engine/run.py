@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nsa_doctor.core.deduplicate import deduplicate
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Report, Result
 from nsa_doctor.core.registry import Entry
 from nsa_doctor.core.report_facts import environment, subject_facts
 from nsa_doctor.engine.conclusions import is_swept
 from nsa_doctor.engine.schedule import Task, work_off
 from nsa_doctor.engine.session import Session
-from nsa_doctor.isolation.supervisor import IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import Supervisor
 
 Listener = Callable[[str, int, int], None]
 
@@ -23,7 +23,7 @@ Listener = Callable[[str, int, int], None]
 class RunRequest:
     """Whom to examine, and with which checks; `selected` are the words of --select: what they name is required."""
 
-    assignment: Assignment
+    examination_request: ExaminationRequest
     checks: tuple[Entry, ...]
     selected: tuple[str, ...] = ()
     jobs: int = 1
@@ -39,31 +39,31 @@ def run(
     """Examine, conclude; a KeyboardInterrupt ends it early and keeps what was found.
 
     `learn` is told the subject's facts as soon as they are known.
-    Raises UsageError when the subject cannot be examined at all and DoctorBrokeError when the doctor's code fails.
+    Raises UsageError when the subject cannot be examined at all and InternalError when the doctor's code fails.
     """
     start = time.perf_counter()
     entries = {entry.manual.code: entry for entry in request.checks}
-    session = Session(request.assignment, frozenset(entries))
-    laboratories = [IsolatedLaboratory(request.assignment) for _ in range(request.jobs)]
+    session = Session(request.examination_request, frozenset(entries))
+    supervisors = [Supervisor(request.examination_request) for _ in range(request.jobs)]
     interrupted = False
     try:
-        session.load(laboratories[0])
+        session.load(supervisors[0])
         learn(session.facts)
         if session.facts:
-            for laboratory in laboratories[1:]:
-                laboratory.facts = session.facts
-            work_off(_tasks(request, session), laboratories, listen, lambda: request.fail_fast and session.has_failed)
+            for supervisor in supervisors[1:]:
+                supervisor.facts = session.facts
+            work_off(_tasks(request, session), supervisors, listen, lambda: request.fail_fast and session.has_failed)
     except KeyboardInterrupt:
         interrupted = True
     finally:
-        for laboratory in laboratories:
-            laboratory.close()
+        for supervisor in supervisors:
+            supervisor.close()
     asked = (_completed(session.results.get(code), entry, request) for code, entry in entries.items())
     beside = (result for result in session.obstacles if result.code not in entries)
     results = [*(result for result in asked if result is not None), *beside]
     return Report(
         command=request.command,
-        subject=subject_facts(request.assignment.spec, session.facts),
+        subject=subject_facts(request.examination_request.spec, session.facts),
         options=_options(request),
         environment=environment(session.facts),
         results=deduplicate(results, entries),
@@ -79,7 +79,7 @@ def _tasks(request: RunRequest, session: Session) -> list[Task]:
     swept = frozenset(entry.manual.code for entry in request.checks if is_swept(entry))
     tasks = []
     if swept:
-        tasks.append(Task("sweep", swept, frozenset(), lambda laboratory: _sweep(session, laboratory)))
+        tasks.append(Task("sweep", swept, frozenset(), lambda supervisor: _sweep(session, supervisor)))
     for entry in request.checks:
         code = entry.manual.code
         if code not in swept:
@@ -89,17 +89,17 @@ def _tasks(request: RunRequest, session: Session) -> list[Task]:
     return tasks
 
 
-def _checking(entry: Entry, session: Session) -> Callable[[IsolatedLaboratory], str]:
-    def check(laboratory: IsolatedLaboratory) -> str:
-        result = session.check(entry, laboratory)
+def _checking(entry: Entry, session: Session) -> Callable[[Supervisor], str]:
+    def check(supervisor: Supervisor) -> str:
+        result = session.check(entry, supervisor)
         return f"{entry.manual.code} {entry.manual.name}: {result.verdict.value} {result.seconds:.1f} s"
 
     return check
 
 
-def _sweep(session: Session, laboratory: IsolatedLaboratory) -> str:
+def _sweep(session: Session, supervisor: Supervisor) -> str:
     start = time.perf_counter()
-    count = session.sweep(laboratory)
+    count = session.sweep(supervisor)
     return f"sweep of {count} points: {time.perf_counter() - start:.1f} s"
 
 
@@ -112,14 +112,14 @@ def _completed(result: Result | None, entry: Entry, request: RunRequest) -> Resu
 
 
 def _options(request: RunRequest) -> dict[str, Any]:
-    assignment = request.assignment
+    examination_request = request.examination_request
     return {
         "checks": [entry.manual.code for entry in request.checks],
-        "profile": assignment.profile,
-        "device": assignment.device,
-        "dtype": assignment.dtype,
-        **({"lengths": list(assignment.lengths)} if assignment.are_all_lengths else {}),
-        "seed": assignment.seed,
+        "profile": examination_request.profile,
+        "device": examination_request.device,
+        "dtype": examination_request.dtype,
+        **({"lengths": list(examination_request.lengths)} if examination_request.are_all_lengths else {}),
+        "seed": examination_request.seed,
         "jobs": request.jobs,
-        "timeout_seconds": assignment.timeout if math.isfinite(assignment.timeout) else None,
+        "timeout_seconds": examination_request.timeout if math.isfinite(examination_request.timeout) else None,
     }

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.isolation.supervisor import InterruptedLaboratoryError, IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import Supervisor, SupervisorClosedError
 
 _POLL_SECONDS = 0.1
 
@@ -20,12 +20,12 @@ class Task:
     name: str
     codes: frozenset[str]
     waits_for: frozenset[str]
-    work: Callable[[IsolatedLaboratory], str]
+    work: Callable[[Supervisor], str]
 
 
 def work_off(
     tasks: Sequence[Task],
-    laboratories: Sequence[IsolatedLaboratory],
+    supervisors: Sequence[Supervisor],
     listen: Callable[[str, int, int], None],
     stop_early: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -33,10 +33,10 @@ def work_off(
 
     Raises what a task, `listen` or `stop_early` raised, once the others are interrupted; KeyboardInterrupt at once.
     """
-    for laboratory in laboratories[1:]:
-        laboratory.experience = laboratories[0].experience
+    for supervisor in supervisors[1:]:
+        supervisor.history = supervisors[0].history
     shared = _Shared(list(tasks), stop_early)
-    threads = [threading.Thread(target=shared.serve, args=(laboratory,)) for laboratory in laboratories]
+    threads = [threading.Thread(target=shared.serve, args=(supervisor,)) for supervisor in supervisors]
     told = 0
     try:
         for thread in threads:
@@ -48,8 +48,8 @@ def work_off(
             next((thread for thread in threads if thread.is_alive()), threads[0]).join(_POLL_SECONDS)
     finally:
         shared.stop()
-        for laboratory in laboratories:
-            laboratory.interrupt()
+        for supervisor in supervisors:
+            supervisor.interrupt()
         for thread in threads:
             if thread.ident is not None:  # an interruption may come before all have started
                 thread.join()
@@ -70,12 +70,12 @@ class _Shared:
         self._is_stopped = False
         self._changed = threading.Condition()
 
-    def serve(self, laboratory: IsolatedLaboratory) -> None:
+    def serve(self, supervisor: Supervisor) -> None:
         """Take tasks until none is left; an exception, from wherever it comes, is kept and stops all threads."""
-        answer = attempt(lambda: self._work(laboratory))
+        answer = attempt(lambda: self._work(supervisor))
         if isinstance(answer, Caught):
             with self._changed:
-                if not isinstance(answer.error, InterruptedLaboratoryError):
+                if not isinstance(answer.error, SupervisorClosedError):
                     self.caught = self.caught or answer
                 self._is_stopped = True
                 self._changed.notify_all()
@@ -86,9 +86,9 @@ class _Shared:
             self._is_stopped = True
             self._changed.notify_all()
 
-    def _work(self, laboratory: IsolatedLaboratory) -> None:
+    def _work(self, supervisor: Supervisor) -> None:
         while (task := self._take()) is not None:
-            told = task.work(laboratory)
+            told = task.work(supervisor)
             with self._changed:
                 self.told.append(told)
                 self._is_stopped = self._is_stopped or self._stop_early()

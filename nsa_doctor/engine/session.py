@@ -7,7 +7,7 @@ from typing import Any
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Profile
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.facts import needs_of
 from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.core.measurement import Measurement, Point
@@ -17,7 +17,7 @@ from nsa_doctor.engine.conclusions import swept_codes, swept_results
 from nsa_doctor.engine.describe import findings
 from nsa_doctor.engine.measure_points import Examination, examine
 from nsa_doctor.engine.sweep_plan import sweep_points
-from nsa_doctor.isolation.supervisor import IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import Supervisor
 
 CHECK_SECONDS: Mapping[Profile, float] = {"smoke": 30.0, "quick": 90.0, "full": 600.0}
 
@@ -30,7 +30,7 @@ class Session:
     one session, each in its own laboratory.
     """
 
-    assignment: Assignment
+    examination_request: ExaminationRequest
     codes: frozenset[str]
     facts: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Result] = field(default_factory=dict)
@@ -49,19 +49,19 @@ class Session:
         has_answer = any(measurement.trouble is None for measurement in self.examination.measurements)
         return () if has_answer else tuple(self._answered()[code] for code in self._failed() if code in swept_codes())
 
-    def load(self, laboratory: IsolatedLaboratory) -> None:
+    def load(self, supervisor: Supervisor) -> None:
         """Load the subject and learn its facts; none are known when it cannot be examined, and the results say why.
 
-        Raises UsageError and DoctorBrokeError.
+        Raises UsageError and InternalError.
         """
-        self.examination.measurements += laboratory.load()
-        self.facts = laboratory.facts
+        self.examination.measurements += supervisor.load()
+        self.facts = supervisor.facts
         self._keep(notes=self.facts.get("notes", ()))
         if not self.facts:
             self._conclude_sweep([])
             self._leave_unanswered()
 
-    def check(self, entry: Entry, laboratory: IsolatedLaboratory) -> Result:
+    def check(self, entry: Entry, supervisor: Supervisor) -> Result:
         """Run one check, unless the subject lacks what it needs or a failed one has taken its meaning."""
         code, name = entry.manual.code, entry.manual.name
         failed = [
@@ -77,16 +77,18 @@ class Session:
             reason = f"means nothing while {failed[0]} fails"
             result = Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason)
         else:
-            at_most = CHECK_SECONDS[self.assignment.profile]
-            result = laboratory.check(code, self.assignment.timeout, at_most=at_most)
+            at_most = CHECK_SECONDS[self.examination_request.profile]
+            result = supervisor.check(code, self.examination_request.timeout, at_most=at_most)
         self._keep([result], result.notes)
         return result
 
-    def sweep(self, laboratory: IsolatedLaboratory) -> int:
+    def sweep(self, supervisor: Supervisor) -> int:
         """Answer all checks that a sweep answers; the number of points it was planned to measure."""
         tried = {measurement.point.length for measurement in self.examination.measurements}
-        planned = [point for point in sweep_points(self.assignment.profile, self.facts) if point.length not in tried]
-        examine(laboratory, self.examination, planned)
+        planned = [
+            point for point in sweep_points(self.examination_request.profile, self.facts) if point.length not in tried
+        ]
+        examine(supervisor, self.examination, planned)
         self._conclude_sweep(planned)
         return len(planned)
 
@@ -105,7 +107,7 @@ class Session:
         facts, measurements = self.facts, self.examination.measurements
         kept = [each for each in measurements if not _is_foreign_dtype(each, facts)]
         dropped = dict.fromkeys(each.point.dtype for each in measurements if each not in kept)
-        where = f"the subject does not run in it on {self.assignment.device}"
+        where = f"the subject does not run in it on {self.examination_request.device}"
         self._keep(notes=[f"not examined in {dtype}: {where}" for dtype in dropped])
         measurements[:] = kept
         done = [point for point in planned if any(each.point == point for each in kept)]
@@ -115,7 +117,7 @@ class Session:
             entry = entries[result.code]
             if result.verdict is Verdict.PASS and not _is_looked_at(entry, done, facts):
                 was_planned = _is_looked_at(entry, planned, facts)
-                reason = f"no such input is part of the profile {self.assignment.profile}"
+                reason = f"no such input is part of the profile {self.examination_request.profile}"
                 reason = f"it runs in {facts['dtype']} alone" if was_planned else reason
                 result = replace(result, verdict=Verdict.SKIP, reason=reason, is_required=not was_planned)
             self._keep([result])
@@ -132,7 +134,7 @@ class Session:
             self.notes.update(dict.fromkeys(notes))
 
     def _command(self) -> CommandLine:
-        return CommandLine.asked(self.assignment, self.facts)
+        return CommandLine.asked(self.examination_request, self.facts)
 
 
 def _is_bad(result: Result) -> bool:

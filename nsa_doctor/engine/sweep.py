@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.facts import needs_of
 from nsa_doctor.core.finding import Report
 from nsa_doctor.core.measurement import GRADIENTS, MODES, Diagnosis, Measurement, Point
@@ -15,7 +15,7 @@ from nsa_doctor.core.reproduce import CommandLine
 from nsa_doctor.engine.conclusions import swept_results
 from nsa_doctor.engine.describe import findings
 from nsa_doctor.engine.measure_points import Examination, examine, points
-from nsa_doctor.isolation.supervisor import IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import Supervisor
 
 Listener = Callable[[str, int, Measurement | Diagnosis], None]
 
@@ -27,7 +27,7 @@ class SweepRequest:
     The assignment's `boundaries_up_to` says whether lengths at which the geometry changes are added.
     """
 
-    assignment: Assignment
+    examination_request: ExaminationRequest
     dtypes: tuple[str, ...] = ()
     values: tuple[str, ...] = ("normal",)
 
@@ -35,30 +35,30 @@ class SweepRequest:
 def sweep(request: SweepRequest, listen: Listener = lambda stage, total, answer: None) -> Report:
     """Measure, trace, conclude; a KeyboardInterrupt ends it early and keeps what was measured.
 
-    Raises UsageError when the subject cannot be examined at all and DoctorBrokeError when the doctor's code fails.
+    Raises UsageError when the subject cannot be examined at all and InternalError when the doctor's code fails.
     """
     start = time.perf_counter()
-    laboratory = IsolatedLaboratory(request.assignment)
+    supervisor = Supervisor(request.examination_request)
     examination = Examination()
     interrupted = False
     planned: list[Point] = []
     try:
-        examination.measurements += laboratory.load()
-        if laboratory.facts:
-            request = replace(request, dtypes=request.dtypes or (laboratory.facts["dtype"],))
-            planned = _plan(request, laboratory.facts["boundaries"])
+        examination.measurements += supervisor.load()
+        if supervisor.facts:
+            request = replace(request, dtypes=request.dtypes or (supervisor.facts["dtype"],))
+            planned = _plan(request, supervisor.facts["boundaries"])
             tried = {measurement.point.length for measurement in examination.measurements}
             left = [point for point in planned if point.length not in tried]
-            examine(laboratory, examination, left, lambda stage, answer: listen(stage, len(left), answer))
+            examine(supervisor, examination, left, lambda stage, answer: listen(stage, len(left), answer))
     except KeyboardInterrupt:
         interrupted = True
     finally:
-        laboratory.close()
-    facts = laboratory.facts
+        supervisor.close()
+    facts = supervisor.facts
     found = findings(examination, _command(request, facts))
     return Report(
         command="sweep",
-        subject=subject_facts(request.assignment.spec, facts),
+        subject=subject_facts(request.examination_request.spec, facts),
         options=_options(request),
         environment=environment(facts),
         results=swept_results(found, examination, planned, lambda entry: _is_answered(entry, request)),
@@ -70,23 +70,23 @@ def sweep(request: SweepRequest, listen: Listener = lambda stage, total, answer:
 
 
 def _plan(request: SweepRequest, boundaries: Sequence[int]) -> list[Point]:
-    asked = request.assignment.lengths
+    asked = request.examination_request.lengths
     return points(sorted({*asked, *boundaries}) if boundaries else asked, request.dtypes, MODES, request.values)
 
 
 def _command(request: SweepRequest, facts: Mapping[str, Any]) -> CommandLine:
-    assignment = request.assignment
-    command = CommandLine.asked(assignment, facts)
+    examination_request = request.examination_request
+    command = CommandLine.asked(examination_request, facts)
     options = command.options
     options += ("--dtype", ",".join(request.dtypes)) if request.dtypes and not facts else ()
-    options += ("--forward-only",) if assignment.forward_only else ()
+    options += ("--forward-only",) if examination_request.forward_only else ()
     return replace(command, options=options)
 
 
 def _is_answered(entry: Entry, request: SweepRequest) -> bool:
     """Whether a sweep of this kind can pass that check."""
     has = {
-        "gradients": not request.assignment.forward_only,
+        "gradients": not request.examination_request.forward_only,
         "values": len(request.values) > 1,
         "dtypes": len(request.dtypes) > 1,
     }
@@ -96,7 +96,7 @@ def _is_answered(entry: Entry, request: SweepRequest) -> bool:
 def _notes(request: SweepRequest, examination: Examination) -> tuple[str, ...]:
     notes = dict.fromkeys(note for measurement in examination.measurements for note in measurement.notes)
     trained = [m for m in examination.measurements if m.point.mode == "train" and m.trouble is None]
-    if request.assignment.forward_only:
+    if request.examination_request.forward_only:
         notes["gradients were not asked for"] = None
     elif trained and not any(measurement.census(GRADIENTS) for measurement in trained):
         notes["nothing got a gradient: the output depends on no parameter and no input that requires one"] = None
@@ -104,14 +104,14 @@ def _notes(request: SweepRequest, examination: Examination) -> tuple[str, ...]:
 
 
 def _options(request: SweepRequest) -> dict[str, Any]:
-    assignment = request.assignment
+    examination_request = request.examination_request
     return {
-        "lengths": list(assignment.lengths),
-        "boundaries": assignment.boundaries_up_to is not None,
+        "lengths": list(examination_request.lengths),
+        "boundaries": examination_request.boundaries_up_to is not None,
         "dtypes": list(request.dtypes),
         "values": list(request.values),
-        "device": assignment.device,
-        "seed": assignment.seed,
-        "forward_only": assignment.forward_only,
-        "timeout_seconds": assignment.timeout,
+        "device": examination_request.device,
+        "seed": examination_request.seed,
+        "forward_only": examination_request.forward_only,
+        "timeout_seconds": examination_request.timeout,
     }

@@ -10,7 +10,7 @@ from typing import Any
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Command
 from nsa_doctor.core.deduplicate import deduplicate
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.facts import Fact
 from nsa_doctor.core.finding import Finding, Report, Result
 from nsa_doctor.core.finding import Verdict as Ended
@@ -20,9 +20,9 @@ from nsa_doctor.core.report_facts import environment, subject_facts
 from nsa_doctor.core.reproduce import CommandLine
 from nsa_doctor.core.torch_errors import error_evidence
 from nsa_doctor.engine.floors import Floor, Floors, floors_for, judge, relative_spread
-from nsa_doctor.engine.floors import Verdict as Judged
+from nsa_doctor.engine.floors import FloorVerdict as Judged
 from nsa_doctor.engine.session import Session
-from nsa_doctor.isolation.supervisor import IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import Supervisor
 
 REPEATS = 7
 _CHECK_SECONDS = 120.0
@@ -34,7 +34,7 @@ Listener = Callable[[str, int, int], None]
 class ThroughputRequest:
     """Whom to time, at the assignment's lengths; no floors means those of the device, where it has any."""
 
-    assignment: Assignment
+    examination_request: ExaminationRequest
     repeats: int = REPEATS
     floors: Floors | None = None
 
@@ -52,28 +52,28 @@ class _State:
 def throughput(request: ThroughputRequest, listen: Listener = lambda told, done, total: None) -> Report:
     """Check that the subject is right, time it, judge; a KeyboardInterrupt keeps what was measured.
 
-    Raises UsageError when the subject cannot be examined at all and DoctorBrokeError when the doctor's code fails.
+    Raises UsageError when the subject cannot be examined at all and InternalError when the doctor's code fails.
     """
     start = time.perf_counter()
     state, interrupted = _State(floors=request.floors), False
-    laboratory = IsolatedLaboratory(request.assignment)
+    supervisor = Supervisor(request.examination_request)
     try:
-        _work(request, laboratory, state, listen)
+        _work(request, supervisor, state, listen)
     except KeyboardInterrupt:
         interrupted = True
     finally:
-        laboratory.close()
-    assignment = request.assignment
+        supervisor.close()
+    examination_request = request.examination_request
     return Report(
         command="throughput",
-        subject=subject_facts(assignment.spec, state.facts),
+        subject=subject_facts(examination_request.spec, state.facts),
         options={
-            "lengths": list(assignment.lengths),
-            "device": assignment.device,
-            "dtype": assignment.dtype,
-            "seed": assignment.seed,
+            "lengths": list(examination_request.lengths),
+            "device": examination_request.device,
+            "dtype": examination_request.dtype,
+            "seed": examination_request.seed,
             "repeats": request.repeats,
-            "timeout_seconds": assignment.timeout,
+            "timeout_seconds": examination_request.timeout,
             "floors": state.floors.name if state.floors else None,
         },
         environment=environment(state.facts),
@@ -85,9 +85,9 @@ def throughput(request: ThroughputRequest, listen: Listener = lambda told, done,
     )
 
 
-def _work(request: ThroughputRequest, laboratory: IsolatedLaboratory, state: _State, listen: Listener) -> None:
-    session = Session(request.assignment, frozenset({registry.answering(Fact.RAISED).manual.code}))
-    session.load(laboratory)
+def _work(request: ThroughputRequest, supervisor: Supervisor, state: _State, listen: Listener) -> None:
+    session = Session(request.examination_request, frozenset({registry.answering(Fact.RAISED).manual.code}))
+    session.load(supervisor)
     state.facts = session.facts
     if not state.facts:
         state.results += [
@@ -99,34 +99,34 @@ def _work(request: ThroughputRequest, laboratory: IsolatedLaboratory, state: _St
         state.results.append(_troubled(measurement.trouble, measurement.point.length, request, state))
     if state.results:
         return
-    lengths = request.assignment.lengths
+    lengths = request.examination_request.lengths
     correctness = [entry.manual.code for entry in registry.of_command(Command.THROUGHPUT)]
     total = len(correctness) + len(lengths) + 1
     for code in correctness:
         listen(f"checked {code}", len(state.results), total)
-        state.results.append(laboratory.check(code, request.assignment.timeout, at_most=_CHECK_SECONDS))
+        state.results.append(supervisor.check(code, request.examination_request.timeout, at_most=_CHECK_SECONDS))
     if any(result.verdict in (Ended.FAIL, Ended.TIMEOUT) for result in state.results):
         state.notes.append("not timed: a subject that computes the wrong thing has no speed")
         return
     for length in lengths:
-        answer = laboratory.time(length, request.repeats)
+        answer = supervisor.time(length, request.repeats)
         if isinstance(answer, Trouble):
             state.results.append(_troubled(answer, length, request, state))
             return
         state.timed.append(answer)
         listen(f"timed S={length}", len(correctness) + len(state.timed), total)
-    shares = laboratory.time_shares(lengths[-1])
+    shares = supervisor.time_shares(lengths[-1])
     state.shares = {} if isinstance(shares, Trouble) else shares
     if state.floors is None:
-        state.floors = floors_for(state.facts["environment"]["device_name"], request.assignment.device)
+        state.floors = floors_for(state.facts["environment"]["device_name"], request.examination_request.device)
     state.results.append(_held_to_floors(request, state))
 
 
 def _held_to_floors(request: ThroughputRequest, state: _State) -> Result:
     """FAIL below a floor, SKIP where the times spread too wide to tell, or where no floor applies."""
-    assignment, manual = request.assignment, registry.answering(Fact.BELOW_FLOOR).manual
+    examination_request, manual = request.examination_request, registry.answering(Fact.BELOW_FLOOR).manual
     code, name = manual.code, manual.name
-    config = "" if assignment.spec else assignment.config or _DEFAULT_CONFIG
+    config = "" if examination_request.spec else examination_request.config or _DEFAULT_CONFIG
     floors = [floor for floor in state.floors.floors if floor.config in ("", config)] if state.floors else []
     findings, unclear, held = [], [], 0
     for floor in floors:
@@ -174,12 +174,12 @@ def _below(code: str, floor: Floor, length: int, judged: Judged, state: _State, 
 
 def _repro(request: ThroughputRequest, state: _State, length: int, **options: Any) -> str:
     repeats = None if request.repeats == REPEATS else request.repeats
-    return CommandLine.asked(request.assignment, state.facts).throughput(length, repeats=repeats, **options)
+    return CommandLine.asked(request.examination_request, state.facts).throughput(length, repeats=repeats, **options)
 
 
 def _reproduced(result: Result, request: ThroughputRequest, state: _State) -> Result:
     """The result of a subject that could not be loaded, with the line that times it."""
-    line = _repro(request, state, request.assignment.lengths[0])
+    line = _repro(request, state, request.examination_request.lengths[0])
     return replace(result, findings=tuple(replace(finding, repro=line) for finding in result.findings))
 
 

@@ -34,7 +34,7 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class FuzzOutcome:
     """Every property that does not hold; `discarded` says why the case tells nothing, where it does not."""
 
     failures: tuple[Failure, ...] = ()

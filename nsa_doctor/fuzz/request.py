@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.fuzz.cases import Impl, Target
 from nsa_doctor.fuzz.replay import SavedCase
 
@@ -18,7 +18,7 @@ class FuzzRequest:
     `impl` is the implementation to try in place of those that plain torch has.
     """
 
-    assignment: Assignment
+    examination_request: ExaminationRequest
     targets: tuple[Target, ...]
     examples: int = EXAMPLES
     minutes: float | None = None

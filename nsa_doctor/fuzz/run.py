@@ -23,11 +23,11 @@ from nsa_doctor.core.writing import CannotWriteError, is_terminal
 from nsa_doctor.engine.describe import findings
 from nsa_doctor.engine.measure_points import Examination
 from nsa_doctor.fuzz.cases import KERNELS, Target, read_case, told
-from nsa_doctor.fuzz.outcome import Failure, Outcome
+from nsa_doctor.fuzz.outcome import Failure, FuzzOutcome
 from nsa_doctor.fuzz.replay import SavedCase, save
 from nsa_doctor.fuzz.request import FuzzRequest
 from nsa_doctor.fuzz.search import Search
-from nsa_doctor.isolation.supervisor import IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import Supervisor
 
 Listener = Callable[[str, int, int], None]
 _SECONDS_BETWEEN_LINES, _SECONDS_BETWEEN_TICKS = 5.0, 0.1
@@ -49,26 +49,26 @@ class _State:
 def fuzz(request: FuzzRequest, listen: Listener = lambda told, done, total: None) -> Report:
     """Search or replay, conclude; a KeyboardInterrupt ends it early and keeps what was found.
 
-    Raises UsageError when the subject cannot be examined at all and DoctorBrokeError when the doctor's code fails.
+    Raises UsageError when the subject cannot be examined at all and InternalError when the doctor's code fails.
     """
     start = time.perf_counter()
     state, interrupted = _State(), False
-    with _placed(request) as assignment:
-        laboratory = IsolatedLaboratory(assignment)
+    with _placed(request) as examination_request:
+        supervisor = Supervisor(examination_request)
         try:
-            state.results += _loaded(laboratory.load(), request)
-            state.facts = laboratory.facts
+            state.results += _loaded(supervisor.load(), request)
+            state.facts = supervisor.facts
             if state.facts and request.replay is not None:
-                state.results.append(_replayed(request, laboratory))
+                state.results.append(_replayed(request, supervisor))
             elif state.facts:
-                _search(request, laboratory, state, listen)
+                _search(request, supervisor, state, listen)
         except KeyboardInterrupt:
             interrupted = True
         finally:
-            laboratory.close()
+            supervisor.close()
     return Report(
         command="fuzz",
-        subject=subject_facts(request.assignment.spec, state.facts),
+        subject=subject_facts(request.examination_request.spec, state.facts),
         options=_options(request),
         environment=environment(state.facts),
         results=tuple(state.results),
@@ -78,15 +78,15 @@ def fuzz(request: FuzzRequest, listen: Listener = lambda told, done, total: None
     )
 
 
-def _search(request: FuzzRequest, laboratory: IsolatedLaboratory, state: _State, listen: Listener) -> None:
+def _search(request: FuzzRequest, supervisor: Supervisor, state: _State, listen: Listener) -> None:
     """Round after round over the targets; one that has failed is not searched again."""
     from nsa_doctor.fuzz import strategies
 
-    offers = _asked(laboratory, None)
+    offers = _asked(supervisor, None)
     assert not isinstance(offers, Trouble)
-    offers = {**offers, "dtype": request.assignment.dtype, "impl": request.impl}
+    offers = {**offers, "dtype": request.examination_request.dtype, "impl": request.impl}
     _check_impl(request, offers)
-    is_builtin = request.assignment.spec is None and request.assignment.config is None
+    is_builtin = request.examination_request.spec is None and request.examination_request.config is None
     searches: dict[Target, Search] = {}
     for target in request.targets:
         reason = _gap(target, offers)
@@ -97,14 +97,14 @@ def _search(request: FuzzRequest, laboratory: IsolatedLaboratory, state: _State,
     until = time.monotonic() + 60 * request.minutes if request.minutes is not None else float("inf")
     tell = _told_at_times(listen, len(searches))
     try:
-        for number in count(request.assignment.seed, _NEXT_SEED):
+        for number in count(request.examination_request.seed, _NEXT_SEED):
             open_ones = [target for target, search in searches.items() if search.failure is None]
-            if not open_ones or (number != request.assignment.seed and time.monotonic() >= until):
+            if not open_ones or (number != request.examination_request.seed and time.monotonic() >= until):
                 break
             for target in open_ones:
                 searches[target].run(
                     strategies.of(target, offers, is_builtin),
-                    lambda case: _outcome(laboratory, case),
+                    lambda case: _outcome(supervisor, case),
                     examples=request.examples,
                     number=number,
                     until=until,
@@ -148,12 +148,12 @@ def _conclude_failure(request: FuzzRequest, target: Target, search: Search, stat
     state.results.append(_result(target, _verdict(search.failure), (finding,), search=search))
 
 
-def _replayed(request: FuzzRequest, laboratory: IsolatedLaboratory) -> Result:
+def _replayed(request: FuzzRequest, supervisor: Supervisor) -> Result:
     saved, path = request.replay, request.replayed
     assert saved is not None
     assert path is not None
     start = time.perf_counter()
-    outcome = _outcome(laboratory, saved.case)
+    outcome = _outcome(supervisor, saved.case)
     seconds = time.perf_counter() - start
     same = [failure for failure in outcome.failures if failure.property == saved.property]
     if not outcome.failures:
@@ -169,16 +169,16 @@ def _replayed(request: FuzzRequest, laboratory: IsolatedLaboratory) -> Result:
 
 def _loaded(troubles: list[Measurement], request: FuzzRequest) -> list[Result]:
     """What went wrong while the subject was loaded, as the checks it belongs to."""
-    found = findings(Examination(measurements=troubles), CommandLine.asked(request.assignment, {}))
+    found = findings(Examination(measurements=troubles), CommandLine.asked(request.examination_request, {}))
     return [Result(code=finding.code, name="loading", verdict=Verdict.FAIL, findings=(finding,)) for finding in found]
 
 
-def _outcome(laboratory: IsolatedLaboratory, case: Mapping[str, Any]) -> Outcome:
+def _outcome(supervisor: Supervisor, case: Mapping[str, Any]) -> FuzzOutcome:
     """What came of a case; a hang or a death is a failure of it."""
     raise_if_interrupted()  # Hypothesis listens to the garbage collector, and Python swallows what comes up there
-    answer = _asked(laboratory, case)
+    answer = _asked(supervisor, case)
     if not isinstance(answer, Trouble):
-        return Outcome.from_json(answer)
+        return FuzzOutcome.from_json(answer)
     if answer.kind == "timeout":
         failure = Failure(violation=Violation.HANGS, message=f"does not return: {answer.message}", where=answer.place)
     elif answer.kind == "died":
@@ -186,23 +186,23 @@ def _outcome(laboratory: IsolatedLaboratory, case: Mapping[str, Any]) -> Outcome
     else:
         message = f"{answer.phase} raises {answer.message}"
         failure = Failure(violation=Violation.RAISES, message=message, where=answer.place)
-    return Outcome(failures=(failure,))
+    return FuzzOutcome(failures=(failure,))
 
 
-def _asked(laboratory: IsolatedLaboratory, case: Mapping[str, Any] | None) -> dict[str, Any] | Trouble:
-    return laboratory.fuzz(None if case is None else json.dumps(case))
+def _asked(supervisor: Supervisor, case: Mapping[str, Any] | None) -> dict[str, Any] | Trouble:
+    return supervisor.fuzz(None if case is None else json.dumps(case))
 
 
 def _check_impl(request: FuzzRequest, offers: Mapping[str, Any]) -> None:
     """Refuse an implementation that cannot serve there: no other is tried in its place. Raises UsageError."""
-    impl, dtype = request.impl, request.assignment.dtype
+    impl, dtype = request.impl, request.examination_request.dtype
     if impl is None:
         return
     if not offers["is_nsa"]:
         raise UsageError("--impl names an implementation of nsa and has no effect with this --subject; leave it out")
     served, reason = offers["impls"][impl]
     if not served or (dtype is not None and dtype not in served):
-        alone = f"it serves {', '.join(served)} on {request.assignment.device}, got --dtype {dtype}"
+        alone = f"it serves {', '.join(served)} on {request.examination_request.device}, got --dtype {dtype}"
         raise UsageError(f"--impl {impl}: {alone if served else reason}")
 
 
@@ -282,21 +282,21 @@ def _finding(target: Target, failure: Failure, case: Mapping[str, Any], repro: s
 
 
 def _saved(request: FuzzRequest, target: Target, failure: Failure, case: dict[str, Any]) -> SavedCase:
-    assignment = request.assignment
-    source = Path(assignment.config) if assignment.config else None
+    examination_request = request.examination_request
+    source = Path(examination_request.config) if examination_request.config else None
     text = source.read_text(encoding="utf-8") if source is not None and source.is_file() else None
     return SavedCase(
         target=target,
         property=failure.property,
         message=failure.message[:_LONGEST_MESSAGE],
-        spec=assignment.spec,
-        config=assignment.config,
+        spec=examination_request.spec,
+        config=examination_request.config,
         config_text=text,
-        input=assignment.input,  # type: ignore[arg-type]
-        width=assignment.width,
-        device=assignment.device,  # type: ignore[arg-type]
-        dtype=assignment.dtype,  # type: ignore[arg-type]
-        seed=assignment.seed,
+        input=examination_request.input,  # type: ignore[arg-type]
+        width=examination_request.width,
+        device=examination_request.device,  # type: ignore[arg-type]
+        dtype=examination_request.dtype,  # type: ignore[arg-type]
+        seed=examination_request.seed,
         case=case,
     )
 
@@ -306,32 +306,32 @@ def _placed(request: FuzzRequest) -> Iterator[Any]:
     """The assignment, with the configuration a file carries written where it can be read."""
     saved = request.replay
     if saved is None or saved.config_text is None:
-        yield request.assignment
+        yield request.examination_request
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(saved.config_text, encoding="utf-8")
-        yield replace(request.assignment, config=str(path))
+        yield replace(request.examination_request, config=str(path))
 
 
 def _replay_command(request: FuzzRequest, path: Path, saved: SavedCase) -> str:
-    return reproduce("fuzz", replay=path, subject=saved.spec, timeout=request.assignment.timeout)
+    return reproduce("fuzz", replay=path, subject=saved.spec, timeout=request.examination_request.timeout)
 
 
 def _search_command(request: FuzzRequest, target: Target) -> str:
-    assignment = request.assignment
+    examination_request = request.examination_request
     return reproduce(
         "fuzz",
         (target,),
         examples=request.examples,
-        seed=assignment.seed,
-        subject=assignment.spec,
-        config=assignment.config,
-        input=assignment.input,
-        width=assignment.width,
-        dtype=assignment.dtype,
-        device=assignment.device,
-        timeout=assignment.timeout,
+        seed=examination_request.seed,
+        subject=examination_request.spec,
+        config=examination_request.config,
+        input=examination_request.input,
+        width=examination_request.width,
+        dtype=examination_request.dtype,
+        device=examination_request.device,
+        timeout=examination_request.timeout,
         impl=request.impl,
     )
 
@@ -341,10 +341,10 @@ def _options(request: FuzzRequest) -> dict[str, Any]:
         "targets": list(request.targets),
         "examples": request.examples,
         "minutes": request.minutes,
-        "seed": request.assignment.seed,
-        "device": request.assignment.device,
-        "dtype": request.assignment.dtype,
-        "timeout_seconds": request.assignment.timeout,
+        "seed": request.examination_request.seed,
+        "device": request.examination_request.device,
+        "dtype": request.examination_request.dtype,
+        "timeout_seconds": request.examination_request.timeout,
         "impl": request.impl,
         "replay": str(request.replayed) if request.replayed else None,
     }

@@ -16,13 +16,13 @@ from hypothesis.strategies import SearchStrategy
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.facts import Violation
-from nsa_doctor.fuzz.outcome import Failure, Outcome
+from nsa_doctor.fuzz.outcome import Failure, FuzzOutcome
 
 MOST_SHRINKS = 1000
 # What ends a child costs a new one, and a hang its whole time limit.
 _MOST_REPEATED: Mapping[str, int] = {Violation.HANGS: 1, Violation.DIES: 10}
 
-Tester = Callable[[dict[str, Any]], Outcome]
+Tester = Callable[[dict[str, Any]], FuzzOutcome]
 
 
 class _TimeIsUpError(BaseException):
@@ -120,6 +120,6 @@ class Search:
         self.case, self.failure = json.loads(text), self._failing[text]
 
 
-def _holding(outcome: Outcome, property: str) -> Failure | None:
+def _holding(outcome: FuzzOutcome, property: str) -> Failure | None:
     """The failure of that property; the first one where none is named."""
     return next((failure for failure in outcome.failures if property in ("", failure.property)), None)

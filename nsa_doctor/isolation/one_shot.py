@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any
 
-from nsa_doctor.core.errors import DoctorBrokeError
+from nsa_doctor.core.errors import InternalError
 from nsa_doctor.core.signals import raise_if_interrupted
 from nsa_doctor.isolation.start import AnyProcess, start_child
 
@@ -26,7 +26,7 @@ _LONGEST_TAIL = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class OneShotResult:
     """Its answer, or None and how the process ended: its exit code, None where it did not end, and its last words.
 
     `was_late`: it was ended, for it took too long or gave no sign of life.
@@ -49,18 +49,18 @@ def counting(listen: Callable[[str, int, int], None], expected: int) -> Callable
     return tell
 
 
-def run_errand(
+def run_one_shot(
     module: str,
     request: Mapping[str, Any],
     tell: Callable[[str], None],
     *,
     patience: float,
     at_most: float = math.inf,
-) -> Outcome:
+) -> OneShotResult:
     """Have a module's `main`, which calls `errand_room.serve`, meet the request; `tell` is given what it tells.
 
     It is ended after `patience` seconds without a sign of life, or `at_most` in all. Raises KeyboardInterrupt, and
-    DoctorBrokeError when the doctor's own code fails there.
+    InternalError when the doctor's own code fails there.
     """
     with tempfile.TemporaryFile() as errors:
         child, said = _start(module, request, errors)
@@ -69,10 +69,10 @@ def run_errand(
         finally:
             _end(child)
         if answer is None:
-            return Outcome(answer=None, code=child.returncode, last_words=_tail(errors), was_late=was_late)
+            return OneShotResult(answer=None, code=child.returncode, last_words=_tail(errors), was_late=was_late)
     if "broke" in answer:
-        raise DoctorBrokeError(answer["broke"], answer["traceback"])
-    return Outcome(answer=answer)
+        raise InternalError(answer["broke"], answer["traceback"])
+    return OneShotResult(answer=answer)
 
 
 def _start(module: str, request: Mapping[str, Any], errors: IO[bytes]) -> tuple[AnyProcess, IO[str]]:

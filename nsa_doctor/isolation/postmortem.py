@@ -6,13 +6,13 @@ from typing import Any
 
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place, Trouble, TroubleKind
-from nsa_doctor.isolation.worker_process import ChildDiedError, ChildHungError, Remains
+from nsa_doctor.isolation.worker_process import CrashReport, WorkerDiedError, WorkerHungError
 
 CodeRange = Sequence[Any]  # file, first line, last line, module path, class
 
 
 @dataclass
-class Experience:
+class HangHistory:
     """What the laboratories of one run have learnt of their subject's hangs and deaths, for each other to know.
 
     `fatal_lengths` are not tried again, `slowest_seconds` is the longest a call took that did come back, and `modules`
@@ -36,30 +36,30 @@ class Experience:
 
 
 def trouble_of(
-    failure: ChildHungError | ChildDiedError, packages: tuple[str, ...], code: Sequence[CodeRange]
+    failure: WorkerHungError | WorkerDiedError, packages: tuple[str, ...], code: Sequence[CodeRange]
 ) -> tuple[Trouble, bool]:
     """The failure as a trouble, and whether its module and line are known as exactly as can be."""
-    remains = failure.remains
-    place, is_exact = _place(remains, packages, code or remains.made.get("code", ()))
+    crash = failure.crash
+    place, is_exact = _place(crash, packages, code or crash.made.get("code", ()))
     message, kind = str(failure), _kind(failure)
-    sighting = remains.sighting or {}
+    sighting = crash.sighting or {}
     if kind == "timeout" and (loop := sighting.get("loop")) and loop[0] < loop[1]:
         message += f", going round the loop of lines {loop[0]} to {loop[1]},"
     phase = str(sighting.get("phase", ""))
-    traceback = remains.dump or ("" if kind == "timeout" else remains.last_words)
+    traceback = crash.dump or ("" if kind == "timeout" else crash.last_words)
     return Trouble(kind=kind, message=message, phase=phase, place=place, traceback=traceback), is_exact
 
 
-def _kind(failure: ChildHungError | ChildDiedError) -> TroubleKind:
-    return "timeout" if isinstance(failure, ChildHungError) else "died"
+def _kind(failure: WorkerHungError | WorkerDiedError) -> TroubleKind:
+    return "timeout" if isinstance(failure, WorkerHungError) else "died"
 
 
-def _place(remains: Remains, packages: tuple[str, ...], code: Sequence[CodeRange]) -> tuple[Place, bool]:
+def _place(crash: CrashReport, packages: tuple[str, ...], code: Sequence[CodeRange]) -> tuple[Place, bool]:
     """Where the child was seen, or last wrote that it was; failing that the deepest line its stacks hold."""
-    told = _told((remains.sighting or {}).get("place"))
-    stack = FrameFilter(packages).of_dump(remains.dump)
+    told = _told((crash.sighting or {}).get("place"))
+    stack = FrameFilter(packages).of_dump(crash.dump)
     if told.file or not stack:
-        return told, bool((remains.sighting or {}).get("is_exact"))
+        return told, bool((crash.sighting or {}).get("is_exact"))
     place = Place(**asdict(stack[0]))
     for line in stack:
         for file, first, last, path, name in code:

@@ -12,7 +12,7 @@ TRAIL, SIGHTING = range(NUM_PAGES)
 FILE_BYTES = NUM_PAGES * _BYTES
 
 
-class Page:
+class SharedRecord:
     """One record on one page of an open file of FILE_BYTES; each is written over the one before."""
 
     def __init__(self, descriptor: int, number: int) -> None:

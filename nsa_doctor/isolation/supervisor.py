@@ -7,19 +7,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nsa_doctor.core import registry
-from nsa_doctor.core.errors import DoctorBrokeError, UsageError
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.errors import InternalError, UsageError
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.frames import top_package
 from nsa_doctor.core.measurement import Diagnosis, Measurement, Point, Trouble, to_json, trouble_from_json
 from nsa_doctor.core.reproduce import CommandLine
-from nsa_doctor.isolation.postmortem import Experience, trouble_of
+from nsa_doctor.isolation.postmortem import HangHistory, trouble_of
 from nsa_doctor.isolation.worker_process import (
     STARTUP_SECONDS,
-    ChildDiedError,
-    ChildHungError,
-    ChildProcess,
-    ChildSlowError,
+    WorkerDiedError,
+    WorkerHungError,
+    WorkerProcess,
+    WorkerSlowError,
 )
 
 _MOST_FAILURES = 3
@@ -30,18 +30,18 @@ _MARGIN = 4.0  # times the slowest call that came back
 _TRACING_FACTOR = 4.0  # a traced pass may take this many times as long as a measured one
 
 
-class InterruptedLaboratoryError(Exception):
+class SupervisorClosedError(Exception):
     """The laboratory was closed while it was at work."""
 
 
 @dataclass
-class IsolatedLaboratory:
+class Supervisor:
     """Measures and traces in a child; after a hang or a death the next question goes to a new one."""
 
-    assignment: Assignment
+    examination_request: ExaminationRequest
     facts: dict[str, Any] = field(default_factory=dict)
-    experience: Experience = field(default_factory=Experience)
-    _child: ChildProcess | None = None
+    history: HangHistory = field(default_factory=HangHistory)
+    _child: WorkerProcess | None = None
     _failures: int = 0
     _tried_again: int = 0
     _is_interrupted: bool = False
@@ -52,14 +52,16 @@ class IsolatedLaboratory:
     def load(self) -> list[Measurement]:
         """Start a child and load the subject; what went wrong on the way, which leaves nothing to measure if no facts.
 
-        Raises UsageError and DoctorBrokeError.
+        Raises UsageError and InternalError.
         """
         troubles: list[Measurement] = []
         while not self.facts and self._failures < _MOST_FAILURES:
             trouble, length = self._load()
             if trouble is None:
                 break
-            troubles.append(Measurement(point=Point(length=length or self.assignment.lengths[0]), trouble=trouble))
+            troubles.append(
+                Measurement(point=Point(length=length or self.examination_request.lengths[0]), trouble=trouble)
+            )
             if length is None:
                 break
             self._not_asked.add(length)
@@ -71,11 +73,11 @@ class IsolatedLaboratory:
             return _not_measured(point, f"given up after {_MOST_FAILURES} hangs or deaths")
         if (point.length, point.dtype, point.values) in self._avoided:
             return _not_measured(point, "not tried again at a length that hung or died")
-        answer = self._ask({"do": "measure", "point": to_json(point)}, self.assignment.timeout)
+        answer = self._ask({"do": "measure", "point": to_json(point)}, self.examination_request.timeout)
         if isinstance(answer, Trouble):
             self._avoided.add((point.length, point.dtype, point.values))
             if (point.dtype, point.values) == (self.facts.get("dtype"), "normal"):
-                self.experience.fatal_lengths.add(point.length)
+                self.history.fatal_lengths.add(point.length)
             return Measurement(point=point, trouble=answer)
         measurement = Measurement.from_json(answer["measured"])
         if measurement.trouble is not None and "CUDA error" in measurement.trouble.message:
@@ -84,7 +86,7 @@ class IsolatedLaboratory:
 
     def diagnose(self, point: Point) -> Diagnosis:
         """Trace one point."""
-        seconds = self.assignment.timeout * _TRACING_FACTOR
+        seconds = self.examination_request.timeout * _TRACING_FACTOR
         answer = self._ask({"do": "diagnose", "point": to_json(point)}, seconds)
         if isinstance(answer, Trouble):
             return Diagnosis(point=point, target="", reason=f"traced, {answer.message}")
@@ -99,11 +101,11 @@ class IsolatedLaboratory:
         if self._failures >= _MOST_FAILURES:
             reason = f"given up after {_MOST_FAILURES} hangs or deaths"
             return Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason)
-        request = {"do": "check", "code": code, "planted": planted, "avoid": sorted(self.experience.fatal_lengths)}
+        request = {"do": "check", "code": code, "planted": planted, "avoid": sorted(self.history.fatal_lengths)}
         start = time.perf_counter()
         try:
             answer = self._ask(request, seconds, at_most)
-        except ChildSlowError as slow:
+        except WorkerSlowError as slow:
             self._child = None
             return Result(code=code, name=name, verdict=Verdict.SKIP, reason=str(slow), seconds=slow.seconds)
         if not isinstance(answer, Trouble):
@@ -112,7 +114,7 @@ class IsolatedLaboratory:
         message = f"the call does not return: {answer.message}" if answer.kind == "timeout" else answer.message
         message += f" {'while' if answer.phase == 'loading' else 'in'} {answer.phase}" if answer.phase else ""
         message += f" at S={self._last_length}" if self._last_length is not None else ""
-        repro = CommandLine.asked(self.assignment, self.facts).check(code)
+        repro = CommandLine.asked(self.examination_request, self.facts).check(code)
         evidence = {"kind": answer.kind}
         finding = Finding(code=code, message=message, where=answer.place, evidence=evidence, repro=repro)
         spent = time.perf_counter() - start
@@ -120,7 +122,7 @@ class IsolatedLaboratory:
 
     def fuzz(self, case: str | None) -> dict[str, Any] | Trouble:
         """What came of one case of `nsa-doctor fuzz`; without one, what the subject offers to be tried."""
-        answer = self._ask({"do": "fuzz", "case": case}, self.assignment.timeout)
+        answer = self._ask({"do": "fuzz", "case": case}, self.examination_request.timeout)
         return answer if isinstance(answer, Trouble) else answer["fuzzed"]
 
     def time(self, length: int, repeats: int) -> dict[str, Any] | Trouble:
@@ -137,7 +139,7 @@ class IsolatedLaboratory:
         return answer if isinstance(answer, Trouble) else answer["machine"]
 
     def _timed(self, request: dict[str, Any]) -> dict[str, Any] | Trouble:
-        answer = self._ask(request, self.assignment.timeout)
+        answer = self._ask(request, self.examination_request.timeout)
         if isinstance(answer, Trouble):
             return answer
         timed = answer["timed"]
@@ -163,9 +165,9 @@ class IsolatedLaboratory:
         assert self._child is not None
         try:
             answer = _checked(self._child.ask(request, self._patience(seconds), at_most))
-        except (ChildHungError, ChildDiedError) as failure:
+        except (WorkerHungError, WorkerDiedError) as failure:
             return self._failed(failure, request, seconds)
-        self.experience.slowest_seconds = max(self.experience.slowest_seconds, self._child.longest_seconds)
+        self.history.slowest_seconds = max(self.history.slowest_seconds, self._child.longest_seconds)
         return answer
 
     def _patience(self, seconds: float) -> float:
@@ -173,19 +175,19 @@ class IsolatedLaboratory:
 
         Never less than a call on a busy machine may need, unless the user allows less.
         """
-        if not (self.experience.has_hung and self.assignment.explore):
+        if not (self.history.has_hung and self.examination_request.explore):
             return seconds
-        return min(seconds, max(_LEAST_PATIENCE, _MARGIN * self.experience.slowest_seconds))
+        return min(seconds, max(_LEAST_PATIENCE, _MARGIN * self.history.slowest_seconds))
 
     def _load(self) -> tuple[Trouble | None, int | None]:
         """What went wrong, and at which length when the module was being tried."""
         request = self._loading()
         child = self._start()
         try:
-            answer = _checked(child.ask(request, self._patience(self.assignment.timeout)))
-        except (ChildHungError, ChildDiedError) as failure:
-            length = failure.remains.event.get("length")
-            trouble = self._failed(failure, request, self.assignment.timeout)
+            answer = _checked(child.ask(request, self._patience(self.examination_request.timeout)))
+        except (WorkerHungError, WorkerDiedError) as failure:
+            length = failure.crash.event.get("length")
+            trouble = self._failed(failure, request, self.examination_request.timeout)
             return replace(trouble, phase="forward" if length else "loading"), length
         if "trouble" in answer:
             self.close()
@@ -195,98 +197,98 @@ class IsolatedLaboratory:
 
     def _loading(self) -> dict[str, Any]:
         """The request to load the subject; how long a sequence it serves is found out once."""
-        assignment = self.assignment
-        lengths = [length for length in assignment.lengths if length not in self._not_asked]
-        subject: dict[str, Any] = {"spec": assignment.spec, "config": assignment.config}
-        subject |= {"input": assignment.input, "width": assignment.width}
+        examination_request = self.examination_request
+        lengths = [length for length in examination_request.lengths if length not in self._not_asked]
+        subject: dict[str, Any] = {"spec": examination_request.spec, "config": examination_request.config}
+        subject |= {"input": examination_request.input, "width": examination_request.width}
         return {
             "do": "load",
             "startup_seconds": STARTUP_SECONDS,
-            "making_seconds": assignment.timeout,
-            "subject": {**subject, "seed": assignment.seed, "lengths": lengths},
-            "explore": assignment.explore and not self.facts,
+            "making_seconds": examination_request.timeout,
+            "subject": {**subject, "seed": examination_request.seed, "lengths": lengths},
+            "explore": examination_request.explore and not self.facts,
             "max_length": self.facts.get("max_length"),
             "avoid": sorted(self._not_asked),
             "conditions": {
-                "seed": assignment.seed,
-                "device": assignment.device,
-                "forward_only": assignment.forward_only,
-                "measures_memory": not assignment.explore,
+                "seed": examination_request.seed,
+                "device": examination_request.device,
+                "forward_only": examination_request.forward_only,
+                "measures_memory": not examination_request.explore,
             },
-            "boundaries_up_to": assignment.boundaries_up_to,
-            "are_all_lengths": assignment.are_all_lengths,
-            "profile": assignment.profile,
-            "dtype": assignment.dtype,
-            "threads": assignment.threads,
+            "boundaries_up_to": examination_request.boundaries_up_to,
+            "are_all_lengths": examination_request.are_all_lengths,
+            "profile": examination_request.profile,
+            "dtype": examination_request.dtype,
+            "threads": examination_request.threads,
         }
 
-    def _failed(self, failure: ChildHungError | ChildDiedError, request: dict[str, Any], seconds: float) -> Trouble:
+    def _failed(self, failure: WorkerHungError | WorkerDiedError, request: dict[str, Any], seconds: float) -> Trouble:
         self._gone()
         self._failures += 1
-        event = failure.remains.event
+        event = failure.crash.event
         length = event.get("length")
         self._last_length = length if isinstance(length, int) else None
         if self._last_length is not None:
-            self.experience.fatal_lengths.add(self._last_length)
+            self.history.fatal_lengths.add(self._last_length)
         trouble, is_exact = self._trouble(failure)
-        self.experience.has_hung |= trouble.kind == "timeout"
+        self.history.has_hung |= trouble.kind == "timeout"
         if not is_exact:
-            place = self.experience.knows(trouble.place)
+            place = self.history.knows(trouble.place)
             again = None
             if not place.module and self._is_worth_another_look(failure):
                 again = self._looked_again(request, seconds)
             phase = trouble.phase or ("" if again is None else again.phase)
             trouble = replace(trouble, place=place if again is None else again.place, phase=phase)
-        self.experience.learn(trouble.place)
+        self.history.learn(trouble.place)
         return trouble
 
-    def _trouble(self, failure: ChildHungError | ChildDiedError) -> tuple[Trouble, bool]:
-        return trouble_of(failure, top_package(self.assignment.spec), self.facts.get("code", ()))
+    def _trouble(self, failure: WorkerHungError | WorkerDiedError) -> tuple[Trouble, bool]:
+        return trouble_of(failure, top_package(self.examination_request.spec), self.facts.get("code", ()))
 
-    def _is_worth_another_look(self, failure: ChildHungError | ChildDiedError) -> bool:
+    def _is_worth_another_look(self, failure: WorkerHungError | WorkerDiedError) -> bool:
         """Whether more may be found out: of a death at any time, of a hang once there is a module."""
-        has_more = isinstance(failure, ChildDiedError) or bool(self.facts or failure.remains.made)
+        has_more = isinstance(failure, WorkerDiedError) or bool(self.facts or failure.crash.made)
         return has_more and self._tried_again < _MOST_TRIED_AGAIN
 
     def _looked_again(self, request: dict[str, Any], seconds: float) -> Trouble | None:
         """How the same request ends in a child that writes down every line before it runs; None where it does not."""
         self._tried_again += 1
-        child = self._start(is_trailed=True)
+        child = self._start(is_line_recorded=True)
         try:
             if request["do"] != "load":
                 child.ask(self._loading(), seconds)
             child.ask(request, self._patience(seconds), _TRIED_AGAIN_SECONDS)
-        except (ChildHungError, ChildDiedError) as failure:
+        except (WorkerHungError, WorkerDiedError) as failure:
             self._gone()
             trouble, _ = self._trouble(failure)
             return trouble if trouble.place.file else None
-        except ChildSlowError:
+        except WorkerSlowError:
             return None
         finally:
             child.close()
             self._child = None
         return None
 
-    def _start(self, is_trailed: bool = False) -> ChildProcess:
+    def _start(self, is_line_recorded: bool = False) -> WorkerProcess:
         """A new child; none when the laboratory was interrupted while it started."""
-        self._child = child = ChildProcess(is_trailed)
+        self._child = child = WorkerProcess(is_line_recorded)
         if self._is_interrupted:
             self.close()
-            raise InterruptedLaboratoryError
+            raise SupervisorClosedError
         return child
 
     def _gone(self) -> None:
         """The child is no more, perhaps since somebody ended it."""
         self._child = None
         if self._is_interrupted:
-            raise InterruptedLaboratoryError
+            raise SupervisorClosedError
 
 
 def _checked(answer: Mapping[str, Any]) -> dict[str, Any]:
     if "usage" in answer:
         raise UsageError(answer["usage"])
     if "broke" in answer:
-        raise DoctorBrokeError(answer["broke"], answer["traceback"])
+        raise InternalError(answer["broke"], answer["traceback"])
     return dict(answer)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nsa_doctor.core.package import PACKAGE_ROOT
-from nsa_doctor.isolation.shared_record import FILE_BYTES, SIGHTING, TRAIL, Page
+from nsa_doctor.isolation.shared_record import FILE_BYTES, SIGHTING, TRAIL, SharedRecord
 from nsa_doctor.isolation.start import start_child
 
 STARTUP_SECONDS = 180.0  # for Python and torch alone, before the subject has a say
@@ -27,7 +27,7 @@ _OURS = f"{PACKAGE_ROOT}{os.sep}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remains:
+class CrashReport:
     """What is left of a child that gave no answer.
 
     The last event it told of, the module it had made, where it was seen or last wrote that it was, and the stacks of
@@ -41,15 +41,15 @@ class Remains:
     last_words: str = ""
 
 
-class ChildHungError(Exception):
+class WorkerHungError(Exception):
     """No answer in time."""
 
-    def __init__(self, seconds: float, remains: Remains) -> None:
+    def __init__(self, seconds: float, crash: CrashReport) -> None:
         super().__init__(f"no answer within {seconds:g} s")
-        self.seconds, self.remains = seconds, remains
+        self.seconds, self.crash = seconds, crash
 
 
-class ChildSlowError(Exception):
+class WorkerSlowError(Exception):
     """The child was at work, as its events showed, but the whole answer took longer than it may."""
 
     def __init__(self, seconds: float) -> None:
@@ -57,11 +57,11 @@ class ChildSlowError(Exception):
         self.seconds = seconds
 
 
-class ChildDiedError(Exception):
+class WorkerDiedError(Exception):
     """The process ended before it answered: by a signal (negative `status`) or by an exit code."""
 
-    def __init__(self, status: int, remains: Remains) -> None:
-        self.status, self.remains = status, remains
+    def __init__(self, status: int, crash: CrashReport) -> None:
+        self.status, self.crash = status, crash
         super().__init__(self.sentence)
 
     @property
@@ -77,7 +77,7 @@ class ChildDiedError(Exception):
         return f"the process died by signal {-self.status} ({name}{hint})"
 
 
-class ChildGarbledError(ChildDiedError):
+class WorkerGarbledError(WorkerDiedError):
     """What came through the pipe of answers was none; the child was ended."""
 
     @property
@@ -86,7 +86,7 @@ class ChildGarbledError(ChildDiedError):
         return "the process wrote into a file descriptor that is not its own, where its answers are read"
 
 
-class ChildDeafError(ChildDiedError):
+class WorkerDeafError(WorkerDiedError):
     """The child closed the pipe its answers come through, and lived on until it was ended."""
 
     @property
@@ -95,22 +95,22 @@ class ChildDeafError(ChildDiedError):
         return "the process closed file descriptors that are not its own, and with them the way its answers come"
 
 
-class ChildProcess:
+class WorkerProcess:
     """One child, asked one thing at a time over pipes of its own; what the subject prints goes nowhere.
 
-    `is_trailed`: it writes down every line of the subject before it runs, which takes time.
+    `is_line_recorded`: it writes down every line of the subject before it runs, which takes time.
     """
 
-    def __init__(self, is_trailed: bool = False) -> None:
+    def __init__(self, is_line_recorded: bool = False) -> None:
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
         questions, self._questions = os.pipe()
         self._dump = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the child)
         self._pages = tempfile.TemporaryFile()  # noqa: SIM115 (likewise)
         self._pages.truncate(FILE_BYTES)
-        self._trail, self._sighting = (Page(self._pages.fileno(), number) for number in (TRAIL, SIGHTING))
+        self._trail, self._sighting = (SharedRecord(self._pages.fileno(), number) for number in (TRAIL, SIGHTING))
         given = (requests, answers, self._dump.fileno(), questions, self._pages.fileno())
-        words = [*map(str, given), "trailed" if is_trailed else "untrailed"]
+        words = [*map(str, given), "trailed" if is_line_recorded else "untrailed"]
         self._process = start_child("nsa_doctor.worker.main", words, given)
         for descriptor in (requests, answers, questions):
             os.close(descriptor)
@@ -128,7 +128,7 @@ class ChildProcess:
 
         Until the first event it may take `startup_seconds` of the request, and then `making_seconds` until the next.
         The seconds are the subject's: while the child is seen at the doctor's own work, it may take OWN_SECONDS.
-        Raises ChildHungError, ChildDiedError or ChildSlowError, after which the child is gone.
+        Raises WorkerHungError, WorkerDiedError or WorkerSlowError, after which the child is gone.
         """
         self._event = {}
         self.longest_seconds = 0.0
@@ -158,7 +158,7 @@ class ChildProcess:
                 allowed = min(2 * allowed + _SIGHTING_SECONDS, OWN_SECONDS)
             if time.monotonic() >= begin + at_most:
                 self.close()
-                raise ChildSlowError(at_most)
+                raise WorkerSlowError(at_most)
 
     def close(self) -> None:
         """End the child and everything it started."""
@@ -193,14 +193,14 @@ class ChildProcess:
         *lines, self._received = self._received.split(b"\n")
         yield from lines
 
-    def _hung(self, seconds: float, sighting: dict[str, Any] | None) -> ChildHungError:
+    def _hung(self, seconds: float, sighting: dict[str, Any] | None) -> WorkerHungError:
         self._process.send_signal(signal.SIGUSR1)  # the child's faulthandler writes all stacks
         end = time.monotonic() + _DUMP_SECONDS
         size = -1
         while time.monotonic() < end and (size <= 0 or os.fstat(self._dump.fileno()).st_size != size):
             size = os.fstat(self._dump.fileno()).st_size
             time.sleep(0.05)
-        failure = ChildHungError(seconds, self._remains(sighting))
+        failure = WorkerHungError(seconds, self._remains(sighting))
         self.close()
         return failure
 
@@ -216,22 +216,22 @@ class ChildProcess:
             time.sleep(0.05)
         return sighting
 
-    def _died(self) -> ChildDiedError:
+    def _died(self) -> WorkerDiedError:
         try:
-            failure = ChildDiedError(self._process.wait(timeout=5), self._remains())
+            failure = WorkerDiedError(self._process.wait(timeout=5), self._remains())
         except subprocess.TimeoutExpired:
-            failure = ChildDeafError(self.kill(), self._remains())
+            failure = WorkerDeafError(self.kill(), self._remains())
         self.close()
         return failure
 
-    def _garbled(self) -> ChildGarbledError:
-        failure = ChildGarbledError(self.kill(), self._remains())
+    def _garbled(self) -> WorkerGarbledError:
+        failure = WorkerGarbledError(self.kill(), self._remains())
         self.close()
         return failure
 
-    def _remains(self, sighting: dict[str, Any] | None = None) -> Remains:
+    def _remains(self, sighting: dict[str, Any] | None = None) -> CrashReport:
         self._dump.seek(0)
-        return Remains(
+        return CrashReport(
             event=self._event,
             made=self._made,
             sighting=sighting or self._trail.read(),

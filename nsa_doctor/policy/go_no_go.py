@@ -1,4 +1,4 @@
-"""`nsa-doctor go-no-go`: everything a gate requires, gathered and decided."""
+"""`nsa-doctor go-no-go`: everything a policy requires, gathered and decided."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ from nsa_doctor.artifacts.training_run.record import RunRecord
 from nsa_doctor.artifacts.training_run.replay import RecomputeRequest, is_asked_for, with_steps_again
 from nsa_doctor.artifacts.training_run.subject import RunSubject
 from nsa_doctor.core.errors import UsageError
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Report, Result
 from nsa_doctor.core.identity import commit_of, version_of
 from nsa_doctor.core.report_facts import environment, subject_facts
@@ -26,9 +26,9 @@ from nsa_doctor.core.reproduce import arguments
 from nsa_doctor.engine import run as running
 from nsa_doctor.engine.run import Listener, RunRequest
 from nsa_doctor.engine.session import Session
-from nsa_doctor.isolation.supervisor import IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import Supervisor
 from nsa_doctor.policy.baseline import compare, mismatch
-from nsa_doctor.policy.policy import Gate
+from nsa_doctor.policy.policy import Policy
 from nsa_doctor.policy.verdict import Evidence, decide
 
 _NEEDED = {
@@ -49,14 +49,14 @@ class Earlier:
 
 @dataclass(frozen=True, kw_only=True)
 class GoNoGoRequest:
-    """What to decide, by which gate, on which evidence; `again` is the command line that asks the same.
+    """What to decide, by which policy, on which evidence; `again` is the command line that asks the same.
 
-    `module_checks` are those of the gate that look at the subject itself, None where it requires none. `recompute` has
-    some steps of the run computed again.
+    `module_checks` are those of the policy that look at the subject itself, None where it requires none. `recompute`
+    has some steps of the run computed again.
     """
 
-    assignment: Assignment
-    gate: Gate
+    examination_request: ExaminationRequest
+    policy: Policy
     module_checks: RunRequest | None = None
     run: RunRecord | None = None
     recompute: RecomputeRequest | None = None
@@ -69,7 +69,7 @@ class GoNoGoRequest:
 def go_no_go(request: GoNoGoRequest, listen: Listener = lambda told, done, total: None) -> Report:
     """The report with its ruling; a KeyboardInterrupt ends it early, and then nothing is a GO.
 
-    Raises UsageError when the subject cannot be examined at all and DoctorBrokeError when the doctor's code fails.
+    Raises UsageError when the subject cannot be examined at all and InternalError when the doctor's code fails.
     """
     start = time.perf_counter()
     checkpoint = None if request.checkpoint is None else _read_checkpoint(request.checkpoint, listen)
@@ -77,14 +77,14 @@ def go_no_go(request: GoNoGoRequest, listen: Listener = lambda told, done, total
     report = _examined(request, listen, facts)
     report = replace(report, subject=_identified(report.subject))
     if checkpoint is not None:
-        report = _with_checkpoint(report, checkpoint, request.gate)
+        report = _with_checkpoint(report, checkpoint, request.policy)
     if request.run is not None:
         report = _with_run(report, request.run, request, listen)
     if request.data is not None:
-        report = _with_data(report, request.data, request.gate, listen)
+        report = _with_data(report, request.data, request.policy, listen)
     report = replace(report, command="go-no-go", seconds=time.perf_counter() - start)
     return replace(
-        report, verdict=decide(report, request.gate, _evidence(request, report, _misfits(checkpoint, report, facts)))
+        report, verdict=decide(report, request.policy, _evidence(request, report, _misfits(checkpoint, report, facts)))
     )
 
 
@@ -99,54 +99,54 @@ def _read_checkpoint(request: GateStatsRequest, listen: Listener) -> Examined:
     return examined
 
 
-def _with_checkpoint(report: Report, examined: Examined, gate: Gate) -> Report:
+def _with_checkpoint(report: Report, examined: Examined, policy: Policy) -> Report:
     notes = (note for reading in examined.readings for note in reading.notes)
-    return replace(_with_results(report, examined.results, gate, notes), gates=examined.gates)
+    return replace(_with_results(report, examined.results, policy, notes), gates=examined.gates)
 
 
 def _with_run(report: Report, run: RunRecord, request: GoNoGoRequest, listen: Listener) -> Report:
-    gate = request.gate
-    asked = [entry for entry in gate.checks if entry.examines == "run"]
+    policy = request.policy
+    asked = [entry for entry in policy.checks if entry.examines == "run"]
     if request.recompute is not None and is_asked_for(asked):
         try:
             run = with_steps_again(run, request.recompute, listen)
         except KeyboardInterrupt:
             report = replace(report, interrupted=True)
     subject = RunSubject(name=run.folder, record=run, now=time.time(), options=arguments((run.folder,)))
-    return replace(_with_results(report, judged(asked, subject), gate, run.notes), run=facts_of(run))
+    return replace(_with_results(report, judged(asked, subject), policy, run.notes), run=facts_of(run))
 
 
-def _with_data(report: Report, asked: DataRequest, gate: Gate, listen: Listener) -> Report:
-    if not any(entry.examines == "data" for entry in gate.checks):
+def _with_data(report: Report, asked: DataRequest, policy: Policy, listen: Listener) -> Report:
+    if not any(entry.examines == "data" for entry in policy.checks):
         return report
     examined = examine_data(asked, listen)
     if examined.interrupted:
         return replace(report, interrupted=True)
-    return _with_results(report, examined.results, gate, ())
+    return _with_results(report, examined.results, policy, ())
 
 
-def _with_results(report: Report, results: Iterable[Result], gate: Gate, notes: Iterable[str]) -> Report:
-    """The report with those of the results that the gate requires."""
-    asked = {entry.manual.code for entry in gate.checks}
+def _with_results(report: Report, results: Iterable[Result], policy: Policy, notes: Iterable[str]) -> Report:
+    """The report with those of the results that the policy requires."""
+    asked = {entry.manual.code for entry in policy.checks}
     own = (result for result in results if result.code in asked)
     return replace(report, results=(*report.results, *own), notes=(*report.notes, *notes))
 
 
 def _examined(request: GoNoGoRequest, listen: Listener, facts: dict[str, Any]) -> Report:
-    """The report of the module's checks; of the module alone where the gate requires none of it. Fills in the facts."""
+    """The report of the module's checks; of the module alone where the policy requires none. Fills in the facts."""
     if request.module_checks is not None:
         return running.run(request.module_checks, listen, facts.update)
-    session = Session(request.assignment, frozenset())
-    laboratory = IsolatedLaboratory(request.assignment)  # a run has to be matched with something
+    session = Session(request.examination_request, frozenset())
+    supervisor = Supervisor(request.examination_request)  # a run has to be matched with something
     try:
-        session.load(laboratory)
+        session.load(supervisor)
         facts.update(session.facts)
     finally:
-        laboratory.close()
+        supervisor.close()
     return Report(
         command="go-no-go",
-        subject=subject_facts(request.assignment.spec, facts),
-        options={"seed": request.assignment.seed, "profile": request.gate.profile},
+        subject=subject_facts(request.examination_request.spec, facts),
+        options={"seed": request.examination_request.seed, "profile": request.policy.profile},
         environment=environment(facts),
         results=session.obstacles,
         measurements=tuple(session.examination.measurements),
@@ -185,8 +185,8 @@ def _evidence(request: GoNoGoRequest, report: Report, unfit: tuple[str, ...]) ->
         "run": run is not None,
         "data": request.data is not None,
     }
-    missing = [entry for entry in request.gate.checks if not given[entry.examines]]
-    beside = [result for result in report.results if result.code not in request.gate.codes and result.findings]
+    missing = [entry for entry in request.policy.checks if not given[entry.examines]]
+    beside = [result for result in report.results if result.code not in request.policy.codes and result.findings]
     return Evidence(
         measured=None if run is None else numbers_of(run),
         device_name="" if run is None else run.device_name,

@@ -1,4 +1,4 @@
-"""Gate files: which checks and limits a verdict requires, each with its reason."""
+"""Policy files: which checks and limits a verdict requires, each with its reason."""
 
 import hashlib
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ class Acceptance(Strict):
     because: Name = Field(description="why it may stay, in a sentence")
 
 
-class Gate(Strict):
+class Policy(Strict):
     """What a verdict requires."""
 
     name: Name = Field(description="how reports call it")
@@ -94,9 +94,9 @@ class Gate(Strict):
     digest: str = Field(default="", description="sha256 of the file; filled in when it is read")
 
     @model_validator(mode="after")
-    def _check_emptiness(self) -> "Gate":
+    def _check_emptiness(self) -> "Policy":
         if not self.require and not self.limits:
-            raise ValueError("require is missing: a gate that requires nothing would let everything through")
+            raise ValueError("require is missing: a policy that requires nothing would let everything through")
         return self
 
     @property
@@ -125,27 +125,31 @@ class Gate(Strict):
         return min(asking, key=lambda each: each.where_offered, default=None)
 
 
-def load_gate(source: str) -> Gate:
-    """Read a file, or a built-in gate by its name; raises ConfigError with one sentence."""
-    known = shipped("gates")
+def load_policy(source: str) -> Policy:
+    """Read a file, or a built-in policy by its name; raises ConfigError with one sentence."""
+    known = shipped("policies")
     path = known.get(source) or known.get(_builtin_name(source), Path(source))
     try:
         document = read_plain_yaml(path)
     except ValueError as error:
         raise ConfigError(f"{source!r}: {error}; built in are {', '.join(known)}") from None
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
-        raise ConfigError(f"{source!r}: a gate file is a mapping with the keys name, require and limits")
+        raise ConfigError(f"{source!r}: a policy file is a mapping with the keys name, require and limits")
     if "digest" in document:
         raise ConfigError(f"{source!r}: digest is not for a file to say")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     try:
-        return Gate(**{"name": path.stem, **document, "digest": digest})
+        return Policy(**{"name": path.stem, **document, "digest": digest})
     except ConfigError as error:
         raise ConfigError(f"{source!r}: {error}") from None
 
 
 def _builtin_name(source: str) -> str:
-    """`configs/gates/NAME.yaml` also works away from a checkout."""
+    """`configs/policies/NAME.yaml` also works away from a checkout, and so does the folder's former name, gates."""
     path = Path(source)
-    is_away = path.parent == Path("configs/gates") and path.suffix == ".yaml" and not path.exists()
+    is_away = (
+        path.parent in (Path("configs/policies"), Path("configs/gates"))
+        and path.suffix == ".yaml"
+        and not path.exists()
+    )
     return path.stem if is_away else ""

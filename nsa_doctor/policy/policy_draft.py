@@ -1,4 +1,4 @@
-"""A first gate file for a subject, drafted from what was measured now; people then make it their own."""
+"""A first policy file for a subject, drafted from what was measured now; people then make it their own."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ _AT_MOST = {"loss_ratio": 0.95, "nonfinite_losses": 0.0, "watchdog_dumps": 0.0, 
 
 
 def draft(report: Report, measured: Mapping[str, float | None], device_name: str) -> str:
-    """The text of a gate file: passed checks are required, failed ones too, with what to write to accept them."""
+    """The text of a policy file: passed checks are required, failed ones too, with what to write to accept them."""
     passed = [result.code for result in report.results if result.verdict is Verdict.PASS]
     missing = [result.code for result in report.results if _is_not_offered(result)]
     failed = [result for result in report.results if result.verdict in (Verdict.FAIL, Verdict.TIMEOUT)]
@@ -27,12 +27,12 @@ def draft(report: Report, measured: Mapping[str, float | None], device_name: str
         f"name: {name}",
         f"profile: {report.options.get('profile', 'quick')}",
         "require:",
-        *_requirement(passed, "passed when this gate was drafted, and has to go on passing"),
+        *_requirement(passed, "passed when this policy was drafted, and has to go on passing"),
         *_requirement(missing, "the subject offered no such part then; where it does, it has to be right", True),
         *_requirement(
-            [result.code for result in failed], "failed when this gate was drafted: mend it, or accept it below"
+            [result.code for result in failed], "failed when this policy was drafted: mend it, or accept it below"
         ),
-        *_requirement([result.code for result in open_ones], "could not be told when this gate was drafted"),
+        *_requirement([result.code for result in open_ones], "could not be told when this policy was drafted"),
         *_limits(measured, device_name),
         *_acceptances(report.results),
     ]
@@ -62,7 +62,7 @@ def _limits(measured: Mapping[str, float | None], device_name: str) -> Iterator[
         yield f"    {bound}: {value!r}"
         if name == "tokens_per_second" and device_name.isprintable() and device_name:
             yield f"    device: {_text(device_name[:_LONGEST_DEVICE])}"
-        yield f"    because: {_text(f'the run that this gate was drafted from showed {known[name]:.4g}')}"
+        yield f"    because: {_text(f'the run that this policy was drafted from showed {known[name]:.4g}')}"
 
 
 def _least(name: str, value: float) -> float:

@@ -1,4 +1,4 @@
-"""A report and a gate to a decision: NO-GO for what failed, UNKNOWN for what is missing, GO for a full pass alone."""
+"""A report and a policy to a decision: NO-GO for what failed, UNKNOWN for what is missing, GO for a full pass alone."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from typing import Literal
 
 from nsa_doctor.core.finding import Finding, Report, Result, Verdict
 from nsa_doctor.core.measures import MEASURES
-from nsa_doctor.core.policy_verdict import Accepted, Compared, Held, Kept, Required, Ruling
+from nsa_doctor.core.policy_verdict import Accepted, Compared, LimitResult, LimitStatus, PolicyVerdict, Required
 from nsa_doctor.core.text import counted, plain_number
-from nsa_doctor.policy.policy import Gate, Limit, Requirement
+from nsa_doctor.policy.policy import Limit, Policy, Requirement
 
 Stands = Literal["passed", "accepted", "not offered", "failed", "unknown"]
 _MOST_NAMED = 12
@@ -16,12 +16,12 @@ _MOST_NAMED = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What the gate is held to beside the report.
+    """What the policy is held to beside the report.
 
     `measured` are a run's numbers, None where no run was given; `mismatches` say in a sentence each what was gathered
     on another subject; `missing` why checks were not run, by code; `obstacles` are the codes of failures that count
-    though the gate does not require them, for they kept every call from an answer; `baseline` compares with an earlier
-    report, whose findings may stay for the reason `baseline_because`, if there is one.
+    though the policy does not require them, for they kept every call from an answer; `baseline` compares with an
+    earlier report, whose findings may stay for the reason `baseline_because`, if there is one.
     """
 
     measured: Mapping[str, float | None] | None = None
@@ -34,27 +34,27 @@ class Evidence:
     again: str = ""
 
 
-def decide(report: Report, gate: Gate, evidence: Evidence) -> Ruling:
+def decide(report: Report, policy: Policy, evidence: Evidence) -> PolicyVerdict:
     """The ruling, with every reason for it."""
-    accepted = {each.fingerprint: each for each in _accepted(report, gate, evidence)}
+    accepted = {each.fingerprint: each for each in _accepted(report, policy, evidence)}
     results = {result.code: result for result in report.results}
     required = tuple(
         _required(code, requirement, results.get(code), _own(code, report.findings), accepted, evidence)
-        for code in gate.codes
-        if (requirement := gate.requirement(code)) is not None
+        for code in policy.codes
+        if (requirement := policy.requirement(code)) is not None
     )
-    limits = tuple(_held(limit, evidence) for limit in gate.limits)
+    limits = tuple(_held(limit, evidence) for limit in policy.limits)
     against = [*_failures(required, results, accepted, evidence.obstacles), *_broken(limits)]
     unknown = [*evidence.mismatches, *_unknowns(required), *_not_measured(limits)]
     if report.interrupted:
         unknown.append("the examination was interrupted")
     if not any(each.stands in ("passed", "accepted", "failed") for each in required) and not limits:
-        unknown.append("nothing that the gate requires was examined")
+        unknown.append("nothing that the policy requires was examined")
     why = against + unknown if against or unknown else _all_well(required, limits, accepted)
-    return Ruling(
+    return PolicyVerdict(
         decision="NO-GO" if against else ("UNKNOWN" if unknown else "GO"),
-        gate=gate.name,
-        gate_digest=gate.digest,
+        gate=policy.name,
+        gate_digest=policy.digest,
         why=tuple(why),
         required=required,
         limits=limits,
@@ -64,9 +64,9 @@ def decide(report: Report, gate: Gate, evidence: Evidence) -> Ruling:
     )
 
 
-def _accepted(report: Report, gate: Gate, evidence: Evidence) -> Iterable[Accepted]:
-    """Findings that may stay: named by the gate with a reason, or known from an accepted report."""
-    reasons = {each.fingerprint: each.because for each in gate.accept}
+def _accepted(report: Report, policy: Policy, evidence: Evidence) -> Iterable[Accepted]:
+    """Findings that may stay: named by the policy with a reason, or known from an accepted report."""
+    reasons = {each.fingerprint: each.because for each in policy.accept}
     if evidence.baseline is not None and evidence.baseline_because:
         reasons = {**dict.fromkeys(evidence.baseline.unchanged, evidence.baseline_because), **reasons}
     found = [(finding.fingerprint, finding.code) for finding in report.findings]
@@ -162,17 +162,17 @@ def _unknowns(required: Sequence[Required]) -> Iterable[str]:
         yield f"{named}: {ended}: {reason or 'no reason is known'}"
 
 
-def _held(limit: Limit, evidence: Evidence) -> Held:
+def _held(limit: Limit, evidence: Evidence) -> LimitResult:
     measure = MEASURES[limit.measure]
     value = (evidence.measured or {}).get(limit.measure)
-    kept: Kept
+    kept: LimitStatus
     if evidence.measured is not None and limit.device.lower() not in evidence.device_name.lower():
         kept = "other device"
     elif value is None:
         kept = "not measured"
     else:
         kept = "kept" if limit.keeps(value) else "broken"
-    return Held(
+    return LimitResult(
         measure=limit.measure,
         title=measure.title,
         unit=measure.unit,
@@ -184,14 +184,14 @@ def _held(limit: Limit, evidence: Evidence) -> Held:
     )
 
 
-def _broken(limits: Sequence[Held]) -> Iterable[str]:
+def _broken(limits: Sequence[LimitResult]) -> Iterable[str]:
     for each in limits:
         if each.kept == "broken" and each.measured is not None:
             unit = f" {each.unit}" if each.unit else ""
             yield f"{each.title}: {plain_number(each.measured)}{unit}, must be {each.bound} ({each.because})"
 
 
-def _not_measured(limits: Sequence[Held]) -> Iterable[str]:
+def _not_measured(limits: Sequence[LimitResult]) -> Iterable[str]:
     """What was not measured, and what has limits on other devices alone."""
     for each in limits:
         if each.kept == "not measured":
@@ -199,10 +199,12 @@ def _not_measured(limits: Sequence[Held]) -> Iterable[str]:
     for measure in dict.fromkeys(each.measure for each in limits):
         own = [each for each in limits if each.measure == measure]
         if all(each.kept == "other device" for each in own):
-            yield f"{own[0].title}: the gate has limits for other devices alone: {', '.join(e.device for e in own)}"
+            yield f"{own[0].title}: the policy has limits for other devices alone: {', '.join(e.device for e in own)}"
 
 
-def _all_well(required: Sequence[Required], limits: Sequence[Held], accepted: Mapping[str, Accepted]) -> list[str]:
+def _all_well(
+    required: Sequence[Required], limits: Sequence[LimitResult], accepted: Mapping[str, Accepted]
+) -> list[str]:
     passed = sum(each.stands == "passed" for each in required)
     kept = sum(each.kept == "kept" for each in limits)
     known = [each.code for each in accepted.values()]

@@ -15,7 +15,7 @@ from nsa_doctor.core.text import escaped
 from nsa_doctor.engine.conclusions import is_swept, swept_codes
 from nsa_doctor.engine.run import RunRequest
 from nsa_doctor.engine.session import CHECK_SECONDS, Session
-from nsa_doctor.isolation.supervisor import IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from nsa_doctor.subject.contract import Subject
@@ -38,34 +38,40 @@ class Examining:
 
     request: RunRequest
     _session: Session | None = None
-    _laboratory: IsolatedLaboratory | None = None
+    _laboratory: Supervisor | None = None
     _unusable: str = ""
     title: str = field(default="")
 
     @classmethod
     def asked(cls, *, select: str | None, ignore: str | None, **subject: Any) -> Self:
         """From the options' values; raises OptionError."""
-        assignment = options.examined(**subject)
-        request = options.run_request(assignment=assignment, select=select, ignore=ignore, jobs=1, fail_fast=False)
-        name = assignment.spec or f"nsa ({assignment.config or 'default'})"
-        return cls(request, title=f"{name}, {len(request.checks)} checks, profile {assignment.profile}")
+        examination_request = options.examined(**subject)
+        request = options.run_request(
+            examination_request=examination_request, select=select, ignore=ignore, jobs=1, fail_fast=False
+        )
+        name = examination_request.spec or f"nsa ({examination_request.config or 'default'})"
+        return cls(request, title=f"{name}, {len(request.checks)} checks, profile {examination_request.profile}")
 
     @property
     def seconds_for_an_item(self) -> float:
         """Its time-out: start and sweep are counted in, for whichever item comes first."""
-        return CHECK_SECONDS[self.request.assignment.profile] + self.request.assignment.timeout + _TO_START
+        return (
+            CHECK_SECONDS[self.request.examination_request.profile]
+            + self.request.examination_request.timeout
+            + _TO_START
+        )
 
     def answer(self, entry: Entry) -> Result | str:
         """The check's result; a sentence when the subject cannot be examined at all."""
-        session, laboratory = self._loaded()
+        session, supervisor = self._loaded()
         if self._unusable:
             return self._unusable
         code = entry.manual.code
         if code not in session.results and session.facts:
             if is_swept(entry):
-                session.sweep(laboratory)
+                session.sweep(supervisor)
             else:
-                session.check(entry, laboratory)
+                session.check(entry, supervisor)
         result = session.results[code]
         if session.facts or result in session.obstacles:
             return result
@@ -79,7 +85,7 @@ class Examining:
         from nsa_doctor.subject.request import SubjectRequest
         from nsa_doctor.worker.handlers import under
 
-        asked = self.request.assignment
+        asked = self.request.examination_request
         subject = load_subject(
             SubjectRequest(
                 spec=asked.spec,
@@ -100,11 +106,11 @@ class Examining:
             self._laboratory.close()
             self._laboratory = None
 
-    def _loaded(self) -> tuple[Session, IsolatedLaboratory]:
+    def _loaded(self) -> tuple[Session, Supervisor]:
         if self._session is None or self._laboratory is None:
             codes = frozenset(entry.manual.code for entry in self.request.checks)
-            self._session = Session(self.request.assignment, codes | swept_codes())
-            self._laboratory = IsolatedLaboratory(self.request.assignment)
+            self._session = Session(self.request.examination_request, codes | swept_codes())
+            self._laboratory = Supervisor(self.request.examination_request)
             try:
                 self._session.load(self._laboratory)
             except UsageError as error:
@@ -158,7 +164,7 @@ class _Subject(pytest.Collector):
 
 def checked_items(session: pytest.Session, examining: Examining) -> Iterator[CheckItem]:
     """One item for each check, in the checks' order."""
-    name = examining.request.assignment.spec or examining.request.assignment.config or "nsa"
+    name = examining.request.examination_request.spec or examining.request.examination_request.config or "nsa"
     parent = _Subject.from_parent(session, name="nsa-doctor", nodeid=f"nsa-doctor[{escaped(name)}]")
     for entry in examining.request.checks:
         item = CheckItem.from_parent(parent, name=f"{entry.manual.code}-{entry.manual.name}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nsa_doctor.core.families import FAMILIES, family_of, in_order
 from nsa_doctor.core.finding import Report, Result, Verdict
-from nsa_doctor.core.policy_verdict import Kept
+from nsa_doctor.core.policy_verdict import LimitStatus
 from nsa_doctor.render.summary import findings_told
 
 _MOST_RESULTS = 1000
@@ -47,7 +47,7 @@ _ENDS: Mapping[Verdict, tuple[str, str]] = {
     Verdict.SKIP: ("skip", "not checked"),
     Verdict.PASS: ("pass", "passed"),
 }
-_LIMITS: Mapping[Kept, tuple[str, str]] = {
+_LIMITS: Mapping[LimitStatus, tuple[str, str]] = {
     "broken": ("fail", "broken"),
     "not measured": ("skip", "not measured"),
     "kept": ("pass", "kept"),
@@ -56,7 +56,7 @@ _IDLE = ("idle", "not applicable")
 
 
 def tally(report: Report) -> Iterator[Count]:
-    """How many checks ended in each way, the gravest first; then how a gate's limits were kept."""
+    """How many checks ended in each way, the gravest first; then how a policy's limits were kept."""
     yield from _counted(report.results)
     limits = report.verdict.limits if report.verdict is not None else ()
     for kept, (kind, word) in _LIMITS.items():

@@ -56,7 +56,7 @@ def render(report: Report, *, excerpts: bool = True) -> str:
         families=list(families(report)),
         environment=list(environment_facts(report)),
         short_environment=conditions(report),
-        ruling=report.verdict,
+        policy_verdict=report.verdict,
         score=own_score(),
         again=command_line(report),
     )  # fmt: skip

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from nsa_doctor.core.families import family_of
 from nsa_doctor.core.finding import Decision, Finding, Report, Result, Verdict
-from nsa_doctor.core.policy_verdict import Held
+from nsa_doctor.core.policy_verdict import LimitResult
 from nsa_doctor.core.text import escaped
 from nsa_doctor.render.summary import (
     acceptances,
@@ -87,7 +87,7 @@ def _accepted(result: Result, report: Report) -> list[str]:
     return list(dict.fromkeys(known[finding.fingerprint] for finding in seen))
 
 
-def _limited(held: Held) -> _Case:
+def _limited(held: LimitResult) -> _Case:
     told = "not measured" if held.measured is None else f"{scalar(held.measured)} {held.unit}".strip()
     outcomes: dict[str, Outcome | None] = {"kept": None, "broken": "failure", "other device": "skipped"}
     return _Case(

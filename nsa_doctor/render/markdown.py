@@ -6,7 +6,7 @@ from typing import Any
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Manual
 from nsa_doctor.core.finding import Finding, Report, Result
-from nsa_doctor.core.policy_verdict import Compared, Held, Required, Ruling
+from nsa_doctor.core.policy_verdict import Compared, LimitResult, PolicyVerdict, Required
 from nsa_doctor.render.markdown_text import code, fenced, inside_html, prose, text
 from nsa_doctor.render.overview import is_idle, missing, overview
 from nsa_doctor.render.repository_paths import in_repository
@@ -52,7 +52,7 @@ def _verdict(report: Report) -> Iterator[str]:
     if report.verdict is None:
         yield f"{conclusion(report)}."
     else:
-        yield f"By the gate {code(report.verdict.gate)} (SHA-256 {code(report.verdict.gate_digest)}):"
+        yield f"By the policy {code(report.verdict.gate)} (SHA-256 {code(report.verdict.gate_digest)}):"
         yield _bulleted([text(sentence) for sentence in report.verdict.why])
     about = [code(str(report.subject.get("name", ""))), text(str(report.subject.get("description", "")))]
     yield " — ".join(part for part in (*about, text(conditions(report))) if part)
@@ -104,7 +104,7 @@ def _closing(report: Report) -> Iterator[str]:
     if again := command_line(report):
         yield f"See it again:\n\n{fenced(again, 'sh')}"
     if report.verdict is not None:
-        yield from _ruling(report.verdict)
+        yield from _policy_verdict(report.verdict)
     unknown = [f"{text(codes)}: {text(reason)}" for codes, reason in missing(report)]
     if unknown:
         yield f"### Not checked\n\n{_bulleted(unknown)}"
@@ -120,19 +120,19 @@ def _closing(report: Report) -> Iterator[str]:
     yield _folded("Subject and environment", _tabled(("what", "which"), list(_facts(report))))
 
 
-def _ruling(ruling: Ruling) -> Iterator[str]:
-    if ruling.limits:
+def _policy_verdict(policy_verdict: PolicyVerdict) -> Iterator[str]:
+    if policy_verdict.limits:
         heading = ("limit", "measured", "bound", "kept", "because")
-        yield f"### Limits\n\n{_tabled(heading, [_held(each) for each in ruling.limits])}"
-    if ruling.baseline is not None:
-        yield _compared(ruling.baseline)
-    if ruling.required:
-        rows = [_required(each) for each in ruling.required]
+        yield f"### Limits\n\n{_tabled(heading, [_held(each) for each in policy_verdict.limits])}"
+    if policy_verdict.baseline is not None:
+        yield _compared(policy_verdict.baseline)
+    if policy_verdict.required:
+        rows = [_required(each) for each in policy_verdict.required]
         counted = f"{len(rows)} required check{'' if len(rows) == 1 else 's'}"
         yield _folded(counted, _tabled(("check", "stands", "because"), rows))
 
 
-def _held(held: Held) -> tuple[str, ...]:
+def _held(held: LimitResult) -> tuple[str, ...]:
     unit = f" {held.unit}" if held.unit else ""
     told = "not measured" if held.measured is None else f"{scalar(held.measured)}{unit}"
     bound = f"{held.bound}{unit}" + (f" on {held.device}" if held.device else "")

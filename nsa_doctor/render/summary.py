@@ -50,7 +50,7 @@ def conditions(report: Report) -> str:
 
 
 def findings_told(report: Report) -> Iterator[tuple[Result, Finding]]:
-    """Each finding with its check, in the report's order; those that a gate accepts come last."""
+    """Each finding with its check, in the report's order; those that a policy accepts come last."""
     pairs = [(result, finding) for result in report.results for finding in result.findings]
     known = acceptances(report)
     yield from sorted(pairs, key=lambda pair: pair[1].fingerprint in known)

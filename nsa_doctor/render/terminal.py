@@ -9,7 +9,7 @@ from rich.text import Text
 
 from nsa_doctor.core.finding import Finding, Report
 from nsa_doctor.core.measurement import Measurement
-from nsa_doctor.core.policy_verdict import Ruling
+from nsa_doctor.core.policy_verdict import PolicyVerdict
 from nsa_doctor.core.text import escaped, from_here
 from nsa_doctor.render.fuzz_table import fuzz_not_tried, fuzz_targets
 from nsa_doctor.render.gate_tables import gate_tables
@@ -55,10 +55,10 @@ def render(report: Report, *, colour: bool = False, width: int = 80, traceback: 
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
 
 
-def _print_ruling(console: Console, report: Report, ruling: Ruling) -> None:
-    console.print(Text(escaped(headline(report, ruling)), style="bold"))
+def _print_ruling(console: Console, report: Report, policy_verdict: PolicyVerdict) -> None:
+    console.print(Text(escaped(headline(report, policy_verdict)), style="bold"))
     console.print()
-    for label, text in ruling_lines(report, ruling):
+    for label, text in ruling_lines(report, policy_verdict):
         told = Text(escaped(text))
         lines = [told] if label == "again" else told.wrap(console, console.width - _LABEL_WIDTH)
         for index, line in enumerate(lines or [told]):
@@ -118,7 +118,7 @@ def _closing(report: Report) -> Iterator[str]:
         has_any = report.measurements or report.results
         yield f"interrupted: {'what was measured stands above' if has_any else 'nothing was measured yet'}"
     if report.verdict is not None:
-        yield f"{report.decision.value} by gate {escaped(report.verdict.gate)} ({report.seconds:.1f} s)"
+        yield f"{report.decision.value} by policy {escaped(report.verdict.gate)} ({report.seconds:.1f} s)"
         return
     yield f"{report.decision.value}: {conclusion(report)} ({report.seconds:.1f} s)"
 

@@ -1,10 +1,10 @@
-"""A gate's ruling as lines of text: the decision, why, which subject exactly, what was not checked, how to repeat."""
+"""A policy's verdict as lines: the decision, why, which subject exactly, what was not checked, how to repeat it."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from nsa_doctor.core.finding import Report
-from nsa_doctor.core.policy_verdict import Held, Ruling
+from nsa_doctor.core.policy_verdict import LimitResult, PolicyVerdict
 from nsa_doctor.core.text import plain_number
 from nsa_doctor.render.overview import not_checked, overview
 
@@ -12,26 +12,28 @@ Line = tuple[str, str]  # a label, empty on further lines of the same, and a tex
 _DIGITS = 12
 
 
-def headline(report: Report, ruling: Ruling) -> str:
-    """`NO-GO by gate production`, with what is needed to find the gate again."""
+def headline(report: Report, policy_verdict: PolicyVerdict) -> str:
+    """`NO-GO by policy production`, with what is needed to find the policy again."""
     profile = report.options.get("profile")
     told = [f"profile {profile}"] if profile else []
-    told += [f"sha256 {ruling.gate_digest[:_DIGITS]}"] if ruling.gate_digest else []
-    return f"{ruling.decision} by gate {ruling.gate}" + (f" ({', '.join(told)})" if told else "")
+    told += [f"sha256 {policy_verdict.gate_digest[:_DIGITS]}"] if policy_verdict.gate_digest else []
+    return f"{policy_verdict.decision} by policy {policy_verdict.gate}" + (f" ({', '.join(told)})" if told else "")
 
 
-def ruling_lines(report: Report, ruling: Ruling) -> Iterator[Line]:
+def ruling_lines(report: Report, policy_verdict: PolicyVerdict) -> Iterator[Line]:
     """Everything below the headline, in the order a reader needs it."""
-    yield from _labelled("why", ruling.why)
+    yield from _labelled("why", policy_verdict.why)
     yield "", ""
     yield from examined_lines(report)
-    if ruling.limits:
+    if policy_verdict.limits:
         yield "", ""
-        yield from _labelled("limits", map(limit_text, ruling.limits))
-    if ruling.accepted or ruling.baseline:
+        yield from _labelled("limits", map(limit_text, policy_verdict.limits))
+    if policy_verdict.accepted or policy_verdict.baseline:
         yield "", ""
-    yield from _labelled("accepted", (f"{each.code} {each.fingerprint}: {each.because}" for each in ruling.accepted))
-    if (baseline := ruling.baseline) is not None:
+    yield from _labelled(
+        "accepted", (f"{each.code} {each.fingerprint}: {each.because}" for each in policy_verdict.accepted)
+    )
+    if (baseline := policy_verdict.baseline) is not None:
         counts = f"{len(baseline.new)} new, {len(baseline.fixed)} fixed, {len(baseline.unchanged)} unchanged"
         yield "baseline", f"{baseline.report}: {counts}"
     yield "", ""
@@ -39,9 +41,9 @@ def ruling_lines(report: Report, ruling: Ruling) -> Iterator[Line]:
         yield from _labelled("checks", overview(report))
     missing = list(not_checked(report))
     yield from _labelled("missing", missing or ["nothing: every check that was asked for ended"])
-    if ruling.again:
+    if policy_verdict.again:
         yield "", ""
-        yield "again", ruling.again
+        yield "again", policy_verdict.again
 
 
 def examined_lines(report: Report) -> Iterator[Line]:
@@ -62,7 +64,7 @@ def examined_lines(report: Report) -> Iterator[Line]:
     yield from ((label, str(text)) for label, text in rows if text)
 
 
-def limit_text(held: Held) -> str:
+def limit_text(held: LimitResult) -> str:
     """`kept: speed: 370 tokens/s, at least 300 on A100`."""
     unit = f" {held.unit}" if held.unit else ""
     measured = "not measured" if held.measured is None else f"{plain_number(held.measured)}{unit}"

@@ -23,7 +23,7 @@ class Reason:
 def lead(report: Report) -> str:
     """One sentence below the verdict."""
     if report.verdict is not None:
-        return f"By the gate {short(report.verdict.gate)}."
+        return f"By the policy {short(report.verdict.gate)}."
     match report.decision:
         case Decision.NO_GO:
             count = report.num_findings
@@ -60,7 +60,7 @@ def reasons(report: Report) -> Iterator[Reason]:
 
 
 def _ruled(report: Report) -> Iterator[Reason]:
-    """The gate's own sentences; one that begins like a finding leads to its card."""
+    """The policy's own sentences; one that begins like a finding leads to its card."""
     assert report.verdict is not None
     told = list(findings_told(report))
     for sentence in report.verdict.why:

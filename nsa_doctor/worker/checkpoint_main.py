@@ -18,7 +18,7 @@ from nsa_doctor.artifacts.checkpoint.gate_movement import movements
 from nsa_doctor.artifacts.checkpoint.gate_names import FoundGate
 from nsa_doctor.artifacts.checkpoint.limits import MOST_MEMORY, Deadline, confine, peak_bytes
 from nsa_doctor.artifacts.checkpoint.open_checkpoint import open_checkpoint
-from nsa_doctor.artifacts.checkpoint.record import Activation, Drift, Gate, Reading
+from nsa_doctor.artifacts.checkpoint.record import Activation, Drift, GateRecord, Reading
 from nsa_doctor.artifacts.checkpoint.scan import scan
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.text import short_bytes
@@ -96,7 +96,9 @@ def _read(contents: Contents, found: list[FoundGate], request: dict[str, Any], d
         layer = shortened(layers[gate.module])
         if deadline.is_over:
             module = shortened(gate.module)
-            gates.append(Gate(layer=layer, module=module, form="not known", weight=None, unprobed="there was no time"))
+            gates.append(
+                GateRecord(layer=layer, module=module, form="not known", weight=None, unprobed="there was no time")
+            )
         else:
             read = read_gate(gate, layer, request["num_branches"], kind, temperature, request["seed"])
             gates.append(replace(read, form=f"{read.form}, as configured") if is_configured and read.probe else read)
@@ -140,7 +142,7 @@ def _assumed(contents: Contents, request: dict[str, Any]) -> tuple[Activation | 
     return kind, float(temperature) if is_number and kind == "softmax" else 1.0, True
 
 
-def _notes(gates: list[Gate]) -> list[str]:
+def _notes(gates: list[GateRecord]) -> list[str]:
     """What is odd about gates and not wrong by itself."""
     blind = [gate for gate in gates if gate.is_blind and not gate.is_constant]
     told = []
@@ -149,7 +151,7 @@ def _notes(gates: list[Gate]) -> list[str]:
     return told
 
 
-def _some(gates: list[Gate]) -> str:
+def _some(gates: list[GateRecord]) -> str:
     others = f" and {len(gates) - 1} more give" if len(gates) > 1 else " gives"
     return f"{quoted(gates[0].layer)}{others}"
 

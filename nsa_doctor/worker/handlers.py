@@ -18,7 +18,7 @@ from nsa_doctor.core.identity import digest
 from nsa_doctor.core.lengths import boundary_lengths, spread_lengths
 from nsa_doctor.core.measurement import Diagnosis, Measurement, Point, to_json
 from nsa_doctor.probes.hooks.places import module_code
-from nsa_doctor.probes.hooks.stack_sampler import Lookout
+from nsa_doctor.probes.hooks.stack_sampler import StackSampler
 from nsa_doctor.probes.model.environment import environment, flags, routes
 from nsa_doctor.probes.model.heartbeat import made_known, watched
 from nsa_doctor.probes.model.identity import file_of, made_of, shapes_of, sources_of
@@ -34,14 +34,14 @@ _MOST_CODE_RANGES = 2000
 _MOST_SPREAD = 64
 
 
-class Bench:
+class RequestHandler:
     """Answers the parent's requests; `send` reports what is under way."""
 
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
         self._send = send
         self._subject: Subject | None = None
         self._conditions = Conditions()
-        self.lookout = Lookout()
+        self.sampler = StackSampler()
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Load a subject: its facts, what is wrong with the request (`usage`), or what it did instead (`trouble`)."""
@@ -57,7 +57,7 @@ class Bench:
             avoid=tuple(request["avoid"]),
         )
         package = top_package(wanted.spec)
-        self.lookout.frames = FrameFilter(package)
+        self.sampler.frames = FrameFilter(package)
         with preserved_state():
             try:
                 asking = lambda length: self._send({"event": "asking", "length": length})  # noqa: E731
@@ -67,8 +67,8 @@ class Bench:
             except SubjectFailedError as failure:
                 return {"trouble": to_json(trouble_of(failure, package))}
         subject = subject if request["max_length"] is None else replace(subject, max_length=request["max_length"])
-        self.lookout.frames = FrameFilter((*package, *subject.packages))
-        examined = under(made_known(subject, self.lookout.know), conditions, request["profile"], request["dtype"])
+        self.sampler.frames = FrameFilter((*package, *subject.packages))
+        examined = under(made_known(subject, self.sampler.know), conditions, request["profile"], request["dtype"])
         examined = replace(examined, timeout=request["making_seconds"])
         self._subject = replace(examined, lengths=wanted.lengths) if request["are_all_lengths"] else examined
         self._conditions = conditions
@@ -77,8 +77,8 @@ class Bench:
 
     def _made(self, module: nn.Module, package: tuple[str, ...]) -> None:
         """Tell the parent whose code is whose before any of it is called, for it may be the last that is heard."""
-        self.lookout.frames = FrameFilter((*package, *packages_of(module)))
-        self.lookout.know(module)
+        self.sampler.frames = FrameFilter((*package, *packages_of(module)))
+        self.sampler.know(module)
         self._send({"event": "made", "code": module_code(module)[:_MOST_CODE_RANGES]})
 
     def measure(self, point: Point) -> Measurement:

@@ -14,12 +14,12 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Point, to_json
 from nsa_doctor.isolation.openmp import wait_without_spinning
 from nsa_doctor.isolation.orphans import end_with_parent
-from nsa_doctor.isolation.shared_record import SIGHTING, TRAIL, Page
+from nsa_doctor.isolation.shared_record import SIGHTING, TRAIL, SharedRecord
 from nsa_doctor.worker.answer_line import line_of, sendable
 
 if TYPE_CHECKING:
-    from nsa_doctor.probes.hooks.stack_sampler import Lookout
-    from nsa_doctor.worker.handlers import Bench
+    from nsa_doctor.probes.hooks.stack_sampler import StackSampler
+    from nsa_doctor.worker.handlers import RequestHandler
 
 _NOWHERE: dict[str, Any] = {"place": {}}
 
@@ -28,7 +28,7 @@ def main() -> None:
     """Serve requests until the parent closes its pipe."""
     descriptors = tuple(int(word) for word in sys.argv[1:6])
     requests, answers, dump, questions, pages = descriptors
-    is_trailed = sys.argv[6] == "trailed"
+    is_line_recorded = sys.argv[6] == "trailed"
     del sys.argv[1:]
     _die_with_parent()
     wait_without_spinning()
@@ -45,61 +45,61 @@ def main() -> None:
         def say(line: str) -> None:
             pipe.write(line.encode() + b"\n")
 
-        bench: Bench | None = None
+        handler: RequestHandler | None = None
         for line in lines:
             request = json.loads(line)
-            if bench is None:
+            if handler is None:
                 caught = attempt(lambda: _new_bench(send))
                 if isinstance(caught, Caught):
                     send({"broke": caught.sentence, "traceback": caught.traceback})
                     return
-                bench = caught
-                _watch(bench.lookout, questions, pages, is_trailed)
-            say(line_of(_answering(bench, request)))
+                handler = caught
+                _watch(handler.sampler, questions, pages, is_line_recorded)
+            say(line_of(_answering(handler, request)))
     os._exit(0)  # threads a subject left behind must not keep the process alive
 
 
-def _new_bench(send: Callable[[dict[str, Any]], None]) -> "Bench":
-    from nsa_doctor.worker.handlers import Bench  # torch, which takes its time
+def _new_bench(send: Callable[[dict[str, Any]], None]) -> "RequestHandler":
+    from nsa_doctor.worker.handlers import RequestHandler  # torch, which takes its time
 
     send({"event": "started"})
-    return Bench(send)
+    return RequestHandler(send)
 
 
-def _watch(lookout: "Lookout", questions: int, pages: int, is_trailed: bool) -> None:
-    """Have a thread of its own say where the subject is when the parent asks; `is_trailed` writes every line down."""
-    page = Page(pages, SIGHTING)
+def _watch(sampler: "StackSampler", questions: int, pages: int, is_line_recorded: bool) -> None:
+    """Have a thread of its own say where the subject is when the parent asks; `is_line_recorded`: it keeps a record."""
+    page = SharedRecord(pages, SIGHTING)
 
     def tell() -> None:
         while os.read(questions, 1):
-            sighting = attempt(lambda: lookout.sight().to_json())
+            sighting = attempt(lambda: sampler.sight().to_json())
             page.write(_NOWHERE if isinstance(sighting, Caught) else sighting)  # no answer would look like a hang
 
     threading.Thread(target=tell, daemon=True).start()
-    if is_trailed:
-        from nsa_doctor.probes.hooks.line_recorder import Trail
+    if is_line_recorded:
+        from nsa_doctor.probes.hooks.line_recorder import LineRecorder
 
-        Trail(lookout, Page(pages, TRAIL)).begin()
+        LineRecorder(sampler, SharedRecord(pages, TRAIL)).begin()
 
 
-def _answering(bench: "Bench", request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+def _answering(handler: "RequestHandler", request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     match request["do"]:
         case "load":
-            return lambda: bench.load(request)
+            return lambda: handler.load(request)
         case "measure":
-            return lambda: {"measured": to_json(bench.measure(Point(**request["point"])))}
+            return lambda: {"measured": to_json(handler.measure(Point(**request["point"])))}
         case "diagnose":
-            return lambda: {"diagnosed": to_json(bench.diagnose(Point(**request["point"])))}
+            return lambda: {"diagnosed": to_json(handler.diagnose(Point(**request["point"])))}
         case "check":
-            return lambda: {"checked": sendable(bench.check(request["code"], request["planted"], request["avoid"]))}
+            return lambda: {"checked": sendable(handler.check(request["code"], request["planted"], request["avoid"]))}
         case "fuzz":
-            return lambda: {"fuzzed": bench.fuzz(request["case"])}
+            return lambda: {"fuzzed": handler.fuzz(request["case"])}
         case "time":
-            return lambda: {"timed": bench.time(request["length"], request["repeats"])}
+            return lambda: {"timed": handler.time(request["length"], request["repeats"])}
         case "time shares":
-            return lambda: {"timed": bench.time_shares(request["length"])}
+            return lambda: {"timed": handler.time_shares(request["length"])}
         case "describe machine":
-            return lambda: {"machine": bench.describe_machine()}
+            return lambda: {"machine": handler.describe_machine()}
         case other:
             raise ValueError(f"request must be one that the laboratory makes, got {other!r}")
 

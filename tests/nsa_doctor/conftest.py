@@ -17,7 +17,7 @@ from nsa_doctor.core.finding import Report
 from nsa_doctor.isolation.forked import ForkedProcess
 from nsa_doctor.isolation.start import Children
 from nsa_doctor.probes.model.state import can_be_forked
-from nsa_doctor.probes.numerics.local import LocalLaboratory
+from nsa_doctor.probes.numerics.local import LocalMeasurer
 from nsa_doctor.render import json as as_json
 from nsa_doctor.render.reading import parse_report
 from nsa_doctor.subject.contract import Subject
@@ -30,14 +30,14 @@ REPORT = f'{{\n  "format": "{as_json.FORMAT}"'
 
 
 @pytest.fixture
-def sick(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], LocalLaboratory]:
+def sick(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], LocalMeasurer]:
     """`sick("forward:log_of_zero")` is a laboratory for that module of the folder `faulty`."""
     monkeypatch.syspath_prepend(HERE)
 
-    def laboratory(name: str, lengths: tuple[int, ...] = (16,)) -> LocalLaboratory:
-        return LocalLaboratory(load_subject(SubjectRequest(spec=f"faulty.{name}", lengths=lengths)))
+    def measurer(name: str, lengths: tuple[int, ...] = (16,)) -> LocalMeasurer:
+        return LocalMeasurer(load_subject(SubjectRequest(spec=f"faulty.{name}", lengths=lengths)))
 
-    return laboratory
+    return measurer
 
 
 @pytest.fixture(scope="session")

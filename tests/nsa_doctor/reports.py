@@ -8,7 +8,7 @@ from typing import Any
 from nsa_doctor.core.check import Manual
 from nsa_doctor.core.finding import Finding, Report, Result, Verdict
 from nsa_doctor.core.measurement import Census, Measurement, Place, Point, Trouble
-from nsa_doctor.core.policy_verdict import Accepted, Compared, Held, Kept, Required, Ruling
+from nsa_doctor.core.policy_verdict import Accepted, Compared, LimitResult, LimitStatus, PolicyVerdict, Required
 
 REPOSITORY = "/home/me/repo"
 HOSTILE = {
@@ -152,9 +152,11 @@ def examined() -> Report:
     )
 
 
-def held(title: str, unit: str, bound: str, measured: float | None, kept: Kept, because: str, device: str = "") -> Held:
+def held(
+    title: str, unit: str, bound: str, measured: float | None, kept: LimitStatus, because: str, device: str = ""
+) -> LimitResult:
     measure = title.replace(" ", "_")
-    return Held(
+    return LimitResult(
         measure=measure,
         title=title,
         unit=unit,
@@ -168,7 +170,7 @@ def held(title: str, unit: str, bound: str, measured: float | None, kept: Kept, 
 
 def ruled() -> Report:
     """The same, held against a gate."""
-    ruling = Ruling(
+    policy_verdict = PolicyVerdict(
         decision="NO-GO",
         gate="production",
         gate_digest="ab" * 32,
@@ -188,9 +190,9 @@ def ruled() -> Report:
         ),
         accepted=(Accepted(fingerprint=SLOW.fingerprint, code="PRF401", because="a CPU | is slow"),),
         baseline=Compared(report="old.json", new=(HANG.fingerprint,), fixed=("0" * 16,), unchanged=(SLOW.fingerprint,)),
-        again="nsa-doctor go-no-go --gate production --subject my_pkg.attn:make",
+        again="nsa-doctor go-no-go --policy production --subject my_pkg.attn:make",
     )
-    return replace(examined(), command="go-no-go", verdict=ruling)
+    return replace(examined(), command="go-no-go", verdict=policy_verdict)
 
 
 _CHOSEN = {"verdict", "mode", "values", "dtype", "kind", "stands", "kept", "decision", "command", "repository"}

@@ -10,7 +10,15 @@ from numpy.typing import NDArray
 from nsa_doctor.artifacts.checkpoint.contents import Tensor
 from nsa_doctor.artifacts.checkpoint.fault import FaultError, shortened
 from nsa_doctor.artifacts.checkpoint.gate_names import FoundGate, Layer
-from nsa_doctor.artifacts.checkpoint.record import FLAT_SLOPE, NEARLY_ALL, Activation, Branch, Figures, Gate, Probe
+from nsa_doctor.artifacts.checkpoint.record import (
+    FLAT_SLOPE,
+    NEARLY_ALL,
+    Activation,
+    Branch,
+    Figures,
+    GateRecord,
+    Probe,
+)
 from nsa_doctor.artifacts.checkpoint.values import read_values
 
 MOST_VALUES = 2**24
@@ -25,7 +33,7 @@ _Array = NDArray[np.float64]
 
 def read_gate(
     found: FoundGate, layer: str, num_branches: int, activation: Activation | None, temperature: float, seed: int
-) -> Gate:
+) -> GateRecord:
     """Read one gate's parameters and try it out; what cannot be read or tried is said in `unprobed`."""
     module, odd, last, hidden = shortened(found.module), found.odd, found.last, found.hidden
     if odd is not None:
@@ -41,7 +49,7 @@ def read_gate(
         if fault.kind not in ("limit", "unsupported", "incomplete"):
             raise
         return _unprobed(layer, module, last.weight, f"not read: {fault.sentence}")
-    gate = Gate(
+    gate = GateRecord(
         layer=layer,
         module=module,
         form=_form(last, hidden, activation or "softmax", temperature),
@@ -68,7 +76,7 @@ def read_gate(
     return replace(gate, form=form, unprobed=doubt) if doubt else replace(tried[kind], form=form)
 
 
-def _taken_for(tried: Mapping[Activation, Gate], is_nsa: bool, has_heads: bool) -> tuple[Activation, str]:
+def _taken_for(tried: Mapping[Activation, GateRecord], is_nsa: bool, has_heads: bool) -> tuple[Activation, str]:
     """What turns logits into weights where nobody says it, and a doubt where the verdict would hang on that.
 
     A softmax has no reason to shift all its logits by so much that sigmoids would be flat in all branches. Several sets
@@ -88,21 +96,21 @@ def _taken_for(tried: Mapping[Activation, Gate], is_nsa: bool, has_heads: bool) 
     return "softmax", f"healthy as a {well} and {illness} as a {ill}; --activation says which it is"
 
 
-def _unprobed(layer: str, module: str, tensor: Tensor, why: str) -> Gate:
+def _unprobed(layer: str, module: str, tensor: Tensor, why: str) -> GateRecord:
     try:
         weight = _figures(read_values(tensor, MOST_VALUES), tensor)
     except FaultError as fault:
         if fault.kind not in ("limit", "unsupported", "incomplete"):
             raise
         why, weight = f"not read: {fault.sentence}", None
-    return Gate(layer=layer, module=module, form="not known", weight=weight, unprobed=why)
+    return GateRecord(layer=layer, module=module, form="not known", weight=weight, unprobed=why)
 
 
-def _constant(found: FoundGate, layer: str, kind: Activation, temperature: float) -> Gate:
+def _constant(found: FoundGate, layer: str, kind: Activation, temperature: float) -> GateRecord:
     """Learned numbers that are weights whatever the input: as the bias of a gate without a weight."""
     assert found.constant is not None
     values = read_values(found.constant, MOST_VALUES)
-    gate = Gate(
+    gate = GateRecord(
         layer=layer,
         module=shortened(found.module),
         form=f"{found.num_outputs} learned numbers -> {_activation(kind, temperature)}",

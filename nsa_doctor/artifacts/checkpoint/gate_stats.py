@@ -8,9 +8,9 @@ from typing import Any, cast, get_args
 from nsa_doctor.artifacts.checkpoint.fault import USAGE
 from nsa_doctor.artifacts.checkpoint.judging import judged, judged_together
 from nsa_doctor.artifacts.checkpoint.patterns import wrong_pattern
-from nsa_doctor.artifacts.checkpoint.reader import ReaderBrokeError, ReadRequest, read_checkpoint
-from nsa_doctor.artifacts.checkpoint.record import Activation, Gate, Reading
-from nsa_doctor.core.errors import DoctorBrokeError, OptionError, UsageError
+from nsa_doctor.artifacts.checkpoint.reader import ReaderInternalError, ReadRequest, read_checkpoint
+from nsa_doctor.artifacts.checkpoint.record import Activation, GateRecord, Reading
+from nsa_doctor.core.errors import InternalError, OptionError, UsageError
 from nsa_doctor.core.finding import Report, Result
 from nsa_doctor.core.nearest import one_of
 from nsa_doctor.core.report_facts import environment
@@ -87,7 +87,7 @@ def stats_request(
 def gate_stats(request: GateStatsRequest, listen: Listener = lambda told, done, total: None) -> Report:
     """Read and judge; a KeyboardInterrupt ends it early and keeps what was found.
 
-    Raises UsageError for what is no checkpoint at all, and DoctorBrokeError when the doctor's code fails.
+    Raises UsageError for what is no checkpoint at all, and InternalError when the doctor's code fails.
     """
     start = time.perf_counter()
     examined = examine_checkpoints(request, listen)
@@ -123,7 +123,7 @@ def gate_stats(request: GateStatsRequest, listen: Listener = lambda told, done, 
 def examine_checkpoints(request: GateStatsRequest, listen: Listener = lambda told, done, total: None) -> Examined:
     """Every check of checkpoints on every file, each file compared with the one before it.
 
-    Raises DoctorBrokeError when the doctor's code fails.
+    Raises InternalError when the doctor's code fails.
     """
     readings: list[Reading] = []
     interrupted = False
@@ -146,11 +146,11 @@ def examine_checkpoints(request: GateStatsRequest, listen: Listener = lambda tol
 def _read(path: str, request: GateStatsRequest, since: str | None) -> Reading:
     try:
         return read_checkpoint(path, request.read, since)
-    except ReaderBrokeError as error:
-        raise DoctorBrokeError(str(error), error.traceback) from error
+    except ReaderInternalError as error:
+        raise InternalError(str(error), error.traceback) from error
 
 
-def _told(gate: Gate, reading: Reading) -> dict[str, Any]:
+def _told(gate: GateRecord, reading: Reading) -> dict[str, Any]:
     return {"checkpoint": reading.path, "verdict": gate.verdict, "illnesses": list(gate.illnesses), **asdict(gate)}
 
 

@@ -30,7 +30,7 @@ class ReadRequest:
     wants_shapes: bool = False
 
 
-class ReaderBrokeError(Exception):
+class ReaderInternalError(Exception):
     """The doctor's own code failed in the child."""
 
     def __init__(self, sentence: str, traceback: str) -> None:
@@ -41,7 +41,7 @@ class ReaderBrokeError(Exception):
 def read_checkpoint(path: str, request: ReadRequest, since: str | None = None) -> Reading:
     """What the file or folder holds, and with `since` how far its gates went since an earlier checkpoint.
 
-    Raises ReaderBrokeError where the doctor's own code fails, and KeyboardInterrupt.
+    Raises ReaderInternalError where the doctor's own code fails, and KeyboardInterrupt.
     """
     asked = json.dumps({"path": path, "since": since, **asdict(request)}) + "\n"
     child = subprocess.Popen(  # noqa: S603 (our own interpreter)
@@ -79,11 +79,11 @@ def _answer(path: str, status: int, told: str, errors: str) -> Reading:
         answer = json.loads(told)
     except ValueError:
         if status > 0:
-            raise ReaderBrokeError(f"the process that reads ends with exit code {status}", errors) from None
+            raise ReaderInternalError(f"the process that reads ends with exit code {status}", errors) from None
         sentence = f"{quoted(path)} takes more than it may: the process that reads it died by signal {-status}"
         return Reading(path=path, fault="limit", sentence=sentence)
     if "broke" in answer:
-        raise ReaderBrokeError(answer["broke"], answer["traceback"])
+        raise ReaderInternalError(answer["broke"], answer["traceback"])
     return Reading.from_json(answer["read"])
 
 

@@ -77,7 +77,7 @@ class Drift:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gate:
+class GateRecord:
     """One gate of a file: its last layer, the hidden one where there is one, and what they make of probe inputs.
 
     `layer` is the module without what wraps the whole model, `module` the module as the file names it; `form` says in
@@ -163,7 +163,7 @@ class Reading:
     num_bytes: int = 0
     sha256: str = ""
     num_tensors: int = 0
-    gates: tuple[Gate, ...] = ()
+    gates: tuple[GateRecord, ...] = ()
     not_finite: tuple[NotFinite, ...] = ()
     num_not_finite: int = 0
     unseen: str = ""
@@ -187,7 +187,7 @@ class Reading:
         return cls(**{**data, **texts, "shapes": shapes, "gates": gates, "not_finite": not_finite})
 
 
-def _gate(data: Mapping[str, Any]) -> Gate:
+def _gate(data: Mapping[str, Any]) -> GateRecord:
     figures = {
         name: None if data[name] is None else Figures(**{**data[name], "shape": tuple(data[name]["shape"])})
         for name in ("weight", "bias", "hidden_weight", "hidden_bias")
@@ -196,4 +196,4 @@ def _gate(data: Mapping[str, Any]) -> Gate:
     if probe is not None:
         branches = tuple(Branch(**branch) for branch in probe["branches"])
         probe = Probe(**{**probe, "branches": branches, "dead": tuple(probe["dead"])})
-    return Gate(**{**data, **figures, "probe": probe, "drift": None if drift is None else Drift(**drift)})
+    return GateRecord(**{**data, **figures, "probe": probe, "drift": None if drift is None else Drift(**drift)})

@@ -17,7 +17,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.package import PACKAGE_ROOT
 from nsa_doctor.core.report_facts import environment
 from nsa_doctor.core.reproduce import reproduce
-from nsa_doctor.isolation.one_shot import counting, run_errand
+from nsa_doctor.isolation.one_shot import counting, run_one_shot
 
 Listener = Callable[[str, int, int], None]
 _SPARE_SECONDS = 30.0  # without a sign of life, beyond the limit for a batch
@@ -37,7 +37,7 @@ class DataExamined:
 def data(request: DataRequest, listen: Listener = lambda told, done, total: None) -> Report:
     """Examine, conclude; a KeyboardInterrupt ends it early.
 
-    Raises UsageError for a source that cannot be examined at all, and DoctorBrokeError when the doctor's code fails.
+    Raises UsageError for a source that cannot be examined at all, and InternalError when the doctor's code fails.
     """
     start = time.perf_counter()
     examined = examine_data(request, listen)
@@ -58,7 +58,7 @@ def examine_data(request: DataRequest, listen: Listener = lambda told, done, tot
     tell = counting(listen, _steps(request))
     patience = (request.seconds or _USUAL_LIMIT) + _SPARE_SECONDS
     try:
-        outcome = run_errand("nsa_doctor.worker.data_main", asdict(request), tell, patience=patience)
+        outcome = run_one_shot("nsa_doctor.worker.data_main", asdict(request), tell, patience=patience)
     except KeyboardInterrupt:
         return DataExamined(subject=subject, expected={}, interrupted=True)
     answer = outcome.answer

@@ -6,11 +6,11 @@ from dataclasses import replace
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.decoding import decode, differs, guilty_module
-from nsa_doctor.probes.model.built_module import Specimen, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 
 
 def departures(
-    sp: Specimen, code: str, length: int, sizes: Sequence[int], what: str, *, first: int = 0, rows: int = 1
+    sp: BuiltModule, code: str, length: int, sizes: Sequence[int], what: str, *, first: int = 0, rows: int = 1
 ) -> Iterator[Finding]:
     """At most one finding: decoding x in parts of these sizes departs, from token `first` on, from one pass over it.
 
@@ -21,7 +21,7 @@ def departures(
     if found is None:
         return
     if sp.dtype != sp.subject.dtype:
-        own = specimen(sp.subject)
+        own = built(sp.subject)
         own.module.load_state_dict(sp.module.state_dict())
         narrow = own.input(length, rows)
         if differs(own, narrow, decode(own, narrow, sizes), first) is None:

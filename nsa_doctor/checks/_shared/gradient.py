@@ -7,12 +7,12 @@ import torch
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.gradients.derivative import has_steps
-from nsa_doctor.probes.gradients.derivative_probe import Bench
+from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.length_dependent import length_that_loses_more
-from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_specimen
 from nsa_doctor.subject.contract import Subject
 
-Make = Callable[[int], Bench]
+Make = Callable[[int], DerivativeProbe]
 
 _LENGTHS = {"smoke": (37,), "quick": (5, 37, 130), "full": (1, 2, 5, 37, 65, 130, 257, 521)}
 _LENGTH_IN_TRAINING = 37
@@ -34,17 +34,17 @@ def benches(subject: Subject, only_one_length: bool = False) -> Iterator[tuple[M
     for length in lengths:
         yield evaluated, length, _maker(wide)
     if subject.profile == "quick" and lengths and not only_one_length:
-        longer = length_that_loses_more(specimen(subject, mode=evaluated), lengths[-1])
+        longer = length_that_loses_more(built(subject, mode=evaluated), lengths[-1])
         if longer is not None:
             yield evaluated, longer, _maker(wide)
     if evaluated == "eval" and "train" in subject.modes and subject.profile != "smoke":
-        make = _maker(specimen(subject, dtype=wide.dtype, mode="train"))
+        make = _maker(built(subject, dtype=wide.dtype, mode="train"))
         length = min(_LENGTH_IN_TRAINING, subject.max_length)
         if _is_repeatable(make, length):
             yield "train", length, make
 
 
-def shortest(make: Make, length: int, is_wrong: Callable[[Bench], bool]) -> tuple[int, int | None]:
+def shortest(make: Make, length: int, is_wrong: Callable[[DerivativeProbe], bool]) -> tuple[int, int | None]:
     """The least of some lengths up to `length` at which the bench is wrong, and the one before, at which it is not."""
     right = None
     for shorter in _SHORTER:
@@ -65,10 +65,10 @@ def told_apart(first: float, second: float) -> tuple[str, str]:
     return repr(first), repr(second)
 
 
-def _maker(made: Specimen) -> Make:
-    def make(length: int) -> Bench:
+def _maker(made: BuiltModule) -> Make:
+    def make(length: int) -> DerivativeProbe:
         rows = 2 if length <= _LONGEST_WITH_NEIGHBOUR and made.subject.profile != "smoke" else 1
-        return Bench(made, made.input(length, batch=rows))
+        return DerivativeProbe(made, made.input(length, batch=rows))
 
     return make
 
@@ -81,7 +81,7 @@ def _is_repeatable(make: Make, length: int) -> bool:
     return True
 
 
-def _differentiable(made: Specimen) -> Specimen:
+def _differentiable(made: BuiltModule) -> BuiltModule:
     if not has_steps(getattr(torch, made.dtype)):
         raise NotComparableError(f"the subject runs in {made.dtype} alone, which leaves no room for a step")
     return made

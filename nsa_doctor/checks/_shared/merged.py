@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.model.built_module import Specimen, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.numerics.position_collisions import Merging, first_merging
 from nsa_doctor.subject.contract import Subject
 
@@ -31,7 +31,7 @@ def merged(subject: Subject) -> Iterator[Finding | Note]:
         return
     for told, asked, dtype in _ways(subject):
         try:
-            sp = specimen(asked, dtype=dtype)
+            sp = built(asked, dtype=dtype)
             found = first_merging(sp, sp.input(length))
         except SubjectFailedError:  # it need not run that way
             continue
@@ -53,7 +53,7 @@ def _ways(subject: Subject) -> Iterator[tuple[str, Subject, str]]:
     yield "converted to bfloat16, ", subject, str(_HALF)[6:]
 
 
-def _told(subject: Subject, sp: Specimen, length: int, told: str, found: Merging) -> Finding | Note:
+def _told(subject: Subject, sp: BuiltModule, length: int, told: str, found: Merging) -> Finding | Note:
     place = found.place
     if not place.module_class:
         place = replace(place, module_class=type(sp.module).__name__)

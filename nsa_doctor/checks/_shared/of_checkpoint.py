@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from nsa_doctor.artifacts.checkpoint.record import Gate, Illness, Reading
+from nsa_doctor.artifacts.checkpoint.record import GateRecord, Illness, Reading
 from nsa_doctor.artifacts.checkpoint.subject import CheckpointSubject
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Scalar
@@ -17,7 +17,7 @@ def readable(subject: CheckpointSubject) -> Reading:
     return reading
 
 
-def gates_of(subject: CheckpointSubject) -> tuple[Gate, ...]:
+def gates_of(subject: CheckpointSubject) -> tuple[GateRecord, ...]:
     """The file's gates; raises NotComparableError where there are none."""
     reading = readable(subject)
     if not reading.gates:
@@ -26,7 +26,7 @@ def gates_of(subject: CheckpointSubject) -> tuple[Gate, ...]:
     return reading.gates
 
 
-def ill(subject: CheckpointSubject, illness: Illness) -> list[Gate]:
+def ill(subject: CheckpointSubject, illness: Illness) -> list[GateRecord]:
     """Gates whose gravest illness this is; raises NotComparableError where none has it and some are not known."""
     gates = gates_of(subject)
     found = [gate for gate in gates if gate.illnesses[:1] == (illness,)]
@@ -38,7 +38,7 @@ def ill(subject: CheckpointSubject, illness: Illness) -> list[Gate]:
 
 
 def finding(
-    subject: CheckpointSubject, gates: Sequence[Gate], what: str, evidence: dict[str, Scalar]
+    subject: CheckpointSubject, gates: Sequence[GateRecord], what: str, evidence: dict[str, Scalar]
 ) -> Iterator[Finding]:
     """One finding for all of them, at the first; `what` is said of it."""
     first, others = gates[0], len(gates) - 1

@@ -10,7 +10,7 @@ from nsa_doctor.core.reproduce import CommandLine
 from nsa_doctor.engine.describe import observed
 from nsa_doctor.engine.measure_points import Examination, examine
 from nsa_doctor.probes.model.perform import Conditions
-from nsa_doctor.probes.numerics.local import LocalLaboratory
+from nsa_doctor.probes.numerics.local import LocalMeasurer
 from nsa_doctor.subject.contract import Subject
 
 NUM_LENGTHS = 16
@@ -22,7 +22,7 @@ def swept(
     """Findings of the facts that the check answers at those points; other facts are left to their checks."""
     examination = Examination()
     conditions = Conditions(seed=subject.seed, device=subject.device, forward_only=forward_only)
-    examine(LocalLaboratory(subject, conditions), examination, points)
+    examine(LocalMeasurer(subject, conditions), examination, points)
     command = CommandLine.on(subject)
     if forward_only:
         command = replace(command, options=(*subject.options, "--forward-only"))

@@ -15,7 +15,7 @@ from nsa_doctor.probes.gradients.influence import Mattering
 from nsa_doctor.probes.gradients.roundings import Roundings
 from nsa_doctor.probes.gradients.stuck import freed_together, is_zero
 from nsa_doctor.probes.hooks.tensor_owners import attribute_tensors, holders, roots_of
-from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.training import LEARNING_RATE, Pass, forward_backward
 from nsa_doctor.subject.contract import Subject
 
@@ -47,13 +47,13 @@ def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad and p.numel()]
 
 
-def watched_pass(sp: Specimen, x: Tensor, followed: Sequence[Tensor]) -> tuple[Pass, PathWatch]:
+def watched_pass(sp: BuiltModule, x: Tensor, followed: Sequence[Tensor]) -> tuple[Pass, PathWatch]:
     """A forward and backward pass, with the way these tensors take."""
     watch = PathWatch(FrameFilter(sp.subject.packages), followed)
     return comparable_pass(sp, x, watch), watch
 
 
-def comparable_pass(sp: Specimen, x: Tensor, watch: PathWatch | None = None) -> Pass:
+def comparable_pass(sp: BuiltModule, x: Tensor, watch: PathWatch | None = None) -> Pass:
     """A forward and backward pass; NotComparableError where the subject raises, which other checks tell of."""
     try:
         return forward_backward(sp, x, watch)
@@ -61,7 +61,7 @@ def comparable_pass(sp: Specimen, x: Tensor, watch: PathWatch | None = None) -> 
         raise NotComparableError(f"the subject raises in {failure.phase} at S={x.shape[1]}: {failure}") from failure
 
 
-def without_gradient(sp: Specimen, x: Tensor) -> list[tuple[str, nn.Parameter]]:
+def without_gradient(sp: BuiltModule, x: Tensor) -> list[tuple[str, nn.Parameter]]:
     """Trainable parameters without a gradient before and after a step of the others; none that a kept loss reaches."""
     comparable_pass(sp, x)
     missing = {name for name, p in trainable(sp.module) if p.grad is None}
@@ -73,7 +73,7 @@ def without_gradient(sp: Specimen, x: Tensor) -> list[tuple[str, nn.Parameter]]:
     return [(name, p) for name, p in found if id(p) not in elsewhere]
 
 
-def cut_off(sp: Specimen, x: Tensor) -> list[Unlearned]:
+def cut_off(sp: BuiltModule, x: Tensor) -> list[Unlearned]:
     """Parameters without a gradient that is owed to them, or that nothing comes of."""
     missing = without_gradient(sp, x)
     if not missing:
@@ -83,7 +83,7 @@ def cut_off(sp: Specimen, x: Tensor) -> list[Unlearned]:
     return _by_line([item for item in found if item is not None], sp.module)
 
 
-def erased(sp: Specimen, x: Tensor) -> list[Unlearned]:
+def erased(sp: BuiltModule, x: Tensor) -> list[Unlearned]:
     """Parameters whose gradient is nothing but zeros, although the output depends on them smoothly."""
     _, watch = watched_pass(sp, x, [])
     zero = _zero(sp)
@@ -101,7 +101,7 @@ def erased(sp: Specimen, x: Tensor) -> list[Unlearned]:
     return _by_line(found, sp.module)
 
 
-def flat(sp: Specimen, length: int) -> list[Unlearned]:
+def flat(sp: BuiltModule, length: int) -> list[Unlearned]:
     """Parameters of a module as it starts whose gradient is zero step after step, though others would not be.
 
     Zero is what holds zeros alone, or nothing but rounding.
@@ -124,7 +124,7 @@ def flat(sp: Specimen, length: int) -> list[Unlearned]:
     )
 
 
-def _flat(sp: Specimen, length: int, zero: list[tuple[str, nn.Parameter]]) -> list[Unlearned]:
+def _flat(sp: BuiltModule, length: int, zero: list[tuple[str, nn.Parameter]]) -> list[Unlearned]:
     """Those whose gradient was exactly zero all the time."""
     if not zero:
         return []
@@ -145,7 +145,7 @@ def _flat(sp: Specimen, length: int, zero: list[tuple[str, nn.Parameter]]) -> li
 
 
 def _rounded(
-    sp: Specimen, length: int, zero: list[tuple[str, nn.Parameter]], what: Mapping[str, str]
+    sp: BuiltModule, length: int, zero: list[tuple[str, nn.Parameter]], what: Mapping[str, str]
 ) -> list[Unlearned]:
     """Those whose gradient was nothing but rounding, where values other than those decide what comes out."""
     if not zero:
@@ -179,7 +179,7 @@ def listed(names: Sequence[str]) -> str:
     return f"{len(names)} parameter{'' if len(names) == 1 else 's'} ({shown})"
 
 
-def _cut_off(sp: Specimen, x: Tensor, name: str, parameter: nn.Parameter, mattering: Mattering) -> Unlearned | None:
+def _cut_off(sp: BuiltModule, x: Tensor, name: str, parameter: nn.Parameter, mattering: Mattering) -> Unlearned | None:
     """Why this parameter has no gradient, when that is a fault."""
     done, watch = watched_pass(sp, x, [parameter])
     outputs = [done.output, *done.others.values()]
@@ -206,7 +206,7 @@ def _reached_by_kept_losses(module: nn.Module) -> set[int]:
     return {id(root) for loss in losses for root in roots_of(loss)}
 
 
-def _is_left_out(sp: Specimen, parameter: nn.Parameter, length: int) -> bool:
+def _is_left_out(sp: BuiltModule, parameter: nn.Parameter, length: int) -> bool:
     done, watch = watched_pass(sp, sp.input(min(length, sp.subject.max_length)), [parameter])
     return parameter.grad is None and not watch.reaches([done.output, *done.others.values(), *_kept(sp.module)])
 
@@ -217,7 +217,7 @@ def _kept(module: nn.Module) -> Iterator[Tensor]:
     yield from module.buffers()
 
 
-def _behind_zero(sp: Specimen, x: Tensor, zero: Sequence[tuple[str, nn.Parameter]]) -> Iterator[Unlearned]:
+def _behind_zero(sp: BuiltModule, x: Tensor, zero: Sequence[tuple[str, nn.Parameter]]) -> Iterator[Unlearned]:
     """Parameters whose gradient a plain tensor of zeros, which nothing will ever move, multiplies away."""
     for holder in attribute_tensors(sp.module):
         tensor = holder.tensor
@@ -237,7 +237,7 @@ def _behind_zero(sp: Specimen, x: Tensor, zero: Sequence[tuple[str, nn.Parameter
             yield Unlearned(tuple(freed), place, reason)
 
 
-def _zero(sp: Specimen) -> list[tuple[str, nn.Parameter]]:
+def _zero(sp: BuiltModule) -> list[tuple[str, nn.Parameter]]:
     """Trainable parameters whose gradient holds zeros alone."""
     return [(name, p) for name, p in trainable(sp.module) if p.grad is not None and is_zero(p.grad)]
 

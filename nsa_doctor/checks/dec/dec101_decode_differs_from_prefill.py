@@ -22,7 +22,7 @@ from nsa_doctor.checks._shared.decoded import departures
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.probes.attention.decoding import decoding_specimen, lengths_to_decode
-from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.training import forward_backward
 from nsa_doctor.subject.contract import Subject
 
@@ -40,7 +40,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     yield from found
 
 
-def _train(sp: Specimen, length: int) -> None:
+def _train(sp: BuiltModule, length: int) -> None:
     parameters = [parameter for parameter in sp.module.parameters() if parameter.requires_grad]
     if not parameters:
         return

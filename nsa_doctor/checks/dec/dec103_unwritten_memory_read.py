@@ -16,7 +16,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.decoding import decode, decoding_specimen, guilty_module, lengths_to_decode
-from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.numerics.compare import departure
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
@@ -36,7 +36,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             return
 
 
-def _changed(sp: Specimen, length: int, sizes: list[int]) -> Iterator[Finding | Note]:
+def _changed(sp: BuiltModule, length: int, sizes: list[int]) -> Iterator[Finding | Note]:
     fill, x = sp.subject.fill_unwritten, sp.input(length)
     assert fill is not None
     expected = decode(sp, x, sizes, lambda cache: fill(cache, 0.0))
@@ -63,7 +63,7 @@ def _changed(sp: Specimen, length: int, sizes: list[int]) -> Iterator[Finding | 
         yield Note(message=f"decoding gives values that are not finite at S={length}")
 
 
-def _filling(sp: Specimen, value: float) -> Specimen:
+def _filling(sp: BuiltModule, value: float) -> BuiltModule:
     """The specimen, its step preceded by such a fill."""
     fill, step = sp.subject.fill_unwritten, sp.subject.step
     assert fill is not None

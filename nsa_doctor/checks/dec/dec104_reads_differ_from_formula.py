@@ -23,7 +23,7 @@ from nsa_doctor.probes.attention.choice import chosen
 from nsa_doctor.probes.attention.decoding import lengths_to_decode
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import Rules, rules_of
 
@@ -60,7 +60,7 @@ def _each(counted: Tensor) -> Iterator[tuple[int, int, int]]:
     return ((t, row, group) for t in range(steps) for row in range(rows) for group in range(groups))
 
 
-def _due(sp: Specimen, x: Tensor, rules: Rules) -> dict[str, dict[tuple[int, int, int], int]]:
+def _due(sp: BuiltModule, x: Tensor, rules: Rules) -> dict[str, dict[tuple[int, int, int], int]]:
     """Keys due by (row, t, group); (0, t, 0) stands for all where they are the same for all."""
     steps = range(x.shape[1])
     selected: dict[tuple[int, int, int], int] = {}

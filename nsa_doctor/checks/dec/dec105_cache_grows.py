@@ -18,7 +18,7 @@ from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.decoding import decode, decoding_specimen
 from nsa_doctor.probes.attention.reach import anatomy
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
@@ -56,7 +56,7 @@ def _num_tokens(subject: Subject) -> int:
         return min(_TOKENS, subject.max_length - 1)
 
 
-def _due(sp: Specimen, tokens: list[int], held: list[int]) -> list[int]:
+def _due(sp: BuiltModule, tokens: list[int], held: list[int]) -> list[int]:
     """The most a cache may hold: twice what has to be kept, or twice in proportion to a quarter of the tokens."""
     try:
         rules = rules_of(sp.subject)
@@ -78,7 +78,7 @@ def _due(sp: Specimen, tokens: list[int], held: list[int]) -> list[int]:
     return [max(held[0], _DOUBLING * number) for number in kept]
 
 
-def _place(sp: Specimen) -> Any:
+def _place(sp: BuiltModule) -> Any:
     place = definition_place(sp.module)
     cache_bytes = sp.subject.cache_bytes
     code = getattr(cache_bytes, "__code__", None)

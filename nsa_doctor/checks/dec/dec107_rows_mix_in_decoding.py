@@ -26,7 +26,7 @@ from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.decoding import decoding_specimen, lengths_to_decode
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.subject.contract import Subject
 
 _ROWS, _STEPS = 3, 6
@@ -41,7 +41,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     yield from found or _changed_later(sp, min(length, prompt + _STEPS), prompt)
 
 
-def _changed_later(sp: Specimen, length: int, prompt: int) -> Iterator[Finding]:
+def _changed_later(sp: BuiltModule, length: int, prompt: int) -> Iterator[Finding]:
     """Outputs, and the tokens handed in, as they are at once and after further steps."""
     prefill, step, module = sp.subject.prefill, sp.subject.step, sp.module
     assert prefill is not None

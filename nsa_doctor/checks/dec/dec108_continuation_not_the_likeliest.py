@@ -23,7 +23,7 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import callable_place
-from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
 from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
 from nsa_doctor.subject.contract import Subject
 
@@ -58,7 +58,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             return
 
 
-def _finding(sp: Specimen, message: str, prompt: int) -> Finding:
+def _finding(sp: BuiltModule, message: str, prompt: int) -> Finding:
     where = callable_place(sp.subject.generate, sp.module)
     return Finding(message=message, where=where, evidence={"prompt": prompt}, repro=again(sp.subject, "DEC108"))
 

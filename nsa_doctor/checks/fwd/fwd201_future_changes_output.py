@@ -57,10 +57,10 @@ def _examine(subject: Subject, plan: _Plan) -> Finding | None:
     cut, again = _leak(subject, plan)
     if again is None:
         return None  # what comes and goes from run to run is told by FWD206
-    specimen = comparable_specimen(subject, mode=plan.mode)
-    x = specimen.input(plan.length)
-    other = with_other_future(specimen, x, cut, plan.scale)
-    divergence = first_divergence(specimen, lambda: specimen(x), lambda: specimen(other), {plan.length: cut})
+    built = comparable_specimen(subject, mode=plan.mode)
+    x = built.input(plan.length)
+    other = with_other_future(built, x, cut, plan.scale)
+    divergence = first_divergence(built, lambda: built(x), lambda: built(other), {plan.length: cut})
     what = f"{'large values in ' if plan.scale != 1 else ''}tokens from {cut} on change the output before them"
     message = f"{what} at S={plan.length} ({plan.mode})"
     return told(subject, "FWD201", message, divergence, found, length=plan.length, mode=plan.mode, cut=cut)
@@ -68,11 +68,11 @@ def _examine(subject: Subject, plan: _Plan) -> Finding | None:
 
 def _leak(subject: Subject, plan: _Plan) -> tuple[int, Departure | None]:
     """The first cut behind which other values change what comes before it, and how."""
-    specimen = comparable_specimen(subject, mode=plan.mode)
-    base = baseline(specimen, specimen.input(plan.length))
+    built = comparable_specimen(subject, mode=plan.mode)
+    base = baseline(built, built.input(plan.length))
     for cut in cuts_of(plan.length, plan.num_cuts):
         with torch.no_grad():
-            changed = specimen(with_other_future(specimen, base.x, cut, plan.scale))
+            changed = built(with_other_future(built, base.x, cut, plan.scale))
         found = base.departure(changed[:, :cut], tokens=slice(cut), loudness=plan.scale)
         if found is not None:
             return cut, found

@@ -43,22 +43,22 @@ def _examine(subject: Subject, length: int, count: int) -> Finding | None:
     prefix, departure = _shortest(subject, length, count)
     if departure is None:
         return None  # what comes and goes from run to run is told by FWD206
-    specimen = comparable_specimen(subject)
-    x = specimen.input(length)
+    built = comparable_specimen(subject)
+    x = built.input(length)
     head, kept = x[:, :prefix].clone(), {length: prefix, prefix: prefix}
-    divergence = first_divergence(specimen, lambda: specimen(x), lambda: specimen(head), kept)
+    divergence = first_divergence(built, lambda: built(x), lambda: built(head), kept)
     message = f"the first {prefix} tokens alone give another output than at the head of {length}"
     return told(subject, "FWD202", message, divergence, departure, length=length, prefix=prefix)
 
 
 def _shortest(subject: Subject, length: int, count: int) -> tuple[int, Departure | None]:
     """The shortest prefix tried whose own output departs from the whole's."""
-    specimen = comparable_specimen(subject)
-    base = baseline(specimen, specimen.input(length))
+    built = comparable_specimen(subject)
+    base = baseline(built, built.input(length))
     inner = [prefix for prefix in boundary_lengths(subject.geometry, length - 1) if prefix < length]
     for prefix in sorted({*evenly(inner, count), length - 1}):
         with torch.no_grad():
-            alone = specimen(base.x[:, :prefix])
+            alone = built(base.x[:, :prefix])
         found = base.departure(alone, tokens=slice(prefix))
         if found is not None:
             return prefix, found

@@ -22,7 +22,7 @@ from nsa_doctor.checks._shared.compared import confirmed, middle_lengths, odd_le
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
@@ -42,29 +42,29 @@ def _examine(subject: Subject, length: int, mode: Mode) -> Finding | None:
     found = confirmed(subject, lambda subject: _mixed(subject, length, mode))
     if found is None:
         return None
-    specimen = comparable_specimen(subject, mode=mode)
-    x = specimen.input(length, _NUM_ROWS)
-    other = _with_other_rows(specimen, x, found.first_row)
+    built = comparable_specimen(subject, mode=mode)
+    x = built.input(length, _NUM_ROWS)
+    other = _with_other_rows(built, x, found.first_row)
     kept = 1 if found.first_row == 0 else -1
-    divergence = first_divergence(specimen, lambda: specimen(x), lambda: specimen(other), {_NUM_ROWS: kept})
+    divergence = first_divergence(built, lambda: built(x), lambda: built(other), {_NUM_ROWS: kept})
     message = f"other rows of the batch change a row's output at B={_NUM_ROWS}, S={length} ({mode})"
     return told(subject, "FWD203", message, divergence, found, length=length, mode=mode)
 
 
 def _mixed(subject: Subject, length: int, mode: Mode) -> Departure | None:
-    specimen = comparable_specimen(subject, mode=mode)
-    base = baseline(specimen, specimen.input(length, _NUM_ROWS))
+    built = comparable_specimen(subject, mode=mode)
+    base = baseline(built, built.input(length, _NUM_ROWS))
     for row in (0, _NUM_ROWS - 1):
         with torch.no_grad():
-            changed = specimen(_with_other_rows(specimen, base.x, row))
+            changed = built(_with_other_rows(built, base.x, row))
         found = base.departure(changed[row : row + 1], rows=slice(row, row + 1))
         if found is not None:
             return replace(found, first_row=row)
     return None
 
 
-def _with_other_rows(specimen: Specimen, x: Tensor, row: int) -> Tensor:
-    other = specimen.input(x.shape[1], _NUM_ROWS, seed=specimen.subject.seed + 1)
+def _with_other_rows(built: BuiltModule, x: Tensor, row: int) -> Tensor:
+    other = built.input(x.shape[1], _NUM_ROWS, seed=built.subject.seed + 1)
     return torch.cat((other[:row], x[row : row + 1], other[row + 1 :]))
 
 

@@ -37,20 +37,20 @@ def _examine(subject: Subject, length: int, batch: int) -> Finding | None:
     found = confirmed(subject, lambda subject: _changed(subject, length, batch))
     if found is None:
         return None
-    specimen = comparable_specimen(subject)
-    x, row = specimen.input(length, batch), found.first_row
+    built = comparable_specimen(subject)
+    x, row = built.input(length, batch), found.first_row
     alone, kept = x[row : row + 1].clone(), 1 if row == 0 else -1
-    divergence = first_divergence(specimen, lambda: specimen(x), lambda: specimen(alone), {batch: kept})
+    divergence = first_divergence(built, lambda: built(x), lambda: built(alone), {batch: kept})
     message = f"row {row} of {batch} gets another output than alone at S={length}"
     return told(subject, "FWD204", message, divergence, found, length=length, batch=batch)
 
 
 def _changed(subject: Subject, length: int, batch: int) -> Departure | None:
-    specimen = comparable_specimen(subject)
-    base = baseline(specimen, specimen.input(length, batch))
+    built = comparable_specimen(subject)
+    base = baseline(built, built.input(length, batch))
     for row in (0, batch - 1):
         with torch.no_grad():
-            alone = specimen(base.x[row : row + 1])
+            alone = built(base.x[row : row + 1])
         found = base.departure(alone, rows=slice(row, row + 1))
         if found is not None:
             return replace(found, first_row=row)

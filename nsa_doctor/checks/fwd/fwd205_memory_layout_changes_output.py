@@ -46,21 +46,19 @@ def _examine(subject: Subject, length: int, layout: str) -> Finding | None:
     found = confirmed(subject, lambda subject: _changed(subject, length, layout))
     if found is None:
         return None
-    specimen = comparable_specimen(subject)
-    x = specimen.input(length).expand(_NUM_ROWS, *specimen.input(length).shape[1:]).contiguous()
-    divergence = first_divergence(
-        specimen, lambda: specimen.call(x.clone()), lambda: specimen.call(_laid_out(x, layout)), {}
-    )
+    built = comparable_specimen(subject)
+    x = built.input(length).expand(_NUM_ROWS, *built.input(length).shape[1:]).contiguous()
+    divergence = first_divergence(built, lambda: built.call(x.clone()), lambda: built.call(_laid_out(x, layout)), {})
     message = f"{layout} input gives another output than contiguous input at S={length}"
     return told(subject, "FWD205", message, divergence, found, length=length, layout=layout)
 
 
 def _changed(subject: Subject, length: int, layout: str) -> Departure | None:
-    specimen = comparable_specimen(subject)
-    row = specimen.input(length)
-    base = baseline(specimen, row.expand(_NUM_ROWS, *row.shape[1:]).contiguous())
+    built = comparable_specimen(subject)
+    row = built.input(length)
+    base = baseline(built, row.expand(_NUM_ROWS, *row.shape[1:]).contiguous())
     with torch.no_grad():
-        return base.departure(specimen.call(_laid_out(base.x, layout)))
+        return base.departure(built.call(_laid_out(base.x, layout)))
 
 
 def _laid_out(x: Tensor, layout: str) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.compared import odd_lengths, told
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen, require_finite
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen, require_finite
 from nsa_doctor.probes.numerics.compare import Departure, departure
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.probes.numerics.precision import effective_precision
@@ -41,35 +41,35 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 
 def _changed(subject: Subject, length: int, way: str) -> Departure | None:
-    specimen = comparable_specimen(subject)
-    x = specimen.input(length)
-    eps = effective_precision(specimen, min(length, 32)).eps
+    built = comparable_specimen(subject)
+    x = built.input(length)
+    eps = effective_precision(built, min(length, 32)).eps
     with torch.no_grad():
-        first = require_finite(specimen(x), length)
+        first = require_finite(built(x), length)
         scale = first.double().abs().flatten(2).amax(-1)
-        return departure(_again(specimen, x, way), first, _ROUNDINGS * eps * scale)
+        return departure(_again(built, x, way), first, _ROUNDINGS * eps * scale)
 
 
-def _again(specimen: Specimen, x: Tensor, way: str) -> Tensor:
+def _again(built: BuiltModule, x: Tensor, way: str) -> Tensor:
     """The same input once more, under circumstances that must not matter."""
     if way == "after calls with other input":
         for length in (1, max(1, x.shape[1] // 2), x.shape[1]):
-            specimen(specimen.input(length, seed=specimen.subject.seed + 1))
+            built(built.input(length, seed=built.subject.seed + 1))
     if way == "with another random seed":
-        return replace(specimen, subject=replace(specimen.subject, seed=specimen.subject.seed + 1))(x)
-    return specimen(x)
+        return replace(built, subject=replace(built.subject, seed=built.subject.seed + 1))(x)
+    return built(x)
 
 
 def _finding(subject: Subject, length: int, way: str, found: Departure) -> Finding:
-    specimen = comparable_specimen(subject)
-    x = specimen.input(length)
+    built = comparable_specimen(subject)
+    x = built.input(length)
     if way == "after calls with other input":
         fresh = comparable_specimen(subject)
         with torch.no_grad():
-            _again(specimen, x, way)
-        divergence = first_divergence(specimen, lambda: fresh(x), lambda: specimen(x), {})
+            _again(built, x, way)
+        divergence = first_divergence(built, lambda: fresh(x), lambda: built(x), {})
     else:
-        divergence = first_divergence(specimen, lambda: specimen(x), lambda: _again(specimen, x, way), {})
+        divergence = first_divergence(built, lambda: built(x), lambda: _again(built, x, way), {})
     message = f"the same input gives another output {way} in eval() at S={length}"
     return told(subject, "FWD206", message, divergence, found, length=length, way=way)
 

@@ -23,7 +23,7 @@ from nsa_doctor.checks._shared.compared import confirmed, odd_lengths, one, told
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
@@ -68,9 +68,9 @@ def _rate(module: nn.Module) -> float:
     return float(getattr(module, "p", getattr(module, "dropout", 0.0)))
 
 
-def _output(specimen: Specimen, x: Tensor, mode: Mode) -> Tensor:
+def _output(built: BuiltModule, x: Tensor, mode: Mode) -> Tensor:
     with torch.set_grad_enabled(mode == "eval"):  # training mode is compared without, so that it alone differs
-        return specimen(x).detach()
+        return built(x).detach()
 
 
 def planted(subject: Subject) -> Subject:

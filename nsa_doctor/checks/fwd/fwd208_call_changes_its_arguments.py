@@ -25,7 +25,7 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.handed import handed
-from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.numerics.writes import first_written
 from nsa_doctor.subject.contract import Subject
 
@@ -37,7 +37,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     for mode in _MODES:
         if mode not in subject.modes:
             continue
-        examined = specimen(subject, mode=mode, is_randomised=False)
+        examined = built(subject, mode=mode, is_randomised=False)
         for one in handed(examined, length):
             written = first_written(subject, examined.module, one.call, one.given)
             if written is None:

@@ -27,7 +27,7 @@ from nsa_doctor.core.measurement import Mode, Place
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.unwritten import Filled
-from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
 
@@ -58,7 +58,7 @@ def _output(
     """The output of a module built and called with that memory filled, and where unwritten memory was asked for."""
     filled = Filled(Places(FrameFilter(subject.packages)), is_chosen)
     with torch.no_grad(), filled.filling():
-        examined = specimen(subject, mode=mode, is_randomised=False)
+        examined = built(subject, mode=mode, is_randomised=False)
         x = examined.input(length, 2)
         try:
             return examined(x), list(filled.asked)

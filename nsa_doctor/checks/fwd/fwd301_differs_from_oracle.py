@@ -24,7 +24,7 @@ from nsa_doctor.probes.attention.oracles import (
 )
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.places import parameter_place
-from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_specimen
 from nsa_doctor.probes.numerics.precision import effective_precision
 from nsa_doctor.subject.contract import Subject
 
@@ -36,19 +36,19 @@ def run(subject: Subject) -> Iterator[Finding]:
     yield from islice(chain(_all_differences(sp), _of_twins(subject, sp)), 1)
 
 
-def _all_differences(sp: Specimen) -> Iterator[Finding]:
+def _all_differences(sp: BuiltModule) -> Iterator[Finding]:
     lengths = lengths_to_compare(sp.subject)
     for length in lengths:
         yield from _outputs(sp, sp, length)
     yield from _gradients(sp, max((length for length in lengths if length <= _MODERATE), default=lengths[0]))
     if sp.dtype != sp.subject.dtype:
-        narrow = specimen(sp.subject)
+        narrow = built(sp.subject)
         wide = with_weights_of(narrow, sp)
         for length in lengths if sp.subject.profile == "full" else lengths[:1]:
             yield from _outputs(narrow, wide, length, f" in {narrow.dtype}")
 
 
-def _of_twins(subject: Subject, sp: Specimen) -> Iterator[Finding]:
+def _of_twins(subject: Subject, sp: BuiltModule) -> Iterator[Finding]:
     lengths = lengths_to_compare(subject)
     short = [length for length in lengths if length <= _SHORT or subject.profile == "full"] or [_SHORT]
     for name, own, wide, twin in twins_of(subject, sp):
@@ -57,13 +57,13 @@ def _of_twins(subject: Subject, sp: Specimen) -> Iterator[Finding]:
             yield _finding(twin, x, worst, f" under implementation {name}")
 
 
-def _outputs(sp: Specimen, wide: Specimen, length: int, what: str = "") -> Iterator[Finding]:
+def _outputs(sp: BuiltModule, wide: BuiltModule, length: int, what: str = "") -> Iterator[Finding]:
     worst, x = disagreement(sp, wide, length)
     if worst is not None:
         yield _finding(sp, x, worst, what)
 
 
-def _gradients(sp: Specimen, length: int) -> Iterator[Finding]:
+def _gradients(sp: BuiltModule, length: int) -> Iterator[Finding]:
     oracle, x = sp.subject.oracle, sp.input(length)
     assert oracle is not None
     truth = gradients(sp, oracle, x)
@@ -76,7 +76,7 @@ def _gradients(sp: Specimen, length: int) -> Iterator[Finding]:
         yield _finding(sp, x, worst, f" in the gradient of {worst.name}")
 
 
-def _finding(sp: Specimen, x: Tensor, worst: Worst, what: str) -> Finding:
+def _finding(sp: BuiltModule, x: Tensor, worst: Worst, what: str) -> Finding:
     part, place = differing_part(sp, x)
     at = f"token {worst.token}, one of {worst.num_tokens} such tokens" if worst.num_tokens else "the gradient"
     if place is None:

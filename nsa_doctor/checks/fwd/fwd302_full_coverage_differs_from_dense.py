@@ -21,7 +21,7 @@ from nsa_doctor.probes.attention.agreement import worst_token
 from nsa_doctor.probes.attention.reach import anatomy
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen, require_finite
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen, require_finite
 from nsa_doctor.probes.model.heads import heads
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import Rules, rules_of
@@ -54,7 +54,7 @@ def _alone(subject: Subject, length: int, rules: Rules) -> Iterator[Finding]:
     yield from _judged(subject, "attend", output, _dense(q, k, v), lambda: origin(subject, module, call))
 
 
-def _inside(sp: Specimen, branch: str, name: str, length: int) -> Iterator[Finding]:
+def _inside(sp: BuiltModule, branch: str, name: str, length: int) -> Iterator[Finding]:
     x = sp.input(length)
     with torch.no_grad():
         inner = anatomy(sp, x)

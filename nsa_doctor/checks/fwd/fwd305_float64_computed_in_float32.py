@@ -28,14 +28,14 @@ _LENGTH = 33
 
 
 def run(subject: Subject) -> Iterator[Note]:
-    specimen = comparable_specimen(subject)
-    if specimen.dtype != "float64":
+    built = comparable_specimen(subject)
+    if built.dtype != "float64":
         raise NotComparableError("the subject does not compute in float64")
-    precision = effective_precision(specimen, min(_LENGTH, subject.max_length))
+    precision = effective_precision(built, min(_LENGTH, subject.max_length))
     if precision.dtype != torch.float64:
         place = precision.place
         if not place.module_class:
-            place = replace(place, module_class=type(specimen.module).__name__)
+            place = replace(place, module_class=type(built.module).__name__)
         yield Note(message=f"float64 passes through {str(precision.dtype)[6:]}", where=place)
 
 

@@ -25,7 +25,7 @@ from nsa_doctor.core.lengths import evenly
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.agreement import worst_token
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen, require_finite, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_specimen, require_finite
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
@@ -55,8 +55,8 @@ def run(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _specimen(subject: Subject, module: nn.Module, dtype: str) -> Specimen:
-    return specimen(replace(subject, build=lambda _seed: module), dtype=dtype)
+def _specimen(subject: Subject, module: nn.Module, dtype: str) -> BuiltModule:
+    return built(replace(subject, build=lambda _seed: module), dtype=dtype)
 
 
 def _lengths(subject: Subject) -> list[int]:

@@ -23,7 +23,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.attention.gates import Gate, gates, gates_of, take_steps
+from nsa_doctor.probes.attention.gates import ObservedGate, gates, gates_of, take_steps
 from nsa_doctor.subject.contract import Subject
 
 _NUM_MIXED = 2  # one weight alone scales what it gates, and may well start at a constant; so may each feature's own
@@ -55,13 +55,13 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     )
 
 
-def _is_zero(gate: Gate, named: dict[str, nn.Parameter]) -> bool:
+def _is_zero(gate: ObservedGate, named: dict[str, nn.Parameter]) -> bool:
     """Whether nothing but zeros makes its logits; what only scales them does not count."""
     own = [named[name] for name in gate.parameters if name in named and name not in gate.scales]
     return bool(own) and not gate.is_shifted and not any(bool(parameter.any()) for parameter in own)
 
 
-def _is_mixing(gate: Gate) -> bool:
+def _is_mixing(gate: ObservedGate) -> bool:
     """Whether it weighs branches against each other: not a number alone, nor each feature by itself."""
     return gate.values.shape[-1] >= _NUM_MIXED and not gate.is_elementwise
 

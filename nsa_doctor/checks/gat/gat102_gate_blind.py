@@ -21,7 +21,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.attention.gates import Gate, gates, gates_of, take_steps
+from nsa_doctor.probes.attention.gates import ObservedGate, gates, gates_of, take_steps
 from nsa_doctor.subject.contract import Subject
 
 _STEPS = 3
@@ -51,14 +51,14 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         )
 
 
-def _is_blind(gate: Gate) -> bool:
+def _is_blind(gate: ObservedGate) -> bool:
     """No weight moves by more than rounding; a flat gate that is not of one weight alone is another illness."""
     is_alone = gate.is_softmax and gate.weights.shape[-1] == 1
     rounding = 8 * torch.finfo(gate.weights.dtype).eps
     return gate.spread <= rounding and (is_alone or gate.saturated_share < 1)
 
 
-def _listed(gate: Gate) -> str:
+def _listed(gate: ObservedGate) -> str:
     return ", ".join(f"{float(value):.3g}" for value in gate.values[0][:4])
 
 

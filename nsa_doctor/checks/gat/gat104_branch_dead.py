@@ -23,8 +23,8 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.attention.gates import Gate, gates, gates_of, gradients_of, take_steps
-from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.attention.gates import ObservedGate, gates, gates_of, gradients_of, take_steps
+from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.subject.contract import Subject
 
 _STEPS, _LONG = 2, 1024
@@ -55,7 +55,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         yield _finding(subject, *idle, "has no effect on the output", idle[0].use)
 
 
-def _idle(sp: Specimen, x: Tensor) -> tuple[Gate, list[int]] | None:
+def _idle(sp: BuiltModule, x: Tensor) -> tuple[ObservedGate, list[int]] | None:
     """A gate some of whose weights have a gradient of exactly zero everywhere, though the others have one."""
     found, output = gates(sp, x)
     for gate in found:
@@ -68,7 +68,7 @@ def _idle(sp: Specimen, x: Tensor) -> tuple[Gate, list[int]] | None:
     return None
 
 
-def _finding(subject: Subject, gate: Gate, parts: list[int], what: str, where: Place) -> Finding:
+def _finding(subject: Subject, gate: ObservedGate, parts: list[int], what: str, where: Place) -> Finding:
     return Finding(
         message=f"weight {', '.join(map(str, parts))} of {gate.weights.shape[-1]} of a gate {what}",
         where=where,

@@ -19,7 +19,7 @@ from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.gradients.derivative import Agreement, Slope
-from nsa_doctor.probes.gradients.derivative_probe import Bench
+from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.gradient_fault import find_fault
 from nsa_doctor.probes.gradients.truncation import truncation
 from nsa_doctor.probes.hooks.places import definition_place
@@ -45,7 +45,7 @@ def _told(subject: Subject, mode: str, length: int, right: int | None, make: Mak
     bench = make(length)
     fault = find_fault(bench)
     slope = _whole(bench) if fault is None else fault.slope
-    place = definition_place(bench.specimen.module) if fault is None else fault.place
+    place = definition_place(bench.built.module) if fault is None else fault.place
     sought = f"; it goes wrong in {fault.what}" if fault else ""
     gradient, difference = told_apart(slope.autograd, slope.numeric)
     message = f"the gradient is {gradient} along a random direction and central differences give {difference} "
@@ -59,13 +59,13 @@ def _told(subject: Subject, mode: str, length: int, right: int | None, make: Mak
     return Finding(
         message=message,
         where=place,
-        evidence={"length": length, "mode": mode, **numbers, "dtype": bench.specimen.dtype},
+        evidence={"length": length, "mode": mode, **numbers, "dtype": bench.built.dtype},
         control=f"they agree at S={right}" if right else "",
         repro=again(subject, "GRD101"),
     )
 
 
-def _whole(bench: Bench) -> Slope:
+def _whole(bench: DerivativeProbe) -> Slope:
     differential = bench.differentiate(_SEEDS[0])
     return bench.slope(differential, range(len(differential.slopes)))
 

@@ -18,7 +18,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.gradients.derivative_probe import Bench, Differential
+from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe, Differential
 from nsa_doctor.probes.gradients.gradient_fault import blame
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.subject.contract import Subject
@@ -37,7 +37,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                 return
 
 
-def _twice(bench: Bench, way: str, is_followed: bool) -> tuple[Differential, list[float]]:
+def _twice(bench: DerivativeProbe, way: str, is_followed: bool) -> tuple[Differential, list[float]]:
     """Slopes of two passes; the same ones when the subject refuses a second pass through one graph, as it may."""
     if way == "again":
         first = bench.differentiate(0, is_followed)
@@ -50,14 +50,14 @@ def _twice(bench: Bench, way: str, is_followed: bool) -> tuple[Differential, lis
     return both, both.again
 
 
-def _last_differing(bench: Bench, first: Differential, second: list[float]) -> int | None:
+def _last_differing(bench: DerivativeProbe, first: Differential, second: list[float]) -> int | None:
     allowed = _ULPS * torch.finfo(bench.dtype).eps
     numbers = range(min(len(first.slopes), len(second)) - 1, -1, -1)
     return next((i for i in numbers if not abs(first.slopes[i] - second[i]) <= allowed * first.sizes[i]), None)
 
 
-def _told(subject: Subject, mode: str, length: int, bench: Bench, way: str, words: str) -> Finding:
-    place, what = definition_place(bench.specimen.module), "the subject"
+def _told(subject: Subject, mode: str, length: int, bench: DerivativeProbe, way: str, words: str) -> Finding:
+    place, what = definition_place(bench.built.module), "the subject"
     try:
         first, second = _twice(bench, way, is_followed=True)
         number = _last_differing(bench, first, second)
@@ -69,7 +69,7 @@ def _told(subject: Subject, mode: str, length: int, bench: Bench, way: str, word
     return Finding(
         message=f"gradients differ between one pass and {words} at S={length} in {mode} mode, first in {what}",
         where=place,
-        evidence={"length": length, "mode": mode, "way": way, "dtype": bench.specimen.dtype},
+        evidence={"length": length, "mode": mode, "way": way, "dtype": bench.built.dtype},
         repro=again(subject, "GRD102"),
     )
 

@@ -23,7 +23,7 @@ from nsa_doctor.checks._shared.gradient import benches
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.gradients.derivative_probe import Bench
+from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.future import Reach, reach_into_the_future
 from nsa_doctor.probes.gradients.gradient_fault import find_fault
 from nsa_doctor.probes.hooks.places import definition_place
@@ -35,15 +35,15 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         if length < 2:
             continue
         bench = make(length)
-        reach = reach_into_the_future(bench.specimen, bench.x, length // 2)
+        reach = reach_into_the_future(bench.built, bench.x, length // 2)
         if reach is not None and reach.is_beyond_rounding:
             yield _told(subject, mode, length, bench, reach)
             return
 
 
-def _told(subject: Subject, mode: str, length: int, bench: Bench, reach: Reach) -> Finding | Note:
-    fault = find_fault(Bench(bench.specimen, bench.x, only_first=length // 2))
-    place = definition_place(bench.specimen.module) if fault is None else fault.place
+def _told(subject: Subject, mode: str, length: int, bench: DerivativeProbe, reach: Reach) -> Finding | Note:
+    fault = find_fault(DerivativeProbe(bench.built, bench.x, only_first=length // 2))
+    place = definition_place(bench.built.module) if fault is None else fault.place
     sought = "" if fault is None else f", through {fault.what}"
     message = (
         f"the gradient of the first {length // 2} of {length} tokens reaches token {reach.token}: {reach.future:.3g} "

@@ -21,12 +21,12 @@ from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, comparable_pass, 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.model.built_module import comparable_specimen, specimen
+from nsa_doctor.probes.model.built_module import built, comparable_specimen
 from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    own = specimen(subject, mode="train")
+    own = built(subject, mode="train")
     for length in lengths_for(subject):
         comparable_pass(own, own.input(length))
         if all(parameter.grad is not None for _, parameter in trainable(own.module)):

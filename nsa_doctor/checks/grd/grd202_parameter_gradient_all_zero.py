@@ -33,13 +33,13 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.gradients.stuck import is_zero
-from nsa_doctor.probes.model.built_module import comparable_specimen, specimen
+from nsa_doctor.probes.model.built_module import built, comparable_specimen
 from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     length = lengths_for(subject)[0]
-    as_it_starts = specimen(subject, mode="train", is_randomised=False)
+    as_it_starts = built(subject, mode="train", is_randomised=False)
     for item in (_erased(subject) or flat(as_it_starts, length))[:MOST_FINDINGS]:
         yield Finding(
             message=f"the gradient of {listed(item.names)} is {item.gradient} at S={length}: {item.reason}",
@@ -51,7 +51,7 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 def _erased(subject: Subject) -> list[Unlearned]:
     """With parameters in general position."""
-    own = specimen(subject, mode="train")
+    own = built(subject, mode="train")
     length = lengths_for(subject)[0]
     comparable_pass(own, own.input(length))
     if all(p.grad is None or not is_zero(p.grad) for _, p in trainable(own.module)):

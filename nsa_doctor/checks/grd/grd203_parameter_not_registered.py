@@ -24,12 +24,12 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.gradients.detached_params import PathWatch
 from nsa_doctor.probes.hooks.tensor_owners import Holder, holders, roots_of
-from nsa_doctor.probes.model.built_module import Specimen, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    sp = specimen(subject, mode="train")
+    sp = built(subject, mode="train")
     for length in lengths_for(subject):
         unlisted, watch = _unlisted(sp, length)
         if not unlisted:
@@ -56,7 +56,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             return
 
 
-def _unlisted(sp: Specimen, length: int) -> tuple[list[Tensor], PathWatch]:
+def _unlisted(sp: BuiltModule, length: int) -> tuple[list[Tensor], PathWatch]:
     """Leaves that the loss would send a gradient to, apart from the input and the parameters there were before."""
     listed = list(sp.module.parameters())
     done, watch = watched_pass(sp, sp.input(length), [])

@@ -26,7 +26,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.stepping import Step, first_step, step, twin
 from nsa_doctor.probes.model.training import LEARNING_RATE, new_optimizer
 from nsa_doctor.subject.contract import Subject
@@ -35,7 +35,7 @@ _NOISE_FACTOR = 10.0
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    sp = specimen(subject, mode="train")
+    sp = built(subject, mode="train")
     length = lengths_for(subject)[0]
     optimizer = new_optimizer(sp.module)
     first = step(sp, optimizer, sp.input(length))

@@ -26,7 +26,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.stepping import Step, step
 from nsa_doctor.probes.model.training import new_optimizer
 from nsa_doctor.subject.contract import Subject
@@ -36,7 +36,7 @@ _RATE = 0.1
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    sp = specimen(subject, mode="train")
+    sp = built(subject, mode="train")
     length = lengths_for(subject)[0]
     names = [name for name, _ in trainable(sp.module)]
     if not names:

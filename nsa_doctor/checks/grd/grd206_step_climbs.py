@@ -23,7 +23,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
 from nsa_doctor.probes.model.stepping import Step, first_step, twin
 from nsa_doctor.subject.contract import Subject
 
@@ -56,7 +56,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _climb(sp: Specimen, x: Tensor, rate: float) -> float:
+def _climb(sp: BuiltModule, x: Tensor, rate: float) -> float:
     """What a step at this rate adds to the loss of its own batch."""
     stepped = twin(sp)
     if stepped is None:
@@ -65,7 +65,7 @@ def _climb(sp: Specimen, x: Tensor, rate: float) -> float:
     return first_step(stepped, x, 0.0).loss - before.loss
 
 
-def _step(sp: Specimen, x: Tensor, rate: float) -> Step:
+def _step(sp: BuiltModule, x: Tensor, rate: float) -> Step:
     copied = twin(sp)
     return first_step(sp if copied is None else copied, x, rate)
 

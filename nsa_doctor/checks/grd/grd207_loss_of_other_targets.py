@@ -28,7 +28,7 @@ from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.losses import Taken, is_the_same, meanings, take_loss
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.places import callable_place
-from nsa_doctor.probes.model.built_module import Specimen, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 33
@@ -55,7 +55,7 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 
 def _taken(subject: Subject, seam: str, length: int, seed: int) -> Taken | None:
-    sp = specimen(subject, mode="train")
+    sp = built(subject, mode="train")
     return take_loss(sp, seam, _batch(sp, length, seed))
 
 
@@ -65,7 +65,7 @@ def _wrong(taken: Taken | None) -> list[str]:
     return list(dict.fromkeys(fitting)) if all(fitting) else []
 
 
-def _batch(sp: Specimen, length: int, seed: int) -> Tensor:
+def _batch(sp: BuiltModule, length: int, seed: int) -> Tensor:
     """Ids without the first and the last: one of them may stand for padding, which a loss leaves out."""
     return 1 + sp.input(length, batch=_ROWS, seed=seed) % (sp.subject.width - 2)
 
@@ -83,7 +83,7 @@ def _finding(subject: Subject, seam: str, length: int, words: str, taken: Taken)
 
 def _place(subject: Subject, seam: str, length: int) -> Place:
     """The line that computes the loss, where a seam gives that; else where the training step is defined."""
-    sp = specimen(subject, mode="train")
+    sp = built(subject, mode="train")
     if seam == "loss" and (loss := subject.loss) is not None:
         with torch.enable_grad():
             return origin(subject, sp.module, lambda: loss(sp.module, _batch(sp, length, subject.seed)))

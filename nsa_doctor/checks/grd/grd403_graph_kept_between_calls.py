@@ -24,7 +24,7 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.gradients.retained_graph import Graphs, Kept, two_calls, two_steps
-from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
 
@@ -35,7 +35,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     for mode, what in ways:
         if mode not in subject.modes:
             continue
-        sp = specimen(subject, mode=mode)
+        sp = built(subject, mode=mode)
         length = lengths_for(subject)[0]
         stepping = two_steps(sp, length) if what == "training step" else two_calls(sp, length)
         try:

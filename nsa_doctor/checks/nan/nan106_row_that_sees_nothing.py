@@ -19,7 +19,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.heads import heads
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
@@ -40,7 +40,7 @@ def _before_the_first_block(subject: Subject, rules: Rules) -> Iterator[Finding]
     branches = subject.branches
     if branches is None or rules.l < 2:
         return
-    sp = specimen(subject)
+    sp = built(subject)
     for length in (rules.l - 1, 2 * rules.l):
         x = sp.input(length)
         x = x.requires_grad_() if x.is_floating_point() else x

@@ -24,7 +24,7 @@ from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.hooks.places import callable_place
-from nsa_doctor.probes.model.built_module import Specimen, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.training import LEARNING_RATE
 from nsa_doctor.probes.numerics.step_origin import birth_in_step, first_bad_step
 from nsa_doctor.probes.tensors.finite import isfinite
@@ -35,7 +35,7 @@ _SLOWLY = 1e-6  # of the rate, and per unit of gradient: what a step too long ha
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
     length = lengths_for(subject)[0]
-    sp = specimen(subject, mode="train", is_randomised=False)
+    sp = built(subject, mode="train", is_randomised=False)
     _require_finite_start(sp, length)
     wild = first_bad_step(subject, length, LEARNING_RATE)
     if wild is None:
@@ -50,9 +50,9 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         return
     bad, operation = found.names, ""
     place = callable_place(subject.train_step, sp.module)
-    if (birth := birth_in_step(subject, length, rate, found)) is not None:
-        operation = f", first in {birth.operation}"
-        place = birth.place
+    if (origin := birth_in_step(subject, length, rate, found)) is not None:
+        operation = f", first in {origin.operation}"
+        place = origin.place
     if not place.module and bad:
         place = placed(replace(place, module_class=""), bad, sp.module)
     which = listed(bad) if bad else f"the loss ({found.loss})"
@@ -65,7 +65,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     )
 
 
-def _require_finite_start(sp: Specimen, length: int) -> None:
+def _require_finite_start(sp: BuiltModule, length: int) -> None:
     done = comparable_pass(sp, sp.input(length))
     looked_at = [*dict(sp.module.named_parameters()).values(), done.output, *done.gradients.values()]
     if not all(bool(isfinite(tensor.detach()).all()) for tensor in looked_at):

@@ -24,7 +24,7 @@ from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.choice import Choice, Row, choices
 from nsa_doctor.probes.attention.reach import anatomy, values_read
 from nsa_doctor.probes.hooks.origin import origin
-from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
@@ -56,7 +56,7 @@ def _apart(subject: Subject, choice: Choice, per_group: int) -> Iterator[Finding
 
 def _reading_apart(subject: Subject) -> Iterator[Finding]:
     """What the heads really read, by gradient."""
-    rules, sp = rules_of(subject), specimen(subject)
+    rules, sp = rules_of(subject), built(subject)
     length = rules.telling_lengths(subject.max_length)[-1]
     x = sp.input(length).requires_grad_()
     inner = anatomy(sp, x)

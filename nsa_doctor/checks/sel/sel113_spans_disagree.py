@@ -25,7 +25,7 @@ from nsa_doctor.core.check import Check, Profile
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.fuzz.cases import read_case, told
-from nsa_doctor.fuzz.outcome import Outcome
+from nsa_doctor.fuzz.outcome import FuzzOutcome
 from nsa_doctor.subject.contract import Subject
 
 _EXAMPLES: dict[Profile, int] = {"smoke": 60, "quick": 200, "full": 1000}
@@ -36,7 +36,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     from nsa_doctor.fuzz.properties.examine import examine
     from nsa_doctor.fuzz.search import Search
 
-    def tried(case: dict[str, Any]) -> Outcome:
+    def tried(case: dict[str, Any]) -> FuzzOutcome:
         return examine(read_case(json.dumps(case)), subject)
 
     search = Search()

@@ -67,9 +67,7 @@ def _frozen(losses: Series) -> str:
 def _require_enough(losses: Series, beats: Sequence[Beat]) -> None:
     travel = travelled(beats)
     if travel is not None and travel < _LEAST_TRAVEL:
-        raise NotApplicableError(
-            f"rates of {losses.told} add up to {travel:.1e}; a loss needs {_LEAST_TRAVEL:g} to fall"
-        )
+        raise NotApplicableError(f"rates add up to {travel:.1e} in {losses.told}; {_LEAST_TRAVEL:g} is needed")
     fewest = _FEWEST_STEPS if travel is not None else _FEWEST_WITHOUT_RATES
     if len(losses) < _FEWEST_POINTS or losses.span < fewest:
         raise NotApplicableError(f"{losses.span} steps, {len(losses)} losses; {fewest} and {_FEWEST_POINTS} are needed")
@@ -87,9 +85,9 @@ def _stuck(losses: Series, quarters: Levels, guess: float | None, *, is_over: bo
     if guess is not None and now < 3 * guess:  # beyond it is another unit, such as a sum
         told = f"the loss is still {last}, no better than a guess among all symbols ({guess:.4g}), and does not fall"
         return told if now >= guess - max(_ERRORS * quarters.error, _OF_A_GUESS * guess) else ""
-    is_anew = losses.steps[0] <= max(10, losses.span // 10)
+    is_whole = losses.steps[0] <= max(10, losses.span // 10)
     is_flat = max(quarters.values) - min(quarters.values) <= _ERRORS * quarters.error + _FLAT * abs(now)
-    is_told = now >= _PRETRAINED and is_anew and is_flat
+    is_told = now >= _PRETRAINED and is_whole and is_flat
     return f"the loss is {quarters.values[0]:.4g} at first and still {last}: it does not fall" if is_told else ""
 
 

@@ -26,7 +26,7 @@ def anomaly(
     traceback: given.Traceback = False,
 ) -> int:
     """Find writes into what backward needs, both lines named, NaN in backward, and parameters that cannot learn."""
-    assignment = options.examined(
+    examination_request = options.examined(
         device=device,
         config=config,
         subject=subject,
@@ -43,5 +43,5 @@ def anomaly(
     from nsa_doctor.engine import run as running
 
     with progress.of_steps(quiet) as listener:
-        report = running.run(finding_anomalies.request(assignment, lengths), listener)
+        report = running.run(finding_anomalies.request(examination_request, lengths), listener)
     return deliver(report)

@@ -34,18 +34,18 @@ def gate_init(
     seed: given.Seed = 0,
     jobs: given.Jobs = None,
     timeout: given.CallSeconds = SECONDS["gate-init"],
-    output: Annotated[Path, typer.Option(help="The gate file to write.")] = _FILE,
+    output: Annotated[Path, typer.Option(help="The policy file to write.")] = _FILE,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
     quiet: given.Quiet = False,
 ) -> int:
-    """Draft a gate file from what a subject passes now, as in `nsa-doctor gate-init --subject my_pkg.attn:make`."""
+    """Draft a policy file from what a subject passes now, as in `nsa-doctor gate-init --subject my_pkg.attn:make`."""
     if output.exists() and not overwrite:
-        raise UsageError(f"--output {output}: is there already, and people write into gate files; add --overwrite")
+        raise UsageError(f"--output {output}: is there already, and people write into policy files; add --overwrite")
     try:
         check_writable(output)
     except CannotWriteError as error:
         raise UsageError(str(error)) from error
-    assignment = options.examined(
+    examination_request = options.examined(
         device=device,
         config=config,
         subject=subject,
@@ -56,7 +56,9 @@ def gate_init(
         dtype=dtype,
         profile=profile,
     )
-    request = options.run_request(assignment=assignment, select=None, ignore=None, jobs=jobs, fail_fast=False)
+    request = options.run_request(
+        examination_request=examination_request, select=None, ignore=None, jobs=jobs, fail_fast=False
+    )
     record = read_run_option(run)
     from nsa_doctor.artifacts.training_run.numbers import numbers_of
     from nsa_doctor.cli import progress
@@ -66,15 +68,15 @@ def gate_init(
     with progress.of_steps(quiet) as listener:
         report = running.run(request, listener)
     if report.interrupted:
-        say("nsa-doctor: interrupted: no gate is drafted from half an examination\n", sys.stderr)
+        say("nsa-doctor: interrupted: no policy is drafted from half an examination\n", sys.stderr)
         return ENDED_EARLY
     if not any(measurement.trouble is None for measurement in report.measurements):
-        say(f"nsa-doctor: no gate is drafted from a subject that gives no answer: {_why(report)}\n", sys.stderr)
+        say(f"nsa-doctor: no policy is drafted from a subject that gives no answer: {_why(report)}\n", sys.stderr)
         return report.decision.exit_code
     signals.ignore_signals()
     write_whole(output, draft(report, numbers_of(record) if record else {}, record.device_name if record else ""))
     whom = {"subject": subject, "config": config, "input": input_kind, "width": width, "dtype": dtype}
-    line = reproduce("go-no-go", gate=output, run=run, **whom, device=device, seed=seed or None, timeout=timeout)
+    line = reproduce("go-no-go", policy=output, run=run, **whom, device=device, seed=seed or None, timeout=timeout)
     say(f"written: {output}; try it with: {line}\n", sys.stdout)
     return 0
 

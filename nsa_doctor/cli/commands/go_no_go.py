@@ -25,7 +25,7 @@ _FOLDER = Path("go-no-go")
 
 
 def go_no_go(
-    gate: given.GateFile = None,
+    policy: given.PolicyFile = None,
     run: given.RunFolder = None,
     recompute: given.Recompute = False,
     checkpoint: given.Checkpoint = None,
@@ -45,12 +45,12 @@ def go_no_go(
     quiet: given.Quiet = False,
     traceback: given.Traceback = False,
 ) -> int:
-    """Decide whether it may go into production, by a gate file, as in `nsa-doctor go-no-go --run artifacts/m7c`."""
-    chosen = gate or ("foreign" if subject else "production")
+    """Decide whether it may go into production, by a policy file, as in `nsa-doctor go-no-go --run artifacts/m7c`."""
+    chosen = policy or ("foreign" if subject else "production")
     required = read_gate_option(chosen)
     whom: dict[str, Any] = {"config": config, "subject": subject, "width": width}
     whom |= {"dtype": dtype, "device": device, "seed": seed}
-    assignment = options.examined(**whom, input_kind=input_kind, timeout=timeout, profile=required.profile)
+    examination_request = options.examined(**whom, input_kind=input_kind, timeout=timeout, profile=required.profile)
     evidence: dict[str, Any] = {
         "run": read_run_option(run),
         "checkpoint": checkpoint_request(checkpoint),
@@ -61,11 +61,13 @@ def go_no_go(
     check_bundle(output)
     given_evidence = {"run": run, "recompute": recompute, "checkpoint": checkpoint, "data": data}
     given_evidence |= {"baseline": baseline, "because": because}
-    again = reproduce("go-no-go", gate=chosen, **given_evidence, **whom, input=input_kind, timeout=timeout)
+    again = reproduce("go-no-go", policy=chosen, **given_evidence, **whom, input=input_kind, timeout=timeout)
     from nsa_doctor.cli import progress
     from nsa_doctor.policy import go_no_go as deciding
 
-    request = deciding.GoNoGoRequest(**examined_by(assignment, required, jobs), gate=required, **evidence, again=again)
+    request = deciding.GoNoGoRequest(
+        **examined_by(examination_request, required, jobs), policy=required, **evidence, again=again
+    )
     with progress.of_steps(quiet) as listener:
         report = deciding.go_no_go(request, listener)
     return deliver_bundle(report, output, traceback)

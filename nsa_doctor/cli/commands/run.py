@@ -30,7 +30,7 @@ def run(
     traceback: given.Traceback = False,
 ) -> int:
     """Run every check that applies, or those selected, as in `nsa-doctor run --subject my_pkg.attn:make`."""
-    assignment = options.examined(
+    examination_request = options.examined(
         device=device,
         config=config,
         subject=subject,
@@ -41,7 +41,9 @@ def run(
         dtype=dtype,
         profile=profile,
     )
-    request = options.run_request(assignment=assignment, select=select, ignore=ignore, jobs=jobs, fail_fast=fail_fast)
+    request = options.run_request(
+        examination_request=examination_request, select=select, ignore=ignore, jobs=jobs, fail_fast=fail_fast
+    )
     deliver = Delivery.asked(form, output, traceback, quiet)
     from nsa_doctor.cli import progress
     from nsa_doctor.engine import run as running

@@ -36,12 +36,14 @@ _WATCHDOGS = 3  # how often the trainer's own watchdog may bark before it is end
 def smoke(
     config: given.Config = "train_showcase",
     dataset: Annotated[str | None, typer.Option(help="In place of the configuration's: text:PATH, …")] = None,
-    steps: Annotated[int, typer.Option(help="Steps to train; the gate asks for 200.")] = 200,
+    steps: Annotated[int, typer.Option(help="Steps to train; the policy asks for 200.")] = 200,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="In place of any other value.")
     ] = None,
     device: given.Device = "cpu",
-    gate: Annotated[str, typer.Option(help="What has to hold: smoke, production, or a file.")] = "smoke",
+    policy: Annotated[
+        str, typer.Option("--policy", "--gate", help="What has to hold: smoke, production, or a file.")
+    ] = "smoke",
     jobs: given.Jobs = None,
     timeout: given.CallSeconds = SECONDS["smoke"],
     output: given.Bundle = _FOLDER,
@@ -51,12 +53,12 @@ def smoke(
     """Train for 200 steps, kill it half-way, resume, and decide, as in `nsa-doctor smoke --config train_showcase`."""
     if steps < FEWEST_STEPS:
         raise UsageError(f"--steps must be at least {FEWEST_STEPS}, got {steps}")
-    required = read_gate_option(gate)
+    required = read_gate_option(policy)
     folder, written = output / "run", output / "config.yaml"
     if folder.exists():
         raise UsageError(f"{folder}: holds an earlier run; remove it, or give another --output")
     wanted = shortened(config or "", dataset, steps, folder, device, changes or [])
-    assignment = options.examined(
+    examination_request = options.examined(
         device=device,
         config=str(written),
         subject=None,
@@ -66,7 +68,7 @@ def smoke(
         timeout=timeout,
         profile=required.profile,
     )
-    asked = examined_by(assignment, required, jobs)
+    asked = examined_by(examination_request, required, jobs)
     check_bundle(output)
     write_whole(written, wanted.text)
 
@@ -84,8 +86,8 @@ def smoke(
     failure = train(request, tell)
     notes = (*wanted.notes, *([f"the smoke run: {failure}"] if failure else []))
     named = {"config": config, "dataset": dataset, "steps": steps, "set": tuple(changes or ())}
-    again = reproduce("smoke", **named, device=device, gate=gate, timeout=timeout)
-    asked |= {"gate": required, "again": again, "data": batches_request(str(written))}
+    again = reproduce("smoke", **named, device=device, policy=policy, timeout=timeout)
+    asked |= {"policy": required, "again": again, "data": batches_request(str(written))}
     report = _decided(asked, folder, device, quiet, failure)
     return deliver_bundle(replace(report, command="smoke", notes=(*notes, *report.notes)), output, traceback)
 
@@ -108,7 +110,7 @@ def _record(folder: Path, failure: str) -> "RunRecord":
 
 
 def _decided(asked: dict[str, Any], folder: Path, device: str, quiet: bool, failure: str) -> "Report":
-    """What the gate makes of model, run and weights."""
+    """What the policy makes of model, run and weights."""
     from nsa_doctor.cli import progress
     from nsa_doctor.policy import go_no_go as deciding
 

@@ -33,11 +33,11 @@ def sweep(
     traceback: given.Traceback = False,
 ) -> int:
     """Find lengths, dtypes and modes at which outputs or gradients are not finite, and where that begins."""
-    assignment = options.examined(
+    examination_request = options.examined(
         device=device, config=config, subject=subject, input_kind=input_kind, width=width, seed=seed, timeout=timeout
     )
     request = options.sweep_request(
-        assignment=assignment,
+        examination_request=examination_request,
         seq=seq,
         dtype=dtype,
         values=values,

@@ -28,7 +28,7 @@ def throughput(
     traceback: given.Traceback = False,
 ) -> int:
     """Tokens per second, growth of time and memory, waits, and floors; of a subject that passes a check first."""
-    assignment = options.examined(
+    examination_request = options.examined(
         device=device,
         config=config,
         subject=subject,
@@ -39,7 +39,9 @@ def throughput(
         dtype=dtype,
         profile="smoke",
     )
-    request = options.throughput_request(assignment=assignment, seq=seq, repeats=repeats, floors=floors)
+    request = options.throughput_request(
+        examination_request=examination_request, seq=seq, repeats=repeats, floors=floors
+    )
     deliver = Delivery.asked(form, output, traceback, quiet)
     from nsa_doctor.cli import progress
     from nsa_doctor.engine import throughput as timing

@@ -9,7 +9,7 @@ from nsa_doctor.core.facts import Violation
 from nsa_doctor.core.lengths import boundary_lengths
 from nsa_doctor.core.measurement import DTYPES, Trouble
 from nsa_doctor.fuzz.cases import IMPLS, Attention, Case, Choice, Grid, MaskRows, Pass, RangeRows, Reads, SlotRows
-from nsa_doctor.fuzz.outcome import Failure, Outcome
+from nsa_doctor.fuzz.outcome import Failure, FuzzOutcome
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
 from nsa_doctor.subject.contract import Subject
@@ -17,7 +17,7 @@ from nsa_doctor.subject.contract import Subject
 _LONGEST = 160  # what is wrong at a length is wrong at a short one, if the length is there for a short geometry
 
 
-def examine(case: Case, subject: Subject) -> Outcome:
+def examine(case: Case, subject: Subject) -> FuzzOutcome:
     """Everything that does not hold for this case; an exception of the subject is one of these."""
     failures: list[Failure] = []
     with preserved_state(), warnings.catch_warnings():
@@ -26,13 +26,13 @@ def examine(case: Case, subject: Subject) -> Outcome:
         try:
             failures.extend(_failures(case, subject))
         except NotComparableError as error:
-            return Outcome(failures=tuple(failures), discarded=str(error))
+            return FuzzOutcome(failures=tuple(failures), discarded=str(error))
         except SubjectFailedError as error:
             trouble = trouble_of(error, subject.packages)
             if trouble.kind == "out_of_memory":
-                return Outcome(failures=tuple(failures), discarded=trouble.message)
+                return FuzzOutcome(failures=tuple(failures), discarded=trouble.message)
             failures.append(_failure_of(trouble, type(error.caught.error).__name__))
-    return Outcome(failures=tuple(failures))
+    return FuzzOutcome(failures=tuple(failures))
 
 
 def offers(subject: Subject) -> dict[str, Any]:

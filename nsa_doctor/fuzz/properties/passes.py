@@ -14,7 +14,7 @@ from nsa_doctor.fuzz.outcome import Failure
 from nsa_doctor.fuzz.properties.tensors import Watch, laid_out
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.model.built_module import Specimen, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.inputs import make_cotangent, make_input
 from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
 from nsa_doctor.probes.tensors.finite import holds_nonfinite, isfinite
@@ -65,7 +65,7 @@ def _first_call(case: Pass, subject: Subject) -> tuple["_Trial", Tensor, Tensor,
     """
     for dtype in ("float64", None) if case.dtype == "wide" and subject.dtype != "float64" else (None,):
         try:
-            sp = specimen(subject, dtype=dtype)
+            sp = built(subject, dtype=dtype)
             trial = _Trial(case, sp, definition_place(sp.module))
             given = laid_out(trial.input(case.seed), case.layout)
             watch = Watch().over(x=given)
@@ -83,7 +83,7 @@ def _first_call(case: Pass, subject: Subject) -> tuple["_Trial", Tensor, Tensor,
 @dataclass(frozen=True)
 class _Trial:
     case: Pass
-    sp: Specimen
+    sp: BuiltModule
     place: Place
 
     def failure(self, violation: Violation, what: str) -> Failure:

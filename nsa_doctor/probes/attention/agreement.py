@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.probes.attention.equations import finite_difference
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.tensors.tolerance import largest
 
@@ -37,7 +37,7 @@ def worst_token(result: Tensor, truth: Tensor, floor: Tensor, name: str = "the o
     return Worst(name, token, int(beyond.any(0).sum()), float(error[row, token]), float(floor[row, token]))
 
 
-def gradients(sp: Specimen, call: Callable[[nn.Module, Tensor], Tensor], x: Tensor) -> dict[str, Tensor]:
+def gradients(sp: BuiltModule, call: Callable[[nn.Module, Tensor], Tensor], x: Tensor) -> dict[str, Tensor]:
     """Gradients of a random projection of what `call` gives: of every trainable parameter, and of embeddings."""
     named: dict[str, Tensor] = {
         name: parameter for name, parameter in sp.module.named_parameters() if parameter.requires_grad
@@ -79,7 +79,7 @@ def worst_gradient(
     return worst
 
 
-def moved_by_rounding(sp: Specimen, x: Tensor, eps: float, call: Callable[[Tensor], dict]) -> dict:
+def moved_by_rounding(sp: BuiltModule, x: Tensor, eps: float, call: Callable[[Tensor], dict]) -> dict:
     """What `call` gives when every parameter and embedding has moved by about one rounding."""
     generator = torch.Generator().manual_seed(sp.subject.seed)
 

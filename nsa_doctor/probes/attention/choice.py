@@ -10,7 +10,7 @@ from nsa_doctor.core.errors import NotApplicableError, NotComparableError
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import Specimen, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import Rules, rules_of
 
@@ -107,7 +107,7 @@ def choices(subject: Subject) -> list[Choice]:
     found = [made for importance, first in _scores(rules, subject) for made in [selected(subject, importance, first)]]
     if subject.choose is not None and (subject.profile != "smoke" or subject.select is None):
         lengths = rules.telling_lengths(subject.max_length)[-8 if subject.profile == "full" else -2 :]
-        sp = specimen(subject)
+        sp = built(subject)
         found += [chosen(sp, sp.input(length, 2 if subject.profile == "full" else 1)) for length in lengths]
     made = [choice for choice in found if choice is not None]
     if not made:
@@ -134,7 +134,7 @@ def selected(subject: Subject, importance: Tensor, first_query: int) -> Choice |
     )
 
 
-def chosen(sp: Specimen, x: Tensor) -> Choice:
+def chosen(sp: BuiltModule, x: Tensor) -> Choice:
     """The choice made in the forward pass for x."""
     choose = sp.subject.choose
     assert choose is not None

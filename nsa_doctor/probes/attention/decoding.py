@@ -13,7 +13,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_specimen
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.subject.contract import Subject, WrongOutputError
@@ -33,7 +33,7 @@ class Decoded:
 
 
 def decode(
-    sp: Specimen, x: Tensor, sizes: Sequence[int], between: Callable[[Any], None] = lambda cache: None
+    sp: BuiltModule, x: Tensor, sizes: Sequence[int], between: Callable[[Any], None] = lambda cache: None
 ) -> Decoded:
     """Feed x [B, S, ...] in parts of these sizes, the first as the prompt; `between` gets the cache after each part."""
     prefill, step, module = sp.subject.prefill, sp.subject.step, sp.module
@@ -58,17 +58,17 @@ def decode(
     return Decoded(torch.cat(outputs, dim=1), tokens, cache)
 
 
-def decoding_specimen(subject: Subject) -> Specimen:
+def decoding_specimen(subject: Subject) -> BuiltModule:
     """A specimen that decodes: in float64 where its cache works in it, else in its own dtype."""
     wide = comparable_specimen(subject)
     try:
         decode(wide, wide.input(3), [2, 1])
     except SubjectFailedError:
-        return specimen(subject)
+        return built(subject)
     return wide
 
 
-def differs(sp: Specimen, x: Tensor, decoded: Decoded, first: int = 0) -> Departure | None:
+def differs(sp: BuiltModule, x: Tensor, decoded: Decoded, first: int = 0) -> Departure | None:
     """How decoded tokens, from the first one on, depart from one pass over all of x."""
     whole, places = baseline(sp, x), [index for index, token in enumerate(decoded.tokens) if token >= first]
     tokens = [decoded.tokens[index] for index in places]
@@ -85,7 +85,7 @@ def lengths_to_decode(subject: Subject) -> tuple[int, int]:
     return max((length for length in lengths if length <= _MOST_STEPS), default=min(lengths)), lengths[-1]
 
 
-def guilty_module(sp: Specimen, x: Tensor, sizes: Sequence[int], token: int) -> Place:
+def guilty_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) -> Place:
     """The first module whose output at `token` is another than in one whole pass although its input is not."""
     module = sp.module
     with _recorded(module) as whole, torch.no_grad():
@@ -124,7 +124,7 @@ def _ended(record: _Record) -> Iterator[_Key]:
     yield from record
 
 
-def _last_part(sp: Specimen, part: Tensor, cache: Any) -> Any:
+def _last_part(sp: BuiltModule, part: Tensor, cache: Any) -> Any:
     prefill, step = sp.subject.prefill, sp.subject.step
     assert prefill is not None
     assert step is not None

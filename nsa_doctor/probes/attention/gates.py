@@ -20,7 +20,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.model.built_module import Specimen, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.subject.contract import Subject, WrongOutputError
 
@@ -60,7 +60,7 @@ _USES = _MULTIPLY | _PRODUCTS
 
 
 @dataclass(eq=False)
-class Gate:
+class ObservedGate:
     """What a gate computed: `weights` [B, S, ..., K] over K parts as used, `parameters` the names it is made of.
 
     `where` is the module that holds them; `use` where the weights meet what they weigh. `scales` are those of the
@@ -110,7 +110,7 @@ class _Logits:
     shifts: tuple[Any, ...] = ()
 
 
-def gates(sp: Specimen, x: Tensor) -> tuple[list[Gate], Tensor]:
+def gates(sp: BuiltModule, x: Tensor) -> tuple[list[ObservedGate], Tensor]:
     """Every gate of one forward pass with gradients, and the output; those of the `gate` seam where none is seen."""
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
@@ -125,14 +125,14 @@ def gates(sp: Specimen, x: Tensor) -> tuple[list[Gate], Tensor]:
     return found, output
 
 
-def gates_of(subject: Subject, length: int = _LENGTH) -> tuple[Specimen, Tensor, list[Gate]]:
+def gates_of(subject: Subject, length: int = _LENGTH) -> tuple[BuiltModule, Tensor, list[ObservedGate]]:
     """The gates of the subject as it is built, on ordinary input."""
-    sp = specimen(subject, is_randomised=False)
+    sp = built(subject, is_randomised=False)
     x = sp.input(min(length, subject.max_length), _ROWS)
     return sp, x, gates(sp, x)[0]
 
 
-def take_steps(sp: Specimen, x: Tensor, count: int) -> None:
+def take_steps(sp: BuiltModule, x: Tensor, count: int) -> None:
     """A few optimizer steps towards nothing in particular."""
     parameters = [parameter for parameter in sp.module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=1e-2) if parameters else None
@@ -147,7 +147,9 @@ def take_steps(sp: Specimen, x: Tensor, count: int) -> None:
         optimizer.step()
 
 
-def gradients_of(gate: Gate, output: Tensor, module: nn.Module, seed: int) -> tuple[Tensor | None, list[Tensor | None]]:
+def gradients_of(
+    gate: ObservedGate, output: Tensor, module: nn.Module, seed: int
+) -> tuple[Tensor | None, list[Tensor | None]]:
     """Gradient of the output, projected, with respect to the gate's weights and to each of its trainable parameters."""
     named = dict(module.named_parameters())
     trainable = [named[name] for name in gate.parameters if name in named and named[name].requires_grad]
@@ -165,11 +167,11 @@ class _Finder(TorchFunctionMode):
     def __init__(self, module: nn.Module, places: Places, num_tokens: int) -> None:
         super().__init__()
         self._num_tokens = num_tokens
-        self.gates: list[Gate] = []
+        self.gates: list[ObservedGate] = []
         self._module, self._places = module, places
         self._names = {id(parameter): (name,) for name, parameter in module.named_parameters()}
         self._logits: dict[int, _Logits] = {}
-        self._weights: dict[int, Gate] = {}
+        self._weights: dict[int, ObservedGate] = {}
         self._alive: list[Any] = []
 
     def __torch_function__(
@@ -243,7 +245,9 @@ class _Finder(TorchFunctionMode):
         where = Place(**{**vars(line), "module": where.module, "module_class": where.module_class})
         shown = weights if dim in (-1, weights.ndim - 1) else weights.movedim(dim, -1)
         parameters = tuple(dict.fromkeys(logits.parameters))
-        gate = Gate(where=where, weights=shown, is_softmax=is_softmax, parameters=parameters, scales=logits.scales)
+        gate = ObservedGate(
+            where=where, weights=shown, is_softmax=is_softmax, parameters=parameters, scales=logits.scales
+        )
         gate.is_shifted = any(_shifts(each, is_softmax) for each in logits.shifts)
         self.gates.append(gate)
         self._mark(self._weights, [weights], gate)
@@ -270,7 +274,7 @@ def _shifts(value: Any, is_softmax: bool) -> bool:
     return not is_softmax and isinstance(value, (int, float)) and value != 0
 
 
-def _is_elementwise(gate: Gate, given: list[Tensor], other: Tensor) -> bool:
+def _is_elementwise(gate: ObservedGate, given: list[Tensor], other: Tensor) -> bool:
     """Whether the weights, whole, multiply something of their own shape."""
     shape = gate.weights.shape
     return (
@@ -286,7 +290,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _offered(sp: Specimen, x: Tensor) -> Gate:
+def _offered(sp: BuiltModule, x: Tensor) -> ObservedGate:
     gate = sp.subject.gate
     assert gate is not None
     weights = ask("gate", lambda: gate(sp.module, x.clone()), sp.module)
@@ -295,7 +299,7 @@ def _offered(sp: Specimen, x: Tensor) -> Gate:
     total = weights.detach().double().sum(-1)
     is_softmax = weights.shape[-1] > 1 and bool(((total - 1).abs() < torch.finfo(weights.dtype).eps ** 0.5).all())
     place = origin(sp.subject, sp.module, lambda: gate(sp.module, x.clone()))
-    return Gate(where=place, weights=weights, is_softmax=is_softmax, use=place, is_used=True)
+    return ObservedGate(where=place, weights=weights, is_softmax=is_softmax, use=place, is_used=True)
 
 
 def _wrong(weights: Tensor) -> Any:

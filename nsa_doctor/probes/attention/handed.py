@@ -10,7 +10,7 @@ from torch import Tensor
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.probes.attention.choice import made_up
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.heads import heads
 from nsa_doctor.subject.geometry_rules import Rules, rules_of
 
@@ -31,7 +31,7 @@ class Handed:
         return next(iter(self.given.values())).shape[1]
 
 
-def handed(sp: Specimen, length: int) -> Iterator[Handed]:
+def handed(sp: BuiltModule, length: int) -> Iterator[Handed]:
     """A call of forward, and of every other seam that takes a tensor which its caller goes on using.
 
     Slots have empty ones among them, and are int64 as those chosen are: a conversion would be a copy.
@@ -58,7 +58,7 @@ def handed(sp: Specimen, length: int) -> Iterator[Handed]:
         yield Handed("attend", given, lambda *own: ask("attend", lambda: attend(*own), module))
 
 
-def _rules(sp: Specimen) -> Rules | None:
+def _rules(sp: BuiltModule) -> Rules | None:
     try:
         return rules_of(sp.subject)
     except NotApplicableError:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from nsa_doctor.core.errors import Caught, NotApplicableError, NotComparableError, attempt
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.saved import uncompiled
-from nsa_doctor.probes.model.built_module import Specimen, require_finite
+from nsa_doctor.probes.model.built_module import BuiltModule, require_finite
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
 from nsa_doctor.probes.model.training import new_optimizer
@@ -45,7 +45,7 @@ class Meaning:
     value: float
 
 
-def take_loss(sp: Specimen, seam: str, ids: Tensor) -> Taken | None:
+def take_loss(sp: BuiltModule, seam: str, ids: Tensor) -> Taken | None:
     """The loss of these ids by the seam `loss` or `train_step`, at fixed weights; None when it cannot be followed.
 
     Of a training step it is what backward is called on that counts, where that can be seen.
@@ -150,7 +150,7 @@ def _scrambled(scores: Tensor, ids: Tensor, shift: int) -> Iterator[float]:
         yield float(-part.transpose(0, 1).reshape(-1, vocabulary).gather(-1, targets.reshape(-1, 1)).mean())
 
 
-def _asking(sp: Specimen, seam: str, ids: Tensor) -> Callable[[], Any]:
+def _asking(sp: BuiltModule, seam: str, ids: Tensor) -> Callable[[], Any]:
     module, subject = sp.module, sp.subject
     if seam == "loss":
         loss = subject.loss
@@ -191,7 +191,7 @@ def _lateness(ids: Tensor, given: Tensor) -> int | None:
     return None
 
 
-def _held_back(sp: Specimen, ids: Tensor) -> int:
+def _held_back(sp: BuiltModule, ids: Tensor) -> int:
     """How many positions later than itself a token first changes the logits: a model may shift its input itself."""
     place = ids.shape[1] // 2
     other = ids.clone()

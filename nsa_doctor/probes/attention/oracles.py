@@ -14,7 +14,7 @@ from nsa_doctor.probes.attention.equations import branch_outputs, finite_differe
 from nsa_doctor.probes.attention.reach import anatomy
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import Specimen, require_finite, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built, require_finite
 from nsa_doctor.probes.model.state import cast
 from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
 from nsa_doctor.probes.tensors.tolerance import largest
@@ -40,7 +40,7 @@ def lengths_to_compare(subject: Subject) -> list[int]:
 
 
 def disagreement(
-    sp: Specimen, wide: Specimen, length: int, twin: Specimen | None = None
+    sp: BuiltModule, wide: BuiltModule, length: int, twin: BuiltModule | None = None
 ) -> tuple[Worst | None, Tensor]:
     """Where the output (a twin's, when one is given) is not the oracle's, and the input.
 
@@ -65,7 +65,7 @@ def disagreement(
     return worst_token(output, truth, floor), x
 
 
-def twins_of(subject: Subject, sp: Specimen) -> Iterator[tuple[str, Specimen, Specimen, Specimen]]:
+def twins_of(subject: Subject, sp: BuiltModule) -> Iterator[tuple[str, BuiltModule, BuiltModule, BuiltModule]]:
     """Each other implementation by name: the subject in the dtype it is compared in, in the widest, and the twin.
 
     That is the dtype of `sp`, the widest, where the implementation can serve in it, and else the subject's own. All
@@ -77,21 +77,21 @@ def twins_of(subject: Subject, sp: Specimen) -> Iterator[tuple[str, Specimen, Sp
         makers = {name: make for name, make in twins.items() if name not in compared}
         if not makers:
             continue
-        own = sp if dtype == sp.dtype else specimen(subject)
+        own = sp if dtype == sp.dtype else built(subject)
         wide = with_weights_of(own, sp)
         for name, make in makers.items():
             build = lambda seed, make=make, dtype=dtype: cast(make(seed), getattr(torch, dtype))  # noqa: E731
-            yield name, own, wide, with_weights_of(own, specimen(replace(subject, build=build), dtype=dtype))
+            yield name, own, wide, with_weights_of(own, built(replace(subject, build=build), dtype=dtype))
         compared |= makers.keys()
 
 
-def with_weights_of(sp: Specimen, wide: Specimen) -> Specimen:
+def with_weights_of(sp: BuiltModule, wide: BuiltModule) -> BuiltModule:
     """`wide`, its module given the weights of `sp`, exactly."""
     wide.module.load_state_dict(sp.module.state_dict())
     return wide
 
 
-def _choose_differently(sp: Specimen, wide: Specimen, x: Tensor) -> Tensor:
+def _choose_differently(sp: BuiltModule, wide: BuiltModule, x: Tensor) -> Tensor:
     """[B, S]: whether the choice hangs on rounding; nowhere, for a subject that does not show what it chooses."""
     choose = sp.subject.choose
     if choose is None:
@@ -101,11 +101,11 @@ def _choose_differently(sp: Specimen, wide: Specimen, x: Tensor) -> Tensor:
     return (narrow != exact).flatten(2).any(-1)
 
 
-def _dtype(sp: Specimen, x: Tensor) -> torch.dtype:
+def _dtype(sp: BuiltModule, x: Tensor) -> torch.dtype:
     return getattr(torch, sp.dtype) if x.is_floating_point() else x.dtype
 
 
-def differing_part(sp: Specimen, x: Tensor) -> tuple[str, Place | None]:
+def differing_part(sp: BuiltModule, x: Tensor) -> tuple[str, Place | None]:
     """The first branch that is not what its equation gives, in words, and where it is computed.
 
     Empty words and None where the subject does not show its inner parts.

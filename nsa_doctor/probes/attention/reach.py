@@ -11,7 +11,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.attention.choice import chosen
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import Specimen, comparable_specimen, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_specimen
 from nsa_doctor.probes.model.heads import heads
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import Rules
@@ -57,7 +57,7 @@ def alone(subject: Subject, rules: Rules) -> Iterator[Reach]:
 
 def inside(subject: Subject, rules: Rules) -> Iterator[Reach]:
     """Reach of every branch, and of the compressor, in a forward pass that shows its inner parts."""
-    sp = specimen(subject)
+    sp = built(subject)
     limit = subject.max_length if subject.profile == "full" else min(subject.max_length, _LONGEST)
     length = rules.telling_lengths(limit)[-1]
     x = sp.input(length).requires_grad_()
@@ -100,7 +100,7 @@ def outside(subject: Subject, rules: Rules) -> Iterator[Reach]:
             yield Reach(branch, f"token {t}", length, "tokens", sorted(read), sorted(due | {t}), place)
 
 
-def _compressor(sp: Specimen, x: Tensor, inner: Mapping[str, Tensor], rules: Rules) -> Iterator[Reach]:
+def _compressor(sp: BuiltModule, x: Tensor, inner: Mapping[str, Tensor], rules: Rules) -> Iterator[Reach]:
     """The tokens each compressed value is made of."""
     count = inner["v_cmp"].shape[1]
     place = lambda: origin(sp.subject, sp.module, lambda: anatomy(sp, x), "v_cmp")  # noqa: E731
@@ -131,7 +131,7 @@ def _positions(rules: Rules, length: int) -> list[int]:
     return sorted(t for t in wanted if 0 <= t < length)
 
 
-def anatomy(sp: Specimen, x: Tensor) -> Mapping[str, Tensor]:
+def anatomy(sp: BuiltModule, x: Tensor) -> Mapping[str, Tensor]:
     """The inner tensors of one call, connected by autograd to each other and to the leaf x."""
     take = sp.subject.anatomy
     if take is None:
@@ -165,7 +165,7 @@ def values_read(output: Tensor, values: Tensor, positions: Sequence[int]) -> Ten
     return weights
 
 
-def tokens_reached(sp: Specimen, x: Tensor, positions: Sequence[int], branch: str) -> Tensor:
+def tokens_reached(sp: BuiltModule, x: Tensor, positions: Sequence[int], branch: str) -> Tensor:
     """Whether each token of x [1, S, width] has an influence on a branch at these positions: [P, S]."""
     take: Callable[..., Mapping[str, Tensor]] | None = sp.subject.branches
     if take is None or sp.subject.input != "embeddings":

@@ -16,7 +16,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.cost.work import usual_mode
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.saved import uncompiled
-from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
 _LENGTHS = (17, 33, 65)
@@ -38,7 +38,7 @@ def loops_over_pairs(subject: Subject, least_per_pair: float) -> list[PythonLoop
     What is counted is the second call at each length: tables that are built once and kept cost nothing after.
     """
     lengths = tuple(length for length in _LENGTHS if length <= subject.max_length)
-    sp = specimen(subject, mode="train" if usual_mode(subject) == "train" else "eval")
+    sp = built(subject, mode="train" if usual_mode(subject) == "train" else "eval")
     counter = _Counter(sp.subject.packages)
     counter.know(sp.module)
     counts: list[Counter[tuple[CodeType, int]]] = []

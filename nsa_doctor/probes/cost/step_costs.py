@@ -20,7 +20,7 @@ from nsa_doctor.probes.cost.alive import Holdings
 from nsa_doctor.probes.cost.bounds import are_in_bounded_containers, may_reach, takes_out
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import callable_place
-from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.model.perform import NoWatcher, Watcher
 from nsa_doctor.probes.model.training import new_optimizer, take_step
@@ -65,7 +65,7 @@ class Steps:
     num_taken: int = 0
 
     def __post_init__(self) -> None:
-        self._specimen = specimen(self.subject, mode=self.mode, is_randomised=False)
+        self._specimen = built(self.subject, mode=self.mode, is_randomised=False)
         self._holdings = Holdings(self.subject.packages)
         self._holdings.know(self._specimen.module, self._specimen.input(1))
         self._optimizer = new_optimizer(self._specimen.module) if self.is_loop else None

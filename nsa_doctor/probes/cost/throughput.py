@@ -17,7 +17,7 @@ from nsa_doctor.probes.cost.timing import Stopwatch, sampled
 from nsa_doctor.probes.cost.work import count_work
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
 _DECODED = 8
@@ -89,7 +89,7 @@ def _decode_seconds(subject: Subject, length: int) -> list[float]:
     prefill, step = subject.prefill, subject.step
     assert prefill is not None
     assert step is not None
-    made = specimen(subject, mode="eval", is_randomised=False)
+    made = built(subject, mode="eval", is_randomised=False)
     x, token = made.input(length), made.input(1)
     module: nn.Module = made.module
     found = []

@@ -15,7 +15,7 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Mode, Place
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.subject.contract import Subject
 
@@ -28,7 +28,7 @@ class Stopwatch:
 
     def __init__(self, subject: Subject, mode: Mode, *, is_wall: bool = False) -> None:
         self.subject, self.mode = subject, mode
-        self._specimen = specimen(subject, mode=mode, is_randomised=False)
+        self._specimen = built(subject, mode=mode, is_randomised=False)
         self.module, self._is_wall = self._specimen.module, is_wall
         self._device = torch.device(subject.device)
 

@@ -16,7 +16,7 @@ from nsa_doctor.probes.gradients.derivative import Agreement, Slope, compare
 from nsa_doctor.probes.hooks.flow import Flow, Recording
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.model.built_module import Specimen, require_finite
+from nsa_doctor.probes.model.built_module import BuiltModule, require_finite
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.model.module_state import ModuleState
 from nsa_doctor.probes.tensors.finite import isfinite
@@ -42,26 +42,26 @@ class Differential:
     hooks: list[list[Callable[..., Any]]] = field(default_factory=list)
 
 
-class Bench:
+class DerivativeProbe:
     """A specimen and x; `only_first` tokens of the output are differentiated (all of them unless told).
 
     Every run starts from the same state of the module and of random numbers. Raises NotComparableError when the
     output is not finite, or not the same twice: then nothing can be compared.
     """
 
-    def __init__(self, specimen: Specimen, x: Tensor, only_first: int | None = None) -> None:
-        self.specimen, self.x = specimen, x
-        self.parameters = [each for each in specimen.module.parameters() if each.requires_grad]
-        self._start = ModuleState(specimen.module)
+    def __init__(self, built: BuiltModule, x: Tensor, only_first: int | None = None) -> None:
+        self.built, self.x = built, x
+        self.parameters = [each for each in built.module.parameters() if each.requires_grad]
+        self._start = ModuleState(built.module)
         self.base = require_finite(self._detached(self._run(x.clone())), x.shape[1])
-        self.cotangent = make_cotangent(self.base, specimen.subject.seed)
+        self.cotangent = make_cotangent(self.base, built.subject.seed)
         if only_first is not None:
             self.cotangent[:, only_first:] = 0
 
     @property
     def dtype(self) -> torch.dtype:
         """The precision of the specimen."""
-        return getattr(torch, self.specimen.dtype)
+        return getattr(torch, self.built.dtype)
 
     def differentiate(self, seed: int, is_followed: bool = False, is_repeated: bool = False) -> Differential:
         """Autograd's slopes: of the input and the trainable parameters, or of every tensor of the graph."""
@@ -78,7 +78,7 @@ class Bench:
                 handles.append(tensor.register_hook(collected.collecting(number, direction)))
 
         leaves = [*([given] if given.requires_grad else []), *self.parameters]
-        places = Places(FrameFilter(self.specimen.subject.packages)) if is_followed else None
+        places = Places(FrameFilter(self.built.subject.packages)) if is_followed else None
         flow = Flow(leaves, visit, places)
         output = self._run(given, flow if is_followed else None, places)
         if not torch.equal(self._detached(output), self.base):
@@ -124,7 +124,7 @@ class Bench:
             parameter.grad = None
         if output.requires_grad:
             loss = (output.double() * self.cotangent).sum()
-            ask("backward", lambda: loss.backward(retain_graph=keeps_graph), self.specimen.module, output)
+            ask("backward", lambda: loss.backward(retain_graph=keeps_graph), self.built.module, output)
         for number, tensor in enumerate(found.recording.tensors):
             if tensor.is_leaf and tensor.grad is not None:
                 collected.collect(number, found.directions[number], tensor.grad)
@@ -152,13 +152,13 @@ class Bench:
 
     def _run(self, given: Tensor, flow: Flow | None = None, places: Places | None = None) -> Tensor:
         self._start.restore()
-        call: Callable[[], Tensor] = lambda: self.specimen.call(given)  # noqa: E731
+        call: Callable[[], Tensor] = lambda: self.built.call(given)  # noqa: E731
         with torch.enable_grad():
             if flow is None:
                 return call()
             compiled = "torch._dynamo" in sys.modules
             if places is not None:
-                places.know(self.specimen.module)
+                places.know(self.built.module)
             watching = nullcontext() if places is None else places.watching()
             with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), watching:
                 with flow:
@@ -181,7 +181,7 @@ class Bench:
         direction = direction * is_ordinary * (size or _FROM_ZERO)
         if not tensor.is_leaf and bool((values == values.round()).all()):
             direction.zero_()  # rounded on the way: what follows may have its kinks at integers
-        for module in self.specimen.module.modules():
+        for module in self.built.module.modules():
             padding = getattr(module, "padding_idx", None)
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.weight is tensor and padding is not None:
                 direction[padding] = 0

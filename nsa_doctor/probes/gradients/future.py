@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import Specimen, require_finite
+from nsa_doctor.probes.model.built_module import BuiltModule, require_finite
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.tensors.finite import isfinite
 
@@ -32,31 +32,31 @@ class Reach:
         return not (self.future <= _ROUNDING * self.eps * self.past)
 
 
-def reach_into_the_future(specimen: Specimen, x: Tensor, num_first: int) -> Reach | None:
+def reach_into_the_future(built: BuiltModule, x: Tensor, num_first: int) -> Reach | None:
     """How far gradients of the first tokens' output reach; None when that output does depend on later tokens.
 
     Tokens are seen through what the modules that read the ids make of them.
     """
     with torch.no_grad():
-        base = require_finite(specimen(x), x.shape[1])
-        other = specimen(_with_other_future(specimen, x, num_first))
+        base = require_finite(built(x), x.shape[1])
+        other = built(_with_other_future(built, x, num_first))
     eps = torch.finfo(base.dtype).eps
     scale = float(base[:, :num_first].abs().max())
     if not float((other - base)[:, :num_first].abs().max()) <= _ROUNDING * eps * scale:
         return None
     embedded: list[Tensor] = []
-    with torch.enable_grad(), _embeddings_seen(specimen.module, x, embedded):
+    with torch.enable_grad(), _embeddings_seen(built.module, x, embedded):
         given = x.clone().requires_grad_(x.is_floating_point())
-        output = specimen.call(given.clone())
+        output = built.call(given.clone())
         if given.requires_grad:
             embedded = [given]
         if not output.requires_grad or not embedded:
             return None
         for each in embedded:
             each.retain_grad()
-        loss = (output * make_cotangent(output, specimen.subject.seed))[:, :num_first].sum()
-        ask("backward", loss.backward, specimen.module, output)
-    for parameter in specimen.module.parameters():
+        loss = (output * make_cotangent(output, built.subject.seed))[:, :num_first].sum()
+        ask("backward", loss.backward, built.module, output)
+    for parameter in built.module.parameters():
         parameter.grad = None
     size = sum(_per_token(each) for each in embedded)
     assert isinstance(size, Tensor)
@@ -71,8 +71,8 @@ def _per_token(tensor: Tensor) -> Tensor:
     return gradient.detach().abs().flatten(2).amax(-1).amax(0)
 
 
-def _with_other_future(specimen: Specimen, x: Tensor, num_first: int) -> Tensor:
-    others = specimen.input(x.shape[1], batch=x.shape[0], seed=specimen.subject.seed + 31337)
+def _with_other_future(built: BuiltModule, x: Tensor, num_first: int) -> Tensor:
+    others = built.input(x.shape[1], batch=x.shape[0], seed=built.subject.seed + 31337)
     return torch.cat((x[:, :num_first], others[:, num_first:]), dim=1)
 
 

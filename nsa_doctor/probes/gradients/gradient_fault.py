@@ -11,7 +11,7 @@ from torch import Tensor
 from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.gradients.derivative import Agreement, Slope
-from nsa_doctor.probes.gradients.derivative_probe import Bench, Differential
+from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe, Differential
 from nsa_doctor.probes.hooks.flow import Event, storage_of
 
 _ROUNDINGS = ("round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside")
@@ -34,33 +34,33 @@ class Fault:
     reason: str = ""
 
 
-def find_fault(bench: Bench) -> Fault | None:
+def find_fault(probe: DerivativeProbe) -> Fault | None:
     """The last tensor of the graph whose gradient is wrong, and who reads it; None when following does not show it."""
     try:
-        differentials = [bench.differentiate(seed, is_followed=True) for seed in _SEEDS]
-        number = _last_wrong(bench, differentials)
+        differentials = [probe.differentiate(seed, is_followed=True) for seed in _SEEDS]
+        number = _last_wrong(probe, differentials)
         if number is None:
             return None
-        slopes = [bench.slope(each, [number], is_followed=True) for each in differentials]
+        slopes = [probe.slope(each, [number], is_followed=True) for each in differentials]
     except (SubjectFailedError, NotComparableError):  # it ran unfollowed, so that following it is what fails
         return None
     slope = next((each for each in slopes if each.agreement is Agreement.DIFFERS), slopes[0])
-    return _described(bench, differentials, number, slopes, slope)
+    return _described(probe, differentials, number, slopes, slope)
 
 
 def _described(
-    bench: Bench, differentials: Sequence[Differential], number: int, slopes: Sequence[Slope], slope: Slope
+    probe: DerivativeProbe, differentials: Sequence[Differential], number: int, slopes: Sequence[Slope], slope: Slope
 ) -> Fault:
     """The fault at what reads tensor `number`, whose gradient is wrong while all later ones are right."""
-    place, what, event = blame(bench, differentials[0], number)
-    return Fault(place, what, slope, "" if event is None else _reason(bench, differentials, number, event, slopes))
+    place, what, event = blame(probe, differentials[0], number)
+    return Fault(place, what, slope, "" if event is None else _reason(probe, differentials, number, event, slopes))
 
 
-def blame(bench: Bench, found: Differential, number: int) -> tuple[Place, str, Event | None]:
+def blame(probe: DerivativeProbe, found: Differential, number: int) -> tuple[Place, str, Event | None]:
     """The place, the words and the call for a gradient that is wrong at tensor `number` and right at all later ones."""
     event = _culprit(found, number)
     if event is None:
-        return _owner(bench, found.recording.tensors[number]), "what becomes of it", None
+        return _owner(probe, found.recording.tensors[number]), "what becomes of it", None
     place, what = event.place, event.name
     if (hook := _hook(found, number, event)) is not None:
         what, (place, code) = f"{event.name}: a hook changes the gradient", hook
@@ -74,16 +74,16 @@ def blame(bench: Bench, found: Differential, number: int) -> tuple[Place, str, E
         what = f"the backward of {event.function.__name__}"
         place = _line_of_backward(event.function, place)
     if not place.module_class:
-        place = replace(place, module_class=type(bench.specimen.module).__name__)
+        place = replace(place, module_class=type(probe.built.module).__name__)
     return place, what, event
 
 
-def _last_wrong(bench: Bench, differentials: Sequence[Differential]) -> int | None:
+def _last_wrong(probe: DerivativeProbe, differentials: Sequence[Differential]) -> int | None:
     count = min(len(each.slopes) for each in differentials)
 
     def is_wrong(first: int) -> bool:
         for each in differentials[:2]:
-            agreement = bench.slope(each, range(first, count), is_followed=True).agreement
+            agreement = probe.slope(each, range(first, count), is_followed=True).agreement
             if agreement is not Agreement.UNKNOWN:
                 return agreement is Agreement.DIFFERS
         return False
@@ -111,7 +111,7 @@ def _culprit(found: Differential, number: int) -> Event | None:
 
 
 def _reason(
-    bench: Bench, differentials: Sequence[Differential], number: int, event: Event, slopes: Sequence[Slope]
+    probe: DerivativeProbe, differentials: Sequence[Differential], number: int, event: Event, slopes: Sequence[Slope]
 ) -> str:
     """What speaks for a gradient that is meant to be other than the derivative; nothing when nothing does."""
     found = differentials[0]
@@ -120,11 +120,11 @@ def _reason(
         return "an option of torch's embedding changes its gradient"
     if _keeps_value(found, tensor, number, event):
         return "the value passes unchanged, so that this is there to change the gradient"
-    if hard := _straight_through(bench, differentials, number, event, slopes):
+    if hard := _straight_through(probe, differentials, number, event, slopes):
         return f"the value goes through {hard}, whose derivative is zero: a straight-through estimate"
-    if _is_torchs(bench, event.place):
+    if _is_torchs(probe, event.place):
         return "torch's own reparametrisation leaves that out"
-    if event.loses_gradient and number == 0 and not tensor.is_leaf and _is_frozen(bench, event.place):
+    if event.loses_gradient and number == 0 and not tensor.is_leaf and _is_frozen(probe, event.place):
         return "every parameter there is frozen, and only the input misses a gradient"
     return ""
 
@@ -141,7 +141,7 @@ def _hook(found: Differential, number: int, event: Event) -> tuple[Place, CodeTy
 
 
 def _straight_through(
-    bench: Bench, differentials: Sequence[Differential], number: int, event: Event, slopes: Sequence[Slope]
+    probe: DerivativeProbe, differentials: Sequence[Differential], number: int, event: Event, slopes: Sequence[Slope]
 ) -> str:
     """The step function in the culprit's module past which autograd leads what no longer moves the output."""
     found = differentials[0]
@@ -162,7 +162,7 @@ def _straight_through(
         hard = [each for each in after if each.place.module == event.place.module and each.name in _STEPS]
         if not hard or not found.slopes[index] or (here not in reach and index != number):
             continue
-        if all(_is_autograds_alone(bench.slope(each, [index], is_followed=True)) for each in differentials):
+        if all(_is_autograds_alone(probe.slope(each, [index], is_followed=True)) for each in differentials):
             return hard[0].name
         tried += 1
         if tried == _MOST_ANCESTORS:
@@ -209,21 +209,21 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return bool(torch.allclose(one.detach(), other.detach(), rtol=close, atol=0))
 
 
-def _is_torchs(bench: Bench, place: Place) -> bool:
+def _is_torchs(probe: DerivativeProbe, place: Place) -> bool:
     """Whether a module of torch.nn.utils runs there: spectral norm leaves its power iteration out of the graph."""
-    kind = type(bench.specimen.module.get_submodule(place.module))
+    kind = type(probe.built.module.get_submodule(place.module))
     return kind.__module__.startswith("torch.nn.utils")
 
 
-def _is_frozen(bench: Bench, place: Place) -> bool:
-    module = bench.specimen.module.get_submodule(place.module)
+def _is_frozen(probe: DerivativeProbe, place: Place) -> bool:
+    module = probe.built.module.get_submodule(place.module)
     held = list(module.parameters()) if place.module else []
     return bool(held) and not any(parameter.requires_grad for parameter in held)
 
 
-def _owner(bench: Bench, tensor: Tensor) -> Place:
+def _owner(probe: DerivativeProbe, tensor: Tensor) -> Place:
     """The module that holds the parameter, or the subject itself."""
-    root = bench.specimen.module
+    root = probe.built.module
     for path, module in root.named_modules():
         if any(parameter is tensor for parameter in module.parameters(recurse=False)):
             return Place(module=path, module_class=type(module).__name__)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.probes.model.built_module import Specimen, require_finite
+from nsa_doctor.probes.model.built_module import BuiltModule, require_finite
 from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
 
 _USUAL_SCALE = 0.02
@@ -18,7 +18,7 @@ _LEAST_RATIO, _LARGEST_RATIO = math.sqrt(2), 2 * math.sqrt(2)
 class Mattering:
     """Steps parameters of one specimen and watches its output on one input."""
 
-    def __init__(self, sp: Specimen, x: Tensor) -> None:
+    def __init__(self, sp: BuiltModule, x: Tensor) -> None:
         length = x.shape[1]
         precision = effective_precision(sp, length)
         self._sp, self._x = sp, x

@@ -11,14 +11,14 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.saved import uncompiled
-from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.model.built_module import BuiltModule
 
 _FARTHEST = (1029, 521)  # beyond 1024, and beyond 512
 _MOST_CALLS, _MOST_PRODUCTS = 20_000, 1e10  # of torch, and of parameters by tokens: about a second's worth of each
 _FURTHER = 8  # tokens after the first that loses it, for the loss to be felt
 
 
-def length_that_loses_more(sp: Specimen, known: int) -> int | None:
+def length_that_loses_more(sp: BuiltModule, known: int) -> int | None:
     """A length, little beyond the first at which some line loses a gradient that none loses at the `known` length.
 
     None where no line does, or where so long a pass is too much work to be tried.
@@ -67,7 +67,7 @@ class _Losses(TorchFunctionMode):
         return result
 
 
-def _losses(sp: Specimen, length: int) -> _Losses | None:
+def _losses(sp: BuiltModule, length: int) -> _Losses | None:
     """One forward pass with gradients; None where it raises."""
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)

@@ -19,7 +19,7 @@ from nsa_doctor.probes.hooks.places import Places, definition_place
 from nsa_doctor.probes.hooks.saved import uncompiled
 from nsa_doctor.probes.hooks.tensor_owners import Holder, holders
 from nsa_doctor.probes.hooks.tracer import NodePlaces
-from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.model.training import new_optimizer, take_step, weighed
@@ -173,7 +173,7 @@ class _Noting(TorchDispatchMode):
         return result
 
 
-def two_calls(sp: Specimen, length: int) -> Iterator[Call]:
+def two_calls(sp: BuiltModule, length: int) -> Iterator[Call]:
     """Forward and backward twice, each from its own input and without gradients of before."""
 
     def call(graphs: Graphs) -> None:
@@ -193,7 +193,7 @@ def two_calls(sp: Specimen, length: int) -> Iterator[Call]:
     yield from (call, call)
 
 
-def two_steps(sp: Specimen, length: int) -> Iterator[Call]:
+def two_steps(sp: BuiltModule, length: int) -> Iterator[Call]:
     """Two steps of the subject's own training loop."""
     optimizer = new_optimizer(sp.module)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.probes.model.built_module import Specimen, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.training import forward_backward
 from nsa_doctor.probes.tensors.widened import Widened
 
@@ -19,8 +19,8 @@ from nsa_doctor.probes.tensors.widened import Widened
 class Roundings:
     """A specimen in training mode, and the same values in another precision; it is built when it is first needed."""
 
-    sp: Specimen
-    _twin: Specimen | None = field(default=None, init=False)
+    sp: BuiltModule
+    _twin: BuiltModule | None = field(default=None, init=False)
 
     def among(self, x: Tensor, names: Iterable[str]) -> dict[str, str]:
         """Of parameters with a gradient from a pass on x, those whose gradient is rounding: what it is, in words.
@@ -43,12 +43,12 @@ class Roundings:
             if name in other and (other[name] < size * shrinks if shrinks < 1 else size < other[name] / shrinks)
         }
 
-    def _alike(self) -> Specimen:
+    def _alike(self) -> BuiltModule:
         """The twin, with the values the specimen holds now."""
         if self._twin is None:
             dtype = "float32" if self.sp.dtype == "float64" else "float64"
             mode: Mode = "train" if self.sp.module.training else "eval"
-            self._twin = specimen(self.sp.subject, dtype=dtype, mode=mode, is_randomised=False)
+            self._twin = built(self.sp.subject, dtype=dtype, mode=mode, is_randomised=False)
         values = dict(self.sp.module.named_parameters())
         with torch.no_grad():
             for name, held in self._twin.module.named_parameters():
@@ -56,7 +56,7 @@ class Roundings:
         return self._twin
 
 
-def _sizes(sp: Specimen, names: Iterable[str]) -> dict[str, float]:
+def _sizes(sp: BuiltModule, names: Iterable[str]) -> dict[str, float]:
     """Norms of the gradients there are, those that are not finite left out."""
     wanted = set(names)
     found = {
@@ -67,5 +67,5 @@ def _sizes(sp: Specimen, names: Iterable[str]) -> dict[str, float]:
     return {name: size for name, size in found.items() if math.isfinite(size)}
 
 
-def _eps(sp: Specimen) -> float:
+def _eps(sp: BuiltModule) -> float:
     return float(torch.finfo(getattr(torch, sp.dtype)).eps)

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.probes.gradients.influence import Mattering
-from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.training import forward_backward
 
 _FROM_ZERO = 0.02
 
 
-def freed_together(sp: Specimen, x: Tensor, candidates: Sequence[tuple[str, nn.Parameter]]) -> list[str]:
+def freed_together(sp: BuiltModule, x: Tensor, candidates: Sequence[tuple[str, nn.Parameter]]) -> list[str]:
     """Of parameters with a gradient of zero, those that are zero and get another when all that are so are moved off it.
 
     Those of a part that is not used get none even then. The parameters are zero again afterwards.

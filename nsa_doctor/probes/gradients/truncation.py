@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from nsa_doctor.core.errors import NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.gradients.derivative import Agreement
-from nsa_doctor.probes.gradients.derivative_probe import Bench
+from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.hooks.flow import Event
 
 _DETACHING = ("detach", "detach_", "data")
@@ -39,25 +39,25 @@ class Truncation:
         )
 
 
-def truncation(make: Callable[[int], Bench], length: int, place: Place) -> Truncation | None:
+def truncation(make: Callable[[int], DerivativeProbe], length: int, place: Place) -> Truncation | None:
     """What is known of a detach on that line, if the gradient is right but for it; None where it is not so.
 
     It has to recur as the input grows, and each state detached to come of the one before: what is cut is the way back
     through time, and no path as a whole.
     """
     try:
-        bench = make(2 * length)
-        fewer, detaches = _Passed.through(make(length), place), _Passed.through(bench, place)
+        probe = make(2 * length)
+        fewer, detaches = _Passed.through(make(length), place), _Passed.through(probe, place)
         further = len(detaches.numbers) - len(fewer.numbers)
         if not fewer.numbers or not 1 <= further <= length / _LEAST_INTERVAL or not _is_handed_on(detaches):
             return None
         with _Attached(place):
-            agreement = bench.agreement((0, 1))
+            agreement = probe.agreement((0, 1))
     except (NotComparableError, SubjectFailedError):  # longer inputs need not be served
         return None
     if agreement is not Agreement.AGREES:
         return None
-    kind = type(bench.specimen.module.get_submodule(place.module))
+    kind = type(probe.built.module.get_submodule(place.module))
     source = attempt(lambda: inspect.getsource(kind))
     return Truncation(len(detaches.numbers), 2 * length, isinstance(source, str) and bool(_SAID.search(source)))
 
@@ -70,9 +70,9 @@ class _Passed:
     numbers: Sequence[int]
 
     @classmethod
-    def through(cls, bench: Bench, place: Place) -> "_Passed":
+    def through(cls, probe: DerivativeProbe, place: Place) -> "_Passed":
         """Run once."""
-        events = bench.differentiate(0, is_followed=True).recording.events
+        events = probe.differentiate(0, is_followed=True).recording.events
         return cls(events, [number for number, each in enumerate(events) if _is_cut(each, place)])
 
 

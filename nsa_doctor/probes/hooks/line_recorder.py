@@ -5,20 +5,20 @@ from types import CodeType, FrameType
 from typing import Any
 
 from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.isolation.shared_record import Page
-from nsa_doctor.probes.hooks.stack_sampler import Lookout, Sighting, context_of, phase_of
+from nsa_doctor.isolation.shared_record import SharedRecord
+from nsa_doctor.probes.hooks.stack_sampler import Sighting, StackSampler, context_of, phase_of
 
 _OWN = 3  # rank of the subject's own code
 
 
-class Trail:
+class LineRecorder:
     """Keeps the line about to run on a page that outlives the process. Slow: for a second try alone."""
 
-    def __init__(self, lookout: Lookout, page: Page) -> None:
-        self._lookout = lookout
+    def __init__(self, sampler: StackSampler, page: SharedRecord) -> None:
+        self._lookout = sampler
         self._page = page
         self._ranks: dict[CodeType, int] = {}
-        self._frames = lookout.frames
+        self._frames = sampler.frames
 
     def begin(self) -> None:
         """Follow this thread from the next call on."""

@@ -51,7 +51,7 @@ class _Look:
     state: tuple[int, ...]
 
 
-class Lookout:
+class StackSampler:
     """Says where a thread is, from another one: by its frames, so that nothing has to be followed while all is well.
 
     The thread goes on meanwhile: what it changes under a look costs that look alone.

@@ -20,7 +20,7 @@ _FROM_ZERO = 0.02
 
 
 @dataclass(frozen=True)
-class Specimen:
+class BuiltModule:
     """A module in a dtype and mode; calling it seeds everything, copies the input and checks the output's shape.
 
     Gradients flow as grad mode says. A subject that raises makes SubjectFailedError.
@@ -50,9 +50,9 @@ class Specimen:
             return ask("forward", lambda: checked_answer(subject, subject.forward(module, x), x), module)[0]
 
 
-def specimen(
+def built(
     subject: Subject, *, dtype: str | None = None, mode: Mode = "eval", is_randomised: bool = True
-) -> Specimen:
+) -> BuiltModule:
     """Build the subject afresh, in its own dtype unless told, its parameters moved away from special values.
 
     A mode the subject does not run in gives way to one that it does.
@@ -64,19 +64,19 @@ def specimen(
     module: nn.Module = ask("build", build, None).train(mode == "train")
     if is_randomised:
         randomise(module, subject.seed)
-    return Specimen(subject, module, dtype or subject.dtype)
+    return BuiltModule(subject, module, dtype or subject.dtype)
 
 
-def comparable_specimen(subject: Subject, *, mode: Mode = "eval", is_randomised: bool = True) -> Specimen:
+def comparable_specimen(subject: Subject, *, mode: Mode = "eval", is_randomised: bool = True) -> BuiltModule:
     """The subject in float64 where it runs in it, else in its own dtype."""
-    wide = specimen(subject, dtype="float64", mode=mode, is_randomised=is_randomised)
+    wide = built(subject, dtype="float64", mode=mode, is_randomised=is_randomised)
     try:
         with torch.no_grad():
             output = wide(wide.input(_LENGTH_FOR_TRYING))
     except SubjectFailedError:
-        return specimen(subject, mode=mode, is_randomised=is_randomised)
+        return built(subject, mode=mode, is_randomised=is_randomised)
     wide_enough = output.dtype == torch.float64
-    return wide if wide_enough else specimen(subject, mode=mode, is_randomised=is_randomised)
+    return wide if wide_enough else built(subject, mode=mode, is_randomised=is_randomised)
 
 
 def randomise(module: nn.Module, seed: int) -> None:

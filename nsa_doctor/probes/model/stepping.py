@@ -12,7 +12,7 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.model.training import new_optimizer, take_step
 
@@ -42,7 +42,7 @@ class Step:
         return {name for name, value in kept.items() if not torch.equal(value, self.after[name])} - self.replaced
 
 
-def step(sp: Specimen, optimizer: torch.optim.Optimizer, x: Tensor) -> Step:
+def step(sp: BuiltModule, optimizer: torch.optim.Optimizer, x: Tensor) -> Step:
     """Take one step and record it."""
     places, calls = Places(FrameFilter(sp.subject.packages)), []
     places.know(sp.module)
@@ -73,7 +73,7 @@ def step(sp: Specimen, optimizer: torch.optim.Optimizer, x: Tensor) -> Step:
     )
 
 
-def twin(sp: Specimen) -> Specimen | None:
+def twin(sp: BuiltModule) -> BuiltModule | None:
     """The specimen as it is now, copied, without gradients; None when it cannot be copied."""
     copied = attempt(lambda: copy.deepcopy(sp.module))
     if isinstance(copied, Caught):
@@ -82,7 +82,7 @@ def twin(sp: Specimen) -> Specimen | None:
     return replace(sp, module=copied)
 
 
-def first_step(sp: Specimen, x: Tensor, rate: float) -> Step:
+def first_step(sp: BuiltModule, x: Tensor, rate: float) -> Step:
     """One step by plain gradient descent at that rate."""
     return step(sp, new_optimizer(sp.module, rate), x)
 

@@ -11,7 +11,7 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.saved import Watch
-from nsa_doctor.probes.model.built_module import Specimen, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
@@ -56,7 +56,7 @@ class Trial:
     run: Callable[[Watch], Mapping[str, Tensor]]
 
 
-def forward_backward(sp: Specimen, x: Tensor, watch: Watch | None = None) -> Pass:
+def forward_backward(sp: BuiltModule, x: Tensor, watch: Watch | None = None) -> Pass:
     """Run the specimen forward and backward, from gradients of None, to a scalar that all it returns bears on.
 
     The scalar weighs the output, and what is returned beside it and wants a gradient, by fixed random numbers.
@@ -104,7 +104,7 @@ def trials(subject: Subject, lengths: list[int], modes: tuple[Mode, ...] = ("tra
 def _pass_of(subject: Subject, length: int, mode: Mode) -> Callable[[Watch], Mapping[str, Tensor]]:
     def run(watch: Watch) -> Mapping[str, Tensor]:
         with preserved_state():
-            sp = specimen(subject, mode=mode)
+            sp = built(subject, mode=mode)
             return forward_backward(sp, sp.input(length), watch).gradients
 
     return run
@@ -113,7 +113,7 @@ def _pass_of(subject: Subject, length: int, mode: Mode) -> Callable[[Watch], Map
 def _step_of(subject: Subject, length: int) -> Callable[[Watch], Mapping[str, Tensor]]:
     def run(watch: Watch) -> Mapping[str, Tensor]:
         with preserved_state():
-            sp = specimen(subject, mode="train")
+            sp = built(subject, mode="train")
             watch.know(sp.module)
             with torch.enable_grad(), watch.watching():
                 take_step(sp, new_optimizer(sp.module), sp.input(length))
@@ -130,7 +130,7 @@ def new_optimizer(module: nn.Module, rate: float = LEARNING_RATE) -> torch.optim
     return torch.optim.SGD(parameters, lr=rate)
 
 
-def take_step(sp: Specimen, optimizer: torch.optim.Optimizer, x: Tensor) -> float:
+def take_step(sp: BuiltModule, optimizer: torch.optim.Optimizer, x: Tensor) -> float:
     """One step of the subject's own training loop, seeded; the loss it returns."""
     subject, module = sp.subject, sp.module
     step = subject.train_step

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.core.errors import NotComparableError
-from nsa_doctor.probes.model.built_module import Specimen, require_finite
+from nsa_doctor.probes.model.built_module import BuiltModule, require_finite
 from nsa_doctor.probes.numerics.precision import effective_precision, least_noise, noise_floor
 from nsa_doctor.probes.tensors.finite import isfinite
 
@@ -34,9 +34,9 @@ class Departure:
         )
 
 
-def with_other_future(specimen: Specimen, x: Tensor, cut: int, scale: float) -> Tensor:
+def with_other_future(built: BuiltModule, x: Tensor, cut: int, scale: float) -> Tensor:
     """The input with other tokens from `cut` on, `scale` times as large where they are embeddings."""
-    other = specimen.input(x.shape[1], seed=specimen.subject.seed + 1)[:, cut:]
+    other = built.input(x.shape[1], seed=built.subject.seed + 1)[:, cut:]
     return torch.cat((x[:, :cut], other * scale if x.is_floating_point() else other), dim=1)
 
 
@@ -44,7 +44,7 @@ def with_other_future(specimen: Specimen, x: Tensor, cut: int, scale: float) -> 
 class Baseline:
     """A finite output [B, S, ...] for an input x, which other outputs are held against."""
 
-    specimen: Specimen
+    built: BuiltModule
     x: Tensor
     output: Tensor
 
@@ -73,17 +73,17 @@ class Baseline:
     @cached_property
     def floor(self) -> Tensor:
         """How far rounding moves each token [B, S]; costs several passes, so only what differs at all asks for it."""
-        eps = effective_precision(self.specimen, min(_LENGTH_FOR_PRECISION, self.x.shape[1])).eps
-        floor = noise_floor(self.specimen, self.x, eps) + self._across(eps)
+        eps = effective_precision(self.built, min(_LENGTH_FOR_PRECISION, self.x.shape[1])).eps
+        floor = noise_floor(self.built, self.x, eps) + self._across(eps)
         if not bool(isfinite(floor).all()):
             raise NotComparableError(f"rounding alone makes the output not finite at S={self.x.shape[1]}")
         return floor
 
 
-def baseline(specimen: Specimen, x: Tensor) -> Baseline:
+def baseline(built: BuiltModule, x: Tensor) -> Baseline:
     """Run the subject on x; NotComparableError when its output is not finite to begin with."""
     with torch.no_grad():
-        return Baseline(specimen, x, require_finite(specimen(x), x.shape[1]))
+        return Baseline(built, x, require_finite(built(x), x.shape[1]))
 
 
 def departure(result: Tensor, expected: Tensor, floor: Tensor) -> Departure | None:

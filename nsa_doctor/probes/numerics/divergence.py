@@ -16,7 +16,7 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places, definition_place
 from nsa_doctor.probes.hooks.recording import Call, Operation, Recording, record
-from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.model.built_module import BuiltModule
 
 _ROUNDINGS = 1e4  # two orders of the same sums may part by this many units in the last place
 
@@ -30,22 +30,22 @@ class Divergence:
 
 
 def first_divergence(
-    specimen: Specimen, first: Callable[[], Tensor], second: Callable[[], Tensor], kept: Mapping[int, int]
+    built: BuiltModule, first: Callable[[], Tensor], second: Callable[[], Tensor], kept: Mapping[int, int]
 ) -> Divergence:
     """Run both; `kept` maps the size of a dimension to how many of its first indices have to agree, of its last if < 0.
 
     With no `kept` everything has to.
     """
-    places = Places(FrameFilter(specimen.subject.packages))
-    places.know(specimen.module)
+    places = Places(FrameFilter(built.subject.packages))
+    places.know(built.module)
     expected, result = record(first, places), record(second, places)
     parts = _Parts(dict(kept))
     calls = _guilty_call(result, expected, parts)
     operation = _guilty_operation(result, expected, parts, calls)
     call = calls[0] if calls is not None else None
-    whole = definition_place(specimen.module)
+    whole = definition_place(built.module)
     if call is not None and call.module is not None:
-        path = next((path for path, module in specimen.module.named_modules() if module is call.module), "")
+        path = next((path for path, module in built.module.named_modules() if module is call.module), "")
         whole = replace(definition_place(call.module), module=path)
     if operation is None:
         return Divergence("", whole)

@@ -10,7 +10,7 @@ from nsa_doctor.subject.contract import Subject
 
 
 @dataclass(frozen=True)
-class LocalLaboratory:
+class LocalMeasurer:
     """Measures and traces one subject here."""
 
     subject: Subject

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.frames import FrameFilter
-from nsa_doctor.core.measurement import GRADIENTS, OTHERS, OUTPUT, Birth, Diagnosis, Point
+from nsa_doctor.core.measurement import GRADIENTS, OTHERS, OUTPUT, Diagnosis, NonfiniteOrigin, Point
 from nsa_doctor.probes.hooks.lineage import Kind, Record, of_kind
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.tracer import Cause, Tracer
@@ -46,16 +46,16 @@ def diagnose(subject: Subject, point: Point, conditions: Conditions) -> Diagnosi
     with preserved_state(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = births(rerun, FrameFilter(subject.packages))
+            found = origins(rerun, FrameFilter(subject.packages))
         except SubjectFailedError as failure:
             reason = f"traced, the subject raises {failure.caught.sentence}"
             return Diagnosis(point=point, target=OUTPUT, reason=reason)
     if found is None:
         return Diagnosis(point=point, target=OUTPUT, reason="the traced pass was finite")
-    return Diagnosis(point=point, target=found[0], births=found[1])
+    return Diagnosis(point=point, target=found[0], origins=found[1])
 
 
-def births(rerun: Rerun, frames: FrameFilter) -> tuple[str, tuple[Birth, ...]] | None:
+def origins(rerun: Rerun, frames: FrameFilter) -> tuple[str, tuple[NonfiniteOrigin, ...]] | None:
     """The first target that is not finite, and its causes, earliest first; None when every traced pass is finite."""
     first = _trace(rerun, frames, frozenset(), poison=False)
     poison = first is None
@@ -182,7 +182,7 @@ def _root(origin: _Origin) -> _Origin:
     return computed[0] if computed and not origin.record.masks else origin
 
 
-def _birth(nan: _Origin) -> Birth:
+def _birth(nan: _Origin) -> NonfiniteOrigin:
     """The origin in words."""
     fed_by, origin = _fed_by(nan), _root(nan)
     details = []
@@ -198,7 +198,7 @@ def _birth(nan: _Origin) -> Birth:
     place = origin.record.place
     if origin.holder is not None and not place.module:
         place = replace(place, module=origin.holder.place.module, module_class=origin.holder.place.module_class)
-    return Birth(
+    return NonfiniteOrigin(
         value=origin.kind,
         operation=origin.record.operation,
         phase=origin.record.phase,

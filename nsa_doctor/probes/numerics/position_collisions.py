@@ -19,7 +19,7 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.saved import uncompiled
-from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
 
 _MOVES = frozenset(
@@ -42,7 +42,7 @@ class Merging:
     place: Place
 
 
-def first_merging(sp: Specimen, x: Tensor) -> Merging | None:
+def first_merging(sp: BuiltModule, x: Tensor) -> Merging | None:
     """Run the specimen on x and look for a decision taken by merged positions."""
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.model.built_module import Specimen
+from nsa_doctor.probes.model.built_module import BuiltModule
 
 _NUM_PERTURBATIONS = 3
 _SAFETY = 8.0
@@ -31,28 +31,28 @@ class Precision:
         return float(torch.finfo(self.dtype).eps)
 
 
-def effective_precision(specimen: Specimen, length: int) -> Precision:
+def effective_precision(built: BuiltModule, length: int) -> Precision:
     """Watch one forward pass for casts to a narrower floating dtype; its own dtype when there is none."""
-    places = Places(FrameFilter(specimen.subject.packages))
-    places.know(specimen.module)
-    own = getattr(torch, specimen.dtype)
+    places = Places(FrameFilter(built.subject.packages))
+    places.know(built.module)
+    own = getattr(torch, built.dtype)
     watcher = _CastWatcher(places, own)
     uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with torch.no_grad(), uncompiled, watcher, places.watching():
-        specimen(specimen.input(length))
+        built(built.input(length))
     return Precision(watcher.narrowest, watcher.place)
 
 
-def noise_floor(specimen: Specimen, x: Tensor, eps: float) -> Tensor:
+def noise_floor(built: BuiltModule, x: Tensor, eps: float) -> Tensor:
     """How far each token's output [B, S] moves when every parameter and embedding moves by about one rounding.
 
     Where a hard choice is nearly tied the floor is as high as the choice matters: compare such tokens with it.
     """
     with torch.no_grad():
-        base = specimen(x).double()
+        base = built(x).double()
         floor = torch.zeros(base.shape[:2], dtype=torch.float64, device=base.device)
         for index in range(_NUM_PERTURBATIONS):
-            moved = _perturbed(specimen, x, eps, index).double()
+            moved = _perturbed(built, x, eps, index).double()
             floor = torch.maximum(floor, (moved - base).abs().flatten(2).amax(-1))
     return _SAFETY * floor + least_noise(base, eps)
 
@@ -85,19 +85,19 @@ class _CastWatcher(TorchDispatchMode):
         return result
 
 
-def _perturbed(specimen: Specimen, x: Tensor, eps: float, index: int) -> Tensor:
+def _perturbed(built: BuiltModule, x: Tensor, eps: float, index: int) -> Tensor:
     generator = torch.Generator().manual_seed(index)
 
     def jitter(value: Tensor) -> Tensor:
         sign = torch.randint(2, value.shape, generator=generator).to(value) * 2 - 1
         return value * (1 + eps * sign)
 
-    kept = [(parameter, parameter.detach().clone()) for parameter in specimen.module.parameters()]
+    kept = [(parameter, parameter.detach().clone()) for parameter in built.module.parameters()]
     try:
         for parameter, value in kept:
             if value.is_floating_point():
                 parameter.copy_(jitter(value))
-        return specimen(jitter(x) if x.is_floating_point() else x)
+        return built(jitter(x) if x.is_floating_point() else x)
     finally:
         for parameter, value in kept:
             parameter.copy_(value)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
-from nsa_doctor.probes.model.built_module import Specimen, require_finite, specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built, require_finite
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.precision import effective_precision
 from nsa_doctor.probes.tensors.finite import isfinite
@@ -29,8 +29,8 @@ class Twins:
     `rounding` is the lowest precision that values pass through in `low`: what it may be expected to keep.
     """
 
-    low: Specimen
-    wide: Specimen
+    low: BuiltModule
+    wide: BuiltModule
     rounding: torch.dtype
 
     @property
@@ -59,8 +59,8 @@ class Stray:
 
 def twins(subject: Subject, dtype: str) -> Twins:
     """The subject built in `dtype`, and in float64 with the very same values; SubjectFailedError if it will not."""
-    low = specimen(subject, dtype=dtype)
-    wide = specimen(subject, dtype="float64", is_randomised=False)
+    low = built(subject, dtype=dtype)
+    wide = built(subject, dtype="float64", is_randomised=False)
     with torch.no_grad():
         for held, source in zip(_values(wide.module), _values(low.module), strict=True):
             if not torch.equal(held, source.to(held.dtype)):  # an expanded buffer cannot be written to

@@ -11,7 +11,7 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.probes.hooks.lineage import KINDS, Kind, Record
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.tracer import Tracer
-from nsa_doctor.probes.model.built_module import specimen
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
 from nsa_doctor.probes.model.stepping import step
 from nsa_doctor.probes.model.training import new_optimizer, take_step
@@ -36,7 +36,7 @@ class BadStep:
 
 def first_bad_step(subject: Subject, length: int, rate: float) -> BadStep | None:
     """The first of some steps of the loop by plain descent at that rate that leaves something not finite."""
-    sp = specimen(subject, mode="train", is_randomised=False)
+    sp = built(subject, mode="train", is_randomised=False)
     optimizer, size = new_optimizer(sp.module, rate), 0.0
     for number in range(1, _NUM_STEPS + 1):
         taken = step(sp, optimizer, sp.input(length, seed=subject.seed + number - 1))
@@ -51,7 +51,7 @@ def first_bad_step(subject: Subject, length: int, rate: float) -> BadStep | None
 def birth_in_step(subject: Subject, length: int, rate: float, bad_step: BadStep) -> Record | None:
     """The operation in that step that first made what is not finite; None when tracing it shows none."""
     number, names = bad_step.number, bad_step.names
-    sp = specimen(subject, mode="train", is_randomised=False)
+    sp = built(subject, mode="train", is_randomised=False)
     optimizer = new_optimizer(sp.module, rate)
     tracer = Tracer(Places(FrameFilter(subject.packages)))
     with preserved_state(), torch.enable_grad():

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.frames import FrameFilter
-from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, Birth
+from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, NonfiniteOrigin
 from nsa_doctor.core.text import escaped
 from nsa_doctor.probes.hooks.tracer import Tracer
 from nsa_doctor.probes.model.module_state import ModuleState
 from nsa_doctor.probes.model.state import preserved_state
-from nsa_doctor.probes.numerics.nonfinite_origin import Returned, births
+from nsa_doctor.probes.numerics.nonfinite_origin import Returned, origins
 from nsa_doctor.probes.tensors.finite import holds_nonfinite
 
 _TARGETS = {OUTPUT: "the loss", GRADIENTS: "a gradient"}
@@ -46,7 +46,7 @@ def trace(model: nn.Module, compute: Callable[[], Tensor]) -> str:
     with preserved_state(), torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = births(rerun, FrameFilter())
+            found = origins(rerun, FrameFilter())
         finally:
             start.restore()
     return "" if found is None else _sentence(*found)
@@ -73,22 +73,22 @@ class _Start:
             sys.modules["numpy"].random.set_state(self._numpy)
 
 
-def _sentence(target: str, found: tuple[Birth, ...]) -> str:
+def _sentence(target: str, found: tuple[NonfiniteOrigin, ...]) -> str:
     others = len(found) - 1
     more = f"; {others} more, the next in {_where(found[1])}" if others else ""
     return escaped(f"{_told(found[0])}; it reaches {_TARGETS[target]}{more}")
 
 
-def _told(birth: Birth) -> str:
+def _told(origin: NonfiniteOrigin) -> str:
     """`NaN is born in blocks.0.attention (NSAttention) in sqrt at file:line, forward, out of finite inputs`."""
-    if birth.operation.startswith(("parameter ", "buffer ")):
-        module = birth.place.module_text
-        return f"{birth.operation}{f' of {module}' if module else ''} held {birth.value} before the step"
-    detail = birth.detail or "out of finite inputs"
-    return f"{birth.value} is born in {_where(birth)}, in the {birth.phase} pass: {detail}"
+    if origin.operation.startswith(("parameter ", "buffer ")):
+        module = origin.place.module_text
+        return f"{origin.operation}{f' of {module}' if module else ''} held {origin.value} before the step"
+    detail = origin.detail or "out of finite inputs"
+    return f"{origin.value} is born in {_where(origin)}, in the {origin.phase} pass: {detail}"
 
 
-def _where(birth: Birth) -> str:
-    line = f" at {birth.place.line_text}" if birth.place.line_text else ""
-    module = f"{birth.place.module_text}, " if birth.place.module_text else ""
-    return f"{module}{birth.operation}{line}"
+def _where(origin: NonfiniteOrigin) -> str:
+    line = f" at {origin.place.line_text}" if origin.place.line_text else ""
+    module = f"{origin.place.module_text}, " if origin.place.module_text else ""
+    return f"{module}{origin.operation}{line}"

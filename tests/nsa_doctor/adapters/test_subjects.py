@@ -12,7 +12,7 @@ from nsa_doctor.adapters.any_module import adapt
 from nsa_doctor.adapters.load import load_subject
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.measurement import Point
-from nsa_doctor.probes.numerics.local import LocalLaboratory
+from nsa_doctor.probes.numerics.local import LocalMeasurer
 from nsa_doctor.probes.tensors.answer import split_answer
 from nsa_doctor.subject.contract import Subject, SubjectUnusableError
 from nsa_doctor.subject.request import SubjectRequest
@@ -36,19 +36,17 @@ from nsa_doctor.subject.request import SubjectRequest
         ("unusual:lazy", "embeddings", 16),
     ],
 )
-def test_what_a_module_takes_is_found_out(
-    sick: Callable[..., LocalLaboratory], name: str, kind: str, width: int
-) -> None:
-    laboratory = sick(name if ":" in name else f"healthy:{name}")
-    assert (laboratory.subject.input, laboratory.subject.width) == (kind, width)
-    assert laboratory.measure(Point(length=16, dtype=laboratory.subject.dtype)).is_finite
+def test_what_a_module_takes_is_found_out(sick: Callable[..., LocalMeasurer], name: str, kind: str, width: int) -> None:
+    measurer = sick(name if ":" in name else f"healthy:{name}")
+    assert (measurer.subject.input, measurer.subject.width) == (kind, width)
+    assert measurer.measure(Point(length=16, dtype=measurer.subject.dtype)).is_finite
 
 
-def test_a_vocabulary_that_was_found_is_told_on_the_command_line(sick: Callable[..., LocalLaboratory]) -> None:
+def test_a_vocabulary_that_was_found_is_told_on_the_command_line(sick: Callable[..., LocalMeasurer]) -> None:
     assert sick("unusual:hidden_vocabulary").subject.options[-2:] == ("--width", "13")
 
 
-def test_what_no_guess_fits_is_refused_and_not_charged_to_the_subject(sick: Callable[..., LocalLaboratory]) -> None:
+def test_what_no_guess_fits_is_refused_and_not_charged_to_the_subject(sick: Callable[..., LocalMeasurer]) -> None:
     with pytest.raises(SubjectUnusableError, match="say what it takes with --input and --width"):
         sick("unusual:two_inputs")
 
@@ -60,7 +58,7 @@ def test_a_guess_that_the_user_answers_for_is_taken() -> None:
     assert (subject.input, subject.width, subject.options[-2:]) == ("embeddings", 3, ("--width", "3"))
 
 
-def test_a_module_that_fails_at_one_length_is_asked_at_another(sick: Callable[..., LocalLaboratory]) -> None:
+def test_a_module_that_fails_at_one_length_is_asked_at_another(sick: Callable[..., LocalMeasurer]) -> None:
     subject = sick("unruly:raises", lengths=(17, 20)).subject
     assert (subject.input, subject.width) == ("embeddings", 16)
 
@@ -91,13 +89,13 @@ def test_what_fails_behind_its_first_projection_is_a_failure_of_the_subject() ->
         ("nowhere:make", "cannot be imported: ModuleNotFoundError: No module named 'faulty.nowhere'"),
     ],
 )
-def test_what_is_no_subject_is_refused(sick: Callable[..., LocalLaboratory], name: str, told: str) -> None:
+def test_what_is_no_subject_is_refused(sick: Callable[..., LocalMeasurer], name: str, told: str) -> None:
     with pytest.raises(SubjectUnusableError, match=r"^subject faulty\.") as refused:
         sick(name)
     assert told in str(refused.value)
 
 
-def test_a_factory_that_raises_is_a_failure_of_the_subject(sick: Callable[..., LocalLaboratory]) -> None:
+def test_a_factory_that_raises_is_a_failure_of_the_subject(sick: Callable[..., LocalMeasurer]) -> None:
     with pytest.raises(SubjectFailedError, match="KeyError: 'no such preset'"):
         sick("unruly:broken_factory")
 
@@ -174,7 +172,7 @@ def test_an_adapter_says_how_a_module_is_called() -> None:
     subject = adapt(SubjectRequest(spec="x:y", lengths=(16,), explore=True), lambda: adapter)
     assert (subject.width, subject.modes, subject.max_length) == (12, ("train",), 64)
     point = Point(length=16, mode="train")
-    assert LocalLaboratory(subject).measure(point).is_finite
+    assert LocalMeasurer(subject).measure(point).is_finite
 
 
 @pytest.mark.parametrize(

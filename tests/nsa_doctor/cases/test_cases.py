@@ -17,7 +17,7 @@ from nsa_doctor.cases import catalogue
 from nsa_doctor.cases import fork_server as warm
 from nsa_doctor.cases import worker_main as child
 from nsa_doctor.cases.catalogue import Card, cards, read_card
-from nsa_doctor.cases.record import Case, NotForThisMachineError, Outcome, Plant, Sight
+from nsa_doctor.cases.record import Case, CaseOutcome, NotForThisMachineError, Plant, Sight
 from nsa_doctor.cases.running import CasesRequest, run_cases
 from nsa_doctor.cases.skeleton import write_skeleton
 from nsa_doctor.cases.table import markdown, terminal
@@ -359,7 +359,9 @@ def test_a_server_that_is_gone_breaks_the_case_and_hangs_nothing(tmp_path, monke
 
 def test_the_terminal_shows_what_was_seen_and_where():
     sight = Sight(name="one", command="nsa-doctor run", findings=(ZERO,), decision="NO-GO")
-    text = terminal([card()], [Outcome(id="r998", status="absent", sights=(sight,))], shows_sights=True, colour=False)
+    text = terminal(
+        [card()], [CaseOutcome(id="r998", status="absent", sights=(sight,))], shows_sights=True, colour=False
+    )
     for told in ("$ nsa-doctor run", "GAT101 weights are zero", "gate.fc2", "fix", "1 case: 1 absent"):
         assert told in text
 
@@ -367,7 +369,9 @@ def test_the_terminal_shows_what_was_seen_and_where():
 def test_the_terminal_names_files_as_a_person_here_would():
     finding = Finding(message="a", code="GAT101", where=Place(file=str(Path.cwd() / "regressions" / "x.py"), line=3))
     sight = Sight(name="one", command="nsa-doctor run", findings=(finding,))
-    text = terminal([card()], [Outcome(id="r998", status="absent", sights=(sight,))], shows_sights=True, colour=False)
+    text = terminal(
+        [card()], [CaseOutcome(id="r998", status="absent", sights=(sight,))], shows_sights=True, colour=False
+    )
     assert "at   regressions/x.py:3" in text
 
 

@@ -18,9 +18,9 @@ from nsa_doctor.artifacts.judging import judge
 from nsa_doctor.artifacts.training_run.subject import RunSubject
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Check, parse_manual
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Finding, Verdict
-from nsa_doctor.isolation.supervisor import IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import Supervisor
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.testing.checkpoints import GATE, healthy, holding
 from nsa_doctor.testing.training_runs import trained
@@ -184,13 +184,13 @@ def test_checks_of_another_kind_are_no_part_of_an_examination() -> None:
 
 @pytest.mark.parametrize("code", ISOLATED)
 def test_an_isolated_check_finds_what_it_plants_and_nothing_else(code: str) -> None:
-    laboratory = IsolatedLaboratory(Assignment(config=str(HERE / "small.yaml")))
+    supervisor = Supervisor(ExaminationRequest(config=str(HERE / "small.yaml")))
     try:
-        assert laboratory.load() == []
-        assert laboratory.check(code, seconds=60).verdict is Verdict.PASS
-        sick = laboratory.check(code, seconds=1, planted=True)
+        assert supervisor.load() == []
+        assert supervisor.check(code, seconds=60).verdict is Verdict.PASS
+        sick = supervisor.check(code, seconds=1, planted=True)
     finally:
-        laboratory.close()
+        supervisor.close()
     assert sick.verdict is Verdict.TIMEOUT
     assert Path(sick.findings[0].where.file).name.startswith(code.lower())
     assert sick.findings[0].where.function == "never_advances"

@@ -7,12 +7,12 @@ import pytest
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.probes.numerics.local import LocalLaboratory
+from nsa_doctor.probes.numerics.local import LocalMeasurer
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.conftest import is_marked
 
 CODES = ("FWD201", "FWD202", "FWD203", "FWD204", "FWD205", "FWD206", "FWD207", "FWD208")
-Sick = Callable[..., LocalLaboratory]
+Sick = Callable[..., LocalMeasurer]
 
 
 def checked(sick: Sick, name: str, code: str, seed: int = 0) -> Result:

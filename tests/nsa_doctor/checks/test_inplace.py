@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Finding, Verdict
-from nsa_doctor.probes.numerics.local import LocalLaboratory
+from nsa_doctor.probes.numerics.local import LocalMeasurer
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.conftest import is_marked
 
-Laboratory = Callable[[str], LocalLaboratory]
+Measurer = Callable[[str], LocalMeasurer]
 REFUSED = [  # name, module that writes, module that saved, what saved
     ("scaled_weights", "part", "part", "softmax"),
     ("detached_weights", "part", "part", "softmax"),
@@ -68,7 +68,7 @@ def findings(code: str, subject: Subject) -> tuple[Finding, ...]:
 
 @pytest.mark.parametrize(("name", "writer", "saver", "operation"), REFUSED, ids=[case[0] for case in REFUSED])
 def test_a_refused_overwrite_names_both_lines(
-    name: str, writer: str, saver: str, operation: str, sick: Laboratory
+    name: str, writer: str, saver: str, operation: str, sick: Measurer
 ) -> None:
     subject = sick(f"inplace:{name}").subject
     (finding,) = findings("GRD401", subject)
@@ -83,7 +83,7 @@ def test_a_refused_overwrite_names_both_lines(
 
 
 @pytest.mark.parametrize(("name", "writer"), SILENT, ids=[case[0] for case in SILENT])
-def test_a_silent_overwrite_is_found_on_its_line(name: str, writer: str, sick: Laboratory) -> None:
+def test_a_silent_overwrite_is_found_on_its_line(name: str, writer: str, sick: Measurer) -> None:
     subject = sick(f"inplace:{name}").subject
     (finding,) = findings("GRD402", subject)
     assert is_marked(finding.where.file, finding.where.line)
@@ -95,17 +95,17 @@ def test_a_silent_overwrite_is_found_on_its_line(name: str, writer: str, sick: L
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch's, where gradients are off
 @pytest.mark.parametrize("code", ["GRD401", "GRD402"])
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_write_that_harms_nothing_is_passed_over(name: str, code: str, sick: Laboratory) -> None:
+def test_a_write_that_harms_nothing_is_passed_over(name: str, code: str, sick: Measurer) -> None:
     assert findings(code, sick(f"inplace_healthy:{name}").subject) == ()
 
 
-def test_a_length_that_is_overwritten_is_named(sick: Laboratory) -> None:
+def test_a_length_that_is_overwritten_is_named(sick: Measurer) -> None:
     (finding,) = findings("GRD402", sick("inplace:only_long").subject)
     assert finding.evidence["length"] == 131
     assert "S=131" in finding.message
 
 
-def test_a_shared_version_counter_is_told_from_changed_values(sick: Laboratory) -> None:
+def test_a_shared_version_counter_is_told_from_changed_values(sick: Measurer) -> None:
     (shared,) = findings("GRD401", sick("inplace:buffer").subject)
     assert "shares its version counter" in shared.message
     assert shared.evidence["num_changed"] == 0
@@ -127,7 +127,7 @@ def stepping(subject: Subject, spoil: Callable[[nn.Module, Tensor], None]) -> Su
     return replace(subject, train_step=train_step)
 
 
-def test_weights_changed_between_forward_and_backward_of_a_training_loop(sick: Laboratory) -> None:
+def test_weights_changed_between_forward_and_backward_of_a_training_loop(sick: Measurer) -> None:
     def clipped(module: nn.Module, x: Tensor) -> None:
         module.after.weight.data.mul_(0.5)  # here
 
@@ -136,7 +136,7 @@ def test_weights_changed_between_forward_and_backward_of_a_training_loop(sick: L
     assert "a training step" in finding.message
 
 
-def test_weights_stepped_between_forward_and_backward_of_a_training_loop(sick: Laboratory) -> None:
+def test_weights_stepped_between_forward_and_backward_of_a_training_loop(sick: Measurer) -> None:
     def stepped(module: nn.Module, x: Tensor) -> None:
         with torch.no_grad():
             module.after.weight.mul_(0.5)  # here
@@ -145,6 +145,6 @@ def test_weights_stepped_between_forward_and_backward_of_a_training_loop(sick: L
     assert is_marked(finding.where.file, finding.where.line)
 
 
-def test_a_training_loop_that_changes_weights_afterwards_is_passed_over(sick: Laboratory) -> None:
+def test_a_training_loop_that_changes_weights_afterwards_is_passed_over(sick: Measurer) -> None:
     subject = stepping(sick("healthy:causal").subject, lambda module, x: None)
     assert findings("GRD401", subject) == findings("GRD402", subject) == ()

@@ -12,13 +12,13 @@ from torch.nn.functional import cross_entropy, nll_loss
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.probes.model.heartbeat import watched
-from nsa_doctor.probes.numerics.local import LocalLaboratory
+from nsa_doctor.probes.numerics.local import LocalMeasurer
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 from tests.gallery.faulty.loops import Bigrams
 from tests.nsa_doctor.conftest import is_marked
 
-Laboratory = Callable[[str], LocalLaboratory]
+Measurer = Callable[[str], LocalMeasurer]
 Loss = Callable[[nn.Module, Tensor], Tensor]
 Step = Callable[[nn.Module, torch.optim.Optimizer, Tensor], Tensor]
 
@@ -42,7 +42,7 @@ def only_finding(code: str, subject: Subject) -> Finding:
         ("silent", "blocks.1.moved", False),
     ],
 )
-def test_a_graph_that_is_kept_is_told_with_its_holder(name: str, way: str, raises: bool, sick: Laboratory) -> None:
+def test_a_graph_that_is_kept_is_told_with_its_holder(name: str, way: str, raises: bool, sick: Measurer) -> None:
     finding = only_finding("GRD403", sick(f"loops:{name}").subject)
     assert finding.where.module == "blocks.1"
     assert finding.evidence["held_in"] == way
@@ -52,11 +52,11 @@ def test_a_graph_that_is_kept_is_told_with_its_holder(name: str, way: str, raise
 
 
 @pytest.mark.parametrize("name", ["detaches", "returns_it", "keeps_views", "looks", "table"])
-def test_what_is_kept_without_harm_is_passed_over(name: str, sick: Laboratory) -> None:
+def test_what_is_kept_without_harm_is_passed_over(name: str, sick: Measurer) -> None:
     assert checked("GRD403", sick(f"loops:{name}").subject).findings == ()
 
 
-def test_a_loop_that_clears_what_is_carried_is_passed_over(sick: Laboratory) -> None:
+def test_a_loop_that_clears_what_is_carried_is_passed_over(sick: Measurer) -> None:
     def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
         module.blocks[1].state = None
         return descend(module(x).square().mean(), optimizer)
@@ -64,7 +64,7 @@ def test_a_loop_that_clears_what_is_carried_is_passed_over(sick: Laboratory) -> 
     assert checked("GRD403", replace(sick("loops:carries").subject, train_step=step)).findings == ()
 
 
-def test_a_loop_that_goes_through_what_is_carried_is_told(sick: Laboratory) -> None:
+def test_a_loop_that_goes_through_what_is_carried_is_told(sick: Measurer) -> None:
     def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
         return descend(module(x).square().mean(), optimizer)
 

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Finding, Verdict
-from nsa_doctor.probes.numerics.local import LocalLaboratory
+from nsa_doctor.probes.numerics.local import LocalMeasurer
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.conftest import is_marked
 
-Laboratory = Callable[[str], LocalLaboratory]
+Measurer = Callable[[str], LocalMeasurer]
 CODES = ("GRD201", "GRD202", "GRD203")
 SICK = [  # name, the one code that finds it, module, what the message says
     ("detached_weights", "GRD201", "part", "detach cuts the way back"),
@@ -68,7 +68,7 @@ def findings(code: str, subject: Subject) -> tuple[Finding, ...]:
 
 @pytest.mark.parametrize(("name", "code", "module", "said"), SICK, ids=[case[0] for case in SICK])
 def test_a_parameter_that_cannot_learn_is_found_once(
-    name: str, code: str, module: str, said: str, sick: Laboratory
+    name: str, code: str, module: str, said: str, sick: Measurer
 ) -> None:
     subject = sick(f"parameters:{name}").subject
     found = [finding for each in CODES for finding in findings(each, subject)]
@@ -81,13 +81,13 @@ def test_a_parameter_that_cannot_learn_is_found_once(
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_parameter_that_learns_or_rightly_does_not_is_passed_over(name: str, sick: Laboratory) -> None:
+def test_a_parameter_that_learns_or_rightly_does_not_is_passed_over(name: str, sick: Measurer) -> None:
     subject = sick(f"parameters_healthy:{name}").subject
     assert [finding for code in CODES for finding in findings(code, subject)] == []
 
 
 @pytest.mark.parametrize("name", ["causal", "token_model", "frozen", "no_parameters", "dict_output"])
-def test_odd_but_right_modules_are_passed_over(name: str, sick: Laboratory) -> None:
+def test_odd_but_right_modules_are_passed_over(name: str, sick: Measurer) -> None:
     subject = sick(f"healthy:{name}").subject
     assert [finding for code in CODES for finding in findings(code, subject)] == []
 
@@ -95,7 +95,7 @@ def test_odd_but_right_modules_are_passed_over(name: str, sick: Laboratory) -> N
 Step = Callable[[nn.Module, torch.optim.Optimizer, Tensor], Tensor]
 
 
-def looped(sick: Laboratory, step: Step) -> Subject:
+def looped(sick: Measurer, step: Step) -> Subject:
     return replace(sick("healthy:causal").subject, train_step=step)
 
 
@@ -173,7 +173,7 @@ def climbs(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Te
 
 @pytest.mark.parametrize("code", ["GRD204", "GRD205", "GRD206"])
 @pytest.mark.parametrize("step", [healthy_step, clipped_step, _Warm()], ids=["healthy", "clipped", "warm"])
-def test_a_loop_that_descends_is_passed_over(step: Step, code: str, sick: Laboratory) -> None:
+def test_a_loop_that_descends_is_passed_over(step: Step, code: str, sick: Measurer) -> None:
     assert findings(code, looped(sick, step)) == ()
 
 
@@ -188,7 +188,7 @@ def test_a_loop_that_descends_is_passed_over(step: Step, code: str, sick: Labora
     ],
     ids=["half_cleared", "cleared_before_step", "never_steps", "replaced_head", "climbs"],
 )
-def test_a_loop_that_does_not_descend_is_found(step: Step, code: str, said: str, sick: Laboratory) -> None:
+def test_a_loop_that_does_not_descend_is_found(step: Step, code: str, said: str, sick: Measurer) -> None:
     subject = looped(sick, step)
     (finding,) = [f for each in ("GRD204", "GRD205", "GRD206") for f in findings(each, subject)]
     assert finding.code == code

@@ -10,7 +10,7 @@ import pytest
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Command
 from nsa_doctor.core.deduplicate import deduplicate
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.torch_errors import TorchError
@@ -79,8 +79,8 @@ def test_the_exception_of_a_refused_write_is_told_with_the_write() -> None:
 
 
 def test_only_the_lengths_asked_for_are_swept() -> None:
-    request = anomaly.request(Assignment(), (5, 9))
-    assert request.assignment.are_all_lengths
+    request = anomaly.request(ExaminationRequest(), (5, 9))
+    assert request.examination_request.are_all_lengths
     assert {entry.manual.code for entry in request.checks} == set(request.selected)
     assert {"HNG101", "FWD101", "NAN102", "GRD401"} < set(request.selected)
     facts = {"lengths": (5, 9), "boundaries": [], "spread": [1, 2, 3], "modes": ("train",), "dtype": "float32"}

@@ -11,8 +11,8 @@ from nsa_doctor.cli.main import serve
 from nsa_doctor.core import registry
 from nsa_doctor.core.check_file import CheckFileError, read_check_file
 from nsa_doctor.core.errors import UsageError
-from nsa_doctor.core.examination_request import Assignment
-from nsa_doctor.isolation.supervisor import IsolatedLaboratory
+from nsa_doctor.core.examination_request import ExaminationRequest
+from nsa_doctor.isolation.supervisor import Supervisor
 from tests.nsa_doctor.conftest import HERE
 
 DOC = '"""FOR101 foreign-check\n\nDetects: a.\nMatters: b.\nFix: c.\n"""\n'
@@ -162,12 +162,12 @@ def test_a_check_that_cannot_be_imported_is_named_by_the_child_too(
     installed: Callable[..., Path],
 ) -> None:
     path = installed(f"{DOC}import nowhere\n{IMPORT}{PARTS}{SOUND.splitlines()[-1]}\n")
-    laboratory = IsolatedLaboratory(Assignment(config=str(HERE / "small.yaml"), threads=1))
+    supervisor = Supervisor(ExaminationRequest(config=str(HERE / "small.yaml"), threads=1))
     try:
-        assert laboratory.load() == []
+        assert supervisor.load() == []
         with pytest.raises(UsageError) as caught:
-            laboratory.check("FOR101", 20.0)
+            supervisor.check("FOR101", 20.0)
     finally:
-        laboratory.close()
+        supervisor.close()
     told = f"check file {path}: it cannot be imported: ModuleNotFoundError: No module named 'nowhere'"
     assert str(caught.value) == told

@@ -228,5 +228,5 @@ def test_nothing_is_claimed_where_the_report_does_not_tell_enough(command: str, 
 
 
 def test_a_ruling_says_itself_how_to_ask_again() -> None:
-    assert command_line(ruled()).startswith("nsa-doctor go-no-go --gate production")
+    assert command_line(ruled()).startswith("nsa-doctor go-no-go --policy production")
     assert command_line(examined()).startswith("nsa-doctor run --select FWD,NAN101 --profile quick --subject")

@@ -11,7 +11,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Report, Result, Verdict
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.policy.baseline import compare
-from nsa_doctor.policy.policy import Gate
+from nsa_doctor.policy.policy import Policy
 from nsa_doctor.policy.policy_draft import draft
 from nsa_doctor.policy.verdict import Evidence, decide
 from nsa_doctor.render import json as as_json
@@ -82,16 +82,16 @@ def test_checkpoints_that_are_read_together_keep_all_of_them() -> None:
     assert (len(together.findings), len(together.further)) == (6, 5)
 
 
-def gate(*fingerprints: str) -> Gate:
+def gate(*fingerprints: str) -> Policy:
     accept = [{"fingerprint": each, "because": "known"} for each in fingerprints]
-    return Gate(name="test", require=[{"codes": ["FWD201"], "because": "x"}], accept=accept)
+    return Policy(name="test", require=[{"codes": ["FWD201"], "because": "x"}], accept=accept)
 
 
 def test_a_gate_that_accepts_what_is_shown_does_not_accept_the_rest() -> None:
     shown = [finding.fingerprint for finding in found(3)]
     every = [finding.fingerprint for finding in found(7)]
-    ruling = decide(report(result()), gate(*shown), Evidence())
-    assert (ruling.decision, ruling.why) == ("NO-GO", (MORE,))
+    policy_verdict = decide(report(result()), gate(*shown), Evidence())
+    assert (policy_verdict.decision, policy_verdict.why) == ("NO-GO", (MORE,))
     assert decide(report(result()), gate(*every[:-1]), Evidence()).why == ("FWD201: and 1 more of the same check",)
     accepted = decide(report(result()), gate(*every), Evidence())
     assert accepted.decision == "GO"
@@ -99,8 +99,8 @@ def test_a_gate_that_accepts_what_is_shown_does_not_accept_the_rest() -> None:
 
 
 def test_a_gate_counts_them_beside_the_findings_it_names() -> None:
-    ruling = decide(report(result()), gate(), Evidence())
-    assert ruling.why == (*(f"FWD201 layer {n} (layers.{n})" for n in range(3)), MORE)
+    policy_verdict = decide(report(result()), gate(), Evidence())
+    assert policy_verdict.why == (*(f"FWD201 layer {n} (layers.{n})" for n in range(3)), MORE)
 
 
 def test_a_baseline_knows_them() -> None:

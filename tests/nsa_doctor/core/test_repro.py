@@ -18,7 +18,7 @@ from nsa_doctor.cli.commands import smoke as smoke_command
 from nsa_doctor.cli.delivery import Delivery
 from nsa_doctor.cli.fuzz_request import fuzz_request
 from nsa_doctor.cli.main import app, serve
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.facts import Violation
 from nsa_doctor.core.finding import Finding, Report
 from nsa_doctor.core.measurement import Measurement, Place, Point, Trouble
@@ -29,8 +29,8 @@ from nsa_doctor.fuzz import run as fuzzing
 from nsa_doctor.fuzz.outcome import Failure
 from nsa_doctor.fuzz.request import FuzzRequest
 from nsa_doctor.fuzz.search import Search
-from nsa_doctor.isolation.one_shot import Outcome
-from nsa_doctor.isolation.supervisor import IsolatedLaboratory
+from nsa_doctor.isolation.one_shot import OneShotResult
+from nsa_doctor.isolation.supervisor import Supervisor
 from nsa_doctor.render.reproduce import command_line
 from nsa_doctor.subject.contract import Subject
 from tests.nsa_doctor.artifacts.training_run.runs import write_table
@@ -39,7 +39,7 @@ ODD = "an odd 'na\"me' $(touch x) `y`; *"
 HUNG = Trouble(kind="timeout", message="no answer in 7 s", phase="forward")
 WHOM = ["--config", ODD, "--device", "cuda", "--dtype", "bfloat16", "--seed", "3", "--timeout", "7"]
 ASKED = {"config": ODD, "device": "cuda", "dtype": "bfloat16", "seed": 3, "timeout": 7.0}
-ASSIGNMENT = Assignment(config=ODD, device="cuda", dtype="bfloat16", seed=3, timeout=7.0)
+ASSIGNMENT = ExaminationRequest(config=ODD, device="cuda", dtype="bfloat16", seed=3, timeout=7.0)
 FACTS = {"options": ("--config", ODD, "--dtype", "bfloat16"), "dtype": "bfloat16"}
 CASE = {"kind": "grid", "sizes": [1, 1, 1, 3, 1], "num_tokens": 1, "query": 0, "slots": []}
 
@@ -75,10 +75,10 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[Report]:
 def hanging(monkeypatch: pytest.MonkeyPatch) -> None:
     """The subject hangs while it is loaded, in every command."""
 
-    def load(self: IsolatedLaboratory) -> list[Measurement]:
-        return [Measurement(point=Point(length=self.assignment.lengths[0]), trouble=HUNG)]
+    def load(self: Supervisor) -> list[Measurement]:
+        return [Measurement(point=Point(length=self.examination_request.lengths[0]), trouble=HUNG)]
 
-    monkeypatch.setattr(IsolatedLaboratory, "load", load)
+    monkeypatch.setattr(Supervisor, "load", load)
 
 
 def only(report: Report) -> Finding:
@@ -111,16 +111,16 @@ def test_a_hang_while_loading_is_reproduced_as_it_was_asked(
 
 @pytest.mark.parametrize("profile", ["quick", "full"])
 def test_a_hang_in_a_check_is_reproduced_where_it_was(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(IsolatedLaboratory, "_ask", lambda *_: HUNG)
+    monkeypatch.setattr(Supervisor, "_ask", lambda *_: HUNG)
     asked = replace(ASSIGNMENT, profile=profile)  # type: ignore[arg-type]
-    (found,) = IsolatedLaboratory(asked, facts=dict(FACTS)).check("FWD201", 7.0).findings
+    (found,) = Supervisor(asked, facts=dict(FACTS)).check("FWD201", 7.0).findings
     assert among(found.repro, command="run", select="FWD201", profile=profile, **ASKED)
 
 
 def test_a_hang_in_anomaly_is_reproduced_at_its_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(IsolatedLaboratory, "_ask", lambda *_: HUNG)
+    monkeypatch.setattr(Supervisor, "_ask", lambda *_: HUNG)
     asked = replace(ASSIGNMENT, lengths=(24, 40), are_all_lengths=True)
-    (found,) = IsolatedLaboratory(asked, facts=dict(FACTS)).check("GRD401", 7.0).findings
+    (found,) = Supervisor(asked, facts=dict(FACTS)).check("GRD401", 7.0).findings
     assert among(found.repro, command="anomaly", seq="24,40", **ASKED)
 
 
@@ -142,7 +142,7 @@ def test_another_dtype_takes_the_place_of_the_one_examined() -> None:
 def test_a_speed_below_its_floor_is_timed_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     place = tmp_path / f"{ODD}.yaml"
     place.write_text("device: cpu\nfloors: [{quantity: train_tokens_per_second, least: 1000, because: x}]")
-    request = throughput.ThroughputRequest(assignment=ASSIGNMENT, repeats=5, floors=load_floors(str(place)))
+    request = throughput.ThroughputRequest(examination_request=ASSIGNMENT, repeats=5, floors=load_floors(str(place)))
     row = {"length": 64, "train": [1.0, 1.0, 1.0]}
     state = throughput._State(facts=dict(FACTS), timed=[row], floors=request.floors)
     (found,) = throughput._held_to_floors(request, state).findings
@@ -150,7 +150,7 @@ def test_a_speed_below_its_floor_is_timed_again(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_source_that_dies_is_opened_again_as_it_was(monkeypatch: pytest.MonkeyPatch, reports: list[Report]) -> None:
-    monkeypatch.setattr(data_run, "run_errand", lambda *_, **__: Outcome(answer=None, code=-9))
+    monkeypatch.setattr(data_run, "run_one_shot", lambda *_, **__: OneShotResult(answer=None, code=-9))
     words = ["data", "--config", ODD, "--dataset", f"text:{ODD}", "--set", f"train.out={ODD}", "--timeout", "7.25"]
     assert serve([*words, "--batches", "3", "--quiet"]) == 0
     assert read(only(reports[0]).repro) == params([*words, "--batches", "3"])
@@ -215,7 +215,7 @@ def test_an_input_that_fails_is_tried_again(request_to_fuzz: FuzzRequest, is_sav
     if is_saved:
         assert among(found.repro, command="fuzz", replay=request.save, timeout=7.0)
         replay = fuzz_request(**{**dict.fromkeys(NOT_WITH_REPLAY), "replay": request.save, "timeout": 7.0})
-        assert replace(replay.assignment, lengths=()) == replace(request.assignment, lengths=())
+        assert replace(replay.examination_request, lengths=()) == replace(request.examination_request, lengths=())
     else:
         assert among(found.repro, command="fuzz", target="ranges", examples=9, **ASKED)
 

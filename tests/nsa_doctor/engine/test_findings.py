@@ -9,14 +9,14 @@ from nsa_doctor.core.measurement import Census, Diagnosis, Measurement, Point
 from nsa_doctor.core.reproduce import CommandLine
 from nsa_doctor.engine.describe import findings
 from nsa_doctor.engine.measure_points import Examination, examine, points
-from nsa_doctor.probes.numerics.local import LocalLaboratory
+from nsa_doctor.probes.numerics.local import LocalMeasurer
 from tests.nsa_doctor.conftest import is_marked
 
 
-def examined(laboratory: LocalLaboratory, to_measure: Sequence[Point]) -> list[Finding]:
+def examined(measurer: LocalMeasurer, to_measure: Sequence[Point]) -> list[Finding]:
     examination = Examination()
-    examine(laboratory, examination, to_measure)
-    return findings(examination, CommandLine(options=laboratory.subject.options, seed=0))
+    examine(measurer, examination, to_measure)
+    return findings(examination, CommandLine(options=measurer.subject.options, seed=0))
 
 
 def only(found: list[Finding]) -> Finding:
@@ -24,9 +24,9 @@ def only(found: list[Finding]) -> Finding:
     return found[0]
 
 
-def test_many_lengths_modes_and_dtypes_are_one_finding(sick: Callable[..., LocalLaboratory]) -> None:
-    laboratory = sick("forward:empty_row")
-    found = only(examined(laboratory, points([15, 16, 32, 64], dtypes=("float32", "bfloat16"))))
+def test_many_lengths_modes_and_dtypes_are_one_finding(sick: Callable[..., LocalMeasurer]) -> None:
+    measurer = sick("forward:empty_row")
+    found = only(examined(measurer, points([15, 16, 32, 64], dtypes=("float32", "bfloat16"))))
     assert found.code == "NAN101"
     assert found.evidence["lengths"] == "16,64"
     assert found.evidence["modes"] == "train,eval,no_grad"
@@ -38,7 +38,7 @@ def test_many_lengths_modes_and_dtypes_are_one_finding(sick: Callable[..., Local
     assert found.repro == "nsa-doctor sweep --seq 16 --subject faulty.forward:empty_row --input embeddings --seed 0"
 
 
-def test_the_neighbours_are_measured_as_a_control(sick: Callable[..., LocalLaboratory]) -> None:
+def test_the_neighbours_are_measured_as_a_control(sick: Callable[..., LocalMeasurer]) -> None:
     assert only(examined(sick("forward:empty_row"), points([64]))).control == "finite at S=63 and 65"
 
 
@@ -55,32 +55,32 @@ def test_the_neighbours_are_measured_as_a_control(sick: Callable[..., LocalLabor
     ],
 )
 def test_a_finding_is_named_after_what_it_depends_on(
-    sick: Callable[..., LocalLaboratory], name: str, to_measure: list[Point], code: str, control: str
+    sick: Callable[..., LocalMeasurer], name: str, to_measure: list[Point], code: str, control: str
 ) -> None:
     found = only(examined(sick(name), to_measure))
     assert (found.code, found.control) == (code, control)
 
 
-def test_what_is_returned_beside_the_output_counts(sick: Callable[..., LocalLaboratory]) -> None:
+def test_what_is_returned_beside_the_output_counts(sick: Callable[..., LocalMeasurer]) -> None:
     found = only(examined(sick("unusual:sick_beside"), points([16, 20])))
     assert (found.code, found.evidence["target"]) == ("NAN101", "other outputs")
     assert "first in ['inner'][0]['loss']" in found.message
     assert is_marked(found.where.file, found.where.line)
 
 
-def test_a_line_used_by_two_modules_is_one_finding_that_names_the_first(sick: Callable[..., LocalLaboratory]) -> None:
+def test_a_line_used_by_two_modules_is_one_finding_that_names_the_first(sick: Callable[..., LocalMeasurer]) -> None:
     found = only(examined(sick("forward:parallel"), points([16])))
     assert found.where.module == "parts.0"
 
 
 @pytest.mark.parametrize("name", ["masked", "causal", "token_model", "no_parameters", "rude", "frozen"])
-def test_what_is_odd_but_right_raises_no_alarm(sick: Callable[..., LocalLaboratory], name: str) -> None:
+def test_what_is_odd_but_right_raises_no_alarm(sick: Callable[..., LocalMeasurer], name: str) -> None:
     assert examined(sick(f"healthy:{name}"), points([1, 2, 16, 17], dtypes=("float32", "bfloat16"))) == []
 
 
 @pytest.mark.parametrize("name", ["two_bugs", "two_in_a_row"])
 def test_every_finding_has_a_place_when_two_bugs_meet_at_many_points(
-    sick: Callable[..., LocalLaboratory], name: str
+    sick: Callable[..., LocalMeasurer], name: str
 ) -> None:
     found = examined(sick(f"forward:{name}"), points([16, 20, 24, 28, 32]))
     assert len(found) == 2

@@ -23,10 +23,10 @@ from nsa_doctor.core.measurement import Measurement, Place, Point, Trouble
 from nsa_doctor.core.reproduce import CommandLine
 from nsa_doctor.engine.describe import findings
 from nsa_doctor.engine.measure_points import Examination
-from nsa_doctor.isolation.shared_record import FILE_BYTES, SIGHTING, TRAIL, Page
-from nsa_doctor.probes.hooks.line_recorder import Trail
+from nsa_doctor.isolation.shared_record import FILE_BYTES, SIGHTING, TRAIL, SharedRecord
+from nsa_doctor.probes.hooks.line_recorder import LineRecorder
 from nsa_doctor.probes.hooks.loops import loop_around
-from nsa_doctor.probes.hooks.stack_sampler import Lookout, Sighting
+from nsa_doctor.probes.hooks.stack_sampler import Sighting, StackSampler
 from tests.gallery.faulty import hangs
 from tests.nsa_doctor.conftest import HERE, is_marked
 
@@ -48,10 +48,10 @@ def seen(call: Callable[[], object], *known: nn.Module, release: Callable[[], No
     hanging = threading.Thread(target=call, daemon=True)
     hanging.start()
     time.sleep(0.05)
-    lookout = Lookout(thread=hanging.ident)
+    sampler = StackSampler(thread=hanging.ident)
     for module in known:
-        lookout.know(module)
-    sighting = lookout.sight()
+        sampler.know(module)
+    sighting = sampler.sight()
     assert hanging.is_alive()
     release()
     hanging.join()
@@ -139,9 +139,9 @@ def trailed(call: Callable[[], object], module: nn.Module) -> list:
     page = Written()
 
     def follow() -> None:
-        lookout = Lookout()
-        lookout.know(module)
-        Trail(lookout, page).begin()
+        sampler = StackSampler()
+        sampler.know(module)
+        LineRecorder(sampler, page).begin()
         with contextlib.suppress(TypeError):  # what would have ended returns nothing
             call()
 
@@ -172,7 +172,7 @@ def test_a_trail_goes_back_to_the_line_that_called() -> None:
 def test_a_page_holds_the_last_record_or_none() -> None:
     with tempfile.TemporaryFile() as file:
         file.truncate(FILE_BYTES)
-        trail, sighting = (Page(file.fileno(), number) for number in (TRAIL, SIGHTING))
+        trail, sighting = (SharedRecord(file.fileno(), number) for number in (TRAIL, SIGHTING))
         assert trail.read() is None
         sighting.write({"of": "another"})
         for record in ({"a": 1, "b": "long"}, {"a": 2}):
@@ -189,7 +189,7 @@ def test_a_page_written_to_by_a_stranger_holds_nothing(noise: bytes) -> None:
         file.truncate(FILE_BYTES)
         file.write(noise)
         file.flush()
-        assert Page(file.fileno(), TRAIL).read() is None
+        assert SharedRecord(file.fileno(), TRAIL).read() is None
 
 
 LOOPS = """

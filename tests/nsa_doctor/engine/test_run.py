@@ -13,11 +13,11 @@ import pytest
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import PROFILES
 from nsa_doctor.core.deduplicate import deduplicate
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Decision, Finding, Report, Result, Verdict
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.engine.run import RunRequest, run
-from nsa_doctor.isolation.supervisor import IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import Supervisor
 from tests.nsa_doctor.conftest import HERE, environment, is_marked
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
@@ -27,9 +27,9 @@ SMALL = str(HERE / "small.yaml")
 def ran(spec: str | None = None, *select: str, profile: str = "quick", **options) -> Report:
     config = None if spec else SMALL
     how = {"explore": True, "lengths": (32,), "profile": profile, "threads": 1, "timeout": 30.0}
-    assignment = Assignment(spec=spec and f"faulty.{spec}", config=config, **how)
+    examination_request = ExaminationRequest(spec=spec and f"faulty.{spec}", config=config, **how)
     checks = tuple(registry.select(select, (), profile))
-    return run(RunRequest(assignment=assignment, checks=checks, selected=select, **options))
+    return run(RunRequest(examination_request=examination_request, checks=checks, selected=select, **options))
 
 
 @pytest.fixture(autouse=True)
@@ -80,9 +80,11 @@ def test_what_was_not_asked_for_by_name_and_does_not_apply_is_no_obstacle() -> N
 
 
 def test_a_hang_at_one_length_costs_that_length_alone() -> None:
-    assignment = Assignment(spec="faulty.comparisons:hangs_at_67", lengths=(32,), explore=True, threads=1, timeout=2.0)
+    examination_request = ExaminationRequest(
+        spec="faulty.comparisons:hangs_at_67", lengths=(32,), explore=True, threads=1, timeout=2.0
+    )
     checks = tuple(registry.select(("FWD201", "FWD203", "NAN101"), (), "quick"))
-    report = run(RunRequest(assignment=assignment, checks=checks))
+    report = run(RunRequest(examination_request=examination_request, checks=checks))
     found = verdicts(report)
     assert Verdict.TIMEOUT in found.values()
     assert found["NAN101"] is Verdict.PASS
@@ -93,13 +95,13 @@ def test_a_hang_at_one_length_costs_that_length_alone() -> None:
 
 
 def test_a_check_that_does_not_finish_is_skipped_and_the_next_one_runs() -> None:
-    laboratory = IsolatedLaboratory(Assignment(config=SMALL, threads=1))
+    supervisor = Supervisor(ExaminationRequest(config=SMALL, threads=1))
     try:
-        assert laboratory.load() == []
-        slow = laboratory.check("FWD201", 20.0, at_most=0.0)
-        after = laboratory.check("FWD208", 20.0)
+        assert supervisor.load() == []
+        slow = supervisor.check("FWD201", 20.0, at_most=0.0)
+        after = supervisor.check("FWD208", 20.0)
     finally:
-        laboratory.close()
+        supervisor.close()
     assert (slow.verdict, slow.reason) == (Verdict.SKIP, "not finished within 0 s")
     assert after.verdict is Verdict.PASS
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.core.registry import entries
 from nsa_doctor.engine import session as sessions
 from nsa_doctor.engine.schedule import Task, work_off
 from nsa_doctor.engine.session import Session
-from nsa_doctor.isolation.postmortem import Experience
-from nsa_doctor.isolation.supervisor import InterruptedLaboratoryError
+from nsa_doctor.isolation.postmortem import HangHistory
+from nsa_doctor.isolation.supervisor import SupervisorClosedError
 
 LONGEST = 20.0  # seconds, of what takes milliseconds
 
@@ -25,7 +25,7 @@ LONGEST = 20.0  # seconds, of what takes milliseconds
 class Room:
     """A laboratory that does what its tasks do; `wait` lasts until it is interrupted."""
 
-    experience: Experience = field(default_factory=Experience)
+    history: HangHistory = field(default_factory=HangHistory)
     interrupted: threading.Event = field(default_factory=threading.Event)
     facts: dict[str, Any] = field(default_factory=lambda: {"seams": ()})
 
@@ -34,7 +34,7 @@ class Room:
 
     def wait(self) -> str:
         assert self.interrupted.wait(LONGEST), "nobody interrupts it"
-        raise InterruptedLaboratoryError
+        raise SupervisorClosedError
 
     def check(self, code: str, seconds: float, at_most: float) -> Result:
         return Result(code=code, name="some-name", verdict=Verdict.PASS, notes=(f"note of {code}",))
@@ -212,7 +212,7 @@ def test_the_first_of_two_errors_is_raised() -> None:
 
 def test_no_task_is_begun_after_a_laboratory_was_interrupted() -> None:
     pair = Pair()
-    sick, sound = pair.dying(InterruptedLaboratoryError()), pair.surviving(lambda: "B")
+    sick, sound = pair.dying(SupervisorClosedError()), pair.surviving(lambda: "B")
     assert outcome(task("A", sick), task("B", sound), task("C")) == [("B", 1, 3)]
 
 
@@ -250,7 +250,7 @@ def test_enough_stays_enough() -> None:
 def test_laboratories_share_what_they_learn() -> None:
     rooms = [Room(), Room(), Room()]
     work_off([task("A")], rooms, lambda *_: None)
-    assert all(room.experience is rooms[0].experience for room in rooms)
+    assert all(room.history is rooms[0].history for room in rooms)
     assert all(room.interrupted.is_set() for room in rooms)
 
 
@@ -269,7 +269,7 @@ def test_nothing_to_do_is_done_at_once() -> None:
 
 
 def test_a_session_can_be_read_while_other_threads_answer_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Session(Assignment(), frozenset(), facts={"seams": ()})
+    session = Session(ExaminationRequest(), frozenset(), facts={"seams": ()})
     entry = next(iter(entries().values()))
     number = iter(range(10**9))
     monkeypatch.setattr(

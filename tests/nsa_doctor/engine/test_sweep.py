@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nsa_doctor.core.errors import UsageError
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Decision, Report, Verdict
 from nsa_doctor.core.measurement import Point
 from nsa_doctor.engine.sweep import SweepRequest, sweep
@@ -33,8 +33,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 def swept(spec: str | None = None, lengths: tuple[int, ...] = (15, 17, 20), **options) -> Report:
     config = None if spec else str(HERE / "small.yaml")
     dtypes, values = options.pop("dtypes", ()), options.pop("values", ("normal",))
-    assignment = Assignment(spec=spec and f"faulty.{spec}", config=config, lengths=lengths, **options)
-    return sweep(SweepRequest(assignment=assignment, dtypes=dtypes, values=values))
+    examination_request = ExaminationRequest(spec=spec and f"faulty.{spec}", config=config, lengths=lengths, **options)
+    return sweep(SweepRequest(examination_request=examination_request, dtypes=dtypes, values=values))
 
 
 @pytest.mark.usefixtures("here")

@@ -12,7 +12,7 @@ from nsa_doctor.adapters.load import SubjectRequest, load_subject
 from nsa_doctor.cli.main import serve
 from nsa_doctor.fuzz import strategies
 from nsa_doctor.fuzz.cases import TARGETS, Case, CaseError, Target, read_case
-from nsa_doctor.fuzz.outcome import Outcome
+from nsa_doctor.fuzz.outcome import FuzzOutcome
 from nsa_doctor.fuzz.properties.examine import examine, offers
 from nsa_doctor.fuzz.search import Search
 from nsa_doctor.subject.contract import Subject
@@ -22,7 +22,7 @@ from tests.nsa_doctor.conftest import HERE
 FEW = 200
 
 
-def examiner(subject: Subject) -> Callable[[dict], Outcome]:
+def examiner(subject: Subject) -> Callable[[dict], FuzzOutcome]:
     return lambda case: examine(read_case(json.dumps(case)), subject)
 
 
@@ -286,10 +286,10 @@ def test_cases_are_told_in_short_lines(small: Subject) -> None:
 
     lines: list[str] = []
 
-    def noted(case: dict) -> Outcome:
+    def noted(case: dict) -> FuzzOutcome:
         read: Case = read_case(json.dumps(case))
         lines.extend(told(read))
-        return Outcome()
+        return FuzzOutcome()
 
     strategy = strategies.of("forward", {**offers(small), "dtype": None}, True)
     Search().run(strategy, noted, examples=20, number=0, until=math.inf, listen=lambda search: None)

@@ -25,7 +25,7 @@ from nsa_doctor.core.finding import Verdict
 from nsa_doctor.fuzz import strategies
 from nsa_doctor.fuzz.cases import IMPLS, read_case
 from nsa_doctor.fuzz.properties.examine import examine, offers
-from nsa_doctor.isolation.supervisor import IsolatedLaboratory
+from nsa_doctor.isolation.supervisor import Supervisor
 from nsa_doctor.render.reading import read_report
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
@@ -108,13 +108,13 @@ def test_a_name_that_cannot_be_is_refused(words: list[str], told: str, capsys: p
 def test_the_named_implementation_alone_is_tried(impl: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tried: list[Any] = []
 
-    def noting(self: IsolatedLaboratory, case: str | None) -> dict[str, Any]:
+    def noting(self: Supervisor, case: str | None) -> dict[str, Any]:
         if case is None:
             return offers(builtin_subject(SMALL))
         tried.append(read_case(case))
         return examine(read_case(case), builtin_subject(SMALL)).to_json()
 
-    monkeypatch.setattr(IsolatedLaboratory, "fuzz", noting)
+    monkeypatch.setattr(Supervisor, "fuzz", noting)
     report = tmp_path / "report.json"
     words = ["fuzz", "all", "--impl", impl, "--config", SMALL, "--examples", "8", "--output", str(report), "--quiet"]
     assert serve(words) in (0, 3)

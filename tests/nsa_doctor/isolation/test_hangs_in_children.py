@@ -7,13 +7,13 @@ import pytest
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.errors import attempt
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Decision, Verdict
 from nsa_doctor.core.measurement import Point
 from nsa_doctor.engine.run import RunRequest, run
 from nsa_doctor.isolation.start import Children
-from nsa_doctor.isolation.supervisor import InterruptedLaboratoryError, IsolatedLaboratory
-from nsa_doctor.isolation.worker_process import ChildProcess
+from nsa_doctor.isolation.supervisor import Supervisor, SupervisorClosedError
+from nsa_doctor.isolation.worker_process import WorkerProcess
 from tests.nsa_doctor.conftest import HERE, is_marked
 
 DIM = 8
@@ -30,9 +30,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def laboratory(name: str, **options) -> IsolatedLaboratory:
+def supervisor(name: str, **options) -> Supervisor:
     how = {"lengths": (4, 5), "explore": True, "threads": 1, "timeout": SECONDS, "width": DIM}
-    return IsolatedLaboratory(Assignment(spec=f"faulty.{name}", **how | {"input": "embeddings"} | options))
+    return Supervisor(ExaminationRequest(spec=f"faulty.{name}", **how | {"input": "embeddings"} | options))
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_a_forked_child_names_module_and_line_too(name: str, kind: str, function
     ],
 )
 def test_what_happens_while_the_subject_is_asked_names_module_and_line(name: str, kind: str, function: str) -> None:
-    examined = laboratory(name)
+    examined = supervisor(name)
     try:
         trouble = examined.load()[0].trouble
     finally:
@@ -82,7 +82,7 @@ def test_what_happens_while_the_subject_is_asked_names_module_and_line(name: str
 
 @pytest.mark.parametrize("name", [slow("hangs:exits_in_the_factory"), "endless_import:make"])
 def test_what_happens_before_there_is_a_module_names_the_line(name: str) -> None:
-    examined = laboratory(name)
+    examined = supervisor(name)
     try:
         (measured,) = examined.load()
     finally:
@@ -93,7 +93,7 @@ def test_what_happens_before_there_is_a_module_names_the_line(name: str) -> None
 
 @pytest.mark.parametrize("name", ["hangs:spins_in_backward", slow("hangs:exits_in_backward")])
 def test_an_autograd_function_that_ends_in_backward_is_its_modules(name: str) -> None:
-    examined = laboratory(name)
+    examined = supervisor(name)
     try:
         assert examined.load() == []
         trouble = examined.measure(Point(length=4, mode="train")).trouble
@@ -106,14 +106,14 @@ def test_an_autograd_function_that_ends_in_backward_is_its_modules(name: str) ->
 
 def test_an_interruption_while_a_hang_is_looked_at_ends_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = threading.Event()
-    look = ChildProcess._seen
+    look = WorkerProcess._seen
 
-    def seen(child: ChildProcess):
+    def seen(child: WorkerProcess):
         looked_at.set()
         return look(child)
 
-    monkeypatch.setattr(ChildProcess, "_seen", seen)
-    examined = laboratory("hangs:holds_the_interpreter", timeout=0.5)
+    monkeypatch.setattr(WorkerProcess, "_seen", seen)
+    examined = supervisor("hangs:holds_the_interpreter", timeout=0.5)
     answers = []
     asking = threading.Thread(target=lambda: answers.append(attempt(examined.load)))
     asking.start()
@@ -121,12 +121,12 @@ def test_an_interruption_while_a_hang_is_looked_at_ends_the_child(monkeypatch: p
     child = examined._child
     examined.interrupt()
     asking.join(60)
-    assert isinstance(answers[0].error, InterruptedLaboratoryError)
+    assert isinstance(answers[0].error, SupervisorClosedError)
     assert child._process.returncode == -signal.SIGKILL
 
 
 def test_a_hang_that_the_sweep_does_not_meet_is_told_once_with_module_and_line() -> None:
-    assignment = Assignment(
+    examination_request = ExaminationRequest(
         spec="faulty.hangs:spins_with_two_rows",
         input="embeddings",
         width=DIM,
@@ -137,7 +137,7 @@ def test_a_hang_that_the_sweep_does_not_meet_is_told_once_with_module_and_line()
         profile="smoke",
     )
     checks = tuple(registry.select(("HNG101", "FWD203", "FWD204", "GRD201"), (), "quick"))
-    report = run(RunRequest(assignment=assignment, checks=checks))
+    report = run(RunRequest(examination_request=examination_request, checks=checks))
     (finding,) = report.findings
     verdicts = [result.verdict for result in report.results]
     assert report.decision is Decision.NO_GO
@@ -150,7 +150,7 @@ def test_a_hang_that_the_sweep_does_not_meet_is_told_once_with_module_and_line()
     ("allowed", "slowest", "given"), [(1.0, 0.0, 1.0), (60.0, 0.1, 5.0), (60.0, 3.0, 12.0), (60.0, 40.0, 60.0)]
 )
 def test_after_a_hang_a_call_has_as_long_as_a_sound_one_may_need(allowed: float, slowest: float, given: float) -> None:
-    examined = laboratory("hangs:spins", timeout=allowed)
+    examined = supervisor("hangs:spins", timeout=allowed)
     assert examined._patience(allowed) == allowed
-    examined.experience.has_hung, examined.experience.slowest_seconds = True, slowest
+    examined.history.has_hung, examined.history.slowest_seconds = True, slowest
     assert examined._patience(allowed) == given

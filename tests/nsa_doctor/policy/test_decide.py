@@ -10,7 +10,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.policy_verdict import Compared
 from nsa_doctor.core.shipped import shipped
 from nsa_doctor.policy.baseline import compare
-from nsa_doctor.policy.policy import Gate, load_gate
+from nsa_doctor.policy.policy import Policy, load_policy
 from nsa_doctor.policy.verdict import Evidence, decide
 
 LEAK = Finding(
@@ -22,7 +22,7 @@ LEAK = Finding(
 
 def gate(**parts):
     parts = {"name": "test", "require": [{"codes": ["FWD101", "FWD201"], "because": "they matter"}], **parts}
-    return Gate(**parts)
+    return Policy(**parts)
 
 
 def report(*results, **parts):
@@ -38,14 +38,14 @@ SICK = report(result("FWD101"), result("FWD201", Verdict.FAIL, findings=(LEAK,))
 
 
 def test_a_full_pass_is_a_go():
-    ruling = decide(HEALTHY, gate(), Evidence())
-    assert (ruling.decision, ruling.why) == ("GO", ("2 required checks passed",))
+    policy_verdict = decide(HEALTHY, gate(), Evidence())
+    assert (policy_verdict.decision, policy_verdict.why) == ("GO", ("2 required checks passed",))
 
 
 def test_a_required_failure_is_a_no_go_that_says_what_and_where():
-    ruling = decide(SICK, gate(), Evidence())
-    assert ruling.decision == "NO-GO"
-    assert ruling.why == ("FWD201 row 3 changes with token 9 (mixer (Mixer) at /a/mixer.py:12)",)
+    policy_verdict = decide(SICK, gate(), Evidence())
+    assert policy_verdict.decision == "NO-GO"
+    assert policy_verdict.why == ("FWD201 row 3 changes with token 9 (mixer (Mixer) at /a/mixer.py:12)",)
 
 
 def test_a_failure_that_is_not_required_stands_in_no_way():
@@ -55,15 +55,18 @@ def test_a_failure_that_is_not_required_stands_in_no_way():
 
 @pytest.mark.parametrize("verdict", [Verdict.SKIP, Verdict.CRASH])
 def test_what_did_not_end_is_unknown(verdict):
-    ruling = decide(report(result("FWD101"), result("FWD201", verdict, reason="no time")), gate(), Evidence())
-    assert ruling.decision == "UNKNOWN"
-    assert "FWD201" in ruling.why[0]
-    assert "no time" in ruling.why[0]
+    policy_verdict = decide(report(result("FWD101"), result("FWD201", verdict, reason="no time")), gate(), Evidence())
+    assert policy_verdict.decision == "UNKNOWN"
+    assert "FWD201" in policy_verdict.why[0]
+    assert "no time" in policy_verdict.why[0]
 
 
 def test_what_was_not_run_is_unknown_with_its_reason():
-    ruling = decide(report(result("FWD101")), gate(), Evidence(missing={"FWD201": "no --checkpoint was given"}))
-    assert (ruling.decision, ruling.why) == ("UNKNOWN", ("FWD201: not checked: no --checkpoint was given",))
+    policy_verdict = decide(report(result("FWD101")), gate(), Evidence(missing={"FWD201": "no --checkpoint was given"}))
+    assert (policy_verdict.decision, policy_verdict.why) == (
+        "UNKNOWN",
+        ("FWD201: not checked: no --checkpoint was given",),
+    )
 
 
 def test_evidence_that_was_not_given_is_missing_only_where_the_gate_insists():
@@ -75,8 +78,8 @@ def test_evidence_that_was_not_given_is_missing_only_where_the_gate_insists():
 
 
 def test_a_time_out_is_a_no_go():
-    ruling = decide(report(result("FWD101"), result("FWD201", Verdict.TIMEOUT)), gate(), Evidence())
-    assert ruling.decision == "NO-GO"
+    policy_verdict = decide(report(result("FWD101"), result("FWD201", Verdict.TIMEOUT)), gate(), Evidence())
+    assert policy_verdict.decision == "NO-GO"
 
 
 @pytest.mark.parametrize(("where_offered", "decision"), [(True, "GO"), (False, "UNKNOWN")])
@@ -92,9 +95,9 @@ def test_the_stricter_of_two_requirements_counts():
         {"codes": ["FWD"], "because": "x", "where_offered": True},
         {"codes": ["FWD201"], "because": "this one in any case"},
     ]
-    ruling = decide(report(result("FWD101"), skipped), gate(require=asked), Evidence())
-    assert next(each for each in ruling.required if each.code == "FWD201").because == "this one in any case"
-    assert ruling.decision == "UNKNOWN"
+    policy_verdict = decide(report(result("FWD101"), skipped), gate(require=asked), Evidence())
+    assert next(each for each in policy_verdict.required if each.code == "FWD201").because == "this one in any case"
+    assert policy_verdict.decision == "UNKNOWN"
 
 
 def test_an_empty_report_is_unknown():
@@ -107,15 +110,15 @@ def test_an_interrupted_examination_is_no_go_or_unknown_and_never_go():
 
 
 def test_evidence_of_another_subject_makes_unknown():
-    ruling = decide(HEALTHY, gate(), Evidence(mismatches=("the run is of another configuration",)))
-    assert (ruling.decision, ruling.why) == ("UNKNOWN", ("the run is of another configuration",))
+    policy_verdict = decide(HEALTHY, gate(), Evidence(mismatches=("the run is of another configuration",)))
+    assert (policy_verdict.decision, policy_verdict.why) == ("UNKNOWN", ("the run is of another configuration",))
 
 
 def test_a_known_finding_may_stay_for_a_reason():
     accepted = gate(accept=[{"fingerprint": LEAK.fingerprint, "because": "bidirectional on purpose"}])
-    ruling = decide(SICK, accepted, Evidence())
-    assert ruling.decision == "GO"
-    assert [each.because for each in ruling.accepted] == ["bidirectional on purpose"]
+    policy_verdict = decide(SICK, accepted, Evidence())
+    assert policy_verdict.decision == "GO"
+    assert [each.because for each in policy_verdict.accepted] == ["bidirectional on purpose"]
 
 
 def test_a_known_finding_does_not_excuse_another_of_the_same_check():
@@ -138,9 +141,9 @@ def test_what_an_accepted_finding_explains_is_accepted_with_it():
 @pytest.mark.parametrize(("because", "decision"), [("known since March", "GO"), ("", "NO-GO")])
 def test_a_finding_of_the_baseline_stays_only_for_a_reason(because, decision):
     evidence = Evidence(baseline=compare(SICK, SICK, "old.json"), baseline_because=because)
-    ruling = decide(SICK, gate(), evidence)
-    assert ruling.decision == decision
-    assert ruling.baseline == Compared(report="old.json", unchanged=(LEAK.fingerprint,))
+    policy_verdict = decide(SICK, gate(), evidence)
+    assert policy_verdict.decision == decision
+    assert policy_verdict.baseline == Compared(report="old.json", unchanged=(LEAK.fingerprint,))
 
 
 def test_a_baseline_tells_new_fixed_and_unchanged_apart():
@@ -163,8 +166,8 @@ SPEED = {"measure": "tokens_per_second", "at_least": 300, "because": "report 003
     ("value", "decision"), [(370.0, "GO"), (300.0, "GO"), (6.0, "NO-GO"), (float("nan"), "NO-GO"), (None, "UNKNOWN")]
 )
 def test_a_limit_is_kept_broken_or_not_measured(value, decision):
-    ruling = decide(HEALTHY, gate(limits=[SPEED]), Evidence(measured={"tokens_per_second": value}))
-    assert ruling.decision == decision
+    policy_verdict = decide(HEALTHY, gate(limits=[SPEED]), Evidence(measured={"tokens_per_second": value}))
+    assert policy_verdict.decision == decision
 
 
 def test_a_limit_without_a_run_is_unknown():
@@ -177,7 +180,7 @@ def test_limits_of_other_devices_alone_are_no_evidence():
     unknown = decide(HEALTHY, gate(limits=limits), Evidence(measured=measured, device_name="NVIDIA L4"))
     assert (unknown.decision, unknown.why) == (
         "UNKNOWN",
-        ("speed, median after the first tenth: the gate has limits for other devices alone: A100, H200",),
+        ("speed, median after the first tenth: the policy has limits for other devices alone: A100, H200",),
     )
     assert decide(HEALTHY, gate(limits=limits), Evidence(measured=measured, device_name="NVIDIA A100")).decision == "GO"
     slow = decide(HEALTHY, gate(limits=limits), Evidence(measured=measured, device_name="NVIDIA H200"))
@@ -186,20 +189,20 @@ def test_limits_of_other_devices_alone_are_no_evidence():
 
 @pytest.mark.parametrize("name", ["ci", "production", "foreign"])
 def test_gates_that_ship_say_why(name):
-    loaded = load_gate(name)
+    loaded = load_policy(name)
     assert all(len(each.because) > 20 for each in (*loaded.require, *loaded.limits))
     assert len(loaded.digest) == 64
 
 
 def test_every_gate_of_the_checkout_ships():
-    assert set(shipped("gates")) == {"ci", "production", "foreign", "smoke"}
+    assert set(shipped("policies")) == {"ci", "production", "foreign", "smoke"}
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "a gate file is a mapping"),
-        ("[]", "a gate file is a mapping"),
+        ("", "a policy file is a mapping"),
+        ("[]", "a policy file is a mapping"),
         ("profile: quick", "a gate that requires nothing"),
         ("require: []", "a gate that requires nothing"),
         ("require: [{codes: [FWX], because: a}]", "did you mean FWD"),
@@ -221,17 +224,17 @@ def test_a_gate_file_that_cannot_be_is_refused_in_a_sentence(tmp_path, text, com
     path = tmp_path / "gate.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=complaint) as caught:
-        load_gate(str(path))
+        load_policy(str(path))
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_gate_file_names_the_built_in_ones(tmp_path):
     with pytest.raises(ConfigError, match="built in are ci, foreign, production"):
-        load_gate(str(tmp_path / "none.yaml"))
+        load_policy(str(tmp_path / "none.yaml"))
 
 
 def test_where_a_check_failed_nothing_says_that_none_was_examined():
-    ruling = decide(
+    policy_verdict = decide(
         report(result("FWD101", Verdict.SKIP, reason="r"), result("FWD201", Verdict.FAIL)), gate(), Evidence()
     )
-    assert not any("nothing that the gate requires" in why for why in ruling.why)
+    assert not any("nothing that the policy requires" in why for why in policy_verdict.why)

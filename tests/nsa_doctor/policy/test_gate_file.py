@@ -1,4 +1,4 @@
-"""What a gate file asks for: which checks, by which of its requirements, which limits, and from which file."""
+"""What a policy file asks for: which checks, by which of its requirements, which limits, and from which file."""
 
 import hashlib
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from nsa.strict import ConfigError
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import PROFILES
-from nsa_doctor.policy.policy import Acceptance, Gate, Limit, Requirement, load_gate
+from nsa_doctor.policy.policy import Acceptance, Limit, Policy, Requirement, load_policy
 
 TEXT = "require: [{codes: [FWD101], because: it matters}]\n"
 BY_PROFILE = {
@@ -16,8 +16,8 @@ BY_PROFILE = {
 }
 
 
-def gate(*words: str, **parts) -> Gate:
-    return Gate(**{"name": "test", "require": [{"codes": list(words), "because": "x"}], **parts})
+def gate(*words: str, **parts) -> Policy:
+    return Policy(**{"name": "test", "require": [{"codes": list(words), "because": "x"}], **parts})
 
 
 def test_a_gate_says_little_to_mean_much() -> None:
@@ -44,14 +44,14 @@ def test_a_check_named_in_full_is_part_of_every_profile() -> None:
 
 def test_words_are_told_once_in_their_order() -> None:
     asked = [{"codes": ["SEL", "FWD"], "because": "x"}, {"codes": ["FWD", "NAN101", "SEL"], "because": "y"}]
-    assert Gate(name="test", require=asked).words == ("SEL", "FWD", "NAN101")
+    assert Policy(name="test", require=asked).words == ("SEL", "FWD", "NAN101")
 
 
 def test_the_strictest_of_several_requirements_counts_in_any_order() -> None:
     strict = {"codes": ["FWD"], "because": "strict"}
     mild = {"codes": ["FWD101"], "because": "mild", "where_offered": True}
     for asked in ([strict, mild], [mild, strict]):
-        found = Gate(name="test", require=asked)
+        found = Policy(name="test", require=asked)
         assert found.requirement("FWD101").because == "strict"
         assert found.requirement("FWD102").because == "strict"
         assert found.requirement("NAN101") is None
@@ -78,8 +78,8 @@ def test_a_bound_of_zero_is_a_bound(zero: str) -> None:
 
 def test_limits_alone_are_a_gate() -> None:
     limits = [{"measure": "steps", "at_least": 1.0, "because": "x"}]
-    assert Gate(name="test", limits=limits).codes == ()
-    assert [limit.measure for limit in Gate(name="test", limits=limits).limits] == ["steps"]
+    assert Policy(name="test", limits=limits).codes == ()
+    assert [limit.measure for limit in Policy(name="test", limits=limits).limits] == ["steps"]
 
 
 REFUSED = {
@@ -123,18 +123,18 @@ def test_a_device_of_100_letters_is_one() -> None:
 def test_a_file_is_a_gate_with_its_name_and_digest(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(TEXT)
-    found = load_gate(str(path))
+    found = load_policy(str(path))
     assert (found.name, found.codes) == ("mine", ("FWD101",))
     assert found.digest == hashlib.sha256(TEXT.encode()).hexdigest()
     path.write_text(f"name: ours\n{TEXT}")
-    assert load_gate(str(path)).name == "ours"
+    assert load_policy(str(path)).name == "ours"
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("- 1", "a gate file is a mapping with the keys name, require and limits"),
-        ("1: 2\n" + TEXT, "a gate file is a mapping with the keys name, require and limits"),
+        ("- 1", "a policy file is a mapping with the keys name, require and limits"),
+        ("1: 2\n" + TEXT, "a policy file is a mapping with the keys name, require and limits"),
         ("digest: ab\n" + TEXT, "digest is not for a file to say"),
         ("{", "; built in are ci, foreign, production, smoke"),
         ("profile: fast\n" + TEXT, "profile"),
@@ -144,22 +144,22 @@ def test_a_file_that_is_no_gate_is_named(tmp_path: Path, text: str, complaint: s
     path = tmp_path / "gate.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load_gate(str(path))
+        load_policy(str(path))
     assert str(caught.value).startswith(f"{str(path)!r}: ")
     assert complaint in str(caught.value)
 
 
 def test_a_built_in_gate_has_its_name_wherever_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert load_gate("configs/gates/ci.yaml") == load_gate("ci")
-    assert load_gate("ci").name == "ci"
+    assert load_policy("configs/policies/ci.yaml") == load_policy("configs/gates/ci.yaml") == load_policy("ci")
+    assert load_policy("ci").name == "ci"
 
 
 @pytest.mark.parametrize("source", ["configs/gates/ci", "configs/gates/ci.yml", "elsewhere/ci.yaml", "ci.yaml"])
 def test_no_other_path_is_a_built_in_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="built in are"):
-        load_gate(source)
+        load_policy(source)
 
 
 def test_a_file_of_that_path_comes_before_the_built_in_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,4 +167,4 @@ def test_a_file_of_that_path_comes_before_the_built_in_gate(tmp_path: Path, monk
     path = tmp_path / "configs" / "gates" / "ci.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(TEXT)
-    assert load_gate("configs/gates/ci.yaml").codes == ("FWD101",)
+    assert load_policy("configs/gates/ci.yaml").codes == ("FWD101",)

@@ -11,11 +11,11 @@ import yaml
 from nsa.config import load_config
 from nsa_doctor.cli.delivery import deliver_bundle
 from nsa_doctor.cli.main import serve
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Report, Result, Verdict
 from nsa_doctor.core.writing import CannotWriteError
 from nsa_doctor.engine.session import Session
-from nsa_doctor.policy.policy import load_gate
+from nsa_doctor.policy.policy import load_policy
 from nsa_doctor.policy.policy_draft import draft
 from nsa_doctor.render import bundle
 from tests.nsa_doctor.conftest import HERE
@@ -72,7 +72,7 @@ def test_a_healthy_subject_is_a_go_with_every_file(tmp_path, gate, capsys):
     told = capsys.readouterr().out
     assert (code, report["decision"]) == (0, "GO")
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == sorted(bundle.FILES)
-    assert told.startswith("GO by gate gate (profile smoke, sha256 ")
+    assert told.startswith("GO by policy gate (profile smoke, sha256 ")
     order = [told.index(f"\n{label}") for label in ("why", "examined", "checks", "missing", "again")]
     assert order == sorted(order)
 
@@ -143,7 +143,7 @@ def test_a_limit_without_a_run_is_unknown(tmp_path, gate):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--gate", "nowhere.yaml"), "--gate 'nowhere.yaml': cannot be read"),
+        (("--gate", "nowhere.yaml"), "--policy 'nowhere.yaml': cannot be read"),
         (("--run", "nowhere"), "--run nowhere: no such folder"),
         (("--baseline", "nowhere.json"), "--baseline nowhere.json: there is no such file"),
         (("--because", "x"), "--because gives the reason for a --baseline"),
@@ -189,7 +189,7 @@ def test_a_drafted_gate_is_one_that_the_subject_passes(tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     words = ["--config", str(SMALL), "--profile", "smoke", "--output", str(path), "--quiet", "--jobs", "1"]
     assert serve(["gate-init", *words]) == 0
-    drafted = load_gate(str(path))
+    drafted = load_policy(str(path))
     assert {"FWD101", "NAN101"} <= set(drafted.codes)
     assert all(each.because for each in drafted.require)
     assert decide(tmp_path, "--gate", str(path), "--config", str(SMALL))[0] == 0
@@ -205,7 +205,7 @@ def test_a_drafted_gate_requires_what_fails_and_offers_to_accept_it(tmp_path, ru
     words = ["--subject", subject, "--profile", "smoke", "--output", str(path), "--run", folder]
     assert serve(["gate-init", *words, "--quiet", "--jobs", "1"]) == 0
     text = path.read_text()
-    speed = next(limit for limit in load_gate(str(path)).limits if limit.measure == "tokens_per_second")
+    speed = next(limit for limit in load_policy(str(path)).limits if limit.measure == "tokens_per_second")
     assert (speed.at_least, speed.device) == (320, "NVIDIA A100")
     assert "# accept:" in text
     code, report = decide(tmp_path, "--gate", str(path), "--subject", subject)
@@ -238,7 +238,7 @@ def test_a_drafted_gate_can_be_read_whatever_the_run_said(tmp_path, device_name)
     )
     path = tmp_path / "mine.yaml"
     path.write_text(draft(report, measured, device_name), encoding="utf-8")
-    steps, speed = load_gate(str(path)).limits
+    steps, speed = load_policy(str(path)).limits
     assert (steps.bound, speed.bound) == (1234567, 1e6)
     assert speed.device.lower() in device_name.lower()
 
@@ -248,10 +248,10 @@ def test_the_command_that_a_drafted_gate_comes_with_can_be_pasted(tmp_path, run_
     words = ["--subject", a_leaky_subject(), "--input", "embeddings", "--run", run_folder({})]
     assert serve(["gate-init", *words, "--profile", "smoke", "--output", str(path), "--quiet", "--jobs", "1"]) == 0
     told = shlex.split(capsys.readouterr().out.partition("try it with: ")[2])
-    assert told[2:4] == ["--gate", str(path)]
+    assert told[2:4] == ["--policy", str(path)]
     assert set(words) <= set(told)
 
 
 def test_what_hangs_is_tried_again_with_the_options_given():
-    session = Session(Assignment(spec="a.b:c", input="tokens", width=9), frozenset())
+    session = Session(ExaminationRequest(spec="a.b:c", input="tokens", width=9), frozenset())
     assert session._command().options == ("--subject", "a.b:c", "--input", "tokens", "--width", "9")

@@ -6,27 +6,27 @@ import pytest
 
 from nsa_doctor.core.finding import Finding, Report, Result, Verdict
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.policy_verdict import Accepted, Compared, Held, Required, Ruling
-from nsa_doctor.policy.policy import Gate
+from nsa_doctor.core.policy_verdict import Accepted, Compared, LimitResult, PolicyVerdict, Required
+from nsa_doctor.policy.policy import Policy
 from nsa_doctor.policy.verdict import Evidence, decide
 
 LEAK = Finding(code="FWD201", message="row 3 changes", where=Place(module="mixer", file="/a/mixer.py", line=12))
 FLAG = Finding(code="FWD202", message="prefix changes")
-NONE_EXAMINED = "nothing that the gate requires was examined"
+NONE_EXAMINED = "nothing that the policy requires was examined"
 FAST = {"measure": "tokens_per_second", "at_least": 1500, "because": "report 003"}
 FEW = {"measure": "nonfinite_losses", "at_most": 2, "because": "a few are skipped"}
 
 
-def gate(*codes: str, where_offered: bool = False, **parts) -> Gate:
+def gate(*codes: str, where_offered: bool = False, **parts) -> Policy:
     asked = {"codes": list(codes), "because": "they matter", "where_offered": where_offered}
-    return Gate(**{"name": "test", "digest": "ab" * 32, "require": [asked] if codes else [], **parts})
+    return Policy(**{"name": "test", "digest": "ab" * 32, "require": [asked] if codes else [], **parts})
 
 
 def result(code: str, verdict: Verdict = Verdict.PASS, *findings: Finding, **parts) -> Result:
     return Result(code=code, name="some-name", verdict=verdict, findings=findings, **parts)
 
 
-def ruled(asked: Gate, *results: Result, evidence: Evidence | None = None, **parts) -> Ruling:
+def ruled(asked: Policy, *results: Result, evidence: Evidence | None = None, **parts) -> PolicyVerdict:
     report = Report(command="run", subject={"name": "x"}, options={}, environment={}, results=results, **parts)
     return decide(report, asked, evidence or Evidence())
 
@@ -41,7 +41,7 @@ def test_a_go_says_everything_it_rests_on() -> None:
     known = Compared(report="old.json", unchanged=(FLAG.fingerprint,))
     evidence = Evidence(measured={"tokens_per_second": 1600.0, "nonfinite_losses": 0}, baseline=known, again="again x")
     results = (result("FWD101", reason="told"), failed("FWD201", LEAK), failed("FWD202", FLAG))
-    assert ruled(asked, *results, evidence=evidence) == Ruling(
+    assert ruled(asked, *results, evidence=evidence) == PolicyVerdict(
         decision="GO",
         gate="test",
         gate_digest="ab" * 32,
@@ -52,7 +52,7 @@ def test_a_go_says_everything_it_rests_on() -> None:
             required("FWD202", "FAIL", "accepted"),
         ),
         limits=(
-            Held(
+            LimitResult(
                 measure="tokens_per_second",
                 title="speed, median after the first tenth",
                 unit="tokens/s",
@@ -61,7 +61,7 @@ def test_a_go_says_everything_it_rests_on() -> None:
                 kept="kept",
                 because="report 003",
             ),
-            Held(
+            LimitResult(
                 measure="nonfinite_losses",
                 title="losses that are not finite",
                 unit="",
@@ -89,8 +89,13 @@ def failed(code: str, *findings: Finding, **parts) -> Result:
 
 
 def test_a_ruling_without_evidence_names_none() -> None:
-    ruling = ruled(gate("FWD101"), result("FWD101"))
-    assert (ruling.accepted, ruling.baseline, ruling.again, ruling.limits) == ((), None, "", ())
+    policy_verdict = ruled(gate("FWD101"), result("FWD101"))
+    assert (policy_verdict.accepted, policy_verdict.baseline, policy_verdict.again, policy_verdict.limits) == (
+        (),
+        None,
+        "",
+        (),
+    )
     assert Evidence() == Evidence(device_name="", baseline=None, baseline_because="", again="")
 
 
@@ -113,12 +118,12 @@ def test_a_required_check_stands_where_its_end_puts_it(
     verdict: Verdict, is_required: bool, where_offered: bool, stands: str
 ) -> None:
     end = result("FWD101", verdict, is_required=is_required, reason="so it is")
-    ruling = ruled(gate("FWD101", where_offered=where_offered), end)
+    policy_verdict = ruled(gate("FWD101", where_offered=where_offered), end)
     reason = "" if stands == "passed" else "so it is"
-    assert ruling.required == (required("FWD101", verdict.value, stands, reason),)
+    assert policy_verdict.required == (required("FWD101", verdict.value, stands, reason),)
     decisions = {"passed": "GO", "failed": "NO-GO", "unknown": "UNKNOWN", "not offered": "UNKNOWN"}
-    assert ruling.decision == decisions[stands]
-    assert (NONE_EXAMINED in ruling.why) == (stands in ("unknown", "not offered"))
+    assert policy_verdict.decision == decisions[stands]
+    assert (NONE_EXAMINED in policy_verdict.why) == (stands in ("unknown", "not offered"))
 
 
 @pytest.mark.parametrize(
@@ -134,11 +139,11 @@ def test_a_check_that_never_ran_is_no_pass(
     where_offered: bool, missing: dict[str, str] | None, stands: str, why: tuple[str, ...]
 ) -> None:
     asked = gate(require=[one("FWD101"), one("FWD201", where_offered=where_offered)])
-    ruling = ruled(asked, result("FWD101"), evidence=Evidence(missing=missing))
-    assert ruling.decision == ("GO" if stands == "not offered" else "UNKNOWN")
-    assert ruling.why == why
+    policy_verdict = ruled(asked, result("FWD101"), evidence=Evidence(missing=missing))
+    assert policy_verdict.decision == ("GO" if stands == "not offered" else "UNKNOWN")
+    assert policy_verdict.why == why
     reason = (missing or {}).get("FWD201", "it was not run")
-    assert ruling.required[1] == required("FWD201", "absent", stands, reason)
+    assert policy_verdict.required[1] == required("FWD201", "absent", stands, reason)
 
 
 def one(*codes: str, where_offered: bool = False) -> dict[str, object]:
@@ -154,8 +159,8 @@ def test_where_nothing_applies_nothing_was_examined() -> None:
 def test_a_limit_that_is_kept_is_something_examined() -> None:
     skipped = result("FWD101", Verdict.SKIP, is_required=False)
     asked = gate("FWD101", where_offered=True, limits=[FAST])
-    ruling = ruled(asked, skipped, evidence=Evidence(measured={"tokens_per_second": 1500.0}))
-    assert (ruling.decision, ruling.why) == ("GO", ("1 limit kept",))
+    policy_verdict = ruled(asked, skipped, evidence=Evidence(measured={"tokens_per_second": 1500.0}))
+    assert (policy_verdict.decision, policy_verdict.why) == ("GO", ("1 limit kept",))
 
 
 @pytest.mark.parametrize("verdict", [Verdict.FAIL, Verdict.TIMEOUT])
@@ -216,14 +221,14 @@ def test_a_finding_is_told_with_its_place(where: Place, told: str) -> None:
 def test_a_finding_of_a_check_that_is_not_required_names_who_saw_it() -> None:
     other = replace(LEAK, code="SEL101", also=("FWD204", "FWD101", "FWD203", "FWD201"), where=Place())
     codes = ("FWD101", "FWD201", "FWD203", "FWD204")
-    ruling = ruled(gate(*codes), failed("SEL101", other), *(failed(code) for code in codes))
-    assert ruling.why == (f"SEL101 row 3 changes (seen by {', '.join(codes)})",)
+    policy_verdict = ruled(gate(*codes), failed("SEL101", other), *(failed(code) for code in codes))
+    assert policy_verdict.why == (f"SEL101 row 3 changes (seen by {', '.join(codes)})",)
 
 
 def test_what_another_check_tells_is_not_told_again_and_its_own_is_judged_by_itself() -> None:
     explained = failed("FWD202", reason="seen beside FWD201")
-    ruling = ruled(gate("FWD201", "FWD202"), failed("FWD201", replace(LEAK, also=("FWD202",))), explained)
-    assert ruling.why == ("FWD201 row 3 changes (mixer at /a/mixer.py:12)",)
+    policy_verdict = ruled(gate("FWD201", "FWD202"), failed("FWD201", replace(LEAK, also=("FWD202",))), explained)
+    assert policy_verdict.why == ("FWD201 row 3 changes (mixer at /a/mixer.py:12)",)
     apart = ruled(gate("FWD201", "FWD202", accept=[accepts(LEAK)]), failed("FWD201", LEAK), failed("FWD202", FLAG))
     assert [each.stands for each in apart.required] == ["accepted", "failed"]
     assert apart.why == ("FWD202 prefix changes",)
@@ -231,8 +236,8 @@ def test_what_another_check_tells_is_not_told_again_and_its_own_is_judged_by_its
 
 def test_a_failure_without_a_finding_is_never_accepted() -> None:
     asked = gate("FWD201", "FWD202", accept=[accepts(LEAK)])
-    ruling = ruled(asked, failed("FWD201", LEAK), failed("FWD202"))
-    assert (ruling.decision, ruling.why) == ("NO-GO", ("FWD202 ended FAIL: no finding says why",))
+    policy_verdict = ruled(asked, failed("FWD201", LEAK), failed("FWD202"))
+    assert (policy_verdict.decision, policy_verdict.why) == ("NO-GO", ("FWD202 ended FAIL: no finding says why",))
 
 
 def test_unknown_checks_are_told_by_reason_and_those_beyond_twelve_are_counted() -> None:
@@ -263,24 +268,26 @@ def test_a_baseline_counts_for_nothing_without_a_reason_and_a_reason_without_a_b
     both = ruled(gate("FWD201"), bad, evidence=Evidence(baseline=known, baseline_because="known"))
     assert (both.decision, [each.because for each in both.accepted]) == ("GO", ["known"])
     named = gate("FWD201", accept=[accepts(LEAK)])
-    ruling = ruled(named, bad, evidence=Evidence(baseline=known, baseline_because="known"))
-    assert [each.because for each in ruling.accepted] == ["on purpose"]
+    policy_verdict = ruled(named, bad, evidence=Evidence(baseline=known, baseline_because="known"))
+    assert [each.because for each in policy_verdict.accepted] == ["on purpose"]
 
 
 def test_a_limit_of_a_device_without_a_run_is_not_measured() -> None:
-    ruling = ruled(gate(limits=[{**FAST, "device": "A100"}]))
-    assert [(each.kept, each.device) for each in ruling.limits] == [("not measured", "A100")]
-    assert ruling.why == (f"{ruling.limits[0].title}: not measured; the run shows none (--run names its folder)",)
+    policy_verdict = ruled(gate(limits=[{**FAST, "device": "A100"}]))
+    assert [(each.kept, each.device) for each in policy_verdict.limits] == [("not measured", "A100")]
+    assert policy_verdict.why == (
+        f"{policy_verdict.limits[0].title}: not measured; the run shows none (--run names its folder)",
+    )
 
 
 def test_a_limit_of_one_other_device_is_told_for_its_measure_alone() -> None:
     asked = gate(limits=[{**FAST, "device": "A100"}, FEW, {**FEW, "measure": "steps", "device": "H200"}])
     measured = {"tokens_per_second": 1.0, "nonfinite_losses": 0.0, "steps": 1.0}
-    ruling = ruled(asked, evidence=Evidence(measured=measured, device_name="nvidia l4"))
-    assert [each.kept for each in ruling.limits] == ["other device", "kept", "other device"]
-    assert ruling.why == (
-        "speed, median after the first tenth: the gate has limits for other devices alone: A100",
-        "training steps made: the gate has limits for other devices alone: H200",
+    policy_verdict = ruled(asked, evidence=Evidence(measured=measured, device_name="nvidia l4"))
+    assert [each.kept for each in policy_verdict.limits] == ["other device", "kept", "other device"]
+    assert policy_verdict.why == (
+        "speed, median after the first tenth: the policy has limits for other devices alone: A100",
+        "training steps made: the policy has limits for other devices alone: H200",
     )
 
 

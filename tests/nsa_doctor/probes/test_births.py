@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, Birth, Diagnosis, Point
-from nsa_doctor.probes.numerics.local import LocalLaboratory
+from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, Diagnosis, NonfiniteOrigin, Point
+from nsa_doctor.probes.numerics.local import LocalMeasurer
 from tests.nsa_doctor.conftest import is_marked
 
 FORWARD = [  # name, operation, module, value
@@ -39,84 +39,89 @@ BACKWARD = [
 ]
 
 
-def only_birth(diagnosis: Diagnosis) -> Birth:
-    assert len(diagnosis.births) == 1, diagnosis
-    return diagnosis.births[0]
+def only_birth(diagnosis: Diagnosis) -> NonfiniteOrigin:
+    assert len(diagnosis.origins) == 1, diagnosis
+    return diagnosis.origins[0]
 
 
 @pytest.mark.parametrize(("name", "operation", "module", "value"), FORWARD, ids=[case[0] for case in FORWARD])
 def test_a_birth_in_the_forward_pass_is_named(
-    sick: Callable[[str], LocalLaboratory], name: str, operation: str, module: str, value: str
+    sick: Callable[[str], LocalMeasurer], name: str, operation: str, module: str, value: str
 ) -> None:
-    laboratory = sick(f"forward:{name}")
-    assert laboratory.measure(Point(length=16)).is_bad(OUTPUT)
-    diagnosis = laboratory.diagnose(Point(length=16))
-    birth = only_birth(diagnosis)
-    assert (diagnosis.target, birth.operation, birth.place.module, birth.value) == (OUTPUT, operation, module, value)
-    assert is_marked(birth.place.file, birth.place.line)
+    measurer = sick(f"forward:{name}")
+    assert measurer.measure(Point(length=16)).is_bad(OUTPUT)
+    diagnosis = measurer.diagnose(Point(length=16))
+    origin = only_birth(diagnosis)
+    assert (diagnosis.target, origin.operation, origin.place.module, origin.value) == (OUTPUT, operation, module, value)
+    assert is_marked(origin.place.file, origin.place.line)
 
 
 @pytest.mark.parametrize(("name", "operation", "phase"), BACKWARD, ids=[case[0] for case in BACKWARD])
 def test_a_birth_behind_a_finite_output_is_named(
-    sick: Callable[[str], LocalLaboratory], name: str, operation: str, phase: str
+    sick: Callable[[str], LocalMeasurer], name: str, operation: str, phase: str
 ) -> None:
-    laboratory = sick(f"backward:{name}")
-    measurement = laboratory.measure(Point(length=16))
+    measurer = sick(f"backward:{name}")
+    measurement = measurer.measure(Point(length=16))
     assert not measurement.is_bad(OUTPUT)
     assert measurement.is_bad(GRADIENTS)
-    diagnosis = laboratory.diagnose(Point(length=16))
-    birth = only_birth(diagnosis)
-    assert (diagnosis.target, birth.operation, birth.phase, birth.place.module) == (GRADIENTS, operation, phase, "part")
-    assert is_marked(birth.place.file, birth.place.line)
+    diagnosis = measurer.diagnose(Point(length=16))
+    origin = only_birth(diagnosis)
+    assert (diagnosis.target, origin.operation, origin.phase, origin.place.module) == (
+        GRADIENTS,
+        operation,
+        phase,
+        "part",
+    )
+    assert is_marked(origin.place.file, origin.place.line)
 
 
-def test_unwritten_memory_is_named_even_when_it_happens_to_hold_zeros(sick: Callable[[str], LocalLaboratory]) -> None:
-    birth = only_birth(sick("forward:unwritten").diagnose(Point(length=16)))
-    assert birth.operation == "empty_like"
-    assert is_marked(birth.place.file, birth.place.line)
+def test_unwritten_memory_is_named_even_when_it_happens_to_hold_zeros(sick: Callable[[str], LocalMeasurer]) -> None:
+    origin = only_birth(sick("forward:unwritten").diagnose(Point(length=16)))
+    assert origin.operation == "empty_like"
+    assert is_marked(origin.place.file, origin.place.line)
 
 
-def test_two_bugs_give_two_births(sick: Callable[[str], LocalLaboratory]) -> None:
-    births = sick("forward:two_bugs").diagnose(Point(length=16)).births
-    assert [birth.operation for birth in births] == ["div", "log"]
-    assert all(is_marked(birth.place.file, birth.place.line) for birth in births)
+def test_two_bugs_give_two_births(sick: Callable[[str], LocalMeasurer]) -> None:
+    origins = sick("forward:two_bugs").diagnose(Point(length=16)).origins
+    assert [origin.operation for origin in origins] == ["div", "log"]
+    assert all(is_marked(origin.place.file, origin.place.line) for origin in origins)
 
 
-def test_a_bug_downstream_of_another_is_found_too(sick: Callable[[str], LocalLaboratory]) -> None:
-    births = sick("forward:two_in_a_row").diagnose(Point(length=16)).births
-    assert [birth.operation for birth in births] == ["div", "div"]
-    assert len({birth.place.line for birth in births}) == 2
-    assert all(is_marked(birth.place.file, birth.place.line) for birth in births)
+def test_a_bug_downstream_of_another_is_found_too(sick: Callable[[str], LocalMeasurer]) -> None:
+    origins = sick("forward:two_in_a_row").diagnose(Point(length=16)).origins
+    assert [origin.operation for origin in origins] == ["div", "div"]
+    assert len({origin.place.line for origin in origins}) == 2
+    assert all(is_marked(origin.place.file, origin.place.line) for origin in origins)
 
 
-def test_what_only_the_cure_brings_about_is_no_birth(sick: Callable[[str], LocalLaboratory]) -> None:
+def test_what_only_the_cure_brings_about_is_no_birth(sick: Callable[[str], LocalMeasurer]) -> None:
     assert only_birth(sick("forward:overflow_of_whole_rows").diagnose(Point(length=16))).operation == "exp"
 
 
-def test_one_infinity_behind_two_nans_gives_one_birth(sick: Callable[[str], LocalLaboratory]) -> None:
+def test_one_infinity_behind_two_nans_gives_one_birth(sick: Callable[[str], LocalMeasurer]) -> None:
     assert only_birth(sick("forward:one_infinity_two_nans").diagnose(Point(length=16))).operation == "exp"
 
 
-def test_the_mask_that_fed_an_empty_softmax_is_told(sick: Callable[[str], LocalLaboratory]) -> None:
-    birth = only_birth(sick("forward:empty_row").diagnose(Point(length=16)))
-    assert birth.detail.startswith("its input held inf from masked_fill at ")
+def test_the_mask_that_fed_an_empty_softmax_is_told(sick: Callable[[str], LocalMeasurer]) -> None:
+    origin = only_birth(sick("forward:empty_row").diagnose(Point(length=16)))
+    assert origin.detail.startswith("its input held inf from masked_fill at ")
 
 
-def test_a_buffer_that_carries_the_value_is_told(sick: Callable[[str], LocalLaboratory]) -> None:
-    birth = only_birth(sick("forward:sick_buffer").diagnose(Point(length=16)))
-    assert (birth.phase, birth.detail) == ("build", birth.detail)
-    assert "it came in through buffer part.decay" in birth.detail
+def test_a_buffer_that_carries_the_value_is_told(sick: Callable[[str], LocalMeasurer]) -> None:
+    origin = only_birth(sick("forward:sick_buffer").diagnose(Point(length=16)))
+    assert (origin.phase, origin.detail) == ("build", origin.detail)
+    assert "it came in through buffer part.decay" in origin.detail
 
 
-def test_nothing_is_found_in_a_healthy_module(sick: Callable[[str], LocalLaboratory]) -> None:
-    laboratory = sick("healthy:masked")
-    assert laboratory.measure(Point(length=16)).is_finite
-    assert laboratory.diagnose(Point(length=16)).births == ()
+def test_nothing_is_found_in_a_healthy_module(sick: Callable[[str], LocalMeasurer]) -> None:
+    measurer = sick("healthy:masked")
+    assert measurer.measure(Point(length=16)).is_finite
+    assert measurer.diagnose(Point(length=16)).origins == ()
 
 
-def test_tracing_repeats_what_was_measured(sick: Callable[[str], LocalLaboratory]) -> None:
-    laboratory = sick("forward:empty_row")
-    before = laboratory.measure(Point(length=16))
-    laboratory.diagnose(Point(length=16))
-    after = laboratory.measure(Point(length=16))
+def test_tracing_repeats_what_was_measured(sick: Callable[[str], LocalMeasurer]) -> None:
+    measurer = sick("forward:empty_row")
+    before = measurer.measure(Point(length=16))
+    measurer.diagnose(Point(length=16))
+    after = measurer.measure(Point(length=16))
     assert before.censuses == after.censuses

@@ -13,9 +13,9 @@ from torch import nn
 
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.isolation import worker_process as isolate
-from nsa_doctor.isolation.shared_record import FILE_BYTES, SIGHTING, Page
+from nsa_doctor.isolation.shared_record import FILE_BYTES, SIGHTING, SharedRecord
 from nsa_doctor.probes.hooks import stack_sampler as lookouts
-from nsa_doctor.probes.hooks.stack_sampler import Lookout, Sighting
+from nsa_doctor.probes.hooks.stack_sampler import Sighting, StackSampler
 from nsa_doctor.worker import main as child
 
 LONGEST = 20.0  # seconds, of what takes one
@@ -55,29 +55,29 @@ def hanging() -> Iterator[Callable[..., threading.Thread]]:
 
 
 def test_a_module_that_is_built_during_a_look_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    lookout, module = Lookout(), nn.Linear(1, 1)
-    lookout.know(module)
+    sampler, module = StackSampler(), nn.Linear(1, 1)
+    sampler.know(module)
 
     def found_while_another_is_built(_: nn.Module) -> list[tuple[str, int, int, str, str]]:
         return [("a.py", 1, 9, "layers.1", "Layer")]
 
-    for root in lookout._roots:
+    for root in sampler._roots:
         found = root.module
-        root.module = lambda found=found: (lookout.know(nn.Linear(1, 1)), found())[1]
+        root.module = lambda found=found: (sampler.know(nn.Linear(1, 1)), found())[1]
     monkeypatch.setattr(lookouts, "module_code", found_while_another_is_built)
-    assert lookout._by_line(Place(file="a.py", line=3)).module == "layers.1"
+    assert sampler._by_line(Place(file="a.py", line=3)).module == "layers.1"
 
 
 def test_the_latest_modules_are_known() -> None:
-    lookout, modules = Lookout(), [nn.Linear(1, 1) for _ in range(10)]
+    sampler, modules = StackSampler(), [nn.Linear(1, 1) for _ in range(10)]
     for module in modules:
-        lookout.know(module)
-    assert [root.module() for root in lookout._roots] == modules[:1:-1]
+        sampler.know(module)
+    assert [root.module() for root in sampler._roots] == modules[:1:-1]
 
 
 @pytest.mark.usefixtures("short_looks")
 def test_an_object_that_refuses_to_be_asked_is_no_obstacle(hanging: Callable[..., threading.Thread]) -> None:
-    sighting = Lookout(thread=hanging(Rude().hang).ident).sight()
+    sighting = StackSampler(thread=hanging(Rude().hang).ident).sight()
     assert (sighting.place.file, sighting.place.function) == (__file__, "hang")
 
 
@@ -86,16 +86,16 @@ def test_an_object_that_refuses_to_be_asked_is_no_obstacle(hanging: Callable[...
 def test_a_look_that_raises_costs_that_look_alone(
     hanging: Callable[..., threading.Thread], monkeypatch: pytest.MonkeyPatch, sick: str
 ) -> None:
-    looks, healthy = [], getattr(Lookout, sick)
+    looks, healthy = [], getattr(StackSampler, sick)
 
-    def sometimes(lookout: Lookout, *given: Any) -> Any:
+    def sometimes(sampler: StackSampler, *given: Any) -> Any:
         looks.append(given)
         if len(looks) % 2:
             raise RuntimeError("deque mutated during iteration")
-        return healthy(lookout, *given)
+        return healthy(sampler, *given)
 
-    monkeypatch.setattr(Lookout, sick, sometimes)
-    sighting = Lookout(thread=hanging(lambda released: released.wait(LONGEST)).ident).sight()
+    monkeypatch.setattr(StackSampler, sick, sometimes)
+    sighting = StackSampler(thread=hanging(lambda released: released.wait(LONGEST)).ident).sight()
     assert looks
     assert isinstance(sighting, Sighting)
 
@@ -106,9 +106,9 @@ def test_nothing_but_failing_looks_is_an_answer_too(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("deque mutated during iteration")
 
     for name in ("_stack", "_seen", "owner"):
-        monkeypatch.setattr(Lookout, name, fail)
+        monkeypatch.setattr(StackSampler, name, fail)
     monkeypatch.setattr(lookouts, "phase_of", fail)
-    assert Lookout().sight() == Sighting()
+    assert StackSampler().sight() == Sighting()
 
 
 class Failing:
@@ -129,7 +129,7 @@ def test_the_thread_that_looks_survives_a_look_that_fails() -> None:
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as file:
         file.truncate(FILE_BYTES)
-        page = Page(file.fileno(), SIGHTING)
+        page = SharedRecord(file.fileno(), SIGHTING)
 
         def asked() -> dict[str, Any] | None:
             page.write(None)
@@ -139,7 +139,7 @@ def test_the_thread_that_looks_survives_a_look_that_fails() -> None:
                 time.sleep(0.01)
             return told
 
-        child._watch(Failing(2), reading, file.fileno(), is_trailed=False)
+        child._watch(Failing(2), reading, file.fileno(), is_line_recorded=False)
         failed = asked(), asked()
         after = asked()
         os.close(writing)
@@ -151,11 +151,11 @@ def test_the_thread_that_looks_survives_a_look_that_fails() -> None:
 
 def test_frames_that_go_on_during_a_look_change_nothing_about_the_answer() -> None:
     is_over = threading.Event()
-    lookout = Lookout()
+    sampler = StackSampler()
 
     def build() -> None:
         while not is_over.is_set():
-            lookout.know(nn.Linear(1, 1))
+            sampler.know(nn.Linear(1, 1))
 
     builder = threading.Thread(target=build)
     interval = sys.getswitchinterval()
@@ -163,7 +163,7 @@ def test_frames_that_go_on_during_a_look_change_nothing_about_the_answer() -> No
     builder.start()
     try:
         for _ in range(300):
-            lookout.describe(sys._getframe(), 1)
+            sampler.describe(sys._getframe(), 1)
     finally:
         is_over.set()
         builder.join()

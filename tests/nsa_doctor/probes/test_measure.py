@@ -12,7 +12,7 @@ from nsa_doctor.probes.hooks.memory import start_peak
 from nsa_doctor.probes.model.inputs import make_input
 from nsa_doctor.probes.model.perform import Conditions
 from nsa_doctor.probes.model.state import preserved_state
-from nsa_doctor.probes.numerics.local import LocalLaboratory
+from nsa_doctor.probes.numerics.local import LocalMeasurer
 from nsa_doctor.probes.tensors.finite import census, holds_nonfinite
 from nsa_doctor.subject.contract import Subject
 from tests.nsa_doctor.conftest import is_marked
@@ -41,7 +41,7 @@ def test_large_finite_values_are_finite(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_built_in_subject_is_counted_branch_by_branch(small: Subject, mode: str) -> None:
-    measurement = LocalLaboratory(small).measure(Point(length=33, mode=mode))
+    measurement = LocalMeasurer(small).measure(Point(length=33, mode=mode))
     assert measurement.is_finite
     names = [counted.name for counted in measurement.censuses]
     assert names[:5] == ["compressed", "selected", "sliding", "gated", OUTPUT]
@@ -49,30 +49,30 @@ def test_the_built_in_subject_is_counted_branch_by_branch(small: Subject, mode: 
 
 
 def test_forward_only_takes_no_gradients(small: Subject) -> None:
-    measurement = LocalLaboratory(small, Conditions(forward_only=True)).measure(Point(length=33))
+    measurement = LocalMeasurer(small, Conditions(forward_only=True)).measure(Point(length=33))
     assert measurement.census(GRADIENTS) is None
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(small: Subject) -> None:
     def largest(seed: int) -> list[float]:
-        measurement = LocalLaboratory(small, Conditions(seed=seed)).measure(Point(length=20))
+        measurement = LocalMeasurer(small, Conditions(seed=seed)).measure(Point(length=20))
         return [counted.largest for counted in measurement.censuses]
 
     assert largest(3) == largest(3) != largest(4)
 
 
 @pytest.mark.parametrize("name", ["raises", "leaves", "interrupts_itself"])
-def test_an_exception_is_a_trouble_with_its_line(sick: Callable[..., LocalLaboratory], name: str) -> None:
-    laboratory = sick(f"unruly:{name}")
-    trouble = laboratory.measure(Point(length=17)).trouble
+def test_an_exception_is_a_trouble_with_its_line(sick: Callable[..., LocalMeasurer], name: str) -> None:
+    measurer = sick(f"unruly:{name}")
+    trouble = measurer.measure(Point(length=17)).trouble
     assert trouble is not None
     assert (trouble.kind, trouble.phase, trouble.place.module) == ("raised", "forward", "part")
     assert is_marked(trouble.place.file, trouble.place.line)
-    assert laboratory.measure(Point(length=16)).is_finite
+    assert measurer.measure(Point(length=16)).is_finite
 
 
 @pytest.mark.parametrize("name", ["raises", "overwritten"])
-def test_an_exception_in_backward_is_traced_to_the_module(sick: Callable[..., LocalLaboratory], name: str) -> None:
+def test_an_exception_in_backward_is_traced_to_the_module(sick: Callable[..., LocalMeasurer], name: str) -> None:
     measurement = sick(f"backward:{name}").measure(Point(length=16))
     trouble = measurement.trouble
     assert trouble is not None
@@ -82,7 +82,7 @@ def test_an_exception_in_backward_is_traced_to_the_module(sick: Callable[..., Lo
     assert measurement.census(OUTPUT) is not None
 
 
-def test_running_out_of_memory_is_a_trouble_of_its_own(sick: Callable[..., LocalLaboratory]) -> None:
+def test_running_out_of_memory_is_a_trouble_of_its_own(sick: Callable[..., LocalMeasurer]) -> None:
     trouble = sick("unruly:out_of_memory").measure(Point(length=17)).trouble
     assert trouble is not None
     assert trouble.kind == "out_of_memory"
@@ -95,13 +95,13 @@ def test_running_out_of_memory_is_a_trouble_of_its_own(sick: Callable[..., Local
         ("nothing", "forward returned NoneType, expected a floating-point tensor [1, 16, 64]"),
     ],
 )
-def test_a_wrong_output_is_told_with_both_shapes(sick: Callable[..., LocalLaboratory], name: str, told: str) -> None:
+def test_a_wrong_output_is_told_with_both_shapes(sick: Callable[..., LocalMeasurer], name: str, told: str) -> None:
     trouble = sick(f"unruly:{name}").measure(Point(length=16)).trouble
     assert trouble is not None
     assert (trouble.kind, trouble.message, trouble.place.function) == ("wrong_shape", told, "forward")
 
 
-def test_what_a_subject_does_to_the_process_is_undone_and_told(sick: Callable[..., LocalLaboratory]) -> None:
+def test_what_a_subject_does_to_the_process_is_undone_and_told(sick: Callable[..., LocalMeasurer]) -> None:
     torch.manual_seed(5)
     random.seed(5)
     before = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
@@ -114,14 +114,14 @@ def test_what_a_subject_does_to_the_process_is_undone_and_told(sick: Callable[..
 
 
 def test_a_default_device_that_a_subject_set_reaches_nothing_of_the_doctors(
-    sick: Callable[..., LocalLaboratory],
+    sick: Callable[..., LocalMeasurer],
 ) -> None:
     measurement = sick("healthy:moves_the_default").measure(Point(length=16))
     assert measurement.is_finite
     assert measurement.notes == ("the subject changes the default device",)
 
 
-def test_an_exception_that_cannot_be_printed_is_told_by_its_name(sick: Callable[..., LocalLaboratory]) -> None:
+def test_an_exception_that_cannot_be_printed_is_told_by_its_name(sick: Callable[..., LocalMeasurer]) -> None:
     trouble = sick("unruly:speechless").measure(Point(length=16)).trouble
     assert trouble is not None
     assert trouble.message.startswith("_SpeechlessError: ")
@@ -150,7 +150,7 @@ def test_every_kind_of_input_is_valid(small: Subject, values: str, kind: str) ->
 
 
 def test_a_measurement_survives_json(small: Subject) -> None:
-    measurement = LocalLaboratory(small).measure(Point(length=5))
+    measurement = LocalMeasurer(small).measure(Point(length=5))
     assert Measurement.from_json(to_json(measurement)) == measurement
 
 

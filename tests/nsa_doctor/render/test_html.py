@@ -319,7 +319,7 @@ def test_limits_stand_with_what_was_measured() -> None:
 
 def test_the_command_that_asks_again_stands_last() -> None:
     again = list(page_of(ruled()).one("main").all("section"))[-1]
-    assert again.one("pre").text == "nsa-doctor go-no-go --gate production --subject my_pkg.attn:make"
+    assert again.one("pre").text == "nsa-doctor go-no-go --policy production --subject my_pkg.attn:make"
 
 
 def test_what_does_not_fit_is_counted() -> None:

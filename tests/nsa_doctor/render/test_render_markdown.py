@@ -133,4 +133,4 @@ def test_the_verdict_comes_first_then_findings_then_what_was_not_checked() -> No
     assert sorted(order, key=markdown.index) == order
     assert markdown.index("| `HNG101` |") < markdown.index("| `PRF401` |")
     assert "*(accepted)*" in markdown
-    assert "nsa-doctor go-no-go --gate production" in markdown
+    assert "nsa-doctor go-no-go --policy production" in markdown

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from nsa_doctor.artifacts.checkpoint import record
 from nsa_doctor.core import finding, measurement
-from nsa_doctor.core import policy_verdict as ruling
+from nsa_doctor.core import policy_verdict as policy_verdict
 from nsa_doctor.render import json as as_json
 from nsa_doctor.render import reading
 from nsa_doctor.render.formats import FORMATS, render_as
@@ -73,12 +73,12 @@ def test_the_schema_is_one_and_has_a_version() -> None:
         ("census", measurement.Census, set()),
         ("trouble", measurement.Trouble, set()),
         ("measurement", measurement.Measurement, set()),
-        ("verdict", ruling.Ruling, set()),
-        ("required", ruling.Required, set()),
-        ("held", ruling.Held, set()),
-        ("accepted", ruling.Accepted, set()),
-        ("compared", ruling.Compared, set()),
-        ("gate", record.Gate, {"checkpoint", "verdict", "illnesses"}),
+        ("verdict", policy_verdict.PolicyVerdict, set()),
+        ("required", policy_verdict.Required, set()),
+        ("held", policy_verdict.LimitResult, set()),
+        ("accepted", policy_verdict.Accepted, set()),
+        ("compared", policy_verdict.Compared, set()),
+        ("gate", record.GateRecord, {"checkpoint", "verdict", "illnesses"}),
         ("figures", record.Figures, set()),
         ("probe", record.Probe, set()),
         ("branch", record.Branch, set()),
@@ -107,7 +107,7 @@ def test_the_schema_knows_every_word_that_is_one_of_few() -> None:
     assert told["trouble"]["properties"]["kind"]["enum"] == list(measurement.TroubleKind.__args__)
     assert told["result"]["properties"]["verdict"]["enum"] == list(finding.Verdict)
     assert told["decision"]["enum"] == list(finding.Decision)
-    assert told["held"]["properties"]["kept"]["enum"] == list(ruling.Kept.__args__)
+    assert told["held"]["properties"]["kept"]["enum"] == list(policy_verdict.LimitStatus.__args__)
 
 
 @pytest.mark.parametrize("report", [examined(), ruled()], ids=["examined", "ruled"])

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from nsa_doctor.artifacts.checkpoint.reader import ReaderBrokeError, ReadRequest, read_checkpoint
+from nsa_doctor.artifacts.checkpoint.reader import ReaderInternalError, ReadRequest, read_checkpoint
 from nsa_doctor.checks.fwd import fwd208_call_changes_its_arguments as fwd208
 from nsa_doctor.core import registry
-from nsa_doctor.core.errors import DoctorBrokeError
-from nsa_doctor.core.examination_request import Assignment
+from nsa_doctor.core.errors import InternalError
+from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Decision, Finding, Report, Result, Verdict
 from nsa_doctor.engine.run import RunRequest, run
-from nsa_doctor.isolation.one_shot import run_errand
+from nsa_doctor.isolation.one_shot import run_one_shot
 from nsa_doctor.probes.model.state import can_be_forked
 from nsa_doctor.render.formats import FORMATS, render_as
 from nsa_doctor.render.reading import parse_report
@@ -45,8 +45,8 @@ def reporting(evidence: Callable[[], dict[str, Any]], monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(fwd208, "CHECK", replace(fwd208.CHECK, run=find))
     checks = tuple(registry.select(("FWD208", "GRD401"), (), "smoke"))
-    assignment = Assignment(config=str(HERE / "small.yaml"), profile="smoke", threads=1, explore=True)
-    return run(RunRequest(assignment=assignment, checks=checks))
+    examination_request = ExaminationRequest(config=str(HERE / "small.yaml"), profile="smoke", threads=1, explore=True)
+    return run(RunRequest(examination_request=examination_request, checks=checks))
 
 
 def ends_of(report: Report) -> dict[str, Verdict]:
@@ -85,21 +85,21 @@ def test_evidence_that_cannot_be_sent_is_a_crash_of_its_check_alone(
 @forked
 def test_any_other_answer_that_cannot_be_sent_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsa_doctor.worker.handlers._environment", lambda _: {"device": object()})
-    with pytest.raises(DoctorBrokeError, match="object is not JSON serializable"):
+    with pytest.raises(InternalError, match="object is not JSON serializable"):
         reporting(dict, monkeypatch)
 
 
 @forked
 def test_an_errand_whose_answer_cannot_be_sent_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsa_doctor.worker.replay_main.answered", lambda *_: {"loss": object()})
-    with pytest.raises(DoctorBrokeError, match="object is not JSON serializable"):
-        run_errand("nsa_doctor.worker.replay_main", {}, lambda _: None, patience=60.0)
+    with pytest.raises(InternalError, match="object is not JSON serializable"):
+        run_one_shot("nsa_doctor.worker.replay_main", {}, lambda _: None, patience=60.0)
 
 
 @forked
 def test_an_errand_brings_numbers_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsa_doctor.worker.replay_main.answered", lambda *_: dict(NOT_FINITE))
-    outcome = run_errand("nsa_doctor.worker.replay_main", {}, lambda _: None, patience=60.0)
+    outcome = run_one_shot("nsa_doctor.worker.replay_main", {}, lambda _: None, patience=60.0)
     assert str(outcome.answer) == str(NOT_FINITE)
 
 
@@ -110,7 +110,7 @@ def test_a_checkpoint_whose_reading_cannot_be_sent_is_an_internal_error(monkeypa
         f"from nsa_doctor.worker import checkpoint_main as room\n{breaking}"
     )
     monkeypatch.setattr("nsa_doctor.artifacts.checkpoint.reader._PROGRAM", program)
-    with pytest.raises(ReaderBrokeError, match="TypeError: Object of type set is not JSON serializable"):
+    with pytest.raises(ReaderInternalError, match="TypeError: Object of type set is not JSON serializable"):
         read_checkpoint("nowhere.pt", ReadRequest())
 
 
