@@ -86,7 +86,7 @@ CASE = Case(
         Plant(
             name="read past the end",
             command=examine(f"{_HERE}:planted_read", "FWD201"),
-            expected=found("FWD201", file=_FILE, says="change the output before them at S=67"),
+            expected=found("FWD201", file=_FILE, says="causality violation at S=67"),
         ),
     ),
 )

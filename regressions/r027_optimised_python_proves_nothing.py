@@ -2,7 +2,7 @@
 
 Reported: found in a review of this project.
 Symptom: under PYTHONOPTIMIZE=1 every regression case passes, whether its bug is back or not; under PYTHONOPTIMIZE=2
-    `nsa-doctor run` ends with "the doctor itself broke: a check's docstring must start with 'CODE some-name'".
+    `nsa-doctor run` ends with "internal error: a check's docstring must start with 'CODE some-name'".
 Cause: the first drops assertions, and a case's reproduce() says with them that a bug is back; the second drops
     docstrings too, and a check's is its manual. Established by running a case that cannot pass. Now a
     case says that it cannot be run so, and a docstring that is gone is read from the source.

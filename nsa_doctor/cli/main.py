@@ -45,7 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Examines sparse-attention code: says what is wrong, where, and what to do about it.",
     epilog=f"Exit codes: {ExitCode.WELL} all is well, {ExitCode.WRONG} something is wrong, {ExitCode.USAGE} usage, "
-    f"{ExitCode.UNMEASURED} not everything could be measured, {ExitCode.BROKEN} nsa-doctor itself broke, "
+    f"{ExitCode.UNMEASURED} not everything could be measured, {ExitCode.BROKEN} internal error, "
     f"{ExitCode.INTERRUPTED} interrupted, 143 or 129 ended by SIGTERM or SIGHUP; "
     "what was interrupted reports what it measured.",
 )
@@ -96,7 +96,7 @@ def _served(arguments: list[str]) -> int:
     if isinstance(error, CannotWriteError):
         return _complain(str(error), ExitCode.BROKEN)
     told = str(error) if isinstance(error, InternalError) else answer.sentence
-    return _complain(f"the doctor itself broke: {told}; --traceback shows where", ExitCode.BROKEN)
+    return _complain(f"internal error: {told}; --traceback shows where", ExitCode.BROKEN)
 
 
 def _complain(sentence: str, code: int) -> int:

@@ -146,7 +146,7 @@ def _held_to_floors(request: ThroughputRequest, state: _State) -> Result:
     if findings:
         return Result(code=code, name=name, verdict=Ended.FAIL).with_findings(findings)
     if unclear:
-        return Result(code=code, name=name, verdict=Ended.SKIP, reason=f"too noisy to tell: {unclear[0]}")
+        return Result(code=code, name=name, verdict=Ended.SKIP, reason=f"too noisy to decide: {unclear[0]}")
     if not held:
         reason = (
             f"no floor for {state.facts['environment']['device_name']}, {config or 'this subject'} and these lengths"

@@ -224,7 +224,7 @@ def _gap(target: Target, offers: Mapping[str, Any]) -> str:
     if target not in offers["seams"]:
         return f"the subject offers no {target}"
     missing = [name for name in ("l_sel", "n_sel") if name not in offers["sizes"]]
-    return f"the subject's geometry tells no {' and no '.join(missing)}" if missing else ""
+    return f"the subject's geometry has no {' and no '.join(missing)}" if missing else ""
 
 
 def _verdict(failure: Failure) -> Verdict:

@@ -32,7 +32,7 @@ def draft(report: Report, measured: Mapping[str, float | None], device_name: str
         *_requirement(
             [result.code for result in failed], "failed when this policy was drafted: mend it, or accept it below"
         ),
-        *_requirement([result.code for result in open_ones], "could not be told when this policy was drafted"),
+        *_requirement([result.code for result in open_ones], "could not be decided when this policy was drafted"),
         *_limits(measured, device_name),
         *_acceptances(report.results),
     ]

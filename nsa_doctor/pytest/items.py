@@ -178,7 +178,7 @@ def _told(finding: Finding) -> str:
         ("where", str(finding.where) if finding.where.module_text or finding.where.file else ""),
         ("control", finding.control),
         ("also", ", ".join(finding.also)),
-        ("again", finding.repro),
+        ("reproduce", finding.repro),
         ("fingerprint", finding.fingerprint),
     ]
     lines = [finding.message, *(f"  {label}: {text}" for label, text in rows if text)]

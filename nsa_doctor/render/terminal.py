@@ -19,7 +19,7 @@ from nsa_doctor.render.sweep_table import sweep_tables
 from nsa_doctor.render.throughput_table import speed_parts
 from nsa_doctor.render.verdict import headline, ruling_lines
 
-_LABEL_WIDTH = 9
+_LABEL_WIDTH = 11
 
 
 def render(report: Report, *, colour: bool = False, width: int = 80, traceback: bool = False) -> str:
@@ -60,7 +60,7 @@ def _print_ruling(console: Console, report: Report, policy_verdict: PolicyVerdic
     console.print()
     for label, text in ruling_lines(report, policy_verdict):
         told = Text(escaped(text))
-        lines = [told] if label == "again" else told.wrap(console, console.width - _LABEL_WIDTH)
+        lines = [told] if label == "reproduce" else told.wrap(console, console.width - _LABEL_WIDTH)
         for index, line in enumerate(lines or [told]):
             console.print(Text(f"{'' if index else label:<{_LABEL_WIDTH}}{line.plain}"), soft_wrap=True)
 
@@ -98,7 +98,7 @@ def _print_finding(console: Console, finding: Finding) -> None:
         ("branches", str(evidence.get("branches") or "").replace(",", ", ")),
         ("control", finding.control),
         ("also", ", ".join(finding.also)),
-        ("again", finding.repro),
+        ("reproduce", finding.repro),
     ]
     rows[2:2] = [
         ("" if index else "input", line) for index, line in enumerate(str(evidence.get("input", "")).split("\n"))

@@ -53,7 +53,7 @@ def read_torch_archive(source: Source, deadline: Deadline, kind: str = "torch ar
     if any(entry.crc for entry in entries.values()):
         contents.summed += [Summed(name=each.name, storage=window(each), crc=each.crc) for each in entries.values()]
     else:
-        contents.notes.append("it was saved without checksums: bytes that changed since cannot be told")
+        contents.notes.append("it was saved without checksums: bytes that changed since cannot be detected")
     return contents
 
 

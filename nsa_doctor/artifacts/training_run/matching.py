@@ -38,7 +38,7 @@ def mismatches(run: RunRecord, subject: Mapping[str, Any]) -> Iterator[str]:
         yield f"{where} was made with commit {plain(str(commit))}; examined is commit {now}"
     flags, flags_now = run.environment.get("flags"), identity.get("flags") or {}
     if flags is not None and not isinstance(flags, dict):
-        yield f"{where} tells its flags in a form that cannot be compared: {shown(flags)}, not a mapping"
+        yield f"{where} records its flags in a form that cannot be compared: {shown(flags)}, not a mapping"
     elif flags is not None:
         told = {key: str(value) for key, value in flags.items() if value is not None}
         if told != dict(flags_now):

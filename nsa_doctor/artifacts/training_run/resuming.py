@@ -25,7 +25,7 @@ _JUMP = 2.0
 class Detour:
     """One thing that a resume changed, at a step; `before` and `after` are the two numbers."""
 
-    kind: Literal["another loss", "another rate", "step count anew", "rate anew", "older checkpoint"]
+    kind: Literal["another loss", "another rate", "step count restarts", "rate restarts", "older checkpoint"]
     resume: int
     step: int
     before: float
@@ -91,7 +91,7 @@ def _count_anew(earlier: Sequence[Life], life: Life, number: int) -> Detour | No
     stride = _stride(life)
     if first + stride > life.resumed_from:  # a log that tells the step it resumed from again
         return None
-    return Detour(kind="step count anew", resume=number, step=first, before=life.resumed_from + stride, after=first)
+    return Detour(kind="step count restarts", resume=number, step=first, before=life.resumed_from + stride, after=first)
 
 
 def _rates(record: RunRecord, earlier: Sequence[Life], life: Life, number: int) -> Detour | None:
@@ -106,7 +106,7 @@ def _rates(record: RunRecord, earlier: Sequence[Life], life: Life, number: int) 
     step = min(new)
     last = [old[each] for each in sorted(old) if each <= step][-1:]
     if is_anew and last and not _is_near(last[0], first_rates[0]):
-        return Detour(kind="rate anew", resume=number, step=step, before=last[0], after=first_rates[0])
+        return Detour(kind="rate restarts", resume=number, step=step, before=last[0], after=first_rates[0])
     if not record.is_own:
         return None
     different = next((each for each in both if not _is_same_rate(each[1], each[2])), None)

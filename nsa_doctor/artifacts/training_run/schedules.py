@@ -61,7 +61,7 @@ def strays(rates: Series, told: Declared) -> Iterator[Stray]:
         peak = max(peak, values[index - 1])
         before, rate = values[index - 1], values[index]
         if 0 <= before < _FALLEN * peak and rate > _JUMP * before and rate > 0.1 * peak:
-            yield Stray(steps[index], rate, f"after {before:.4g}: it begins anew, and {told.shape} does not")
+            yield Stray(steps[index], rate, f"after {before:.4g}: it restarts, and {told.shape} does not")
     if told.shape == "constant" and told.warmup is not None and told.lr:
         late = [(step, rate) for step, rate in zip(steps, values, strict=True) if step > told.warmup + 1]
         for step, rate in late:

@@ -108,7 +108,7 @@ def _lived(request: SmokeRequest, life: _Life) -> tuple[bool, str]:
     if fate == "stopped" and child.returncode < 0:
         return False, f"the trainer died of the {life.ends_by.name} that should have let it save"
     if fate == "silent":
-        return False, f"the trainer was ended because it told nothing for {request.patience:g} s"
+        return False, f"the trainer was killed after {request.patience:g} s without a heartbeat"
     if child.returncode == _REFUSED:
         raise UsageError(sentence)
     return False, "" if child.returncode == 0 else sentence

@@ -43,7 +43,7 @@ def told(
     subject: Subject, code: str, message: str, divergence: Divergence, departure: Departure, **evidence: Scalar
 ) -> Finding:
     """The finding, with the operation at which the two runs part."""
-    at = f"; the runs part in {divergence.operation}" if divergence.operation else ""
+    at = f"; outputs first diverge at {divergence.operation}" if divergence.operation else ""
     return Finding(
         code=code,
         message=f"{message}: {departure.told}{at}",

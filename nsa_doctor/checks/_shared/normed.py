@@ -10,7 +10,7 @@ def norms_and_losses(record: RunRecord, *, fewest: int) -> tuple[Series, Series]
     beats = timeline(record)
     norms = series(beats, "grad_norm")
     if not norms:
-        raise NotApplicableError("the run tells no gradient norm")
+        raise NotApplicableError("the run logs no gradient norm")
     if len(norms) < fewest:
-        raise NotApplicableError(f"the gradient norm is told {len(norms)} times; {fewest} are needed")
+        raise NotApplicableError(f"the gradient norm is logged {len(norms)} times; {fewest} are needed")
     return norms, series(beats, "loss")

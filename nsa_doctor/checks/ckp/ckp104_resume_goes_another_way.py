@@ -1,6 +1,6 @@
 """CKP104 resume-goes-another-way
 
-Detects: a resume after which steps made twice lose otherwise, the schedule or the count begins anew, or an old
+Detects: a resume after which replayed steps report different losses, the schedule or the count restarts, or an old
     checkpoint was taken.
 Matters: what the checkpoint leaves out (the optimizer's moments, the data's position, the schedule) is lost each time.
 Fix: save and restore optimizer, schedule, generators and the position in the data; go on from the newest checkpoint.
@@ -61,12 +61,12 @@ def _told(each: Detour) -> str:
             return f"step {each.step} lost {each.before:.6g}, and {each.after:.6g} when it was made again after {which}"
         case "another rate":
             return f"step {each.step} had the learning rate {each.before:.6g}, and {each.after:.6g} after {which}"
-        case "rate anew":
+        case "rate restarts":
             return (
                 f"the learning rate is {each.after:.6g} at step {each.step} after {which}, as at the run's start; it "
                 f"was {each.before:.6g}"
             )
-        case "step count anew":
+        case "step count restarts":
             return f"{which} goes on with step {each.step}, and step {each.before:.0f} was next"
         case "older checkpoint":
             lost = each.before - each.after

@@ -26,7 +26,7 @@ def run(subject: DataSubject) -> Iterator[Finding | Note]:
         raise NotComparableError("one batch alone has none after it")
     part = read(subject, Opening(), taken, wants_state=True)
     if not part.state_kind:
-        raise NotApplicableError("the loader tells no position that it takes back (state() or state_dict())")
+        raise NotApplicableError("the loader reports no position that it accepts back (state() or state_dict())")
     text = attempt(lambda: json.dumps(part.state))
     state = part.state
     if isinstance(text, Caught):

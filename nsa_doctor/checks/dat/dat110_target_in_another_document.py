@@ -1,6 +1,6 @@
 """DAT110 target-in-another-document
 
-Detects: targets that begin another document and are predicted from the one before, where the batch tells documents.
+Detects: targets that begin another document and are predicted from the one before, where the batch marks documents.
 Matters: nothing in one document says how the next begins; the model is taught noise at every boundary.
 Fix: give the target of each document's last token the number that the loss ignores.
 """
@@ -24,7 +24,7 @@ def run(subject: DataSubject) -> Iterator[Finding]:
     batches = [batch for batch in train_rows(subject).batches if batch.documents is not None]
     batches = [batch for batch in batches if batch.targets is not None and batch.targets.shape == batch.inputs.shape]
     if not batches:
-        raise NotApplicableError("the batches do not tell documents and targets")
+        raise NotApplicableError("the batches do not mark documents and targets")
     boundaries = crossed = 0
     first = ""
     for index, batch in enumerate(batches):

@@ -1,6 +1,6 @@
 """DEC101 decode-differs-from-prefill
 
-Detects: tokens that come out otherwise when they are decoded one by one through the cache than in one pass over all.
+Detects: tokens that come out differently when they are decoded one by one through the cache than in one pass over all.
 Matters: training and evaluation use the one and generation the other: the model that is served is not the one trained.
 Fix: compare positions, rotary offsets and what is cached before and after normalisation at the first token named.
 

@@ -1,6 +1,6 @@
 """DEC102 chunk-size-matters
 
-Detects: tokens that come out otherwise when they are decoded several at a time than in one pass over all.
+Detects: tokens that come out differently when they are decoded several at a time than in one pass over all.
 Matters: speculative decoding, chunked prompts and batched serving give other text than the same model one by one.
 Fix: within a chunk each token sees those before it: masks, windows, block edges and positions count from the past.
 

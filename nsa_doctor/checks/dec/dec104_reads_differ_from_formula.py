@@ -47,8 +47,8 @@ def run(subject: Subject) -> Iterator[Finding]:
         if wrong:
             t, row, group, number, wanted = wrong[0]
             yield Finding(
-                message=f"{branch}: {len(wrong)} of {counted.numel()} steps read another number of keys than they owe; "
-                f"token {t}, row {row}, group {group} reads {number} where {wanted} are due",
+                message=f"{branch}: {len(wrong)} of {counted.numel()} steps read another number of keys than the "
+                f"equations require; token {t}, row {row}, group {group} reads {number} where {wanted} are due",
                 where=origin(subject, sp.module, lambda branch=branch: cache_reads(sp.module, x.clone()), branch),
                 evidence={"branch": branch, "token": t, "reads": number, "due": wanted, "steps": len(wrong)},
                 repro=again(subject, "DEC104"),

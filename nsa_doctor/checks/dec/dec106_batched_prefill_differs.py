@@ -1,7 +1,8 @@
 """DEC106 batched-prefill-differs
 
-Detects: a prompt taken in at once that gives another output, or leaves another past, than the same tokens one by one.
-Matters: prompts are always taken in at once, so everything generated starts from a past that is not the text's.
+Detects: a prompt prefilled at once that gives another output, or leaves a different KV cache, than its tokens one by
+    one.
+Matters: prompts are always taken in at once, so everything generated starts from a KV cache that is not the text's.
 Fix: mask a batched prompt as a whole pass is masked, and put its last tokens into the cache as steps would.
 
 Example:

@@ -1,6 +1,6 @@
 """DEC107 rows-mix-in-decoding
 
-Detects: a row that decodes otherwise beside other rows than in one whole pass, and outputs that later steps change.
+Detects: a row that decodes differently beside other rows than in one whole pass, and outputs that later steps change.
 Matters: requests served together read each other's past, and text already given out changes under its reader.
 Fix: index the cache by row, and return memory that the cache does not use again.
 

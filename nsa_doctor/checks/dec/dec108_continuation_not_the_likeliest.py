@@ -1,6 +1,6 @@
 """DEC108 continuation-not-the-likeliest
 
-Detects: generation without chance that takes another token than the likeliest after what stands before it, or changes
+Detects: greedy decoding that does not pick the argmax of the logits after its prefix, or changes
 the prompt.
 Matters: samples and evaluations then show a model that nobody trained, however right prefill and decoding are.
 Fix: take the logits of the newest token alone, feed every token once and at its own position, and divide by no zero.
@@ -51,7 +51,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             row = int((~(gap[:, at] <= floor[:, at])).nonzero()[0])
             rank = int((logits[row, at] > taken[row, at]).sum())
             told = (
-                f"new token {at} after a prompt of {prompt} is not the likeliest: {rank} are likelier, the best by "
+                f"new token {at} after a prompt of {prompt} is not the argmax: {rank} have a higher logit, the best by "
                 f"{float(gap[row, at]):.2e}, where rounding explains {float(floor[row, at]):.2e}"
             )
             yield _finding(sp, told, prompt)

@@ -2,8 +2,8 @@
 
 Detects: tokens that are drawn more or less often than softmax(logits / temperature) draws them.
 Matters: a temperature that is ignored, applied twice or turned over, or a cut nobody asked for, changes every sample,
-and no loss tells.
-Fix: divide the newest token's logits by the temperature once, and draw from all of them unless told otherwise.
+and no loss shows it.
+Fix: divide the newest token's logits by the temperature once, and draw from all of them unless asked for fewer.
 
 Example:
     # faulty

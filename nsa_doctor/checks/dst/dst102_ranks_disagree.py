@@ -1,6 +1,6 @@
 """DST102 ranks-disagree
 
-Detects: processes that tell different losses or learning rates of one step, or hold different parameters.
+Detects: processes that report different losses or learning rates of one step, or hold different parameters.
 Matters: each trains a model of its own from then on, and their averaged gradients belong to none.
 Fix: look for what only one of them did: an update outside the exchange, an unsynchronised buffer, another seed.
 """
@@ -23,13 +23,15 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     found = disagreement(record)
     if found is None:
         if not record.is_own and not comparable(record):
-            raise NotApplicableError("each process tells the loss of its own batches, which cannot be compared")
+            raise NotApplicableError("each process logs the loss of its own batches, which cannot be compared")
         return
     if found.parameter:
         message = f"rank {found.rank} holds another {found.parameter} than rank 0 after step {found.step}"
     else:
         name = found.quantity.replace("_", " ")
-        message = f"rank {found.rank} tells the {name} {found.own:.6g} of step {found.step}, rank 0 {found.others:.6g}"
+        message = (
+            f"rank {found.rank} reports the {name} {found.own:.6g} of step {found.step}, rank 0 {found.others:.6g}"
+        )
     yield Finding(
         message=message,
         where=Place(module=found.parameter.rpartition(".")[0]),

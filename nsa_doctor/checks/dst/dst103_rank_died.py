@@ -1,7 +1,7 @@
 """DST103 rank-died
 
 Detects: a process that ended with a reason of its own, or without a word, and took the others with it.
-Matters: the others tell of a lost connection; the first one's reason is the one to mend.
+Matters: the others report a lost connection; the first one's reason is the one to mend.
 Fix: do what that rank's reason says, then start all processes again with --resume auto.
 """
 

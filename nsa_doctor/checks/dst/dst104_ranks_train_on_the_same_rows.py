@@ -23,7 +23,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     if not record.is_own:
         raise NotApplicableError("processes of another trainer may share their rows on purpose")
     if comparable_steps(record) < FEWEST:
-        raise NotApplicableError(f"fewer than {FEWEST} steps of two processes tell a checksum of their batch")
+        raise NotApplicableError(f"fewer than {FEWEST} steps of two processes log a checksum of their batch")
     found = shared_rows(record)
     if not found:
         return

@@ -61,8 +61,8 @@ def _examine(subject: Subject, plan: _Plan) -> Finding | None:
     x = built.input(plan.length)
     other = with_other_future(built, x, cut, plan.scale)
     divergence = first_divergence(built, lambda: built(x), lambda: built(other), {plan.length: cut})
-    what = f"{'large values in ' if plan.scale != 1 else ''}tokens from {cut} on change the output before them"
-    message = f"{what} at S={plan.length} ({plan.mode})"
+    changed = f"{'large values in ' if plan.scale != 1 else ''}tokens >= {cut} change the output before them"
+    message = f"causality violation at S={plan.length} ({plan.mode}): {changed}"
     return told(subject, "FWD201", message, divergence, found, length=plan.length, mode=plan.mode, cut=cut)
 
 

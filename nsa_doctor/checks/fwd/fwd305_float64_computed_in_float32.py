@@ -1,7 +1,7 @@
 """FWD305 float64-computed-in-float32
 
 Detects: a module built in float64 that takes its values through a narrower type on the way; a note, not a finding.
-Matters: float64 then proves less than it seems to: comparisons with it are as good as the narrower type.
+Matters: float64 then proves less than it seems to: comparisons with it are only as precise as the narrower type.
 Fix: let such a cast widen and never narrow, as in `x.to(torch.promote_types(x.dtype, torch.float32))`.
 
 Example:

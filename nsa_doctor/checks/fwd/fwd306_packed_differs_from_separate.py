@@ -2,7 +2,7 @@
 
 Detects: sequences packed into one row that give other results than each by itself.
 Matters: documents read each other, or positions and blocks are counted from the wrong start.
-Fix: every mask, position, block and window starts anew where a sequence does.
+Fix: every mask, position, block and window restarts where a sequence does.
 
 Example:
     # faulty

@@ -1,6 +1,6 @@
 """FWD307 option-without-effect
 
-Detects: an option that owes other results and changes none.
+Detects: an option with no effect on the output.
 Matters: an experiment that turns it compares a model with itself, and a configuration says what is not so.
 Fix: follow the option to where it should be read; refuse an option that nothing reads.
 

@@ -1,6 +1,6 @@
 """GAT103 gate-saturated
 
-Detects: a gate so far open, shut or decided for nearly every token of ordinary input that its slope is as good as zero.
+Detects: a gate so far open, shut or decided for nearly every token of ordinary input that its slope is nearly zero.
 Matters: it cannot learn: the gradient through it is lost in rounding, and the branch it shuts out gets none either.
 Fix: scale the logits down, raise the temperature, or start the bias near zero.
 

@@ -1,6 +1,6 @@
 """GAT104 branch-dead
 
-Detects: one of several branches whose gate weight is as good as zero for every token, or has no effect on the output.
+Detects: one of several branches whose gate weight is nearly zero for every token, or has no effect on the output.
 Matters: the branch is computed and thrown away: its memory and time are spent, and what it should see is not seen.
 Fix: look at the gate's bias and order, and at where the weighed branches are added up.
 

@@ -1,6 +1,6 @@
 """GAT203 gate-saturated-in-checkpoint
 
-Detects: a gate in a checkpoint that is decided for nearly every ordinary input: its slope is as good as zero.
+Detects: a gate in a checkpoint that is decided for nearly every ordinary input: its slope is nearly zero.
 Matters: it cannot learn any more: the gradient through it is lost in rounding.
 Fix: go back to a checkpoint before it, lower the gate's learning rate, scale its logits or raise the temperature.
 """

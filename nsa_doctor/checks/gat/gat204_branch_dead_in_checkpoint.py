@@ -1,6 +1,6 @@
 """GAT204 branch-dead-in-checkpoint
 
-Detects: a branch whose gate in a checkpoint gives it as good as nothing on every ordinary input.
+Detects: a branch whose gate in a checkpoint gives it almost no weight on every ordinary input.
 Matters: the branch is computed and thrown away, gets no gradient, and what it should see is not seen.
 Fix: look at the gate's bias and at the order of the branches; go back to a checkpoint before it.
 """

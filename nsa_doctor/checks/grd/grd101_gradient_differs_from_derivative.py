@@ -1,7 +1,7 @@
 """GRD101 gradient-differs-from-derivative
 
 Detects: a gradient that is not the derivative: a hand-written backward that is wrong, a detach, `.data`, no_grad or
-.item() on the way, a parameter wrapped anew, a write that autograd does not see.
+.item() on the way, a parameter wrapped again, a write that autograd does not see.
 Matters: training goes on with a direction that is not downhill; the loss still falls, only later and less far.
 Fix: look at the call named: all gradients behind it are right, the one it hands on is not.
 """

@@ -50,7 +50,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             place = placed(watch.place_of(seen), [f"{owner}."], sp.module)
             told = f"as {names[id(tensors[0])]}, " if id(tensors[0]) in names else ""
             where = f"kept outside the module and used in {place.module_text}"
-            where = where if id(tensors[0]) in again_unlisted else f"{told}made anew in every forward pass"
+            where = where if id(tensors[0]) in again_unlisted else f"{told}created again in every forward pass"
             yield _finding(subject, length, tensors, held, place, where)
         if groups:
             return

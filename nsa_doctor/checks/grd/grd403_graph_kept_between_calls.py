@@ -2,7 +2,7 @@
 
 Detects: a module that keeps a tensor with its graph from one call to the next: a state, a cache, keys made once.
 Matters: the second training step raises in backward, or learns from values of parameters that have since moved.
-Fix: detach what is carried over where it is stored; compute anew in each call what is made of parameters.
+Fix: detach what is carried over where it is stored; compute again in each call what is made of parameters.
 
 Example:
     # faulty

@@ -26,7 +26,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     if is_over(record):
         return
     if record.clock != "absolute":
-        raise NotApplicableError("the log tells no time of day, so that its silence cannot be seen")
+        raise NotApplicableError("the log has no time of day, so that its silence cannot be seen")
     if not record.is_own and not record.source.startswith("heartbeat") and record.declared("max_steps") is None:
         raise NotApplicableError("the log does not say how a run ends, nor how many steps it was to make")
     last = max((beat for beat in record.beats if is_time(beat.ts)), key=lambda beat: beat.ts or 0.0)

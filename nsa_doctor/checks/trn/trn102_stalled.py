@@ -27,7 +27,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     record = subject.record
     found = standstills(record)
     if not found and record.clock == "none":
-        raise NotApplicableError("the log tells no time, so that a standstill cannot be seen")
+        raise NotApplicableError("the log has no time, so that a standstill cannot be seen")
     stages = {each.stage: each for each in reversed(found)}
     for each in sorted(stages.values(), key=lambda each: each.line is None)[:_MOST_TOLD]:
         alike = [other for other in found if other.stage == each.stage]

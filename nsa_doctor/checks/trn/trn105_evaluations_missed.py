@@ -1,7 +1,7 @@
 """TRN105 evaluations-missed
 
 Detects: a run that was to be evaluated on held-out rows at a step, and went on without.
-Matters: what it has learnt by heart looks like what it has learnt; only rows that it never saw tell them apart.
+Matters: what it has learnt by heart looks like what it has learnt; only rows that it never saw show the difference.
 Fix: look at how held-out rows are opened, and end a run that has none where its configuration asks for them.
 """
 
@@ -19,7 +19,7 @@ from nsa_doctor.testing.training_runs import trained
 def run(subject: RunSubject) -> Iterator[Finding]:
     due = evaluations_due(subject.record)
     if not due:
-        raise NotApplicableError("no evaluation was due yet, or what is due is not told")
+        raise NotApplicableError("no evaluation was due yet, or what is due is not known")
     missed = evaluations_missed(subject.record)
     if missed:
         yield Finding(

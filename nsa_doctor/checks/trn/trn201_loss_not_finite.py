@@ -37,11 +37,13 @@ _SICK_FROM = 30
 def run(subject: RunSubject) -> Iterator[Finding | Note]:
     beats = [beat for beat in subject.record.beats if beat.loss is not None or beat.grad_norm is not None]
     if all(beat.loss is None for beat in beats):
-        raise NotComparableError("the run tells no loss")
+        raise NotComparableError("the run logs no loss")
     bad = [beat for beat in beats if is_not_finite(beat)]
     cured = made_again(beats)
     for beat in (beat for beat in bad if (beat.rank, beat.step) in cured):
-        yield Note(message=f"{what(beat)} at step {beat.step}, which a later life of the run made anew and finite")
+        yield Note(
+            message=f"{what(beat)} at step {beat.step}, which a later session of the run repeated with a finite value"
+        )
         break
     bad = [beat for beat in bad if (beat.rank, beat.step) not in cured]
     if not bad:

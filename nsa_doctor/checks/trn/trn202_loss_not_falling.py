@@ -41,7 +41,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     beats = timeline(subject.record)
     losses = series(beats, "loss")
     if not losses:
-        raise NotComparableError("the run tells no loss that is finite")
+        raise NotComparableError("the run logs no finite loss")
     told = _frozen(losses)
     if not told:
         _require_enough(losses, beats)

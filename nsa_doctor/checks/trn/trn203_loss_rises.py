@@ -27,7 +27,7 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
     beats = timeline(subject.record)
     losses = series(beats, "loss")
     if not losses:
-        raise NotComparableError("the run tells no loss that is finite")
+        raise NotComparableError("the run logs no finite loss")
     _require_enough(losses, travelled(beats))
     rise = found_rise(losses, declared(subject.record).guess)
     if rise is None:
@@ -57,7 +57,7 @@ def _require_enough(losses: Series, travel: float | None) -> None:
         )
     if len(losses) < _FEWEST_POINTS or losses.span < _FEWEST_STEPS:
         raise NotApplicableError(
-            f"{change}, told {len(losses)} times; {_FEWEST_STEPS} steps and {_FEWEST_POINTS} losses are needed"
+            f"{change}, logged {len(losses)} times; {_FEWEST_STEPS} steps and {_FEWEST_POINTS} losses are needed"
         )
 
 

@@ -32,7 +32,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     record, told = subject.record, declared(subject.record)
     losses = series(timeline(record), "loss")
     if not losses:
-        raise NotComparableError("the run tells no loss that is finite")
+        raise NotComparableError("the run logs no finite loss")
     held_out = [each.loss for each in record.evaluations if math.isfinite(each.loss)]
     floor, why, is_of_text = _floor(record, told)
     if floor is None:
@@ -61,7 +61,7 @@ def _floor(record: RunRecord, told: Declared) -> tuple[float | None, str, bool]:
         return floor, f"the {floor:g} that any predictor of such text needs after so few tokens", True
     return (
         None,
-        "the run tells no entropy of its data, and no text known not to repeat: how low its loss may fall is open",
+        "the run logs no entropy of its data, and no text known not to repeat: how low its loss may fall is open",
         False,
     )
 

@@ -25,9 +25,9 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     trained_on = {beat.batch: beat for beat in record.beats if beat.batch is not None and is_step(beat)}
     looked_at = [(beat, beat.batch) for beat in record.beats if beat.batch is not None and beat.msg == "evaluated"]
     if not looked_at:
-        raise NotApplicableError("no evaluation tells a checksum of its batch")
+        raise NotApplicableError("no evaluation logs a checksum of its batch")
     if len(trained_on) < _FEWEST:
-        raise NotApplicableError(f"fewer than {_FEWEST} different batches are told of")
+        raise NotApplicableError(f"fewer than {_FEWEST} different batches are logged")
     for look, batch in looked_at:
         same = trained_on.get(batch)
         if same is not None:

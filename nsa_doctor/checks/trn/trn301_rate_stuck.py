@@ -30,9 +30,9 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     beats = timeline(subject.record)
     rates, losses = series(beats, "learning_rate"), series(beats, "loss")
     if not rates:
-        raise NotApplicableError("the run tells no learning rate")
+        raise NotApplicableError("the run logs no learning rate")
     if len(rates) < _FEWEST:
-        raise NotApplicableError(f"the rate is told {len(rates)} times; {_FEWEST} are needed")
+        raise NotApplicableError(f"the rate is logged {len(rates)} times; {_FEWEST} are needed")
     told, still = declared(subject.record), _still(rates)
     if len(still) < max(_FEWEST, _SHARE * len(rates)):
         return

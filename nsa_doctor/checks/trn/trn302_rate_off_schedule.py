@@ -22,7 +22,7 @@ from nsa_doctor.testing.training_runs import trained
 def run(subject: RunSubject) -> Iterator[Finding]:
     rates = series(timeline(subject.record), "learning_rate")
     if not rates:
-        raise NotApplicableError("the run tells no learning rate")
+        raise NotApplicableError("the run logs no learning rate")
     told = declared(subject.record)
     found = list(strays_from_own(rates, told) if told.is_own and subject.record.is_own else strays(rates, told))
     if not found:

@@ -2,7 +2,7 @@
 
 Detects: steps that take longer and longer, from the first to the last of the run; pauses and busy neighbours apart.
 Matters: something grows with every step, and a run planned by its first hour takes many times as long.
-Fix: look for what is kept from step to step: a list, a graph, a cache, a log that is read anew.
+Fix: look for what is kept from step to step: a list, a graph, a cache, a log that is read again.
 """
 
 import time
@@ -25,7 +25,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     found = costs(timeline(subject.record))
     if len(found.costs) < _FEWEST:
         raise NotApplicableError(
-            f"the pace of {len(found.costs)} steps is told, the first few left out; {_FEWEST} are needed"
+            f"the pace of {len(found.costs)} steps is logged, the first few left out; {_FEWEST} are needed"
         )
     slow = slowing(found)
     if slow is not None:

@@ -30,10 +30,10 @@ _PACE = 0.4  # of the pace before, that the last stretches keep: what settles sl
 def run(subject: RunSubject) -> Iterator[Finding]:
     memory = series(timeline(subject.record), "memory")
     if not memory:
-        raise NotApplicableError("the run tells no memory")
+        raise NotApplicableError("the run logs no memory")
     memory = memory.part(int(len(memory) * _LEFT_OUT))
     if len(memory) < _FEWEST:
-        raise NotApplicableError(f"the memory is told {len(memory)} times after the start; {_FEWEST} are needed")
+        raise NotApplicableError(f"the memory is logged {len(memory)} times after the start; {_FEWEST} are needed")
     if not _grows(memory):
         return
     found = levels(memory, _STRETCHES, fewest=2)

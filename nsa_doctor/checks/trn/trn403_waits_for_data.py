@@ -29,7 +29,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     beats = timeline(subject.record)[_LEFT_OUT:]
     pairs = list(_waits(beats, declared(subject.record)))
     if len(pairs) < _FEWEST:
-        raise NotApplicableError(f"the run tells of {len(pairs)} steps how long they waited; {_FEWEST} are needed")
+        raise NotApplicableError(f"the run logs the wait of {len(pairs)} steps; {_FEWEST} are needed")
     share = median(wait / whole for wait, whole in pairs)
     wait, whole = median(wait for wait, _ in pairs), median(whole for _, whole in pairs)
     if share > _MOST and wait >= _LEAST_SECONDS:

@@ -27,7 +27,7 @@ _NAMES = {"cmp": "compressed", "sel": "selected", "win": "sliding"}
 def run(subject: RunSubject) -> Iterator[Finding]:
     layers = looks_by_layer(subject.record)
     if max(map(len, layers.values()), default=0) < _FEWEST:
-        raise NotApplicableError(f"gates.csv tells of fewer than {_FEWEST} looks at the gates")
+        raise NotApplicableError(f"gates.csv has fewer than {_FEWEST} looks at the gates")
     for layer, own in layers.items():
         dead = {branch: shares for branch in _NAMES if _dies(shares := [row[branch] for row in own])}
         if 0 < len(dead) < len(_NAMES):  # all of them are a layer that is switched off, as sigmoid gates can

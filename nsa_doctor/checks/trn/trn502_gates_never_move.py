@@ -1,7 +1,7 @@
 """TRN502 gates-never-move
 
 Detects: gates whose own parameters are the same at every look of a run that made its steps.
-Matters: each layer keeps the mixture of branches it began with; the loss falls all the same, and nothing else tells.
+Matters: each layer keeps the mixture of branches it began with; the loss falls all the same, and nothing else shows it.
 Fix: give the optimizer gate.fc1 and gate.fc2, and let nothing between the gate and the loss be detached or constant.
     Where the gates are frozen on purpose, this is what was meant. A gate that weight decay alone moves is not found.
 """
@@ -33,14 +33,14 @@ def run(subject: RunSubject) -> Iterator[Finding]:
         )
     layers = looks_by_layer(subject.record, "norm")
     if max(map(len, layers.values()), default=0) < _FEWEST:
-        raise NotApplicableError(f"gates.csv tells of fewer than {_FEWEST} looks at the gates' own parameters")
+        raise NotApplicableError(f"gates.csv has fewer than {_FEWEST} looks at the gates' own parameters")
     layers = {layer: looks for layer, looks in layers.items() if not _is_one_branch_alone(looks)}
     if not layers:
         raise NotApplicableError("the run has one branch alone, and its gates nothing to learn")
     looks = max(layers.values(), key=len)
     steps = [beat for beat in timeline(subject.record) if _is_between(beat, looks) and _moves_weights(beat)]
     if len(steps) < _FEWEST_STEPS:
-        raise NotApplicableError(f"fewer than {_FEWEST_STEPS} steps between the looks told of a loss, and of no rate 0")
+        raise NotApplicableError(f"fewer than {_FEWEST_STEPS} steps between the looks log a loss and a rate above 0")
     still = [layer for layer, own in layers.items() if len(own) >= _FEWEST and len({row["norm"] for row in own}) == 1]
     if still:
         yield _finding(subject, still, layers[still[0]], steps)

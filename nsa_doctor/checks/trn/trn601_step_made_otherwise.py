@@ -39,9 +39,9 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
             repro=subject.recomputed(again.device),
         )
     elif not has_told(subject.record, again):
-        raise NotComparableError(f"the run tells of no step after its checkpoint of step {again.first}")
+        raise NotComparableError(f"the run logs no step after its checkpoint of step {again.first}")
     else:
-        yield Note(message=f"computed again, {again.span} as told: {nearness(subject.record, again)}")
+        yield Note(message=f"computed again, {again.span} as logged: {nearness(subject.record, again)}")
 
 
 def planted(subject: RunSubject) -> RunSubject:

@@ -25,7 +25,10 @@ def anomaly(
     quiet: given.Quiet = False,
     traceback: given.Traceback = False,
 ) -> int:
-    """Find writes into what backward needs, both lines named, NaN in backward, and parameters that cannot learn."""
+    """Find in-place writes, NaN and lost gradients in backward.
+
+    Names both lines of a write, and parameters that cannot learn, as in `nsa-doctor anomaly --seq 128`.
+    """
     examination_request = options.examined(
         device=device,
         config=config,

@@ -32,7 +32,10 @@ def data(
     quiet: given.Quiet = False,
     traceback: given.Traceback = False,
 ) -> int:
-    """Look at batches before a model does, as in `nsa-doctor data --config train_showcase --dataset text:book.txt`."""
+    """Examine batches before a model sees them.
+
+    For example `nsa-doctor data --config train_showcase --dataset text:book.txt`.
+    """
     from nsa_doctor.artifacts.data.request import data_request
 
     request = data_request(

@@ -14,7 +14,7 @@ def env(
     device: Annotated[str, typer.Option(help="cpu or cuda: where routes are asked for.")] = "cpu",
     form: Annotated[str | None, typer.Option("--format", help="terminal or json.")] = None,
 ) -> int:
-    """Versions, devices, flags, and what serves each branch: a block to paste into an issue."""
+    """Show versions, devices, flags and routes, for an issue."""
     import json
 
     from nsa_doctor.engine import machine

@@ -32,7 +32,10 @@ def fuzz(
     quiet: given.Quiet = False,
     traceback: given.Traceback = False,
 ) -> int:
-    """Search for the least input that breaks a property, as in `nsa-doctor fuzz select`; save it, try it again."""
+    """Search for the smallest input that breaks a property.
+
+    Saves it, to be tried again with --replay, as in `nsa-doctor fuzz select`.
+    """
     from nsa_doctor.cli import fuzz_request as requesting
     from nsa_doctor.cli import progress
     from nsa_doctor.fuzz import run as fuzzing

@@ -38,7 +38,10 @@ def gate_init(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
     quiet: given.Quiet = False,
 ) -> int:
-    """Draft a policy file from what a subject passes now, as in `nsa-doctor gate-init --subject my_pkg.attn:make`."""
+    """Draft a policy file from what a subject passes now.
+
+    For example `nsa-doctor gate-init --subject my_pkg.attn:make`.
+    """
     if output.exists() and not overwrite:
         raise UsageError(f"--output {output}: is there already, and people write into policy files; add --overwrite")
     try:

@@ -28,7 +28,10 @@ def gate_stats(
     quiet: given.Quiet = False,
     traceback: given.Traceback = False,
 ) -> int:
-    """Read the gates of checkpoints, and nothing they carry is executed, as in `nsa-doctor gate-stats model.pt`."""
+    """Examine the gates of checkpoints, executing nothing.
+
+    For example `nsa-doctor gate-stats model.pt`.
+    """
     from nsa_doctor.artifacts.checkpoint import gate_stats as reading
     from nsa_doctor.cli import progress
 

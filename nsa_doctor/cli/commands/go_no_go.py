@@ -45,7 +45,10 @@ def go_no_go(
     quiet: given.Quiet = False,
     traceback: given.Traceback = False,
 ) -> int:
-    """Decide whether it may go into production, by a policy file, as in `nsa-doctor go-no-go --run artifacts/m7c`."""
+    """Decide by a policy whether it may go into production.
+
+    For example `nsa-doctor go-no-go --run artifacts/m7c`.
+    """
     chosen = policy or ("foreign" if subject else "production")
     required = read_gate_option(chosen)
     whom: dict[str, Any] = {"config": config, "subject": subject, "width": width}

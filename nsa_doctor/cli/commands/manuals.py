@@ -18,7 +18,10 @@ def list_checks() -> None:
 
 
 def explain(code: Annotated[str, typer.Argument(help="As `nsa-doctor list` has it.")]) -> None:
-    """What a check detects, why it matters, what to do, and an example where it gives one."""
+    """Explain a check: what it detects, why, the fix, an example.
+
+    For example `nsa-doctor explain CODE`.
+    """
     try:
         manual = registry.manual(code)
     except ValueError as error:

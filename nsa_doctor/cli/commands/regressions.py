@@ -30,7 +30,10 @@ def regressions(
     ] = "terminal",
     quiet: given.Quiet = False,
 ) -> int:
-    """Show that reported bugs are absent and are found when planted, as in `nsa-doctor regressions r007 --planted`."""
+    """Show that reported bugs are absent, and found if injected.
+
+    For example `nsa-doctor regressions r007 --planted`.
+    """
     known = _known()
     if ids and ids[0] == "new":
         return _new(ids[1:], known)

@@ -19,7 +19,9 @@ def render(
     output: Annotated[Path | None, typer.Option(help="Write to this file in place of standard output.")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of report.json.")] = False,
 ) -> int:
-    """Show report.json as it was, or in another format, as in `nsa-doctor render report.json --to md`; 0 if it could.
+    """Show a report.json again, or in another format.
+
+    For example `nsa-doctor render report.json --to md`; exits with 0 if it could.
 
     The exit code says nothing of the report's decision.
     """

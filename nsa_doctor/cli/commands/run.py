@@ -29,7 +29,10 @@ def run(
     quiet: given.Quiet = False,
     traceback: given.Traceback = False,
 ) -> int:
-    """Run every check that applies, or those selected, as in `nsa-doctor run --subject my_pkg.attn:make`."""
+    """Run the checks that apply, or those selected.
+
+    For example `nsa-doctor run --subject my_pkg.attn:make --select FWD,GRD`.
+    """
     examination_request = options.examined(
         device=device,
         config=config,

@@ -50,7 +50,10 @@ def smoke(
     quiet: given.Quiet = False,
     traceback: given.Traceback = False,
 ) -> int:
-    """Train for 200 steps, kill it half-way, resume, and decide, as in `nsa-doctor smoke --config train_showcase`."""
+    """Train briefly, kill it half-way, resume, and decide.
+
+    For example `nsa-doctor smoke --config train_showcase`.
+    """
     if steps < FEWEST_STEPS:
         raise UsageError(f"--steps must be at least {FEWEST_STEPS}, got {steps}")
     required = read_gate_option(policy)

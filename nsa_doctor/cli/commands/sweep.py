@@ -32,7 +32,10 @@ def sweep(
     quiet: given.Quiet = False,
     traceback: given.Traceback = False,
 ) -> int:
-    """Find lengths, dtypes and modes at which outputs or gradients are not finite, and where that begins."""
+    """Sweep lengths, dtypes and modes for NaN and inf.
+
+    Names the module, line and operation where a value first is not finite, as in `nsa-doctor sweep --seq 128,512`.
+    """
     examination_request = options.examined(
         device=device, config=config, subject=subject, input_kind=input_kind, width=width, seed=seed, timeout=timeout
     )

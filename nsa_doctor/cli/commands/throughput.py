@@ -27,7 +27,10 @@ def throughput(
     quiet: given.Quiet = False,
     traceback: given.Traceback = False,
 ) -> int:
-    """Tokens per second, growth of time and memory, waits, and floors; of a subject that passes a check first."""
+    """Measure tokens per second, and how time and memory grow.
+
+    Of a subject that is correct first; floors judge it, as in `nsa-doctor throughput --seq 1024,4096`.
+    """
     examination_request = options.examined(
         device=device,
         config=config,

@@ -18,7 +18,7 @@ def watch(
             help="Folder of a run of nsa.train or of another trainer, or one log: .jsonl, .csv, trainer_state.json."
         ),
     ],
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run ends, and tell as it goes.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run ends, and report on the way.")] = False,
     every: Annotated[float, typer.Option(help="Seconds between two looks of --follow.")] = 2.0,
     maps: Annotated[
         list[str] | None,
@@ -38,7 +38,10 @@ def watch(
     quiet: given.Quiet = False,
     traceback: given.Traceback = False,
 ) -> int:
-    """Say what is wrong with a live or finished training run, as in `nsa-doctor watch artifacts/m7c --follow`."""
+    """Examine a live or finished training run.
+
+    For example `nsa-doctor watch artifacts/m7c --follow`.
+    """
     from nsa_doctor.artifacts.training_run import watch as watching
     from nsa_doctor.cli import progress
     from nsa_doctor.cli.following import FollowingScreen

@@ -25,12 +25,12 @@ class Departure:
 
     @property
     def told(self) -> str:
-        """`12 of 60 tokens differ, first token 3, by up to 0.2 where rounding makes 1e-13`."""
+        """`12 of 60 tokens differ, first token 3, by up to 0.2 (tolerance 1e-13)`."""
         verb = "differs" if self.num_tokens == 1 else "differ"
         size = "not a number" if self.error != self.error else f"up to {self.error:.2g}"
         return (
             f"{self.num_tokens} of {self.num_compared} tokens {verb}, first token {self.first_token}, by {size} "
-            f"where rounding makes {self.floor:.1g}"
+            f"(tolerance {self.floor:.1g})"
         )
 
 

@@ -36,7 +36,7 @@ SICK = [  # name, the one code that finds it, module, what the message says
     ("one_of_two_frozen", "GRD203", "part", "2 trainable tensors, held by the attribute layers of _OneOfTwoFrozen"),
     ("plain_attribute", "GRD203", "part", "table['scale']"),
     ("product", "GRD203", "part", "the attribute weight of _Product"),
-    ("fresh_parameter", "GRD203", "part", "made anew in every forward pass"),
+    ("fresh_parameter", "GRD203", "part", "created again in every forward pass"),
 ]
 HEALTHY = [
     "experts",

@@ -92,7 +92,7 @@ def test_a_fault_of_the_doctors_own_is_exit_4(
 ) -> None:
     monkeypatch.setattr(registry, "manuals", lambda: {}["gone"])
     assert serve(["list"]) == 4
-    assert capsys.readouterr().err == "nsa-doctor: the doctor itself broke: KeyError: 'gone'; --traceback shows where\n"
+    assert capsys.readouterr().err == "nsa-doctor: internal error: KeyError: 'gone'; --traceback shows where\n"
 
 
 def test_an_interruption_before_the_work_is_exit_130(monkeypatch: pytest.MonkeyPatch) -> None:

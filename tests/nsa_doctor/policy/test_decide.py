@@ -203,8 +203,8 @@ def test_every_gate_of_the_checkout_ships():
     [
         ("", "a policy file is a mapping"),
         ("[]", "a policy file is a mapping"),
-        ("profile: quick", "a gate that requires nothing"),
-        ("require: []", "a gate that requires nothing"),
+        ("profile: quick", "a policy that requires nothing"),
+        ("require: []", "a policy that requires nothing"),
         ("require: [{codes: [FWX], because: a}]", "did you mean FWD"),
         ("require: [{codes: [], because: a}]", "must have at least 1 item"),
         ("require: [{codes: FWD, because: a}]", "must be a list"),

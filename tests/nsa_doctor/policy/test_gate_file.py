@@ -83,7 +83,7 @@ def test_limits_alone_are_a_gate() -> None:
 
 
 REFUSED = {
-    "no requirement": ({"require": []}, "require is missing: a gate that requires nothing would let everything"),
+    "no requirement": ({"require": []}, "require is missing: a policy that requires nothing would let everything"),
     "an empty word": ({"require": [{"codes": [""], "because": "x"}]}, "codes"),
     "no check": ({"require": [{"codes": ["FWD", "QQQ"], "because": "x"}]}, "no check starts with 'QQQ'"),
     "lower case": ({"require": [{"codes": ["fwd"], "because": "x"}]}, "no check starts with 'fwd'"),

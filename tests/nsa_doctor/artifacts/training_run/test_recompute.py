@@ -69,7 +69,7 @@ def test_the_command_tells_how_near_the_steps_are(run: Path, capsys: pytest.Capt
     out, err = capsys.readouterr()
     (result,) = json.loads(out)["results"]
     (note,) = result["notes"]
-    assert note.startswith("computed again, steps 3 to 4 as told: loss to ")
+    assert note.startswith("computed again, steps 3 to 4 as logged: loss to ")
     assert [line.partition(" ")[2] for line in err.splitlines()][:3] == ["step 3", "step 3", "step 4"]
 
 

@@ -184,7 +184,7 @@ def test_a_run_that_tells_of_none_of_the_steps_is_not_passed(run: Path, tmp_path
     again = steps_again(folder)
     assert [each.step for each in again.steps] == [5]
     result = judged(with_again(folder, again))
-    assert (result.verdict, result.reason) == (Verdict.SKIP, "the run tells of no step after its checkpoint of step 4")
+    assert (result.verdict, result.reason) == (Verdict.SKIP, "the run logs no step after its checkpoint of step 4")
 
 
 def test_folders_that_are_called_like_checkpoints_are_none(run: Path, tmp_path: Path) -> None:

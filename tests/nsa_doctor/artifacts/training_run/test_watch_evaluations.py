@@ -51,8 +51,8 @@ def test_another_ranks_evaluation_counts_too():
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
-        (drawn([None]), "no evaluation tells a checksum of its batch"),
-        (drawn(["a"], ["a", "b", "c"] * 3), "fewer than 4 different batches are told of"),
+        (drawn([None]), "no evaluation logs a checksum of its batch"),
+        (drawn(["a"], ["a", "b", "c"] * 3), "fewer than 4 different batches are logged"),
         (drawn(["a"], is_own=False), "what another trainer's checksums are of is not known"),
     ],
     ids=["an older run", "rows all alike", "another trainer"],

@@ -147,7 +147,7 @@ def test_processes_of_another_trainer_may_share_their_rows():
 
 
 def test_a_run_that_does_not_tell_its_batches_is_not_judged_by_them():
-    reason = "fewer than 4 steps of two processes tell a checksum of their batch"
+    reason = "fewer than 4 steps of two processes log a checksum of their batch"
     assert of_rows(rows([None] * 20, OWN)) == ("SKIP", reason)
     assert of_rows(rows(OWN)) == ("SKIP", "the heartbeats are of one process")
     assert of_rows(rows(OWN, OTHER)) == ("PASS", "")

@@ -104,8 +104,8 @@ def test_the_least_change_is_a_move():
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
-        (drawn([itertools.repeat(2.0)], looks=3), "gates.csv tells of fewer than 4 looks at the gates' own parameters"),
-        (drawn([[None] * 9]), "gates.csv tells of fewer than 4 looks at the gates' own parameters"),
+        (drawn([itertools.repeat(2.0)], looks=3), "gates.csv has fewer than 4 looks at the gates' own parameters"),
+        (drawn([[None] * 9]), "gates.csv has fewer than 4 looks at the gates' own parameters"),
         (drawn([[2.0] * 9], learning_rate=0.0), "fewer than 10 steps"),
         (drawn([[2.0] * 9], learning_rate=1e-12), "fewer than 10 steps"),
         (drawn([[2.0] * 9], grad_norm=0.0), "fewer than 10 steps"),

@@ -1,0 +1,60 @@
+"""Messages, help and manuals speak in the field's terms: words that only this project used stay out of them."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from nsa_doctor.cli.main import app
+from nsa_doctor.core import registry
+
+DOCTOR = Path(__file__).parents[1] / "nsa_doctor"
+BANNED = re.compile(
+    r"\b(told|owe[sd]?|anew|held to|as good as|likeliest|to be believed|itself broke|without chance|another past|"
+    r"lose otherwise|come out otherwise|the runs part)\b"
+)
+WIDTH = 80
+
+
+def strings(tree: ast.Module) -> Iterator[ast.Constant]:
+    """Strings of several words that are no docstrings: what is printed."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, documented)]
+    docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+        if is_text and id(node) not in docstrings:
+            yield node
+
+
+def test_no_message_holds_a_private_word() -> None:
+    found = [
+        f"{path.relative_to(DOCTOR)}:{node.lineno}: {word[0]!r} in {node.value!r}"
+        for path in sorted(DOCTOR.rglob("*.py"))
+        for node in strings(ast.parse(path.read_text(encoding="utf-8")))
+        if (word := BANNED.search(str(node.value)))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("code", registry.manuals())
+def test_no_manual_holds_a_private_word(code: str) -> None:
+    manual = registry.manual(code)
+    assert BANNED.search(f"{manual.detects} {manual.matters} {manual.fix}") is None
+
+
+def test_no_help_holds_a_private_word() -> None:
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        texts = [command.help or "", *(getattr(parameter, "help", None) or "" for parameter in command.params)]
+        assert not [text for text in texts if BANNED.search(text)], name
+
+
+@pytest.mark.parametrize(
+    "text", ["the loss is told", "what a layer owes", "it begins anew", "the runs part in softmax"]
+)
+def test_a_private_word_would_be_found(text: str) -> None:
+    assert BANNED.search(text)
+    assert [node.value for node in strings(ast.parse(f"def f():\n    raise ValueError({text!r})"))] == [text]
