@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Note
 from nsa_doctor.probes.model.built_module import comparable_specimen
 from nsa_doctor.probes.numerics.precision import effective_precision
@@ -30,7 +30,7 @@ _LENGTH = 33
 def run(subject: Subject) -> Iterator[Note]:
     built = comparable_specimen(subject)
     if built.dtype != "float64":
-        raise NotComparableError("the subject does not compute in float64")
+        raise NotApplicableError("it does not compute in float64")
     precision = effective_precision(built, min(_LENGTH, subject.max_length))
     if precision.dtype != torch.float64:
         place = precision.place

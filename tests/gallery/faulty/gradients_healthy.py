@@ -97,6 +97,12 @@ def _float32_norm(x: Tensor) -> Tensor:
     return (wide * wide.square().mean(-1, keepdim=True).add(1e-6).rsqrt()).to(x.dtype)
 
 
+def _not_in_float64(x: Tensor) -> Tensor:
+    if x.dtype == torch.float64:
+        raise TypeError("the kernel serves float32 and narrower")
+    return _float32_norm(x)
+
+
 def _fused(x: Tensor) -> Tensor:
     q = x.unflatten(-1, (2, -1)).transpose(1, 2)
     return scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2).flatten(2)
@@ -181,6 +187,7 @@ stable_softmax = hosting(_stable_softmax)
 top_two = hosting(_top_two)
 auxiliary = hosting(_auxiliary)
 float32_norm = hosting(_float32_norm)
+not_in_float64 = hosting(_not_in_float64)
 fused = hosting(_fused)
 recomputed = hosting(_recomputed)
 recomputed_reentrant = hosting(_recomputed_reentrant)

@@ -145,3 +145,8 @@ def test_a_float32_norm_inside_float64_is_a_note_with_its_line(examined) -> None
     assert result.verdict is Verdict.PASS
     assert "gradients_healthy.py" in result.notes[0]
     assert examined("FWD305", "healthy:causal").notes == ()
+
+
+def test_a_module_that_refuses_float64_has_no_float64_to_look_at(examined) -> None:
+    result = examined("FWD305", "gradients_healthy:not_in_float64")
+    assert (result.verdict, result.is_required) == (Verdict.SKIP, False)
