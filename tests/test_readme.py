@@ -62,7 +62,7 @@ def test_the_sick_example_is_found_as_shown(tmp_path: Path) -> None:
     done = run_on(tmp_path, f"{command} --select FWD201,FWD202,FWD206")
     assert done.returncode == 1, done.stderr
     shown = README.split("my_attention:Attention: ")[1].split("```")[0]
-    finding = shown[shown.index("FWD201 tokens") : shown.index("  again")]
+    finding = shown[shown.index("FWD201 causality violation") : shown.index("  reproduce")]
     assert finding in done.stdout
 
 

@@ -17,6 +17,7 @@ from nsa_doctor.artifacts.training_run.numbers import numbers_of
 from nsa_doctor.artifacts.training_run.record import RunRecord
 from nsa_doctor.artifacts.training_run.replay import RecomputeRequest, is_asked_for, with_steps_again
 from nsa_doctor.artifacts.training_run.subject import RunSubject
+from nsa_doctor.core.check import Kind
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Report, Result
@@ -72,6 +73,7 @@ def go_no_go(request: GoNoGoRequest, listen: Listener = lambda told, done, total
     Raises UsageError when the subject cannot be examined at all and InternalError when the doctor's code fails.
     """
     start = time.perf_counter()
+    request = replace(request, policy=request.policy.with_given(_given(request)))
     checkpoint = None if request.checkpoint is None else _read_checkpoint(request.checkpoint, listen)
     facts: dict[str, Any] = {}
     report = _examined(request, listen, facts)
@@ -86,6 +88,12 @@ def go_no_go(request: GoNoGoRequest, listen: Listener = lambda told, done, total
     return replace(
         report, verdict=decide(report, request.policy, _evidence(request, report, _misfits(checkpoint, report, facts)))
     )
+
+
+def _given(request: GoNoGoRequest) -> list[Kind]:
+    """The kinds of things that were handed over beside the subject."""
+    given: dict[Kind, object] = {"checkpoint": request.checkpoint, "run": request.run, "data": request.data}
+    return [kind for kind, value in given.items() if value is not None]
 
 
 def _read_checkpoint(request: GateStatsRequest, listen: Listener) -> Examined:
@@ -179,13 +187,8 @@ def _others(request: GoNoGoRequest, report: Report) -> Iterator[str]:
 
 def _evidence(request: GoNoGoRequest, report: Report, unfit: tuple[str, ...]) -> Evidence:
     run, earlier = request.run, request.earlier
-    given = {
-        "module": True,
-        "checkpoint": request.checkpoint is not None,
-        "run": run is not None,
-        "data": request.data is not None,
-    }
-    missing = [entry for entry in request.policy.checks if not given[entry.examines]]
+    there = ("module", *_given(request))
+    missing = [entry for entry in request.policy.checks if entry.examines not in there]
     beside = [result for result in report.results if result.code not in request.policy.codes and result.findings]
     return Evidence(
         measured=None if run is None else numbers_of(run),

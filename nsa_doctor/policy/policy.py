@@ -1,7 +1,7 @@
 """Policy files: which checks and limits a verdict requires, each with its reason."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from nsa.plain_yaml import read_plain_yaml
 from nsa.strict import ConfigError, Name, Strict, nearest
 from nsa_doctor.core import registry
-from nsa_doctor.core.check import PROFILES
+from nsa_doctor.core.check import PROFILES, Kind
 from nsa_doctor.core.measures import MEASURES
 from nsa_doctor.core.shipped import shipped
 
@@ -123,6 +123,22 @@ class Policy(Strict):
         """What requires this check; the strictest where several do."""
         asking = [each for each in self.require if code.startswith(each.codes)]
         return min(asking, key=lambda each: each.where_offered, default=None)
+
+    def with_given(self, kinds: Iterable[Kind]) -> "Policy":
+        """The policy, and for each kind of thing that was given and of which it says nothing, its own checks.
+
+        What a user hands over is judged: no policy can look away from it. Limits are about training runs.
+        """
+        mentioned = {entry.examines for entry in self.checks} | ({"run"} if self.limits else set())
+        deepest = PROFILES.index(self.profile)
+        added = []
+        for kind in kinds:
+            known = [entry for entry in registry.of_kind(kind) if PROFILES.index(entry.profile) <= deepest]
+            if kind not in mentioned and known:
+                codes = tuple(entry.manual.code for entry in known)
+                because = f"--{kind} was given, and what is given is judged"
+                added.append(Requirement(codes=codes, because=because, where_offered=True))
+        return self.model_copy(update={"require": (*self.require, *added)})
 
 
 def load_policy(source: str) -> Policy:

@@ -2,10 +2,13 @@
 
 import errno
 import json
+import math
 import os
 import shlex
+from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from nsa.config import load_config
@@ -75,6 +78,45 @@ def test_a_healthy_subject_is_a_go_with_every_file(tmp_path, gate, capsys):
     assert told.startswith("GO by policy gate (profile smoke, sha256 ")
     order = [told.index(f"\n{label}") for label in ("why", "examined", "checks", "missing", "again")]
     assert order == sorted(order)
+
+
+def nan_bearing(path):
+    torch.save({"out.weight": torch.full((4, 4), float("nan"))}, path)
+
+
+def truncated(path):
+    torch.save({"out.weight": torch.ones(64, 64)}, path)
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+class RunsACommand:
+    def __reduce__(self):
+        return os.system, ("true",)
+
+
+def unsafe(path):
+    torch.save({"out.weight": RunsACommand()}, path)
+
+
+@pytest.mark.parametrize("spoilt", [nan_bearing, truncated, unsafe])
+def test_a_checkpoint_is_judged_whatever_the_policy_says_of_it(tmp_path, gate, spoilt):
+    spoilt(tmp_path / "model.pt")
+    words = ("--gate", gate(), "--config", str(SMALL), "--checkpoint", str(tmp_path / "model.pt"))
+    code, report = decide(tmp_path, *words)
+    failed = [each for each in report["verdict"]["required"] if each["stands"] == "failed"]
+    assert (code, report["decision"]) == (1, "NO-GO")
+    assert failed
+    assert {each["code"][:3] for each in failed} == {"CKP"}
+    assert failed[0]["because"] == "--checkpoint was given, and what is given is judged"
+
+
+def test_a_run_is_judged_by_its_checks_where_the_policy_has_no_limit_for_it(tmp_path, gate, run_folder):
+    folder = Path(run_folder({}))
+    beats = [json.dumps({"ts": 10.0 + step, "step": step, "loss": math.nan}) for step in range(1, 201)]
+    (folder / "heartbeat_rank0.jsonl").write_text("\n".join(beats))
+    code, report = decide(tmp_path, "--gate", gate(), "--config", str(SMALL), "--run", str(folder))
+    stands = {each["code"]: each["stands"] for each in report["verdict"]["required"]}
+    assert (code, stands["TRN201"]) == (1, "failed")
 
 
 def test_the_command_it_prints_asks_the_same(tmp_path, gate):

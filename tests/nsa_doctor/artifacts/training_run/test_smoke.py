@@ -142,7 +142,7 @@ def test_a_silent_trainer_is_ended(tmp_path, monkeypatch):
     os.mkfifo(missing)  # the trainer waits for a configuration that nobody writes
     request = SmokeRequest(config=missing, folder=tmp_path / "run", steps=10, patience=0.5, quiet=True)
     start = time.monotonic()
-    assert train(request, lambda told: None) == "the trainer was ended because it told nothing for 0.5 s"
+    assert train(request, lambda told: None) == "the trainer was killed after 0.5 s without a heartbeat"
     assert time.monotonic() - start < 10
 
 
