@@ -11,7 +11,8 @@ import typer
 from nsa_doctor.cli.main import app
 from nsa_doctor.core import registry
 
-DOCTOR = Path(__file__).parents[1] / "nsa_doctor"
+ROOT = Path(__file__).parents[1]
+DOCTOR = ROOT / "nsa_doctor"
 BANNED = re.compile(
     r"\b(told|owe[sd]?|anew|held to|as good as|likeliest|to be believed|itself broke|without chance|another past|"
     r"lose otherwise|come out otherwise|the runs part)\b"
@@ -38,6 +39,33 @@ def test_no_message_holds_a_private_word() -> None:
         if (word := BANNED.search(str(node.value)))
     ]
     assert found == []
+
+
+def public_docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of the module's and of every public class's and function's; without `code` and a check's title."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and not getattr(node, "name", "").startswith(
+            "_"
+        ):
+            text = re.sub(r"`[^`]*`", "", ast.get_docstring(node) or "")
+            yield getattr(node, "lineno", 1), re.sub(r"^[A-Z]{3}\d{3} [a-z0-9-]+", "", text)
+
+
+@pytest.mark.parametrize("package", ["nsa", "nsa_doctor"])
+def test_no_public_docstring_holds_a_private_word(package: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {word[0]}"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for line, text in public_docstrings(ast.parse(path.read_text(encoding="utf-8")))
+        if (word := BANNED.search(text))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/ci.md", "docs/training.md"])
+def test_no_page_holds_a_private_word(name: str) -> None:
+    lines = enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), start=1)
+    assert [(number, word[0]) for number, line in lines if (word := BANNED.search(line))] == []
 
 
 @pytest.mark.parametrize("code", registry.manuals())

@@ -15,7 +15,7 @@ class Progress:
             self._now = (stage, source, time.monotonic())
 
     def done(self) -> None:
-        """A document or row is through: what follows at the same stage is timed anew."""
+        """A document or row is through: what follows at the same stage is timed from zero."""
         self._now = (*self._now[:2], time.monotonic())
 
     @property

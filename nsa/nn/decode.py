@@ -32,8 +32,8 @@ def generate(
 ) -> Int[Tensor, "B longer"]:
     """Continue each row of `ids` by `num_tokens` tokens; returns prompt and continuation.
 
-    temperature 0 takes the likeliest token; above 0 it divides the logits before a token is drawn from the `top_k`
-    likeliest (from all, if None) with `generator`, whose seed makes the draw reproducible.
+    temperature 0 takes the argmax; above 0 it divides the logits before a token is drawn from the `top_k`
+    largest (from all, if None) with `generator`, whose seed makes the draw reproducible.
     """
     _check(model.config.vocab_size, ids, num_tokens, temperature, top_k)
     cache = model.new_cache(ids.shape[0], ids.shape[1] + num_tokens)

@@ -1,4 +1,4 @@
-"""A step that is not finite: told before the optimizer touches the weights, and kept so that it can be seen again."""
+"""A non-finite step: reported before the optimizer touches the weights, and kept so that it can be seen again."""
 
 import math
 from collections.abc import Sequence

@@ -34,7 +34,7 @@ def set_learning_rate(optimizer: AdamW, rate: float) -> None:
 
 
 def learning_rate_of(optimizer: AdamW) -> float:
-    """What it goes by; the largest of its groups, which is what monitors are told, and not what was meant for it."""
+    """What it goes by; the largest of its groups, which is what monitors log, and not what was meant for it."""
     return max(float(group["lr"]) for group in optimizer.param_groups)
 
 

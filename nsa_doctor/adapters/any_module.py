@@ -30,7 +30,7 @@ def adapt(
 ) -> Subject:
     """The subject a factory makes: a Subject as it is, a module [B, S, dim] -> [B, S, dim] or ids [B, S] -> logits.
 
-    `made` is told of the module and `asking` each length before it is tried at it. Raises SubjectUnusableError for
+    `made` receives the module and `asking` each length before it is tried at it. Raises SubjectUnusableError for
     anything else, and SubjectFailedError when the factory raises.
     """
     assert request.spec is not None

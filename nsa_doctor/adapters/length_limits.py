@@ -22,7 +22,7 @@ def within_limits(
     """The subject with the `max_length` its module serves, tried without gradients at growing lengths.
 
     A length at which it raises is the module's own limit when a size in it says so (a table of positions, a mask);
-    otherwise it stays within what is examined, and is a finding there. `asking` is told each length before it is tried.
+    otherwise it stays within what is examined, and is a finding there. `asking` gets each length before it is tried.
     """
     works = 1
     for length in _LENGTHS:

@@ -20,7 +20,7 @@ def load_subject(
     asking: Callable[[int], None] = lambda length: None,
     made: Callable[[nn.Module], None] = lambda module: None,
 ) -> Subject:
-    """The subject asked for; `made` is told of a foreign module, and `asking` each length before it is tried at it.
+    """The subject asked for; `made` receives a foreign module, and `asking` each length before it is tried at it.
 
     Raises SubjectUnusableError, or SubjectFailedError when a factory itself raises.
     """

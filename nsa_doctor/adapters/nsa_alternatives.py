@@ -29,7 +29,7 @@ def why_not(impl: Impl, device: str, dtype: str, head_size: int) -> str:
 
 
 def variants(config: NSAConfig, seed: int) -> Mapping[str, nn.Module]:
-    """The layer with one option changed that needs no other weights: other results are owed."""
+    """The layer with one option changed that needs no other weights: other results are expected."""
     own = _layer(config, seed)
     changes: dict[str, dict[str, Any]] = {
         "w": {"w": config.w // 4 or config.w + 3},

@@ -1,4 +1,4 @@
-"""What an NSAttention layer owes, by the equations of arXiv 2502.11089 alone: dense products under explicit masks.
+"""An NSAttention layer by the equations of arXiv 2502.11089 alone: dense products under explicit masks.
 
 It takes the layer's weights and sizes and nothing else from `nsa`: a mistake there cannot be in here too. Slow, and of
 memory that grows with the square of the length.

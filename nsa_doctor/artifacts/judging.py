@@ -16,7 +16,7 @@ from nsa_doctor.core.registry import Entry
 def judged(entries: Iterable[Entry], subject: Any) -> list[Result]:
     """The end of every check, in order of importance; a check means nothing where what it needs failed.
 
-    A finding that another one explains is named there and told no more.
+    A finding that another one explains is named there and reported no more.
     """
     known = list(entries)
     waiting = list(known)

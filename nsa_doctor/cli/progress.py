@@ -27,7 +27,7 @@ def progress(quiet: bool) -> Iterator[Listener]:
 
 @contextmanager
 def of_steps(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A listener for work in steps, told what was done, how many steps are done and of how many."""
+    """A listener for work in steps, which receives what was done, how many steps are done and of how many."""
     if quiet:
         yield lambda told, done, total: None
     elif is_terminal(sys.stderr):

@@ -63,7 +63,7 @@ class Check:
 
     A check whose subject may hang or kill the process sets `isolate`; it is then run in a child process. `profile` is
     the shortest profile it is part of. When a check in `blocked_by` failed, this one could only repeat it and is
-    skipped; a finding in the same module as one of a check in `explained_by` has the same cause and is told there.
+    skipped; a finding in the same module as one of a check in `explained_by` has the same cause and is reported there.
 
     What the framework does with a check is declared too, in values of which the framework has a list each:
     `priority` is how early its findings are reported (the family's where none is given), `answers` the facts of the

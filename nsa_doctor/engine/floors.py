@@ -1,4 +1,4 @@
-"""Floors of throughput: what a device owes, read from a file, and whether measured times can tell."""
+"""Floors of throughput: what a device has to reach, read from a file, and whether measured times can decide."""
 
 import statistics
 from collections.abc import Sequence

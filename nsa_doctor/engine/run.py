@@ -38,7 +38,7 @@ def run(
 ) -> Report:
     """Examine, conclude; a KeyboardInterrupt ends it early and keeps what was found.
 
-    `learn` is told the subject's facts as soon as they are known.
+    `learn` receives the subject's facts as soon as they are known.
     Raises UsageError when the subject cannot be examined at all and InternalError when the doctor's code fails.
     """
     start = time.perf_counter()

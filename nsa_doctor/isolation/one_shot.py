@@ -39,7 +39,7 @@ class OneShotResult:
 
 
 def counting(listen: Callable[[str, int, int], None], expected: int) -> Callable[[str], None]:
-    """A `tell` that passes on what was told, how many things were, and how many of how many are expected."""
+    """A `tell` that passes on what was said, how many things were, and how many of how many are expected."""
     done = itertools.count(1)
 
     def tell(told: str) -> None:

@@ -1,4 +1,4 @@
-"""Starts the doctor's own child processes: interpreters anew, or forks of this process where that was allowed."""
+"""Starts the doctor's own child processes: new interpreters, or forks of this process where that was allowed."""
 
 import importlib
 import subprocess

@@ -30,7 +30,7 @@ _OURS = f"{PACKAGE_ROOT}{os.sep}"
 class CrashReport:
     """What is left of a child that gave no answer.
 
-    The last event it told of, the module it had made, where it was seen or last wrote that it was, and the stacks of
+    The last event it reported, the module it had made, where it was seen or last wrote that it was, and the stacks of
     all threads as faulthandler writes them.
     """
 
@@ -124,7 +124,7 @@ class WorkerProcess:
         self.longest_seconds = 0.0  # between two messages of the last request
 
     def ask(self, request: dict[str, Any], seconds: float, at_most: float = math.inf) -> dict[str, Any]:
-        """The answer to one request; every event the child reports on the way starts the time anew, up to `at_most`.
+        """The answer to one request; every event the child reports on the way restarts the clock, up to `at_most`.
 
         Until the first event it may take `startup_seconds` of the request, and then `making_seconds` until the next.
         The seconds are the subject's: while the child is seen at the doctor's own work, it may take OWN_SECONDS.

@@ -16,7 +16,7 @@ _MOST_NAMED = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What the policy is held to beside the report.
+    """What the policy is applied to beside the report.
 
     `measured` are a run's numbers, None where no run was given; `mismatches` say in a sentence each what was gathered
     on another subject; `missing` why checks were not run, by code; `obstacles` are the codes of failures that count

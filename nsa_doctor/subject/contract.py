@@ -21,7 +21,7 @@ SEAMS = (
 
 
 class WrongOutputError(ValueError):
-    """A subject returned something other than the tensor it owes; the message says what came and what was expected."""
+    """A subject returned something other than the expected tensor; the message says what came and what was expected."""
 
 
 class SubjectUnusableError(ValueError):
@@ -65,12 +65,12 @@ class Subject:
     packed(module, x, cu_seqlens): x [1, S, ...] holding sequences that start at cu_seqlens [N + 1] int32.
     loss(module, ids): the scalar a training step differentiates.
     train_step(module, optimizer, x): one step of the training loop, the optimizer's own step included; its loss.
-    variants(seed): modules by the name of the option they differ in from build(seed), same weights, other results owed.
+    variants(seed): modules by the name of the option they differ in from build(seed), same weights, other results.
     routes(flags): what serves each branch under environment flags {name: value}: {name of a route: bool}.
     oracle(module, x): the output by an independent, slow and trusted way, in the module's dtype, differentiable.
     twins(device, dtype): how to build it, as `build` does, by the name of each other implementation that can serve
-        there: same weights as build(seed), same results owed.
-    generate(module, ids, num_tokens): [B, T + num_tokens], each row of ids [B, T] and its likeliest continuation.
+        there: same weights as build(seed), same results expected.
+    generate(module, ids, num_tokens): [B, T + num_tokens], each row of ids [B, T] and its greedy continuation (argmax).
     draw(module, ids, temperature, seed): [B, T + 1], each row of ids and one token of softmax(logits / temperature).
     spans(): the functions between slots, token ranges, masks and counts, named as in `nsa.ops.geometry`.
     """

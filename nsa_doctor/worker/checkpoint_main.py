@@ -1,4 +1,4 @@
-"""The room in which a checkpoint is read: a process of its own, held to limits, that answers one request and ends."""
+"""Where a checkpoint is read: a process with limits of its own, which answers one request and ends."""
 
 import gc
 import json

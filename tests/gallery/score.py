@@ -155,7 +155,7 @@ def render(score: Score) -> Iterator[str]:
     yield f"rightly {'all':<{width}}  {score.rightly_found()}"
     yield f"false alarms in healthy runs    {Share(len(score.alarms), len(score.healthy))}"
     yield f"first finding, right module     {score.right_module}"
-    yield f"right line where one is owed    {score.right_line}"
+    yield f"right line where one is expected    {score.right_line}"
     yield f"right line of all               {score.right_line_of_all}"
     counts = score.findings_per_bug
     if counts:

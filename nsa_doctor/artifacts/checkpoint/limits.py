@@ -1,4 +1,4 @@
-"""What reading a checkpoint may cost, and how a process is held to it."""
+"""What reading a checkpoint may cost, and how that is enforced on a process."""
 
 import ctypes
 import os

@@ -19,7 +19,7 @@ _SPARE_SECONDS = 5.0  # for Python and numpy
 class ReadRequest:
     """What to look for in a checkpoint, and the seconds it may take; `pattern` None finds gates by themselves.
 
-    With `wants_shapes` the shapes of all tensors are told too.
+    With `wants_shapes` the shapes of all tensors are read too.
     """
 
     pattern: str | None = None

@@ -26,8 +26,8 @@ class Batch:
     """Rows of one batch, each [B, S] or [B, S + 1], in the dtype they came in.
 
     targets: None where rows of tokens come alone. target_name: what the loader calls them, nothing in a pair.
-    ignored: where a target is not to be predicted. documents: which document each token is of, where that is told.
-    epoch: how often all data had been read before, where that is told.
+    ignored: where a target is not to be predicted. documents: which document each token is of, where that is known.
+    epoch: how often all data had been read before, where that is known.
     """
 
     inputs: Array

@@ -55,7 +55,7 @@ def train_rows(subject: DataSubject) -> Reading:
 
 
 def read(subject: DataSubject, opening: Opening, count: int, *, again: int = 0, wants_state: bool = False) -> Reading:
-    """Up to `count` batches, opened anew once for each `again`; random generators are seeded alike before each.
+    """Up to `count` batches, opened again once for each `again`; random generators are seeded alike before each.
 
     Raises NotComparableError where an earlier reading was left hanging.
     """

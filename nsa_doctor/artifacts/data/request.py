@@ -18,7 +18,7 @@ _USUAL = {"batches": 16, "ranks": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class DataRequest:
-    """A configuration with its changes, or a factory, or a factory held to a configuration; and how much to look at.
+    """A configuration with its changes, or a factory, or a factory checked by a configuration; and how much to look at.
 
     What is None is left to the configuration, or is not known. codes: the checks to make. words: the same again.
     """

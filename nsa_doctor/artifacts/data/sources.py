@@ -1,6 +1,6 @@
 """From a configuration, or from `package.module:factory`, to a source of batches that can be examined.
 
-A factory returns, anew at each call, an iterable of batches: mappings with `input_ids` and perhaps `labels` (or
+A factory returns, at each call, a new iterable of batches: mappings with `input_ids` and perhaps `labels` (or
 `targets`), pairs (x, y), or tensors of rows [B, S + 1]. It may take any of the arguments `split` ("train", "heldout"),
 `rank` and `world_size`, `seed`, and `state`, by name; what it does not take is not tried. A position is what `state()`
 or `state_dict()` of the loader or its iterator gives; it goes back in as `state` or through `load_state_dict`. The
@@ -83,7 +83,7 @@ class _Ours:
 
 
 def of_factory(spec: str, like: DataSubject | None = None) -> DataSubject:
-    """What a factory gives; `like` says what it is held to. Raises SubjectUnusableError."""
+    """What a factory gives; `like` says what it is compared with. Raises SubjectUnusableError."""
     named = import_named(spec)
     if isinstance(named, DataSubject):
         return replace(named, packages=named.packages or top_package(spec))

@@ -23,7 +23,7 @@ class Opening:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DataSubject:
-    """`open` gives an iterable of batches, anew each time; `takes` says what of an opening it heeds beside `train`.
+    """`open` gives a new iterable of batches each time; `takes` says what of an opening it heeds beside `train`.
 
     What is None is not known and not held against it. targets: `next` when each target is the token after its input,
     `same` when the model shifts them itself. endless: the data never ends. options: the words that name it on the

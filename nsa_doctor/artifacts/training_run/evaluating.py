@@ -1,4 +1,4 @@
-"""Which evaluations a run of nsa's should have told by now."""
+"""Which evaluations a run of nsa's should have logged by now."""
 
 from collections.abc import Mapping
 

@@ -21,7 +21,7 @@ class OtherRowsError(Exception):
 class Departure:
     """The first number of a run that is another: of a step, or of the weights that `names` names, the furthest first.
 
-    `told` is the run's and `again` the doctor's; of weights both are how far the first of them went.
+    `told` is the run's value and `again` the doctor's; of weights both are how far the first of them went.
     """
 
     kind: Literal["loss", "gradient", "weights", "evaluation"]

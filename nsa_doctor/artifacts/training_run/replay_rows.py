@@ -1,4 +1,4 @@
-"""The rows that a run of nsa.train made its steps with, dealt out anew from where a checkpoint stands in the data."""
+"""The rows that a run of nsa.train made its steps with, drawn again from where a checkpoint stands in the data."""
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence

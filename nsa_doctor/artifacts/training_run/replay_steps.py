@@ -1,4 +1,4 @@
-"""Computes steps of a run of nsa.train again from a checkpoint: the same model on the same rows, all else anew.
+"""Computes steps of a run of nsa.train again from a checkpoint: the same model on the same rows, all else independent.
 
 Nothing of `nsa.train` is used: the loss, the sum over micro-batches and processes, the norm, the clipping, AdamW
 (arXiv 1711.05101) and the learning rate are written here a second time, plainly, the optimizer in float64.

@@ -13,7 +13,7 @@ _MOST_OF_THEM = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """Ranks that told the same checksum at `alike` of the `steps` steps from `step` on, which all of them tell."""
+    """Ranks that logged the same checksum at `alike` of the `steps` steps from `step` on, which all of them tell."""
 
     ranks: tuple[int, ...]
     step: int

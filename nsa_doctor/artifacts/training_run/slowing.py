@@ -1,7 +1,7 @@
 """How long the steps of a run take, and whether they take ever longer.
 
-A neighbour on the same machine slows single steps, or all of a while; it never makes them faster. So a stretch is told
-by its fast quarter, and what slows has to do so from stretch to stretch all along, or many times over and for good.
+A neighbour on the same machine slows single steps, or all of a while; it never makes them faster. A stretch stands for
+its fast quarter, and what slows has to do so from stretch to stretch all along, or many times over and for good.
 """
 
 import itertools
@@ -45,7 +45,7 @@ class Slowing:
 
 
 def costs(beats: Sequence[Beat]) -> Costs:
-    """By the tokens a second that are told, else by the times of the heartbeats; the first steps left out."""
+    """By the tokens a second that are logged, else by the times of the heartbeats; the first steps left out."""
     speeds, times = series(beats, "tokens_per_second"), series(beats, "ts")
     lasted = max(times.values) - min(times.values) if times else math.inf
     points = [(step, 1 / value) for step, value in zip(speeds.steps, speeds.values, strict=True) if value > 0]

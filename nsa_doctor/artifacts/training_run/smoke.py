@@ -1,4 +1,4 @@
-"""`nsa-doctor smoke`: a short training run that is killed half-way, resumed, told to stop, and resumed again."""
+"""`nsa-doctor smoke`: a short training run that is killed half-way, resumed, asked to stop, and resumed again."""
 
 import json
 import os
@@ -65,7 +65,7 @@ class _Life:
 def train(request: SmokeRequest, say: Say) -> str:
     """Train, in three lives; the sentence it ended with, if it failed.
 
-    The first is killed after the half-way checkpoint. The second goes on from there and is told to stop, so that it
+    The first is killed after the half-way checkpoint. The second goes on from there and is asked to stop, so that it
     saves a few steps later; between these two checkpoints steps can be computed again. The third goes to the end.
     Raises UsageError with the trainer's own sentence when it refuses what it is asked, and KeyboardInterrupt.
     """

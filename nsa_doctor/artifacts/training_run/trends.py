@@ -1,6 +1,6 @@
 """What a series of a training run does beneath its noise: levels of stretches, how sure they are, whether it trends.
 
-Numbers that every check shares. A stretch is told by its median, so that a few outliers move nothing. The noise of one
+Numbers that every check shares. A stretch stands for its median, so that a few outliers move nothing. The noise of one
 point is measured inside the stretches and never assumed; points that follow each other closely count for fewer.
 """
 
@@ -136,7 +136,7 @@ def rank_correlation(values: Sequence[float]) -> float:
 def travelled(beats: Sequence[Beat]) -> float | None:
     """The sum of the learning rates of all steps: about how far an optimizer like Adam can have moved a weight.
 
-    None where rates are not told. A line every so many steps stands for those before it.
+    None where rates are not logged. A line every so many steps stands for those before it.
     """
     rates = series(beats, "learning_rate")
     if not rates:

@@ -109,7 +109,7 @@ def watch(request: WatchRequest, listen: Listener = lambda told, done, total: No
 
 
 def follow(request: WatchRequest, screen: Screen, pause: Callable[[float], None] = time.sleep) -> Report:
-    """The run at its end, each finding told when it appears; a KeyboardInterrupt ends it early.
+    """The run at its end, each finding reported when it appears; a KeyboardInterrupt ends it early.
 
     Waits for a folder that does not exist yet. Raises UsageError for what will never be a run.
     """

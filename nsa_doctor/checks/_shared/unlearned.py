@@ -74,7 +74,7 @@ def without_gradient(sp: BuiltModule, x: Tensor) -> list[tuple[str, nn.Parameter
 
 
 def cut_off(sp: BuiltModule, x: Tensor) -> list[Unlearned]:
-    """Parameters without a gradient that is owed to them, or that nothing comes of."""
+    """Parameters without a gradient that the output's dependence on them implies, or that nothing comes of."""
     missing = without_gradient(sp, x)
     if not missing:
         return []

@@ -1,1 +1,1 @@
-"""FWD: what a forward pass owes its caller."""
+"""FWD: properties of a forward pass: causality, batch invariance, determinism, equality with its equations."""

@@ -1,1 +1,1 @@
-"""GRD: what a backward pass owes the forward pass it belongs to."""
+"""GRD: gradients: correct, complete, and not overwritten."""

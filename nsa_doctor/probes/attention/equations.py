@@ -1,4 +1,4 @@
-"""Each branch by its equation, as a dense product under an explicit mask: what an implementation's branches owe."""
+"""Each branch by its equation, as a dense product under an explicit mask: the reference for branches."""
 
 from collections.abc import Iterable, Mapping
 

@@ -101,7 +101,7 @@ class Steps:
         return self.num_taken * STEPS_OF_A_CYCLE
 
     def left_for_good(self, first: list[Step]) -> bool:
-        """Whether every one of those cycles has left something that is held to this day."""
+        """Whether every one of those cycles has left something that is still held."""
         return all(self._holdings.left_by(step.at) for step in first)
 
     def may_be_trimmed(self) -> bool:

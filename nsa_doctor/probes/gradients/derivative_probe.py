@@ -43,7 +43,7 @@ class Differential:
 
 
 class DerivativeProbe:
-    """A specimen and x; `only_first` tokens of the output are differentiated (all of them unless told).
+    """A specimen and x; `only_first` tokens of the output are differentiated (all of them by default).
 
     Every run starts from the same state of the module and of random numbers. Raises NotComparableError when the
     output is not finite, or not the same twice: then nothing can be compared.

@@ -1,4 +1,4 @@
-"""Which parameters the output depends on smoothly, so that a gradient is owed to them."""
+"""Which parameters the output depends on smoothly, so that they have to get a gradient."""
 
 import math
 from collections.abc import Iterable, Iterator

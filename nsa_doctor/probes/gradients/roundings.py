@@ -25,8 +25,8 @@ class Roundings:
     def among(self, x: Tensor, names: Iterable[str]) -> dict[str, str]:
         """Of parameters with a gradient from a pass on x, those whose gradient is rounding: what it is, in words.
 
-        What rounding leaves is in proportion to eps, what a derivative is does not depend on it: they are told apart
-        half way, in orders of magnitude. None are told where the subject does not run in both precisions.
+        What rounding leaves is in proportion to eps, what a derivative is does not depend on it: they are separated
+        half way, in orders of magnitude. There are none where the subject does not run in both precisions.
         """
         own = _sizes(self.sp, names)
         try:

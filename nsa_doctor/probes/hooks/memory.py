@@ -9,7 +9,7 @@ import torch
 
 
 def start_peak(device: torch.device) -> Callable[[], int | None]:
-    """Begin a region; the function returned ends it and gives its peak in bytes, or None where that cannot be told.
+    """Begin a region; the function returned ends it and gives its peak in bytes, or None where that is not known.
 
     On the CPU this is the process's resident memory as Linux counts it, so pages of libraries first touched count too.
     """

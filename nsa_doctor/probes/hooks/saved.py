@@ -43,7 +43,7 @@ class Saved:
 
     @property
     def is_silent(self) -> bool:
-        """Whether backward used other values than were saved, and nothing told it so."""
+        """Whether backward used other values than were saved, and nothing noticed."""
         return bool(self.operation) and self.num_changed > 0 and not self.is_refused
 
 

@@ -53,7 +53,7 @@ class BuiltModule:
 def built(
     subject: Subject, *, dtype: str | None = None, mode: Mode = "eval", is_randomised: bool = True
 ) -> BuiltModule:
-    """Build the subject afresh, in its own dtype unless told, its parameters moved away from special values.
+    """Build the subject afresh, in its own dtype by default, its parameters moved away from special values.
 
     A mode the subject does not run in gives way to one that it does.
     """

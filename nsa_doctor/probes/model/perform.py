@@ -130,7 +130,7 @@ def look_at_branches(
 
 
 def checked_answer(subject: Subject, answer: object, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output, when there is the tensor a subject owes for `x`, and the tensors beside it."""
+    """The output, when there is the tensor that is expected for `x`, and the tensors beside it."""
 
     def fits(output: Tensor) -> bool:
         shaped = output.ndim == 3 and output.shape[:2] == x.shape[:2]

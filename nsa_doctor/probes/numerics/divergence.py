@@ -23,7 +23,7 @@ _ROUNDINGS = 1e4  # two orders of the same sums may part by this many units in t
 
 @dataclass(frozen=True)
 class Divergence:
-    """The operation at which the runs part ("" where none could be named), and where in the subject it stands."""
+    """The operation at which two runs first diverge ("" where none could be named), and its place in the subject."""
 
     operation: str
     place: Place

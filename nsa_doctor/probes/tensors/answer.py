@@ -1,4 +1,4 @@
-"""What a subject's call returned: the tensor it owes, and every other tensor beside it."""
+"""What a subject's call returned: the expected tensor, and every other tensor beside it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -13,7 +13,7 @@ _DEEPEST = 8
 def split_answer(answer: Any, fits: Callable[[Tensor], bool]) -> tuple[Any, dict[str, Tensor]]:
     """The first tensor that fits, fields that carry logits or states first, and all other floating-point tensors.
 
-    When none fits, the likeliest one, or the answer itself when it holds no tensor.
+    When none fits, the most plausible one, or the answer itself when it holds no tensor.
     """
     if isinstance(answer, Tensor):
         return answer, {}
