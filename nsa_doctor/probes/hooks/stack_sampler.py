@@ -49,6 +49,7 @@ class _Look:
     frame: FrameType
     line: int
     state: tuple[int, ...]
+    held: tuple[int, ...] | None  # None where it was not looked at
 
 
 class StackSampler:
@@ -77,10 +78,12 @@ class StackSampler:
         """Look for half a second at where the thread is; other threads count when it is not in the subject's code."""
         looks: list[dict[int, FrameType]] = []
         stacks: dict[int, list[list[_Look]]] = {}
-        for _ in range(_LOOKS):
+        for number in range(_LOOKS):
+            # CPython may crash where locals are read while their thread leaves the function: twice has to do.
+            reads_locals = number in (0, _LOOKS - 1)
             looks.append(sys._current_frames())
             for thread, frame in looks[-1].items():
-                stack = attempt(lambda frame=frame: self._stack(frame))
+                stack = attempt(lambda frame=frame, reads=reads_locals: self._stack(frame, reads))
                 stacks.setdefault(thread, []).extend([] if isinstance(stack, Caught) else [stack])
             time.sleep(_LOOK_SECONDS)
         last = looks[-1].get(self._thread)
@@ -128,17 +131,18 @@ class StackSampler:
         if deepest is None:
             return None
         same = [look for stack in stacks for look in stack if look.frame is deepest.frame]
-        moves = len({look.state for look in same}) > 1
+        moves = len({look.state for look in same}) > 1 or len({look.held for look in same} - {None}) > 1
         loop = loop_around(deepest.frame.f_code, {look.line for look in same}) if moves else None
         place, is_exact = self.describe(deepest.frame, loop[0] if loop else deepest.line)
         return Sighting(place=place, loop=loop, is_exact=is_exact)
 
-    def _stack(self, frame: FrameType) -> list[_Look]:
+    def _stack(self, frame: FrameType, reads_locals: bool) -> list[_Look]:
         looks: list[_Look] = []
         for each in _outwards(frame):
             called = id(looks[-1].frame) if looks else 0
-            held = map(id, list(each.f_locals.values())) if self.frames.rank_of(each.f_code) else ()
-            looks.append(_Look(each, each.f_lineno, (each.f_lasti, called, *held)))
+            is_read = reads_locals and self.frames.rank_of(each.f_code)
+            held = tuple(map(id, list(each.f_locals.values()))) if is_read else None
+            looks.append(_Look(each, each.f_lineno, (each.f_lasti, called), held))
         return looks
 
     def _deepest(self, innermost_first: Sequence[_Look]) -> _Look | None:

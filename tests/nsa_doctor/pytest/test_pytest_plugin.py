@@ -146,9 +146,8 @@ def test_a_factory_that_raises_passes_nothing_and_every_item_names_the_exception
     answer = run_pytest(project, *words)
     assert answer.returncode == 1
     assert "2 failed" in answer.stdout
-    assert (
-        answer.stdout.count("not answered: the subject could not be loaded: the subject raises ValueError: boom") == 2
-    )
+    items = answer.stdout.partition("short test summary")[0]  # which repeats whole sentences where it runs in CI
+    assert items.count("not answered: the subject could not be loaded: the subject raises ValueError: boom") == 2
 
 
 @pytest.mark.full
