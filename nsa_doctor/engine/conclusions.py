@@ -1,4 +1,4 @@
-"""What an examination by sweeping concludes, check by check, and what a report says of subject and environment."""
+"""What an examination by sweeping concludes, check by check."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What checks of data have in common: findings about a source of batches, and a source with its batches made sick."""
+"""A source of batches with every batch changed, for injected bugs of checks of data."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What checks of runs have in common: short training runs, healthy or with a seam of the trainer made sick."""
+"""Training runs of seconds, healthy or with a seam of the trainer made faulty, for injected bugs of checks of runs."""
 
 import io
 import time
