@@ -6,7 +6,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: doctor test check bench golden recall mutants
+.PHONY: doctor test check bench golden recall false-go mutants
 
 doctor: $(READY)
 	$(BIN)/nsa-doctor sweep --seq 128,512,1024,2048
@@ -35,9 +35,12 @@ golden: $(READY)
 recall: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gallery.recall $(ARGS)
 
-# For example: make mutants ARGS="--count 20 --seed 7"; cosmic-ray is installed for it alone
+# For example: make false-go ARGS="--seed 1 --json rates.json"
+false-go: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.false_go $(ARGS)
+
+# For example: make mutants ARGS="--count 20 --seed 7"
 mutants: $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check --no-input -q -c constraints.txt -e '.[dev,mutants]'
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 $(READY): pyproject.toml constraints.txt

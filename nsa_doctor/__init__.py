@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from nsa_doctor.core.former_paths import keep_former_paths
+from nsa_doctor.core.own_cases import find_own_cases
 
 if TYPE_CHECKING:
     from nsa_doctor.adapters.adapter import Adapter
@@ -27,6 +28,7 @@ _HOMES = {
 }
 
 keep_former_paths()  # such as nsa_doctor.adapter
+find_own_cases()
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 import os
 
+from nsa_doctor.core.own_nsa import let_ours_win
 from nsa_doctor.core.signals import leave_on_signals
 
 
@@ -9,6 +10,7 @@ def start() -> None:
     """Be ready for Ctrl-C before anything that takes its time is imported."""
     _open_what_is_closed()
     leave_on_signals()
+    let_ours_win()
     from nsa_doctor.cli.main import main
 
     main()

@@ -22,9 +22,9 @@ from torch import Tensor
 from nsa.config import load_config
 from nsa.ops.geometry import EMPTY_SLOT, Geometry, ranges_to_mask, slots_to_ranges
 from nsa.ops.select import vectorized
+from nsa_doctor.cases.case import examine, found, sick_layer
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
-from regressions.case import examine, found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 _ATTEND, _CHOOSE = vectorized.selected_attention, vectorized.choose_slots
@@ -99,7 +99,7 @@ def planted_loop() -> Subject:
     return sick_layer({"nsa.ops.select.vectorized.selected_attention": attends_range_by_range}, _CONFIG)
 
 
-_HERE, _FILE = "regressions.r001_range_iteration_hang", "r001_range_iteration_hang.py"
+_FILE = "r001_range_iteration_hang.py"
 _SWEEP = ("sweep", "--seq", "1024", "--forward-only", "--timeout", "1.5")  # each length that hangs takes a process
 CASE = Case(
     doc=__doc__,
@@ -107,17 +107,17 @@ CASE = Case(
     plants=(
         Plant(
             name="a walk that never advances on a reversed pair",
-            command=lambda folder: [*_SWEEP, "--subject", f"{_HERE}:planted_walk"],
+            command=lambda folder: [*_SWEEP, "--subject", f"{__name__}:planted_walk"],
             expected=found("HNG101", file=_FILE, function="walks_its_ranges"),
         ),
         Plant(
             name="unclamped negative and huge ranges",
-            command=examine(f"{_HERE}:planted_blocks", "SEL101"),
+            command=examine(f"{__name__}:planted_blocks", "SEL101"),
             expected=found("SEL101", file=_FILE, function="marks_empty_slots_as_nan", says="name a block outside"),
         ),
         Plant(
             name="Python work for every token and range",
-            command=examine(f"{_HERE}:planted_loop", "HNG201,PRF101"),
+            command=examine(f"{__name__}:planted_loop", "HNG201,PRF101"),
             expected=found("HNG201", file=_FILE, function="attends_range_by_range", says="times per token"),
         ),
     ),

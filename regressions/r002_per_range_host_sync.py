@@ -19,10 +19,10 @@ from nsa.config import load_config
 from nsa.nn import NSAttention
 from nsa.ops.geometry import Geometry, slots_to_ranges
 from nsa_doctor.adapters.nsa_layer import layer_subject
+from nsa_doctor.cases.case import examine, found, on_cuda, sick_layer
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.probes.cost.work import count_work
 from nsa_doctor.subject.contract import Subject
-from regressions.case import examine, found, on_cuda, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 
@@ -60,7 +60,7 @@ def planted() -> Subject:
     return sick_layer({"nsa.ops.select.vectorized.selected_attention": reads_every_range}, _CONFIG)
 
 
-_PLANTED = "regressions.r002_per_range_host_sync:planted"
+_PLANTED = f"{__name__}:planted"
 _EXPECTED = found(
     "HNG201", file="r002_per_range_host_sync.py", function="reads_every_range", says="the host waits for the device"
 )

@@ -22,9 +22,9 @@ from nsa.config import load_config
 from nsa.nn import NSAttention
 from nsa.ops.geometry import EMPTY_SLOT, Geometry
 from nsa.ops.select import vectorized
+from nsa_doctor.cases.case import examine, found, on_cuda, sick_layer
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
-from regressions.case import examine, found, on_cuda, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 
@@ -79,7 +79,7 @@ def planted() -> Subject:
     return sick_layer({"nsa.ops.select.vectorized.choose_slots": sorts_every_token}, _CONFIG, **blocks)
 
 
-_PLANTED, _FILE = "regressions.r003_sort_in_the_scorer:planted", "r003_sort_in_the_scorer.py"
+_PLANTED, _FILE = f"{__name__}:planted", "r003_sort_in_the_scorer.py"
 _SAYS = "a loop over tokens starts .* operations per token"
 CASE = Case(
     doc=__doc__,

@@ -20,9 +20,9 @@ from torch import Tensor
 from nsa.config import load_config
 from nsa.nn import NSAttention
 from nsa.ops.geometry import Geometry, slots_to_mask
+from nsa_doctor.cases.case import examine, found, on_cuda, sick_layer
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
-from regressions.case import examine, found, on_cuda, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 
@@ -64,7 +64,7 @@ def planted() -> Subject:
     return sick_layer({"nsa.ops.select.vectorized.selected_attention": scores_every_pair}, _CONFIG)
 
 
-_PLANTED = "regressions.r004_quadratic_attention_memory:planted"
+_PLANTED = f"{__name__}:planted"
 _EXPECTED = found(
     "PRF201",
     file="r004_quadratic_attention_memory.py",

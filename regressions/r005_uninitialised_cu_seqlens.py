@@ -21,9 +21,9 @@ from nsa.config import load_config
 from nsa.nn import NSAttention
 from nsa.ops.geometry import Geometry
 from nsa.ops.slide import flash, fused
+from nsa_doctor.cases.case import examine, found, on_cuda, sick_layer
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
-from regressions.case import examine, found, on_cuda, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 _LENGTHS = (128, 512, 1024, 2048)
@@ -106,19 +106,19 @@ def planted_for_the_kernel() -> Subject:
     return sick_layer({"nsa.ops.slide.fused._offsets": offsets_never_filled}, _CONFIG)
 
 
-_HERE, _FILE = "regressions.r005_uninitialised_cu_seqlens", "r005_uninitialised_cu_seqlens.py"
+_FILE = "r005_uninitialised_cu_seqlens.py"
 CASE = Case(
     doc=__doc__,
     reproduce=reproduce,
     plants=(
         Plant(
             name="a pack of rows with offsets that nobody filled",
-            command=examine(f"{_HERE}:planted", "FWD209"),
+            command=examine(f"{__name__}:planted", "FWD209"),
             expected=found("FWD209", file=_FILE, function="packs_rows", says="what memory held before"),
         ),
         Plant(
             name="the same, given to the kernel of a GPU",
-            command=on_cuda(examine(f"{_HERE}:planted_for_the_kernel", "FWD209", "--dtype", "bfloat16")),
+            command=on_cuda(examine(f"{__name__}:planted_for_the_kernel", "FWD209", "--dtype", "bfloat16")),
             expected=found("FWD209", file=_FILE, function="offsets_never_filled"),
         ),
     ),

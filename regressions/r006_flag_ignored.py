@@ -19,9 +19,9 @@ import torch
 
 from nsa import backends
 from nsa.backends import Impl, Routes, prefill_is_batched, route
+from nsa_doctor.cases.case import examine, found, on_cuda, sick_layer
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
-from regressions.case import examine, found, on_cuda, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 _ROUTE = route
@@ -78,16 +78,15 @@ def planted() -> Subject:
     return subject
 
 
-_HERE = "regressions.r006_flag_ignored"
 _EXPECTED = found("ENV101", says="NSA_USE_FA2=0 forbids flash-attn, and fa2_win_eff is effective")
 CASE = Case(
     doc=__doc__,
     reproduce=reproduce,
     plants=(
-        Plant(name="one branch never asks", command=examine(f"{_HERE}:planted", "ENV101"), expected=_EXPECTED),
+        Plant(name="one branch never asks", command=examine(f"{__name__}:planted", "ENV101"), expected=_EXPECTED),
         Plant(
             name="the same where flash-attn is installed",
-            command=on_cuda(examine(f"{_HERE}:planted_on_this_machine", "ENV101")),
+            command=on_cuda(examine(f"{__name__}:planted_on_this_machine", "ENV101")),
             expected=_EXPECTED,
         ),
     ),

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from nsa.config import load_config
 from nsa.nn import NSAttention, gate
+from nsa_doctor.cases.case import examine, found, sick_layer
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
-from regressions.case import examine, found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 
@@ -54,7 +54,7 @@ CASE = Case(
     plants=(
         Plant(
             name="in the module",
-            command=examine("regressions.r007_zero_gate_init:planted", "GAT"),
+            command=examine(f"{__name__}:planted", "GAT"),
             expected=found("GAT101", module="gate.fc2", says="fc2.weight and gate.fc2.bias are exactly zero"),
         ),
         Plant(name="in a checkpoint", command=checkpoint, expected=found("GAT201", module="gate")),

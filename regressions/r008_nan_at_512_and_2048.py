@@ -2,7 +2,7 @@
 
 Tried in a narrow layer, planted in one with one head and few tokens to read. In the reported size: `nsa-doctor sweep
 --config m7c_125m_fast_log --seq 128,512,1024,2048`, and the same with `--subject` in place of `--config`, which is
-regressions.r008_nan_at_512_and_2048:planted_in_full or :planted_in_training_in_full.
+nsa_doctor.regressions.r008_nan_at_512_and_2048:planted_in_full or :planted_in_training_in_full.
 
 Reported: 004, single A100, m7c_125m geometry, one run at each of S = 128, 512, 1024 and 2048.
 Symptom: S=128 and 1024 finite (losses 5.64 and 5.74), S=512 and 2048 NaN in the forward pass. The same report says
@@ -26,9 +26,9 @@ from nsa.nn import NSAttention
 from nsa.ops.compress import vectorized as compress
 from nsa.ops.geometry import Geometry
 from nsa.ops.slide import vectorized as slide
+from nsa_doctor.cases.case import found, sick_layer
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
-from regressions.case import found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 _SLIM = {"dim": 48, "n_heads": 4, "d_k": 4, "d_v": 4}  # lengths are what matters: blocks, window and 2 groups stay
@@ -94,12 +94,12 @@ def planted_in_training_in_full() -> Subject:
     return sick_layer(_IN_TRAINING, _CONFIG)
 
 
-_HERE, _FILE = "regressions.r008_nan_at_512_and_2048", "r008_nan_at_512_and_2048.py"
+_FILE = "r008_nan_at_512_and_2048.py"
 
 
 def _sweep(name: str) -> list[str]:
     lengths = ",".join(map(str, _LENGTHS))
-    return ["sweep", "--forward-only", "--seq", lengths, "--subject", f"{_HERE}:{name}"]
+    return ["sweep", "--forward-only", "--seq", lengths, "--subject", f"{__name__}:{name}"]
 
 
 CASE = Case(

@@ -16,9 +16,9 @@ from torch import Tensor
 from nsa.config import load_config
 from nsa.nn import NSAttention
 from nsa.ops.gate import vectorized as gate
+from nsa_doctor.cases.case import examine, found, sick_layer
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
-from regressions.case import examine, found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 
@@ -61,7 +61,7 @@ CASE = Case(
     plants=(
         Plant(
             name="in the mix of the branches",
-            command=examine("regressions.r009_inplace_on_a_view:planted", "GRD401"),
+            command=examine(f"{__name__}:planted", "GRD401"),
             expected=found(
                 "GRD401",
                 file="r009_inplace_on_a_view.py",

@@ -22,9 +22,10 @@ from typing import Any
 import torch
 
 from nsa.nn import NSAttention
+from nsa_doctor.cases.case import found
 from nsa_doctor.cases.record import Case, Plant
-from regressions.case import found
-from regressions.runs import finished, losses, written
+
+from .runs import finished, losses, written
 
 _BRANCHES = NSAttention.branches
 _M7C_NSA = {"l": 32, "d": 16, "l_sel": 64, "n_sel": 16, "w": 512}

@@ -18,9 +18,10 @@ from typing import Any
 
 from nsa.config import load_config
 from nsa.train.schedule import learning_rate
+from nsa_doctor.cases.case import found
 from nsa_doctor.cases.record import Case, Plant
-from regressions.case import found
-from regressions.runs import WARM_UP, finished, seen_by_watch, written
+
+from .runs import WARM_UP, finished, seen_by_watch, written
 
 _STEPS = 12
 

@@ -22,9 +22,10 @@ from nsa.data import DataError, open_loader
 from nsa.data.batch import Row
 from nsa.data.packing import _tokenized
 from nsa.data.tokenizer import Tokenizer
+from nsa_doctor.cases.case import found, raised
 from nsa_doctor.cases.record import Case, Plant
-from regressions.case import found, raised
-from regressions.streams import OPENED, streamed
+
+from .streams import OPENED, streamed
 
 _LENGTH = 1024
 _TOKENIZER = "nsa.data.sources.open_tokenizer"
@@ -96,7 +97,7 @@ def beyond_the_vocabulary(rank: int = 0, world_size: int = 1) -> Any:
 
 def looked_at(factory: str) -> Any:
     """`nsa-doctor data` on a factory of this file, held to the model it feeds."""
-    words = ["data", "--subject", f"regressions.r012_overlong_tokens:{factory}", "--batches", "4", "--ranks", "1"]
+    words = ["data", "--subject", f"{__name__}:{factory}", "--batches", "4", "--ranks", "1"]
     return lambda folder: [*words, "--seq-len", str(_LENGTH), "--vocab-size", "256", "--batch-size", "1"]
 
 

@@ -1,7 +1,7 @@
 """r013 loader-stall
 
-Waits are of 1 s; with the limit that was added: `nsa-doctor data --subject regressions.r013_loader_stall:loader
---ranks 1 --timeout 120`.
+Waits are of 1 s; with the limit that was added: `nsa-doctor data --ranks 1 --timeout 120 --subject
+nsa_doctor.regressions.r013_loader_stall:loader`.
 
 Reported: 001 and 003, of FineWeb-Edu, streamed; the limit that was added is 120 s.
 Symptom: the first batch is late or never comes, and nothing says so; when all is well it takes 11 to 15 s.
@@ -25,10 +25,11 @@ from nsa.config import load_config, with_changes
 from nsa.data import LoaderStalledError, open_loader
 from nsa.data.documents import FINEWEB_EDU
 from nsa_doctor.artifacts.training_run.reading import read_run
+from nsa_doctor.cases.case import found, raised
 from nsa_doctor.cases.record import Case, Plant
-from regressions.case import found, raised
-from regressions.runs import written
-from regressions.streams import OPENED, streamed
+
+from .runs import written
+from .streams import OPENED, streamed
 
 _SECONDS, _DEFAULT = 1.0, 120.0
 _HERE = Path(__file__).name
@@ -69,7 +70,7 @@ def loader(rank: int = 0, world_size: int = 1) -> Any:
 
 
 def looked_at(folder: Path) -> Sequence[str]:
-    return ["data", "--subject", "regressions.r013_loader_stall:loader", "--ranks", "1", "--timeout", f"{_SECONDS:g}"]
+    return ["data", "--subject", f"{__name__}:loader", "--ranks", "1", "--timeout", f"{_SECONDS:g}"]
 
 
 def in_a_run(folder: Path) -> Sequence[str]:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from nsa.train.loop import Loop
+from nsa_doctor.cases.case import found
 from nsa_doctor.cases.record import Case, Plant
-from regressions.case import found
-from regressions.runs import WARM_UP, finished, losses, seen_by_watch, written
+
+from .runs import WARM_UP, finished, losses, seen_by_watch, written
 
 _STEPS, _NOTHING = 5, 1e-30
 _ROWS: dict[str, Any] = {"seq_len": 1024, "batch_size": 1}

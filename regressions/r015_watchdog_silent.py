@@ -20,9 +20,10 @@ from torch.nn.functional import cross_entropy
 
 from nsa.config import load_config
 from nsa_doctor.artifacts.training_run.stacks import stall_in
+from nsa_doctor.cases.case import found
 from nsa_doctor.cases.record import Case, Plant
-from regressions.case import found
-from regressions.runs import finished, written
+
+from .runs import finished, written
 
 _HERE, _LIMIT = Path(__file__).name, 1.0
 _SICK_AT, _STEPS, _SECONDS, _LONGER = 15, 20, 1.4, 2.2

@@ -1,7 +1,7 @@
 """r016 group-inconsistent-selection
 
 Planted in a narrow layer; `nsa-doctor run --select SEL108 --profile smoke --subject
-regressions.r016_group_inconsistent_selection:planted_in_full` has the reported one.
+nsa_doctor.regressions.r016_group_inconsistent_selection:planted_in_full` has the reported one.
 
 Reported: 001, suspected for 12 heads in 2 KV groups with m7c_125m_fast_log; nobody saw it.
 Symptom: heads of one KV group choose different blocks.
@@ -24,9 +24,9 @@ from nsa.ops.score import vectorized as score
 from nsa.ops.select import vectorized
 from nsa.ops.tiles import from_streams
 from nsa_doctor.adapters.nsa_anatomy import anatomy
+from nsa_doctor.cases.case import examine, found, sick_layer
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
-from regressions.case import examine, found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 _SLIM = {"dim": 96, "d_k": 8, "d_v": 8}  # choices are what matters: 12 heads in 2 groups and all blocks stay
@@ -95,7 +95,7 @@ CASE = Case(
     plants=(
         Plant(
             name="a choice for each head",
-            command=examine("regressions.r016_group_inconsistent_selection:planted", "SEL108"),
+            command=examine(f"{__name__}:planted", "SEL108"),
             expected=found(
                 "SEL108",
                 file="banded.py",  # which writes down what each tile has chosen

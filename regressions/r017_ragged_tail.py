@@ -21,9 +21,9 @@ from nsa.config import load_config
 from nsa.nn import NSAttention
 from nsa.ops.geometry import EMPTY_SLOT, Geometry, slots_to_mask
 from nsa.ops.select import vectorized
+from nsa_doctor.cases.case import examine, found, sick_layer
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
-from regressions.case import examine, found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 _LENGTHS = (65, 500, 1000, 1025)
@@ -73,19 +73,19 @@ def planted_read() -> Subject:
     return sick_layer({"nsa.ops.select.vectorized.selected_attention": reads_past_the_end}, _CONFIG)
 
 
-_HERE, _FILE = "regressions.r017_ragged_tail", "r017_ragged_tail.py"
+_FILE = "r017_ragged_tail.py"
 CASE = Case(
     doc=__doc__,
     reproduce=reproduce,
     plants=(
         Plant(
             name="last partial block dropped",
-            command=examine(f"{_HERE}:planted_dropped", "SEL112"),
+            command=examine(f"{__name__}:planted_dropped", "SEL112"),
             expected=found("SEL112", file=_FILE, function="drops_the_last_block", says="which holds 1 of 64 tokens"),
         ),
         Plant(
             name="read past the end",
-            command=examine(f"{_HERE}:planted_read", "FWD201"),
+            command=examine(f"{__name__}:planted_read", "FWD201"),
             expected=found("FWD201", file=_FILE, says="causality violation at S=67"),
         ),
     ),

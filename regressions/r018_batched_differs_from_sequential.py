@@ -20,9 +20,9 @@ from nsa.nn import NSAttention, prefill
 from nsa.ops.banded import banded_attention
 from nsa.ops.geometry import Geometry
 from nsa.ops.slide import vectorized
+from nsa_doctor.cases.case import examine, found, sick_layer
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
-from regressions.case import examine, found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 _SLIDE = vectorized.sliding_attention
@@ -69,19 +69,19 @@ def planted() -> Subject:
     return sick_layer({"nsa.ops.slide.vectorized.sliding_attention": slides_off_by_one}, _CONFIG)
 
 
-_HERE, _FILE = "regressions.r018_batched_differs_from_sequential", "r018_batched_differs_from_sequential.py"
+_FILE = "r018_batched_differs_from_sequential.py"
 CASE = Case(
     doc=__doc__,
     reproduce=reproduce,
     plants=(
         Plant(
             name="at once and token by token",
-            command=examine(f"{_HERE}:planted", "DEC106"),
+            command=examine(f"{__name__}:planted", "DEC106"),
             expected=found("DEC106", says="after a prompt of 32 tokens: 24 of 56 tokens differ"),
         ),
         Plant(
             name="against the equations",
-            command=examine(f"{_HERE}:planted", "FWD301"),
+            command=examine(f"{__name__}:planted", "FWD301"),
             expected=found("FWD301", file=_FILE, function="slides_off_by_one", says="the sliding branch differs"),
         ),
     ),

@@ -21,10 +21,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from nsa.nn import NSAttention
+from nsa_doctor.cases.case import examine, found, sick_layer
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
-from regressions.case import examine, found, sick_layer
-from regressions.runs import finished, seen_by_watch, written
+
+from .runs import finished, seen_by_watch, written
 
 _HERE = Path(__file__).name
 _BYTES = 8 * 64 * 256 * 4  # the logits of a step of these runs: as many as in the report
@@ -72,13 +73,13 @@ CASE = Case(
     plants=(
         Plant(
             name="in the layer",
-            command=examine("regressions.r019_memory_grows_with_steps:layer", "PRF301"),
+            command=examine(f"{__name__}:layer", "PRF301"),
             expected=found("PRF301", file=_HERE, function="remembers"),
         ),
         Plant(
             name="in a run",
             command=in_a_run,
-            expected=found("TRN402", says=r"memory grows from .* by \d{3,4} KB a step"),
+            expected=found("TRN402", says=r"memory grows from .* by (\d{3,4} KB|[12](\.\d)? MB) a step"),
         ),
     ),
 )

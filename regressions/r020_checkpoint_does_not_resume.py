@@ -16,9 +16,10 @@ from typing import Any
 
 from nsa.train.failures import OutOfDataError
 from nsa.train.schedule import learning_rate
+from nsa_doctor.cases.case import found
 from nsa_doctor.cases.record import Case, Plant
-from regressions.case import found
-from regressions.runs import finished, losses, written
+
+from .runs import finished, losses, written
 
 _RUN: dict[str, Any] = {"steps": 20, "save_every": 8}
 _STOPPED_AT = 14

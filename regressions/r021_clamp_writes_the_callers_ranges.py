@@ -17,9 +17,9 @@ from torch import Tensor
 from nsa.config import load_config
 from nsa.ops.geometry import EMPTY_SLOT, Geometry, ranges_to_mask, slots_to_ranges
 from nsa.ops.select import reference, vectorized
+from nsa_doctor.cases.case import examine, found, sick_layer
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
-from regressions.case import examine, found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 _ATTEND, _CHOOSE = vectorized.selected_attention, vectorized.choose_slots
@@ -68,19 +68,19 @@ def planted_in_choice() -> Subject:
     return sick_layer({"nsa.ops.select.vectorized.choose_slots": raises_forced_block}, _CONFIG)
 
 
-_HERE, _FILE = "regressions.r021_clamp_writes_the_callers_ranges", "r021_clamp_writes_the_callers_ranges.py"
+_FILE = "r021_clamp_writes_the_callers_ranges.py"
 CASE = Case(
     doc=__doc__,
     reproduce=reproduce,
     plants=(
         Plant(
             name="in the attention over chosen blocks",
-            command=examine(f"{_HERE}:planted_in_attention", "FWD208"),
+            command=examine(f"{__name__}:planted_in_attention", "FWD208"),
             expected=found("FWD208", file=_FILE, function="clamps_slots", says="of slots"),
         ),
         Plant(
             name="in the choice",
-            command=examine(f"{_HERE}:planted_in_choice", "FWD208"),
+            command=examine(f"{__name__}:planted_in_choice", "FWD208"),
             expected=found("FWD208", function="raises_forced_block", says="of importance of select"),
         ),
     ),

@@ -17,9 +17,9 @@ from torch.nn.functional import pad
 from nsa.config import load_config
 from nsa.ops.geometry import EMPTY_SLOT, Geometry
 from nsa.ops.select import vectorized
+from nsa_doctor.cases.case import examine, found, sick_layer
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
-from regressions.case import examine, found, sick_layer
 
 _CONFIG = "m7c_125m_fast_log"
 
@@ -58,7 +58,7 @@ CASE = Case(
     plants=(
         Plant(
             name="in the choice of blocks",
-            command=examine("regressions.r022_unique_consecutive_without_sort:planted", "SEL104"),
+            command=examine(f"{__name__}:planted", "SEL104"),
             expected=found(
                 "SEL104",
                 file="r022_unique_consecutive_without_sort.py",

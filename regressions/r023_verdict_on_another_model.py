@@ -22,7 +22,8 @@ from nsa_doctor.artifacts.training_run.matching import mismatches
 from nsa_doctor.artifacts.training_run.reading import read_run
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.core.finding import Decision, Report
-from regressions.runs import of_config
+
+from .runs import of_config
 
 _GIGABYTE = 10**9
 _COPIES = 4  # the weight, its gradient and two moments

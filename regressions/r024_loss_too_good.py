@@ -28,11 +28,12 @@ from torch import Tensor
 from nsa.config import load_config, with_changes
 from nsa.data import open_loader
 from nsa.nn import NSAttention
+from nsa_doctor.cases.case import examine, found, sick_layer
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
-from regressions.case import examine, found, sick_layer
-from regressions.runs import finished, losses, seen_by_watch, written
-from regressions.streams import OPENED, prose, streamed
+
+from .runs import finished, losses, seen_by_watch, written
+from .streams import OPENED, prose, streamed
 
 _HERE = Path(__file__).name
 _REPORTED, _BYTES_SEEN = 0.28, 200 * 8 * 128
@@ -80,7 +81,7 @@ def layer() -> Subject:
 
 
 def looked_at(folder: Path) -> Sequence[str]:
-    words = ["data", "--subject", "regressions.r024_loss_too_good:targets_that_are_inputs", "--batches", "8"]
+    words = ["data", "--subject", f"{__name__}:targets_that_are_inputs", "--batches", "8"]
     return [*words, "--ranks", "1", "--seq-len", "128", "--vocab-size", "256", "--batch-size", "8"]
 
 
@@ -100,7 +101,7 @@ CASE = Case(
         ),
         Plant(
             name="attention that reaches the future",
-            command=examine("regressions.r024_loss_too_good:layer", "FWD201"),
+            command=examine(f"{__name__}:layer", "FWD201"),
             expected=found("FWD201", file=_HERE, function="looks_ahead"),
         ),
     ),

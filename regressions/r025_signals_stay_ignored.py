@@ -23,7 +23,9 @@ _SECONDS = 60
 _PROGRAM = """
 import json, signal, subprocess, sys, threading
 from nsa_doctor.cli.main import serve
+from nsa_doctor.core.own_nsa import let_ours_win
 
+let_ours_win()
 STOPPING = {"SIGINT": signal.default_int_handler, "SIGTERM": signal.SIG_DFL, "SIGHUP": signal.SIG_DFL}
 for name, handler in STOPPING.items():
     signal.signal(getattr(signal, name), handler)

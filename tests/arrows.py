@@ -83,8 +83,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "checks": (*("core", "subject", "engine", "fuzz", "testing", *ARTIFACTS), "probes.*"),
     "worker": (*("core", "isolation", "subject", "adapters", "fuzz", *ARTIFACTS), "probes.*"),
     "policy": ("core", "isolation", "engine", *ARTIFACTS),
-    "cases": ("core", "isolation", "render", "probes.model"),
-    "cli": ("core", "isolation", "engine", "policy", "render", "fuzz", "cases", *ARTIFACTS),
+    "policy.proving": ("core", "isolation", "engine", "policy", "probes.model"),
+    "cases": ("core", "isolation", "render", "adapters", "probes.model", "worker"),
+    "cli": ("core", "isolation", "engine", "policy", "policy.proving", "render", "fuzz", "cases", *ARTIFACTS),
     "pytest": ("core", "isolation", "subject", "engine", "adapters", "worker", "cli", "probes.*"),
     "": ("core", "cli", "adapters", "subject"),  # the entry point, and the public names
 }
@@ -95,6 +96,7 @@ TORCH_IN_THE_DOCTOR = (
         "nsa_doctor.fuzz.properties*",
         "nsa_doctor.worker.handlers",
         "nsa_doctor.worker.run_check",
+        "nsa_doctor.cases.case",
     ),
     "nsa_doctor.artifacts.training_run.replay_*",
 )

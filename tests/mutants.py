@@ -3,18 +3,16 @@
 make mutants                                     100 of them, on two cores; half an hour at most
 make mutants ARGS="--count 20 --seed 7 --output mutants.json"
 
-Mutants are those of cosmic-ray's operators, in code that computes on a CPU: not in annotations, messages, docstrings,
-representations, or what only a GPU runs. Each is examined by the command line, on small models so that it takes
+Mutants are those of `go-no-go --prove`, on every line that computes on a CPU and not only on those that one subject
+reaches. Each is examined by the command line, on small models so that it takes
 seconds: the layer, then a layer with other options, then the language model; the first finding ends it. What nobody
 notices is given to the tests of nsa/ops and nsa/nn: a mutant that they notice changes what is computed and counts as
 missed; one that they do not either is listed, and counts for nothing, since it may well compute the same.
 """
 
 import argparse
-import ast
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -23,9 +21,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
-from tests.gallery.score import Share
+from nsa_doctor.core.share import Share
+from nsa_doctor.policy.proving.mutants import Mutant, drawn
+from nsa_doctor.policy.proving.source import Source, read_source
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("nsa/ops", "nsa/nn")
@@ -37,42 +38,6 @@ SUBJECTS = (
 )
 ON_A_GPU_ALONE = ("flash.py", "fused.py", "triton.py", "kernel_tiles.py")  # what never runs here proves nothing
 SECONDS, SECONDS_OF_TESTS = 240.0, 900.0
-# cosmic-ray's operators that make other code of the same kind; those that make nonsense of tensors are left out
-OPERATORS = (
-    *(
-        f"core/ReplaceComparisonOperator_{a}_{b}"
-        for a, b in (("Lt", "LtE"), ("LtE", "Lt"), ("Gt", "GtE"), ("GtE", "Gt"))
-    ),
-    *(f"core/ReplaceComparisonOperator_{a}_{b}" for a, b in (("Eq", "NotEq"), ("NotEq", "Eq"))),
-    *(
-        f"core/ReplaceBinaryOperator_{a}_{b}"
-        for a, b in (("Add", "Sub"), ("Sub", "Add"), ("Mul", "Div"), ("Div", "Mul"))
-    ),
-    *(
-        f"core/ReplaceBinaryOperator_{a}_{b}"
-        for a, b in (("FloorDiv", "Mod"), ("Mod", "FloorDiv"), ("BitAnd", "BitOr"))
-    ),
-    *(f"core/ReplaceUnaryOperator_Delete_{name}" for name in ("USub", "Not", "Invert")),
-    "core/NumberReplacer",
-    "core/ReplaceTrueWithFalse",
-    "core/ReplaceFalseWithTrue",
-    "core/ReplaceAndWithOr",
-    "core/ReplaceOrWithAnd",
-    "core/AddNot",
-)
-NOT_COMPUTING = ("extra_repr", "__repr__", "__str__")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mutant:
-    """One place and operator; `occurrence` counts the operator's places in the file."""
-
-    file: str
-    line: int
-    operator: str
-    occurrence: int
-    before: str = ""
-    after: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,89 +50,30 @@ class Fate:
     seconds: float = 0.0
 
 
-def places() -> list[Mutant]:
-    """Every mutant there can be, in one order."""
-    from cosmic_ray.ast import ast_nodes, get_ast
-    from cosmic_ray.plugins import get_operator
-
-    found = []
+def drawn_mutants(seed: int) -> Iterator[Mutant]:
+    """Every mutant there can be, in the order that the seed draws."""
+    sources: dict[str, Source] = {}
     for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
-        if path.name in ON_A_GPU_ALONE:
-            continue
-        text = path.read_text(encoding="utf-8")
-        computing = lines_that_compute(text)
-        nodes = list(ast_nodes(get_ast(text)))
-        for name in OPERATORS:
-            operator, occurrence = get_operator(name)(), 0
-            for node in nodes:
-                for (line, _), _ in operator.mutation_positions(node):
-                    if line in computing:
-                        file = str(path.relative_to(ROOT))
-                        found.append(Mutant(file=file, line=line, operator=name, occurrence=occurrence))
-                    occurrence += 1
-    return found
+        source = read_source(str(path))
+        if path.name not in ON_A_GPU_ALONE and source is not None:
+            sources[str(path.relative_to(ROOT))] = source
+    lines = {file: range(1, source.text.count("\n") + 2) for file, source in sources.items()}
+    return drawn(sources, lines, seed)
 
 
-def lines_that_compute(text: str) -> set[int]:
-    """Lines of statements, without what only raises, tells or annotates."""
-    kept: set[int] = set()
-    dropped: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
-        if not isinstance(node, ast.stmt):
-            continue
-        span = set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        inner = getattr(node, "body", None)
-        if isinstance(node, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom) or _only_tells(node):
-            dropped |= span
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            dropped |= set(range(node.lineno, node.body[0].lineno))
-            dropped |= span if node.name in NOT_COMPUTING else set()
-        elif inner:
-            kept |= set(range(node.lineno, inner[0].lineno))
-        elif isinstance(node, ast.AnnAssign) and node.value is None:
-            dropped |= span
-        else:
-            kept |= span
-    return kept - dropped
-
-
-def _only_tells(node: ast.stmt) -> bool:
-    is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    raises = isinstance(node, ast.If) and all(isinstance(inner, ast.Raise) for inner in node.body)
-    return is_docstring or raises
-
-
-def mutate(mutant: Mutant, root: Path) -> Mutant | None:
-    """Write it into a copy of the tree, with the line before and after; None where it is no other program."""
-    from cosmic_ray.mutating import mutate_code
-    from cosmic_ray.plugins import get_operator
-
-    path = root / mutant.file
-    text = path.read_text(encoding="utf-8")
-    changed = mutate_code(text, get_operator(mutant.operator)(), mutant.occurrence)
-    if changed is None or ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text)):
-        return None
-    path.write_text(changed, encoding="utf-8")
-    pairs = zip(text.splitlines(), changed.splitlines(), strict=False)
-    before, after = next(((one, two) for one, two in pairs if one != two), ("", ""))
-    return Mutant(**{**asdict(mutant), "before": before.strip(), "after": after.strip()})
-
-
-def examined(mutant: Mutant, asks_tests: bool) -> Fate | None:
-    """Its fate; None for what is no mutant."""
+def examined(mutant: Mutant, asks_tests: bool) -> Fate:
+    """Its fate."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="nsa-mutant-") as place:
         root = Path(place)
         for name in COPIED:
             shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "golden"))
         shutil.copy(ROOT / "pyproject.toml", root)
-        made = mutate(mutant, root)
-        if made is None:
-            return None
+        (root / mutant.file).write_text(mutant.text, encoding="utf-8")
         end, by = next(_notices(root), ("", ""))
         if not end and asks_tests:
             end, by = _tests_notice(root)
-        return Fate(mutant=made, end=end or "unknown", by=by, seconds=time.perf_counter() - start)
+        return Fate(mutant=mutant, end=end or "unknown", by=by, seconds=time.perf_counter() - start)
 
 
 def _notices(root: Path) -> Iterator[tuple[str, str]]:
@@ -232,9 +138,14 @@ def told(fates: Sequence[Fate]) -> str:
     for fate in fates:
         if fate.end not in ("noticed", "refused"):
             mutant = fate.mutant
-            lines += [f"{fate.end}: {mutant.file}:{mutant.line} {mutant.operator}", f"    - {mutant.before}"]
+            lines += [f"{fate.end}: {mutant.file}:{mutant.line} {mutant.kind}", f"    - {mutant.before}"]
             lines += [f"    + {mutant.after}", *([f"    {fate.by}"] if fate.by else [])]
     return "\n".join(lines)
+
+
+def _record(fate: Fate) -> dict[str, object]:
+    mutant = {name: value for name, value in asdict(fate.mutant).items() if name != "text"}
+    return {**asdict(fate), "mutant": mutant}
 
 
 def main() -> int:
@@ -246,19 +157,16 @@ def main() -> int:
     parser.add_argument("--no-tests", action="store_true", help="do not ask the tests about what was not noticed")
     parser.add_argument("--output", type=Path, help="write every fate to this JSON file")
     asked = parser.parse_args()
-    every = places()
-    random.Random(asked.seed).shuffle(every)
+    mutants = islice(drawn_mutants(asked.seed), asked.count)
     fates: list[Fate] = []
-    print(f"{len(every)} mutants, {asked.count} of them by seed {asked.seed}", flush=True)
     with ThreadPoolExecutor(asked.jobs) as pool:
-        for fate in pool.map(lambda mutant: examined(mutant, not asked.no_tests), every[: asked.count]):
-            if fate is not None:
-                fates.append(fate)
-                mutant = fate.mutant
-                print(f"{len(fates):3d} {fate.end} {mutant.file}:{mutant.line} {fate.by[:90]}", flush=True)
+        for fate in pool.map(lambda mutant: examined(mutant, not asked.no_tests), mutants):
+            fates.append(fate)
+            mutant = fate.mutant
+            print(f"{len(fates):3d} {fate.end} {mutant.file}:{mutant.line} {fate.by[:90]}", flush=True)
     print(told(fates))
     if asked.output is not None:
-        asked.output.write_text(json.dumps([asdict(fate) for fate in fates], indent=1))
+        asked.output.write_text(json.dumps([_record(fate) for fate in fates], indent=1))
     noticed = sum(fate.end in ("noticed", "refused") for fate in fates)
     missed = sum(fate.end in ("missed", "broke the doctor") for fate in fates)
     return 0 if noticed >= 9 * missed and noticed else 1

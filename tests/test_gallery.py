@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.core import registry
+from nsa_doctor.core import own_score, registry
+from nsa_doctor.core.share import Share
 from nsa_doctor.subject.contract import Subject
+from tests.gallery import recall
 from tests.gallery.cases import FAMILIES, HEALTHY, Case, read_cases
 from tests.gallery.examination import Examination, Found, examine, read_report
 from tests.gallery.hosts import conv_mixer, gpt, llama, recurrence, three_branch, tiled_block
-from tests.gallery.score import Score, Share, render
+from tests.gallery.score import Score, render
 
 CASES = read_cases()
 BUGS = [case for case in CASES if case.family != HEALTHY]
@@ -159,6 +161,25 @@ def test_a_score_counts_what_was_found_and_where() -> None:
 
 def examined(*findings: Found, codes: frozenset[str] = frozenset({"FWD201"}), **kwargs) -> Examination:
     return Examination(case=case_of("numerics", codes=codes, **kwargs), exit_code=1, seconds=1.0, findings=findings)
+
+
+def test_what_ships_has_the_recall_of_each_family_of_checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bugs = [
+        case_of("numerics", codes=frozenset({"NAN101", "GRD101"})),
+        case_of("numerics", codes=frozenset({"NAN102"})),
+    ]
+    hit = Examination(case=bugs[0], exit_code=1, seconds=1.0, findings=(found("NAN101"),))
+    score = Score((hit, Examination(case=bugs[1], exit_code=0, seconds=1.0)))
+    (tmp_path / "score.json").write_text(json.dumps(score.shipped("1.2", "abc", "2026-01-02")))
+    monkeypatch.setattr(own_score, "files", lambda package: tmp_path)
+    read = own_score.own_score()
+    assert (read.doctor, read.date) == ("1.2, commit abc", "2026-01-02")
+    assert {family: (rate.hits, rate.of) for family, rate in read.families.items()} == {"GRD": (1, 1), "NAN": (1, 2)}
+
+
+def test_no_part_of_a_score_ships(capsys: pytest.CaptureFixture[str]) -> None:
+    assert recall.main(["--ship", "--family", "numerics"]) == 2
+    assert "--ship is for a score of every case" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,11 @@ SICK = {  # what is added to the healthy tree, and what must be said of it
         "def f():\n    import_module('regressions.r001_hang')",
         "nsa_doctor may not import regressions",
     ),
+    "installed-regressions-in-the-doctor": (
+        "nsa_doctor/core/registry.py",
+        "def f():\n    import_module('nsa_doctor.regressions.r001_hang')",
+        "nsa_doctor.core.registry may not import nsa_doctor.regressions.r001_hang",
+    ),
     "reference-from-vectorized": (
         "nsa/ops/slide/vectorized.py",
         "from .reference import x",

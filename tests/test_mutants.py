@@ -1,32 +1,17 @@
 """What `make mutants` counts: places that compute, and a score that nothing is left out of in silence."""
 
+from itertools import islice
+
 import pytest
 
-from tests.mutants import Fate, Mutant, lines_that_compute, told
-
-TEXT = '''"""Docstring with 1 + 1."""
-import torch
-
-ONE = 1
+from nsa_doctor.policy.proving.mutants import Mutant
+from tests.mutants import FOLDERS, Fate, drawn_mutants, told
 
 
-class A:
-    size: int
-
-    def f(self, x: int = 3) -> int:
-        """About x + 1."""
-        if x < 0:
-            raise ValueError(f"x must be at least {0 + 0}, got {x}")
-        assert x + 1
-        return x + 1
-
-    def extra_repr(self) -> str:
-        return str(1 + 1)
-'''
-
-
-def test_what_raises_tells_or_annotates_is_not_mutated():
-    assert lines_that_compute(TEXT) == {4, 15}
+def test_mutants_are_drawn_from_what_computes_on_a_cpu():
+    mutants = list(islice(drawn_mutants(0), 50))
+    assert all(mutant.file.startswith(FOLDERS) and not mutant.file.endswith("triton.py") for mutant in mutants)
+    assert mutants == list(islice(drawn_mutants(0), 50))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +23,7 @@ def test_what_raises_tells_or_annotates_is_not_mutated():
     ],
 )
 def test_the_score_is_of_mutants_that_change_something(ends, line):
-    mutant = Mutant(file="nsa/ops/a.py", line=3, operator="core/AddNot", occurrence=0, before="a", after="b")
+    mutant = Mutant(file="nsa/ops/a.py", line=3, kind="sign", before="a", after="b", text="b")
     text = told([Fate(mutant=mutant, end=end) for end in ends])
     assert line in text
     assert text.count("nsa/ops/a.py:3") == sum(end not in ("noticed", "refused") for end in ends)

@@ -7,6 +7,7 @@ import zipfile
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,16 +55,21 @@ def metadata(wheel: Path) -> Message:
 
 
 def test_the_wheel_holds_every_module_and_configuration_and_nothing_else(wheel: Path) -> None:
-    packages = ("nsa", "nsa_doctor", "regressions")
-    modules = {str(path.relative_to(ROOT)) for name in packages for path in (ROOT / name).rglob("*.py")}
+    modules = {str(path.relative_to(ROOT)) for name in ("nsa", "nsa_doctor") for path in (ROOT / name).rglob("*.py")}
+    cases = {f"nsa_doctor/{path.relative_to(ROOT)}" for path in (ROOT / "regressions").glob("*.py")}
     schemas = {"nsa_doctor/render/report.schema.json"}
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "nsa_doctor" / "render" / "page").iterdir()}
-    pages |= {"nsa_doctor/render/score.json", "regressions/README.md"}
+    pages |= {"nsa_doctor/core/score.json", "nsa_doctor/regressions/README.md"}
     configs = {f"nsa/configs/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs").rglob("*.yaml")}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert {"nsa/configs/m7c_125m_fast_log.yaml", "nsa/configs/train_showcase.yaml"} <= configs
-    assert names == modules | configs | schemas | pages
+    assert names == modules | cases | configs | schemas | pages
+
+
+def test_two_packages_are_installed_and_nothing_else(installed: Path) -> None:
+    folders = {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")}
+    assert folders == {"nsa", "nsa_doctor", "bin"}
 
 
 def test_the_wheel_carries_the_licence(wheel: Path, metadata: Message) -> None:
@@ -88,3 +94,40 @@ def test_built_in_configurations_load_from_an_empty_folder(installed: Path, tmp_
 def test_the_command_answers_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     command = installed / "bin" / "nsa-doctor"
     assert "sweep" in run(sys.executable, command, "--help", cwd=tmp_path, PYTHONPATH=str(installed))
+
+
+def strangers(folder: Path) -> Path:
+    """Packages of a user's who calls them as we call ours; to import one is an error."""
+    for name in ("regressions", "tests", "configs", "nsa"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("raise ImportError(__name__)")
+    (folder / "regressions" / "r001_range_iteration_hang.py").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize("path", ["", "."], ids=["found last", "found first"])
+def test_cases_run_among_packages_of_the_same_names(installed: Path, tmp_path: Path, path: str) -> None:
+    words = ("-m", "nsa_doctor", "regressions", "r007", "r022", "--planted", "--quiet")
+    paths = os.pathsep.join(filter(None, (path, str(installed))))
+    told = run(sys.executable, *words, cwd=strangers(tmp_path), PYTHONPATH=paths)
+    assert "2 cases: 2 absent" in told
+    assert f"{installed}/nsa_doctor/regressions/r022_unique_consecutive_without_sort.py" in told
+
+
+def test_the_line_of_a_case_that_hangs_is_named_where_it_is_installed(installed: Path, tmp_path: Path) -> None:
+    command = installed / "bin" / "nsa-doctor"
+    told = run(sys.executable, command, "regressions", "r001", "--planted", cwd=tmp_path, PYTHONPATH=str(installed))
+    assert "1 case: 1 absent" in told
+
+
+@pytest.mark.parametrize("folder", [lambda folder: folder, strangers], ids=["empty", "of strangers"])
+def test_the_table_of_cases_is_printed_from_any_folder(installed: Path, tmp_path: Path, folder: Any) -> None:
+    words = ("-m", "nsa_doctor", "regressions", "--format", "md")
+    table = run(sys.executable, *words, cwd=folder(tmp_path), PYTHONPATH=str(installed))
+    assert (ROOT / "regressions" / "README.md").read_text(encoding="utf-8").endswith(table)
+
+
+def test_the_built_in_layer_is_examined_where_another_nsa_is_found_first(installed: Path, tmp_path: Path) -> None:
+    words = ("-m", "nsa_doctor", "sweep", "--seq", "33", "--forward-only", "--quiet")
+    told = run(sys.executable, *words, cwd=strangers(tmp_path), PYTHONPATH=os.pathsep.join((".", str(installed))))
+    assert "everything that was measured is finite" in told

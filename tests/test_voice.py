@@ -62,7 +62,10 @@ def test_no_public_docstring_holds_a_private_word(package: str) -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/ci.md", "docs/training.md"])
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/ci.md", "docs/training.md", "docs/proving.md", "docs/benchmarks.md")
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_no_page_holds_a_private_word(name: str) -> None:
     lines = enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), start=1)
     assert [(number, word[0]) for number, line in lines if (word := BANNED.search(line))] == []

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from nsa_doctor.core.declared import declarations
 from nsa_doctor.core.lengths import ChangesAtLengths
 from nsa_doctor.core.measurement import MODES, Mode
 from nsa_doctor.subject.contract import SEAMS, InputKind
@@ -22,8 +23,9 @@ class Adapter:
     runs in. max_length: the longest sequence it serves. geometry: an `nsa.ops.geometry.Geometry` (or an object with
     `change_lengths`), for block-sparse attention. seams: further callables by the names that
     `nsa_doctor.subject.contract.Subject` lists, such as prefill and step for decoding or gate for branch weights.
+    spec: what it is meant to be, such as ("bidirectional",).
 
-    Raises ValueError for a seam that does not exist.
+    Raises ValueError for a seam or a word that does not exist.
     """
 
     make: Callable[[], nn.Module]
@@ -34,12 +36,14 @@ class Adapter:
     max_length: int | None = None
     geometry: ChangesAtLengths | None = None
     seams: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    spec: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         known = [name for name in SEAMS if name not in _OWN]
         unknown = [name for name in self.seams if name not in known]
         if unknown:
             raise ValueError(f"seams must be among {', '.join(known)}, got {unknown[0]!r}")
+        declarations("spec", self.spec)
         wrong = [mode for mode in self.modes if mode not in MODES]
         if wrong or not self.modes:
             raise ValueError(f"modes must be some of {', '.join(MODES)}, got {self.modes!r}")

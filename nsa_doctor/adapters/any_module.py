@@ -1,6 +1,6 @@
 """Any nn.Module as a subject: what it takes is found out by asking, what it returns is unwrapped."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -54,8 +54,18 @@ def adapt(
 
 
 def packages_of(module: nn.Module) -> tuple[str, ...]:
-    """Top-level packages its classes come from, torch's apart."""
-    names = {type(child).__module__.partition(".")[0] for child in module.modules()}
+    """The top-level package of its class; where that is torch's, those that its parts come from."""
+    return _packages([type(module)]) or _packages(type(child) for child in module.modules())
+
+
+def libraries_of(module: nn.Module) -> tuple[str, ...]:
+    """Further top-level packages that its parts come from."""
+    every = _packages(type(child) for child in module.modules())
+    return tuple(name for name in every if name not in packages_of(module))
+
+
+def _packages(kinds: Iterable[type]) -> tuple[str, ...]:
+    names = {kind.__module__.partition(".")[0] for kind in kinds}
     return tuple(sorted(names - {"torch", "builtins", "__main__"}))
 
 
@@ -75,6 +85,7 @@ def _asked(request: SubjectRequest, adapter: Adapter, module: nn.Module, asking:
         modes=adapter.modes,
         device=request.device,
         geometry=adapter.geometry,
+        spec=adapter.spec,
         packages=packages_of(module),
         **seams,
     )

@@ -1,4 +1,4 @@
-"""How long a sequence a foreign module can be examined at: what it declares to serve, and what takes too long."""
+"""How long a sequence a foreign module can be examined at: what it declares to serve, and what is too much work."""
 
 import time
 from collections.abc import Callable, Collection
@@ -7,13 +7,21 @@ from typing import Any
 
 from torch import nn
 
-from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Point
+from nsa_doctor.probes.model.nominal_time import nominal_seconds
 from nsa_doctor.probes.model.perform import Conditions, perform
+from nsa_doctor.probes.model.tables import table_read_beyond
 from nsa_doctor.subject.contract import Subject
 
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
-_SECONDS = 0.15
+_SECONDS = 0.15  # of a machine of fixed speed: how far is examined must not depend on what else runs
+_MOST_SECONDS = 4 * _SECONDS  # of this one's processor, for code whose work is not that of tensors
+_FEWEST_SHARES = 2
+_LIMITS = (
+    *("max_length", "max_len", "max_seq_len", "max_seq_length", "max_sequence_length", "max_position_embeddings"),
+    *("n_positions", "n_ctx", "block_size", "context_length", "seq_len", "seq_length"),
+)
 
 
 def within_limits(
@@ -21,8 +29,10 @@ def within_limits(
 ) -> Subject:
     """The subject with the `max_length` its module serves, tried without gradients at growing lengths.
 
-    A length at which it raises is the module's own limit when a size in it says so (a table of positions, a mask);
-    otherwise it stays within what is examined, and is a finding there. `asking` gets each length before it is tried.
+    A length at which it raises is the module's own limit when a size in it says so (a table of positions, a mask), or
+    when it reads beyond the end of a table that it owns at every greater length, unless it declares to serve twice as
+    long; otherwise it stays within what is examined, and is a finding there. `asking` gets each length before it is
+    tried.
     """
     works = 1
     for length in _LENGTHS:
@@ -30,43 +40,78 @@ def within_limits(
             continue
         asking(length)
         seconds = _seconds(subject, module, length)
-        if seconds is not None and seconds > _SECONDS:  # the first call may have compiled or loaded something
+        if seconds is not None and seconds > _MOST_SECONDS:  # the first call may have compiled or loaded something
             seconds = _seconds(subject, module, length)
         if seconds is None:
-            limit = _limit(subject, module, works, length, asking)
+            limit, why = _limit(subject, module, works, length, asking)
             if limit is None:
                 return replace(subject, max_length=max(length, works))
-            note = f"examined up to S={limit}, the longest the subject serves"
+            note = f"examined up to S={limit}, the longest the subject serves{why}"
             return replace(subject, max_length=limit, notes=(*subject.notes, note))
         works = length
-        if seconds > _SECONDS and length < _LENGTHS[-1]:
-            note = f"examined up to S={length}: longer calls take too long for this examination"
+        if length < _LENGTHS[-1] and (why := _too_much(subject, module, length, seconds)):
+            note = f"examined up to S={length}: {why}"
             return replace(subject, max_length=length, notes=(*subject.notes, note))
     return replace(subject, max_length=works)
 
 
-def _limit(subject: Subject, module: nn.Module, works: int, fails: int, asking: Callable[[int], None]) -> int | None:
-    """The longest length that works, where the module declares it; None when it fails for another reason."""
+def _limit(
+    subject: Subject, module: nn.Module, works: int, fails: int, asking: Callable[[int], None]
+) -> tuple[int | None, str]:
+    """The longest length that works, where the module declares it, and by what; None when it fails otherwise."""
     too_long = fails
     while works + 1 < too_long:
         middle = (works + too_long) // 2
         asking(middle)
         works, too_long = (middle, too_long) if _seconds(subject, module, middle) is not None else (works, middle)
     always = all(_seconds(subject, module, length) is None for length in (works + 1, works + 2, works + 3, 2 * works))
-    return works if always and works in _sizes(module) else None
+    fresh = subject.build(subject.seed)  # what one call keeps may be too short for the next: that is no limit
+    if not always or _seconds(subject, fresh, works + 1) is not None:
+        return None, ""
+    if works in _sizes(module):
+        return works, ""
+    table = table_read_beyond(module, lambda: _forward(subject, module, works + 1))
+    if table is None or _declared(module) > _FEWEST_SHARES * works:
+        return None, ""
+    return works, f": beyond it, it reads past the end of {table}"
+
+
+def _too_much(subject: Subject, module: nn.Module, length: int, seconds: float) -> str:
+    """Why no longer call is made: by counted work, and by this machine's time where that says more; or nothing."""
+    counted = attempt(lambda: nominal_seconds(lambda: _forward(subject, module, length)))
+    if not isinstance(counted, Caught) and counted > _SECONDS:
+        return "a longer call is more work than this examination allows"
+    return "longer calls take too long on this machine" if seconds > _MOST_SECONDS else ""
 
 
 def _seconds(subject: Subject, module: nn.Module, length: int) -> float | None:
-    """How long a forward pass takes; None when it raises."""
+    """How long a forward pass computes, without what it waits for others; None when it raises."""
+    start = time.thread_time()
+    try:
+        _forward(subject, module, length)
+    except SubjectFailedError:
+        return None
+    return time.thread_time() - start
+
+
+def _forward(subject: Subject, module: nn.Module, length: int) -> None:
+    """One forward pass; SubjectFailedError when it raises."""
     asked = replace(subject, build=lambda _seed: module)
     mode = "no_grad" if "no_grad" in subject.modes else subject.modes[0]
     conditions = Conditions(device=subject.device, forward_only=True, measures_memory=False)
-    start = time.perf_counter()
-    try:
-        perform(asked, Point(length=length, dtype=subject.dtype, mode=mode), conditions)
-    except SubjectFailedError:
-        return None
-    return time.perf_counter() - start
+    perform(asked, Point(length=length, dtype=subject.dtype, mode=mode), conditions)
+
+
+def _declared(module: nn.Module) -> int:
+    """The longest length that the module says it serves, by a usual name; 0 where it says none."""
+    named = (vars(holder).get(name) for part in module.modules() for holder in _holders(part) for name in _LIMITS)
+    return max((value for value in named if type(value) is int), default=0)
+
+
+def _holders(part: nn.Module) -> list[Any]:
+    """A module and what it was configured by."""
+    found = (part, *(getattr(part, name, None) for name in ("config", "cfg", "args")))
+    return [holder for holder in found if hasattr(holder, "__dict__")]
 
 
 def _sizes(module: nn.Module) -> set[int]:

@@ -3,7 +3,8 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from nsa_doctor.adapters.any_module import adapt
 from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.own_nsa import let_theirs_win
 from nsa_doctor.subject.contract import Subject, SubjectUnusableError
 from nsa_doctor.subject.request import SubjectRequest
 
@@ -26,7 +28,7 @@ def load_subject(
     """
     if request.spec is not None:
         factory = import_factory(request.spec)
-        return adapt(request, factory, asking, made)
+        return _declaring(adapt(request, factory, asking, made), request.declared)
     from nsa.strict import ConfigError
     from nsa_doctor.adapters.nsa_layer import builtin_subject  # a foreign subject need not wait for nsa
 
@@ -34,6 +36,14 @@ def load_subject(
         return builtin_subject(request.config)
     except ConfigError as error:
         raise SubjectUnusableError(str(error)) from error
+
+
+def _declaring(subject: Subject, words: Sequence[str]) -> Subject:
+    """The subject with what is declared of it on the command line, which names it from then on."""
+    added = [word for word in words if word not in subject.spec]
+    if not added:
+        return subject
+    return replace(subject, spec=(*subject.spec, *added), options=(*subject.options, "--spec", ",".join(added)))
 
 
 def import_factory(spec: str) -> Callable[[], Any]:
@@ -52,8 +62,9 @@ def import_named(spec: str) -> Any:
     """What `package.module:name` names, looked for in the current folder too."""
     name, _, path = spec.partition(":")
     here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    sys.path[:] = [here, *(place for place in sys.path if place != here)]
+    if name.partition(".")[0] != "nsa_doctor":  # our own subjects are made of our own nsa
+        let_theirs_win()
     module = attempt(lambda: importlib.import_module(name))
     if isinstance(module, Caught):
         raise SubjectUnusableError(f"subject {spec} cannot be imported: {module.sentence}") from module.error

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from nsa_doctor.core.own_cases import OWN_CASES
+
 ENTRY_POINTS = "nsa_doctor.regressions"
+_OWN_DISTRIBUTION = "nsa-doctor"
 PARTS = ("Reported", "Symptom", "Cause", "Check")
 _NAME_OF_A_CASE = re.compile(r"(?P<id>r\d{3})_[a-z0-9_]+")
 _TITLE = re.compile(r"(?P<id>r\d{3}) (?P<name>[a-z0-9]+(?:-[a-z0-9]+)*)")
@@ -69,7 +72,10 @@ def _files() -> Iterator[tuple[str, Path]]:
 
 
 def _packages() -> list[str]:
-    return sorted({point.value for point in entry_points(group=ENTRY_POINTS)})
+    """Ours, and those of other distributions: an installation of the doctor may be older than its checkout."""
+    points = entry_points(group=ENTRY_POINTS)
+    others = {point.value for point in points if point.dist is None or point.dist.name != _OWN_DISTRIBUTION}
+    return sorted({OWN_CASES, *others})
 
 
 def _places(package: str) -> list[Path]:

@@ -1,17 +1,35 @@
 """Runs cases, each in a process of its own that is ended when it takes too long."""
 
-import json
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nsa_doctor.cases.catalogue import Card
-from nsa_doctor.cases.fork_server import CAN_FORK, Started, Starter
 from nsa_doctor.cases.record import CaseOutcome
+from nsa_doctor.core.errors import Caught
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.isolation.failures import WorkerDiedError, WorkerHungError
+from nsa_doctor.isolation.side_by_side import side_by_side
+from nsa_doctor.isolation.worker_process import STARTUP_SECONDS, WorkerProcess
 
+CAN_FORK = hasattr(os, "fork")
+IMPORTED = (
+    "nsa.nn",
+    "nsa.train.run",
+    "nsa_doctor.worker.handlers",
+    "nsa_doctor.cases.worker_main",
+    "nsa_doctor.cli.main",
+    "nsa_doctor.render.reading",
+    "nsa_doctor.engine.run",
+    "nsa_doctor.artifacts.training_run.watch",
+    "torch._dynamo",  # an optimizer's first step would import it
+)
+ROOM, WARM_ROOM = "nsa_doctor.cases.worker_main", "nsa_doctor.cases.warm_main"
+_SPARE_SECONDS = 60.0  # for the end of a case that was late
 _LONGEST_SENTENCE = 300
 
 Listener = Callable[[str, int, int], None]
@@ -29,47 +47,68 @@ class CasesRequest:
     seconds: float = 60.0
 
 
+def warm_process() -> WorkerProcess:
+    """A process that has imported what cases need once it is asked, and forks one process for each case.
+
+    It runs no operation of torch, so that what it forks has no threads or locks of another life.
+    """
+    return WorkerProcess(WARM_ROOM, is_fresh=True)
+
+
 def run_cases(
-    request: CasesRequest, listen: Listener = lambda told, done, total: None, starter: Starter | None = None
+    request: CasesRequest,
+    listen: Listener = lambda told, done, total: None,
+    warm: WorkerProcess | None = None,
+    imported: Sequence[str] = IMPORTED,
 ) -> list[CaseOutcome]:
-    """How each case ended, in the order asked for; a KeyboardInterrupt ends them all."""
-    children: list[Started] = []
-    ended: dict[str, CaseOutcome] = {}
-    starting = nullcontext(starter) if starter else Starter()
-    with starting as started, ThreadPoolExecutor(request.jobs) as pool:
-        waiting = {pool.submit(_run, card, request, started, children): card for card in request.cards}
+    """How each case ended, in the order asked for; a KeyboardInterrupt ends them all.
+
+    They are forked from a `warm` process that has `imported` modules, or have interpreters of their own where there is
+    no such thing as a fork.
+    """
+    names, ended = {card.id: card.name for card in request.cards}, dict[str, CaseOutcome]()
+
+    def keep(outcome: CaseOutcome) -> None:
+        ended[outcome.id] = outcome
+        listen(f"{outcome.id} {names[outcome.id]}: {outcome.status}", len(ended), len(names))
+
+    asked = {"cases": [(card.id, card.module) for card in request.cards], "jobs": request.jobs}
+    asked |= {"seconds": request.seconds, "folder": str(Path.cwd()), "path": sys.path, "imported": list(imported)}
+    if not CAN_FORK:
+        run_each(asked, keep)
+        return [ended[card.id] for card in request.cards]
+    timing = {"startup_seconds": STARTUP_SECONDS, "making_seconds": STARTUP_SECONDS + request.seconds}
+    told = lambda event: keep(CaseOutcome.from_json(event["outcome"])) if event["event"] == "outcome" else None  # noqa: E731
+    reason = ""
+    with nullcontext(warm) if warm else warm_process() as process:
         try:
-            for answer in as_completed(waiting):
-                outcome = answer.result()
-                ended[outcome.id] = outcome
-                listen(f"{outcome.id} {waiting[answer].name}: {outcome.status}", len(ended), len(waiting))
-        except KeyboardInterrupt:
-            for future in waiting:
-                future.cancel()
-            for child in children:
-                child.end()
-            raise
+            process.ask(asked | timing, request.seconds + _SPARE_SECONDS, listen=told)
+        except (WorkerDiedError, WorkerHungError) as failure:
+            reason = f"the process that runs the cases gives no answer: {failure}"
+    missing = [CaseOutcome(id=name, status="broken", reason=reason) for name in names if name not in ended]
+    for outcome in missing:
+        keep(outcome)
     return [ended[card.id] for card in request.cards]
 
 
-def _run(card: Card, request: CasesRequest, starter: Starter, children: list[Started]) -> CaseOutcome:
-    at_a_time = max(1, request.jobs // len(request.cards)) if CAN_FORK else 1
-    with tempfile.TemporaryDirectory(prefix="nsa-doctor-") as place:
-        answer, errors = Path(place) / "answer.json", Path(place) / "errors.txt"
-        errors.touch()
-        child = starter.start((card.module, str(answer), str(at_a_time)), errors)
-        children.append(child)
-        try:
-            code = child.wait(request.seconds)
-        finally:
-            child.end()
-        if code is None:
-            return CaseOutcome(id=card.id, status="broken", reason=f"it did not end within {request.seconds:g} s")
-        if answer.exists():
-            return CaseOutcome.from_json(json.loads(answer.read_text(encoding="utf-8")))
-        told = next(_last_lines(errors.read_text(encoding="utf-8", errors="replace").splitlines()), "")
-        return CaseOutcome(id=card.id, status="broken", reason=f"its process ended with code {code}: {told}")
+def run_each(asked: Mapping[str, Any], keep: Callable[[CaseOutcome], object]) -> None:
+    """Run the cases of a request, each in a child of this process; `keep` is given the outcomes as they come."""
+    cases, jobs, seconds = asked["cases"], asked["jobs"], asked["seconds"]
+    common = {name: asked[name] for name in ("folder", "path")} | {"at_a_time": max(1, jobs // max(1, len(cases)))}
+    common |= {"startup_seconds": STARTUP_SECONDS, "making_seconds": seconds}
+    requests = [{"module": module, **common} for _, module in cases]
+    side_by_side(ROOM, requests, seconds, jobs, lambda number, answer: keep(_outcome(cases[number][0], answer)))
 
 
-def _last_lines(lines: Sequence[str]) -> Iterator[str]:
-    return (line.strip()[:_LONGEST_SENTENCE] for line in reversed(lines) if line.strip())
+def _outcome(name: str, answer: dict[str, Any] | Caught) -> CaseOutcome:
+    if not isinstance(answer, Caught):
+        return CaseOutcome.from_json(answer)
+    failure = answer.error
+    if isinstance(failure, WorkerHungError):
+        stack = FrameFilter().of_dump(failure.crash.dump)
+        at = f": it is at {stack[0].file}:{stack[0].line} ({stack[0].function})" if stack else ""
+        return CaseOutcome(id=name, status="broken", reason=f"it did not end within {failure.seconds:g} s{at}")
+    words = failure.crash.last_words if isinstance(failure, WorkerDiedError) else ""
+    last = next((line.strip() for line in reversed(words.splitlines()) if line.strip()), "")
+    told = f"{failure}: {last[:_LONGEST_SENTENCE]}" if last else str(failure)
+    return CaseOutcome(id=name, status="broken", reason=told)

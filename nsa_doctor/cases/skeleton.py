@@ -16,8 +16,8 @@ Cause: what was established, and how; what is a guess is called one.
 Check: the code of the check that has to name it.
 """
 
+from nsa_doctor.cases.case import examine, found, sick_layer
 from nsa_doctor.cases.record import Case, Plant
-from regressions.case import examine, found, sick_layer
 
 
 def reproduce() -> None:
@@ -34,7 +34,7 @@ CASE = Case(
     plants=(
         Plant(
             name="as reported",
-            command=examine("{package}.{module}:planted", "{code}"),
+            command=examine(f"{{__name__}}:planted", "{code}"),
             expected=found("{code}", file="{module}.py"),
         ),
     ),
@@ -52,7 +52,7 @@ def write_skeleton(folder: Path, name: str, ids: list[str]) -> Path:
     module = f"r{number:03d}_{name.replace('-', '_')}"
     path = folder / f"{module}.py"
     example = registry.fuzzed(Violation.FUTURE_CHANGES_OUTPUT).manual.code
-    text = _TEXT.format(id=module[:4], name=name, module=module, package=folder.name, code=example)
+    text = _TEXT.format(id=module[:4], name=name, module=module, code=example)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
     return path

@@ -1,8 +1,8 @@
-"""The process in which one case runs: `python -m nsa_doctor.cases.worker_main MODULE ANSWER AT_A_TIME`."""
+"""The process in which one case runs, or one part of what it proves."""
 
 import importlib
 import io
-import json
+import os
 import pkgutil
 import sys
 import tempfile
@@ -10,15 +10,18 @@ import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nsa_doctor.cases.parallel_forks import side_by_side
 from nsa_doctor.cases.record import Case, CaseOutcome, NotForThisMachineError, Plant, Sight, Status
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.reproduce import reproduce
 from nsa_doctor.isolation.openmp import keep_to_one_thread
+from nsa_doctor.isolation.side_by_side import side_by_side
+from nsa_doctor.isolation.start import Children
+
+if TYPE_CHECKING:
+    from nsa_doctor.worker.main import Channel
 
 _COMMAND = (
     "nsa_doctor.cli.main:serve"  # by name, as a shell would: the command line runs cases, and cases the command line
@@ -26,17 +29,24 @@ _COMMAND = (
 _NO_ASSERTIONS = "Python drops the assertions that say whether a bug is back: unset PYTHONOPTIMIZE"
 
 
-def main() -> None:
-    """Run the case of a module, and write how it ended to a file."""
+def open_room(channel: "Channel") -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What answers a request to run a case, or a `part` of it."""
     keep_to_one_thread()
-    module, answer, at_a_time = sys.argv[1:]
-    Path(answer).write_text(json.dumps(asdict(run_case(module, int(at_a_time)))), encoding="utf-8")
+    return _answer
 
 
-def run_case(module: str, at_a_time: int = 1) -> CaseOutcome:
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    os.chdir(request["folder"])
+    sys.path += [each for each in request["path"] if each not in sys.path]
+    if "part" in request:
+        return asdict(_part(_load(request["module"]), request["part"]))
+    return asdict(run_case(request["module"], request["at_a_time"], request))
+
+
+def run_case(module: str, at_a_time: int = 1, request: dict[str, Any] | None = None) -> CaseOutcome:
     """The bug is absent from the code that ships, and each plant of it is found where it has to be.
 
-    at_a_time: in how many processes that is tried, of which 1 is this one.
+    at_a_time: in how many processes that is tried; 1 is this one, and more are forks of it that meet the `request`.
     """
     name = module.rpartition(".")[2][:4]
     if not __debug__:
@@ -45,14 +55,44 @@ def run_case(module: str, at_a_time: int = 1) -> CaseOutcome:
     case = attempt(lambda: _load(module))
     if isinstance(case, Caught):
         return CaseOutcome(id=name, status="broken", reason=case.sentence)
-    # The code that ships comes first: what is planted in this process must not be in the way.
-    calls: list[Callable[[], Any]] = [partial(_reproduced, case), *(partial(_sight, each) for each in case.plants)]
-    answers = attempt(lambda: side_by_side(calls, at_a_time) if at_a_time > 1 else [call() for call in calls])
-    if isinstance(answers, Caught):
-        return CaseOutcome(id=name, status="broken", reason=answers.sentence)
-    (status, reason), *sights = answers
-    outcome = _ended(name, case, status, reason, tuple(sights))
+    numbers = range(1 + len(case.plants))
+    parts = attempt(
+        lambda: _apart(request, numbers, at_a_time) if request and at_a_time > 1 else [_part(case, n) for n in numbers]
+    )
+    if isinstance(parts, Caught):
+        return CaseOutcome(id=name, status="broken", reason=parts.sentence)
+    sights = tuple(sight for part in parts[1:] for sight in part.sights)
+    outcome = _ended(name, case, parts[0].status, parts[0].reason, sights)
     return CaseOutcome(**{**vars(outcome), "seconds": time.perf_counter() - start})
+
+
+def _apart(request: dict[str, Any], numbers: range, at_a_time: int) -> list[CaseOutcome]:
+    """Every part in a process of its own; raises ChildProcessError for one that ends without an answer."""
+    answers: dict[int, CaseOutcome] = {}
+
+    def keep(number: int, answer: dict[str, Any] | Caught) -> None:
+        if isinstance(answer, Caught):
+            raise ChildProcessError(f"part {number + 1} of {len(numbers)}: {answer.error}")
+        answers[number] = CaseOutcome.from_json(answer)
+
+    seconds = request["making_seconds"]
+    side_by_side(__name__, [{**request, "part": number} for number in numbers], seconds, at_a_time, keep)
+    return [answers[number] for number in numbers]
+
+
+def _part(case: Case, number: int) -> CaseOutcome:
+    """The code that ships, which comes first: what is planted must not be in its way. Then the plants."""
+    Children.are_forked &= "torch" in sys.modules and _can_be_forked()
+    if number:
+        return CaseOutcome(id="", status="absent", sights=(_sight(case.plants[number - 1]),))
+    status, reason = _reproduced(case)
+    return CaseOutcome(id="", status=status, reason=reason)
+
+
+def _can_be_forked() -> bool:
+    from nsa_doctor.probes.model.state import can_be_forked
+
+    return can_be_forked()
 
 
 def _load(module: str) -> Case:
@@ -118,7 +158,3 @@ def _written_to(command: str, file: Path) -> list[str]:
     """Words that make a command write its report there."""
     is_folder = command in ("go-no-go", "smoke")
     return ["--output", str(file.parent)] if is_folder else ["--format", "json", "--output", str(file)]
-
-
-if __name__ == "__main__":
-    main()

@@ -7,7 +7,6 @@ from typing import Self
 
 from nsa_doctor.cli import options
 from nsa_doctor.core import signals
-from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.finding import Report
 from nsa_doctor.core.writing import CannotWriteError, check_writable, is_terminal, say, write_whole
 
@@ -28,22 +27,30 @@ class Delivery:
         """Check the options before the work starts: what cannot be written would be lost after it."""
         made = cls(form=options.report_format(form, output), output=output, traceback=traceback, quiet=quiet)
         if output is not None:
-            try:
-                check_writable(output)
-            except CannotWriteError as error:
-                raise UsageError(str(error)) from error
+            check_writable(output)
         return made
 
     def __call__(self, report: Report) -> int:
-        """Print the report, write it to a file when one was named, and give the exit code."""
+        """Print the report, write it to a file when one was named, and give the exit code.
+
+        What cannot be written is printed in its place, and what cannot be printed is still written.
+        """
         signals.ignore_signals()
         if self.output is None:
             say(self._rendered(report, self.form, is_terminal(sys.stdout)), sys.stdout)
-        else:
-            if not self.quiet:
-                say(self._rendered(report, "terminal", is_terminal(sys.stdout)), sys.stdout)
-            write_whole(self.output, self._rendered(report, self.form, False))
-        return ENDED_EARLY if report.interrupted else report.decision.exit_code
+            return _exit_code(report)
+        text, unwritten = self._rendered(report, self.form, False), None
+        try:
+            write_whole(self.output, text)
+        except CannotWriteError as error:
+            unwritten = error
+        if not self.quiet:
+            say(self._rendered(report, "terminal", is_terminal(sys.stdout)), sys.stdout)
+        if unwritten is not None:
+            if self.quiet or self.form != "terminal":
+                say(text, sys.stdout)
+            raise unwritten
+        return _exit_code(report)
 
     def _rendered(self, report: Report, form: str, colour: bool) -> str:
         from nsa_doctor.render import terminal
@@ -54,23 +61,25 @@ class Delivery:
         return terminal.render(report, colour=colour, traceback=self.traceback)
 
 
-def check_bundle(folder: Path) -> None:
-    """Refuse before the work what would be lost after it."""
-    from nsa_doctor.render.bundle import check_folder
-
-    try:
-        check_folder(folder)
-    except CannotWriteError as error:
-        raise UsageError(str(error)) from error
-
-
 def deliver_bundle(report: Report, folder: Path, traceback: bool) -> int:
-    """Print the report, write it to a folder in every form, and give the exit code."""
+    """Print the report, write it to a folder in every form, and give the exit code.
+
+    Where the folder cannot be written the report is printed as JSON too, of which `render` makes every other form.
+    """
     from nsa_doctor.render import terminal
     from nsa_doctor.render.bundle import write_bundle
+    from nsa_doctor.render.formats import render_as
 
     signals.ignore_signals()
-    say(terminal.render(report, colour=is_terminal(sys.stdout), traceback=traceback), sys.stdout)
-    written = write_bundle(folder, report)
-    say(f"written to {folder}: {', '.join(path.name for path in written)}\n", sys.stdout)
+    told = terminal.render(report, colour=is_terminal(sys.stdout), traceback=traceback)
+    try:
+        written = write_bundle(folder, report)
+    except CannotWriteError:
+        say(told + render_as(report, "json"), sys.stdout)
+        raise
+    say(f"{told}written to {folder}: {', '.join(path.name for path in written)}\n", sys.stdout)
+    return _exit_code(report)
+
+
+def _exit_code(report: Report) -> int:
     return ENDED_EARLY if report.interrupted else report.decision.exit_code

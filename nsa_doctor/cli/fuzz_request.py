@@ -10,7 +10,7 @@ from nsa_doctor.cli import options
 from nsa_doctor.core.errors import OptionError, UsageError
 from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.nearest import one_of
-from nsa_doctor.core.writing import CannotWriteError, check_writable
+from nsa_doctor.core.writing import check_writable
 from nsa_doctor.fuzz.cases import IMPLS, TARGETS, Impl, Target
 from nsa_doctor.fuzz.replay import load
 from nsa_doctor.fuzz.request import EXAMPLES, LENGTHS_ASKED, FuzzRequest
@@ -36,10 +36,12 @@ def fuzz_request(
     save: Path | None,
     timeout: float,
     impl: str | None = None,
+    spec: str | None = None,
 ) -> FuzzRequest:
     """Check what `fuzz` was given; raises OptionError or UsageError."""
     about_search = {"--examples": examples, "--minutes": minutes, "--seed": seed, "--save": save, "--impl": impl}
-    about_subject = {"--config": config, "--input": input_kind, "--width": width, "--device": device, "--dtype": dtype}
+    about_subject = {"--config": config, "--input": input_kind, "--width": width}
+    about_subject |= {"--spec": spec, "--device": device, "--dtype": dtype}
     if replay is not None:
         return _replay(replay, target, subject, timeout, {**about_search, **about_subject})
     examination_request = options.examined(
@@ -48,6 +50,7 @@ def fuzz_request(
         subject=subject,
         input_kind=input_kind,
         width=width,
+        spec=spec,
         seed=seed or 0,
         timeout=timeout,
         dtype=dtype,
@@ -65,10 +68,7 @@ def fuzz_request(
         impl=_impl(impl),
     )
     if save is not None:
-        try:
-            check_writable(request.path(request.targets[0]))
-        except CannotWriteError as error:
-            raise UsageError(str(error)) from error
+        check_writable(request.path(request.targets[0]))
     return request
 
 
@@ -105,6 +105,7 @@ def _replay(
         subject=subject,
         input_kind=saved.input,
         width=saved.width,
+        spec=",".join(saved.declared) or None,
         seed=saved.seed,
         timeout=timeout,
         dtype=saved.dtype,
@@ -114,6 +115,7 @@ def _replay(
         config=saved.config,
         input=saved.input,
         width=saved.width,
+        declared=tuple(saved.declared),
         device=saved.device,
         dtype=saved.dtype,
         seed=saved.seed,

@@ -1,5 +1,6 @@
 """The command line: hand the words to a command, turn every error into one sentence and an exit code."""
 
+import errno
 import sys
 from typing import NoReturn, Protocol, runtime_checkable
 
@@ -21,12 +22,17 @@ from nsa_doctor.cli.commands.sweep import sweep
 from nsa_doctor.cli.commands.throughput import throughput
 from nsa_doctor.cli.commands.watch import watch
 from nsa_doctor.cli.delivery import ENDED_EARLY
+from nsa_doctor.cli.grammar import FIRST_WORDS, HELP_NAMES, Command, Group, general
 from nsa_doctor.core import signals
 from nsa_doctor.core.check_file import CheckFileError
 from nsa_doctor.core.errors import Caught, InternalError, OptionError, UsageError, attempt
 from nsa_doctor.core.finding import ExitCode
 from nsa_doctor.core.text import escaped
 from nsa_doctor.core.writing import CannotWriteError, say
+
+_LONGEST = 800
+# What a machine runs out of: disk, quota, open files, processes or memory. None of it is a fault of the doctor's own.
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 
 @runtime_checkable
@@ -40,6 +46,9 @@ class _Refusal(Protocol):
 
 
 app = typer.Typer(
+    cls=Group,
+    callback=general,
+    context_settings=HELP_NAMES,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -49,14 +58,13 @@ app = typer.Typer(
     f"{ExitCode.INTERRUPTED} interrupted, 143 or 129 ended by SIGTERM or SIGHUP; "
     "what was interrupted reports what it measured.",
 )
-for _command in (sweep, run, anomaly, fuzz, throughput, smoke, watch, regressions, env, render):
-    app.command()(_command)
-app.command()(data)
-app.command("go-no-go")(go_no_go)
-app.command("gate-stats")(gate_stats)
-app.command("gate-init")(gate_init)
-app.command("list")(list_checks)
-app.command()(explain)
+for _command in (sweep, run, anomaly, fuzz, throughput, smoke, watch, regressions, env, render, data):
+    app.command(cls=Command)(_command)
+app.command("go-no-go", cls=Command)(go_no_go)
+app.command("gate-stats", cls=Command)(gate_stats)
+app.command("gate-init", cls=Command)(gate_init)
+app.command("list", cls=Command)(list_checks)
+app.command(cls=Command)(explain)
 
 
 def main() -> NoReturn:
@@ -76,7 +84,8 @@ def serve(arguments: list[str]) -> int:
 
 def _served(arguments: list[str]) -> int:
     if not arguments:
-        return _complain("a command is needed: run, sweep, list or explain; --help says more", ExitCode.USAGE)
+        say(FIRST_WORDS, sys.stderr)
+        return ExitCode.USAGE
     answer = attempt(lambda: app(args=arguments, prog_name="nsa-doctor", standalone_mode=False))
     if answer == ENDED_EARLY:
         return signals.exit_code()
@@ -91,14 +100,18 @@ def _served(arguments: list[str]) -> int:
         say(getattr(error, "traceback", "") or answer.traceback, sys.stderr)
     if isinstance(error, _Refusal):
         return _complain(" ".join(error.format_message().split()), ExitCode.USAGE)
-    if isinstance(error, (UsageError, OptionError, CheckFileError)):
+    if isinstance(error, (UsageError, OptionError, CheckFileError, CannotWriteError)):
         return _complain(str(error), ExitCode.USAGE)
-    if isinstance(error, CannotWriteError):
-        return _complain(str(error), ExitCode.BROKEN)
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        place = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{place}{error.strerror}: the machine has no more; free some and try again", ExitCode.USAGE)
     told = str(error) if isinstance(error, InternalError) else answer.sentence
     return _complain(f"internal error: {told}; --traceback shows where", ExitCode.BROKEN)
 
 
 def _complain(sentence: str, code: int) -> int:
-    say(f"nsa-doctor: {escaped(sentence)}\n", sys.stderr)
+    """Print one sentence of bounded length; what is wrong stands at its ends, around what came from outside."""
+    half = _LONGEST // 2
+    parts = [sentence] if len(sentence) <= _LONGEST else [sentence[:half], sentence[-half:]]
+    say(f"nsa-doctor: {' ... '.join(map(escaped, parts))}\n", sys.stderr)
     return code

@@ -14,6 +14,7 @@ Config = Annotated[str | None, typer.Option(help="Configuration file or built-in
 Subject = Annotated[str | None, typer.Option(help="package.module:factory in place of nsa.")]
 Input = Annotated[str | None, typer.Option("--input", help="embeddings or tokens; found out when not given.")]
 Width = Annotated[int | None, typer.Option(help="Width of embeddings, or size of the vocabulary.")]
+Spec = Annotated[str | None, typer.Option(help="What the subject is meant to be: bidirectional.")]
 Seed = Annotated[int, typer.Option(help="Seed of weights and inputs.")]
 Select = Annotated[str | None, typer.Option(help="Only these codes or families: FWD,NAN.")]
 Ignore = Annotated[str | None, typer.Option(help="Not these codes or families.")]
@@ -41,5 +42,9 @@ Because = Annotated[str | None, typer.Option(help="Why findings of the --baselin
 Recompute = Annotated[
     bool, typer.Option("--recompute", help="Compute steps of the run again from its checkpoints, and compare.")
 ]
+Prove = Annotated[
+    int | None, typer.Option(metavar="N", help="Change N lines of the subject, one at a time: how many are noticed?")
+]
+ProveSeed = Annotated[int, typer.Option(help="Which changes --prove draws.")]
 CallSeconds = Annotated[float, typer.Option("--timeout", help="Seconds one call of the subject may take.")]
 Bundle = Annotated[Path, typer.Option(help="Folder for report.json, .html, .md, .sarif and junit.xml.")]

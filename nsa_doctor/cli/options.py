@@ -11,6 +11,7 @@ from typing import cast
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import PROFILES, Profile
+from nsa_doctor.core.declared import declarations
 from nsa_doctor.core.errors import OptionError
 from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.lengths import parse_lengths
@@ -42,6 +43,7 @@ def examined(
     width: int | None,
     seed: int,
     timeout: float,
+    spec: str | None = None,
     dtype: str | None = None,
     profile: str = "quick",
 ) -> ExaminationRequest:
@@ -54,6 +56,8 @@ def examined(
         raise OptionError("--input is for a --subject; the built-in one takes embeddings; leave it out")
     elif width is not None:
         raise OptionError("--width is for a --subject; the built-in one has its own; leave it out")
+    elif spec is not None:
+        raise OptionError("--spec is for a --subject; the built-in one is causal; leave it out")
     if width is not None and not 1 <= width <= _LARGEST_WIDTH:
         raise OptionError(f"--width must be from 1 to {_LARGEST_WIDTH}, got {width}")
     if not 0 <= seed <= _LARGEST_SEED:
@@ -65,6 +69,7 @@ def examined(
         config=config,
         input=None if input_kind is None else one_of("--input", input_kind, ("embeddings", "tokens")),
         width=width,
+        declared=() if spec is None else declarations("--spec", spec.split(",")),
         device=device_option(device),
         dtype=None if dtype is None else one_of("--dtype", dtype, DTYPES),
         seed=seed,

@@ -69,7 +69,8 @@ class Check:
     `priority` is how early its findings are reported (the family's where none is given), `answers` the facts of the
     framework that bear its code (`facts.Fact`), `explains` the errors of torch whose cause its findings locate
     (`torch_errors.TorchError`), `fuzzed` the properties of `nsa-doctor fuzz` that bear its code (`facts.Violation`),
-    and `commands` the commands beside `run` that it is part of (`Command`).
+    `commands` the commands beside `run` that it is part of (`Command`), and `unless` what a subject may be declared to
+    be that means what the check looks for (`declared.Declaration`): it does not apply then.
     """
 
     doc: str | None
@@ -86,6 +87,7 @@ class Check:
     explains: tuple[str, ...] = ()
     fuzzed: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
 
     @property
     def manual(self) -> Manual:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from nsa_doctor.core.check import PROFILES, Check, Command, Kind, Manual, parse_manual
+from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.facts import Fact, Violation
 from nsa_doctor.core.nearest import nearest
 from nsa_doctor.core.torch_errors import TorchError
@@ -23,6 +24,7 @@ _OF_NAMES: Mapping[str, type[StrEnum]] = {
     "explains": TorchError,
     "fuzzed": Violation,
     "commands": Command,
+    "unless": Declaration,
 }
 _PRIORITY = "priority"
 

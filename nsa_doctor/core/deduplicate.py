@@ -10,6 +10,12 @@ from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.registry import Entry
 
 _NO_ANSWER = ("timeout", "died")  # kinds of evidence
+_SYMPTOMS = {  # by the scale of priorities in check.py
+    range(200, 300): "wrong values",  # overwritten or kept ones; what raises has a kind of its own
+    range(300, 400): "not finite",
+    range(400, 700): "wrong values",
+    range(700, 780): "cost",
+}
 
 
 def deduplicate(results: Iterable[Result], entries: Mapping[str, Entry]) -> tuple[Result, ...]:
@@ -55,17 +61,37 @@ def _with_own(result: Result, kept: Sequence[Finding]) -> Result:
 
 
 def _explains(other: Finding, finding: Finding, entries: Mapping[str, Entry]) -> bool:
-    here, there = finding.where, other.where
-    if here.file and (here.file, here.line) == (there.file, there.line) and finding.code != other.code:
-        return True
+    """Whether both have one cause: by what was seen, and never by the place alone."""
     if finding.code != other.code and _has_no_answer(finding) and _has_no_answer(other) and _is_one_end(other, finding):
         return True
     if other.code in entries and finding.evidence.get("error") in entries[other.code].explains:
         return True  # it names the line at fault, wherever torch gave up
+    here, there = finding.where, other.where
+    is_alike = _symptom(finding, entries) == _symptom(other, entries)
+    if is_alike and here.file and (here.file, here.line) == (there.file, there.line) and finding.code != other.code:
+        return True
     explained_by = entries[finding.code].explained_by if finding.code in entries else ()
-    if not other.code.startswith(explained_by):
+    if not other.code.startswith(explained_by) or not (is_alike or _was_seen_where(finding, other)):
         return False
     return _is_inside(here.module, there.module) or _is_inside(there.module, here.module)
+
+
+def _symptom(finding: Finding, entries: Mapping[str, Entry]) -> str:
+    """What kind of thing was seen: two kinds on one line are two faults. Of an unknown kind, its code."""
+    kind = finding.evidence.get("kind")
+    if kind in ("raised", "wrong_shape", *_NO_ANSWER):
+        return str(kind)
+    priority = _priority(finding.code, entries)
+    return next((symptom for limits, symptom in _SYMPTOMS.items() if priority in limits), finding.code)
+
+
+def _was_seen_where(finding: Finding, other: Finding) -> bool:
+    """Whether the other, of which a sweep listed all lengths that show it, was seen at this finding's."""
+    listed = str(other.evidence.get("lengths", "")).split(",")
+    if "call" in other.evidence or not all(length.isdigit() for length in listed):
+        return True  # it is known of one length alone, and not of which others
+    own = str(finding.evidence.get("length", finding.evidence.get("lengths", ""))).split(",")
+    return not all(length.isdigit() for length in own) or set(own) <= set(listed)
 
 
 def _has_no_answer(finding: Finding) -> bool:

@@ -9,14 +9,17 @@ from nsa_doctor.core.check import Profile
 class ExaminationRequest:
     """Whom to examine and under which conditions.
 
+    `declared` are words of `--spec`, which the subject is meant to be.
     `timeout` is what one measurement, or one call in a check, may take, in seconds; `dtype` None is the subject's own;
-    `threads` 0 leaves their number to torch; `explore` finds out how long a sequence a foreign subject serves.
+    `threads` 0 leaves their number to torch; `explore` finds out how long a sequence a foreign subject serves, unless
+    `max_length` says so. `replaced` holds (file, text): what is imported in place of what the file holds.
     """
 
     spec: str | None = None
     config: str | None = None
     input: str | None = None
     width: int | None = None
+    declared: tuple[str, ...] = ()
     device: str = "cpu"
     dtype: str | None = None
     seed: int = 0
@@ -28,3 +31,5 @@ class ExaminationRequest:
     boundaries_up_to: int | None = None
     are_all_lengths: bool = False
     timeout: float = 60.0
+    max_length: int | None = None
+    replaced: tuple[tuple[str, str], ...] = ()

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from nsa_doctor.core.measurement import Measurement, Place
 from nsa_doctor.core.policy_verdict import PolicyVerdict
+from nsa_doctor.core.proof import Proof
 
 Scalar = str | int | float | bool | None
 _MOST_FINDINGS = 3  # of one check; the rest is counted
@@ -98,8 +99,8 @@ class Result:
     """How one check ended; `reason` says why it was skipped, crashed or ran out of time.
 
     `further` are the fingerprints of findings beyond those in `findings`, which hold the first few. `notes` are what it
-    saw that is not wrong by itself. A SKIP that is not `is_required` does not apply to the subject,
-    which offers nothing of the kind, and does not stand in the way of a GO.
+    saw that is not wrong by itself, `examined` how it called the subject. A SKIP that is not `is_required` does not
+    apply to the subject, which offers nothing of the kind, and does not stand in the way of a GO.
     """
 
     code: str
@@ -111,6 +112,7 @@ class Result:
     notes: tuple[str, ...] = ()
     is_required: bool = True
     further: tuple[str, ...] = ()
+    examined: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -124,6 +126,11 @@ class Result:
         further = tuple(finding.fingerprint for finding in findings[_MOST_FINDINGS:])
         return replace(self, findings=tuple(findings[:_MOST_FINDINGS]), further=further)
 
+    def parted(self) -> "tuple[Result, tuple[Finding, ...]]":
+        """The result with the findings that bear its code, and those that its calls gave for other checks."""
+        own = tuple(finding for finding in self.findings if finding.code in ("", self.code))
+        return replace(self, findings=own), tuple(finding for finding in self.findings if finding not in own)
+
     @property
     def remark(self) -> str:
         """How many findings there are beyond those it holds; empty for none."""
@@ -136,8 +143,8 @@ class Report:
 
     `subject`, `options` and `environment` say what was examined and how; `measurements` hold a sweep's table,
     `throughput` what was timed, `run` the facts of a training run, `gates` a checkpoint's gates, one mapping each;
-    `verdict` is what a policy file made of it all. `render/report.schema.json` says what is in each. `interrupted` is
-    true when a person stopped it.
+    `verdict` is what a policy file made of it all, `proof` what it notices of mutants of the subject.
+    `render/report.schema.json` says what is in each. `interrupted` is true when a person stopped it.
     """
 
     command: str
@@ -153,6 +160,7 @@ class Report:
     run: Mapping[str, Any] = field(default_factory=dict)
     gates: tuple[Mapping[str, Any], ...] = ()
     verdict: PolicyVerdict | None = None
+    proof: Proof | None = None
 
     @property
     def findings(self) -> tuple[Finding, ...]:

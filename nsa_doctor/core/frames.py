@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from types import CodeType, TracebackType
 
-from nsa_doctor.core.package import PACKAGE_ROOT, own_file
+from nsa_doctor.core.package import is_doctors, own_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,21 +25,24 @@ class Line:
 class FrameFilter:
     """Tells the subject's own files from everything its calls pass through.
 
-    `packages` are top-level package names that count as the subject's wherever they are installed.
+    `packages` are top-level package names that count as the subject's wherever they are installed; of the doctor's own
+    package what checks inject and the regression cases do, and nothing else, also where it is among them.
     """
 
     packages: tuple[str, ...] = ()
     _own: tuple[str, ...] = field(init=False, repr=False)
+    _doctor: str = field(init=False, repr=False)
     _checks: str = field(init=False, repr=False)
     _machinery: tuple[str, ...] = field(init=False, repr=False)
     _torch: tuple[str, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_checks", f"{PACKAGE_ROOT / 'checks'}/")
-        own = [*_folders(("nsa", *self.packages)), self._checks]
+        object.__setattr__(self, "_doctor", f"{own_file()}/")
+        object.__setattr__(self, "_checks", f"{own_file('checks')}/")
+        own = _folders(("nsa", *self.packages))
         torch = _folders(("torch",))
         paths = sysconfig.get_paths()
-        machinery = [paths["stdlib"] + "/", paths["platstdlib"] + "/", f"{PACKAGE_ROOT}/"]
+        machinery = [paths["stdlib"] + "/", paths["platstdlib"] + "/"]
         object.__setattr__(self, "_own", tuple(own))
         object.__setattr__(self, "_torch", tuple(torch))
         object.__setattr__(self, "_machinery", tuple(machinery))
@@ -54,15 +57,32 @@ class FrameFilter:
         """3 for the subject's own code, 2 for a library's, 1 for torch's modules, 0 for what is never to blame."""
         if file.startswith("<") or _GENERATED.search(file):
             return 0
+        if file.startswith(self._doctor):
+            return 0 if is_doctors(file) and not file.startswith(self._checks) else 3
         if file.startswith(self._own):
             return 3
-        if file.startswith(self._machinery[-1]):
-            return 0  # the doctor, in whichever folder it is installed
         if file.startswith(self._torch):
             return 1 if "/torch/nn/" in file and not file.endswith("/nn/modules/module.py") else 0
         if "-packages/" in file:
             return 0 if _WRAPPERS.search(file) else 2
         return 0 if file.startswith(self._machinery) else 3
+
+    def is_library(self, file: str) -> bool:
+        """Whether it is an installed package's that is neither torch nor the doctor nor the subject's own."""
+        is_other = not file.startswith((*self._own, *self._torch, *self._machinery[-1:]))
+        return is_other and "-packages/" in file
+
+    def library_of_traceback(self, traceback: TracebackType | None) -> str:
+        """The deepest line of a library in an exception's traceback, below all of the subject's own code."""
+        found = ""
+        while traceback is not None:
+            code = traceback.tb_frame.f_code
+            if self.rank_of(code) == 3:
+                found = ""
+            elif self.is_library(code.co_filename):
+                found = f"{code.co_filename}:{traceback.tb_lineno}"
+            traceback = traceback.tb_next
+        return found
 
     def deepest(self, innermost_first: Iterable[Line]) -> Line | None:
         """The innermost line of the subject's own code; failing that of a library, then of torch's modules."""
@@ -97,7 +117,7 @@ class FrameFilter:
         threads = [
             _lines(part) for part in re.split(r"^(?=(?:Current thread|Thread|Stack) )", dump, flags=re.MULTILINE)
         ]
-        threads.sort(key=lambda lines: not any(line.file.startswith(self._machinery[-1]) for line in lines))
+        threads.sort(key=lambda lines: not any(is_doctors(line.file) for line in lines))
         for lines in threads:
             if found := self.deepest(lines):
                 return lines[lines.index(found) :]

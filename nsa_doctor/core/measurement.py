@@ -27,13 +27,17 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where in the subject: dotted module path ("" is the subject itself), its class, and a line of source."""
+    """Where in the subject: dotted module path ("" is the subject itself), its class, and a line of source.
+
+    `library` is the line of a library, `file:line`, where the subject's own line called one that was at work there.
+    """
 
     module: str = ""
     module_class: str = ""
     file: str = ""
     line: int = 0
     function: str = ""
+    library: str = field(default="", compare=False)
 
     @property
     def module_text(self) -> str:

@@ -19,6 +19,7 @@ _OTHER_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("gaussian", "randn", "random"), "normal"),
     **dict.fromkeys(("embeds", "floats", "hidden"), "embeddings"),
     "ids": "tokens",
+    **dict.fromkeys(("encoder", "noncausal", "non-causal"), "bidirectional"),
     **dict.fromkeys(("plain", "text", "tty", "txt"), "terminal"),
     "markdown": "md",
     "xml": "junit",

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from nsa_doctor.core.power import Power
+
 LimitStatus = Literal["kept", "broken", "not measured", "other device"]
 
 
@@ -52,7 +54,10 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyVerdict:
-    """The verdict of a policy; `why` is what speaks against a GO, the gravest first, or what speaks for it."""
+    """The verdict of a policy; `why` is what speaks against a GO, the gravest first, or what speaks for it.
+
+    `power` says what it rests on.
+    """
 
     decision: Literal["GO", "NO-GO", "UNKNOWN"]
     gate: str
@@ -63,3 +68,4 @@ class PolicyVerdict:
     accepted: tuple[Accepted, ...] = ()
     baseline: Compared | None = None
     again: str = ""
+    power: Power | None = None

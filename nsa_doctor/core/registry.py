@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nsa_doctor.core.check import PROFILES, Check, Command, Kind, Manual, Profile, usual_priority
 from nsa_doctor.core.check_file import CheckFileError, docstring_of, read_check_file
+from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.errors import Caught, OptionError, attempt
 from nsa_doctor.core.facts import Fact, Violation
 from nsa_doctor.core.torch_errors import TorchError
@@ -24,6 +25,9 @@ _KINDS: dict[Kind, str] = {
     "run": "a training run (nsa-doctor watch RUN_DIR)",
     "data": "a source of batches (nsa-doctor data --config FILE)",
 }
+_MOST_NEAR = 3
+_LIKENESS, _LIKENESS_OF_A_SLIP = 0.6, 0.85
+_SHORTEST_BEGINNING, _LONGEST_WORD = 2, 60
 _NAME_OF_A_CHECK = re.compile(r"[a-z]{3}\d{3}_[a-z0-9_]+")
 
 
@@ -45,6 +49,7 @@ class Entry:
     explains: tuple[TorchError, ...] = ()
     fuzzed: tuple[Violation, ...] = ()
     commands: tuple[Command, ...] = ()
+    unless: tuple[Declaration, ...] = ()
 
 
 def entries() -> dict[str, Entry]:
@@ -103,14 +108,28 @@ def manuals() -> dict[str, Manual]:
     return {code: entry.manual for code, entry in entries().items()}
 
 
-def manual(code: str) -> Manual:
-    """The manual of one check; raises ValueError with the nearest known code."""
+def manual(word: str) -> Manual:
+    """The manual of one check, by its code or its name; raises ValueError with those that are nearest."""
     known = manuals()
-    if code.upper() not in known:
-        near = difflib.get_close_matches(code.upper(), known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}" if near else f"known are {', '.join(known)}"
-        raise ValueError(f"unknown check {code!r}: {hint}")
-    return known[code.upper()]
+    wanted = word.strip().lower()[:_LONGEST_WORD]
+    found = next((each for code, each in known.items() if wanted in (code.lower(), each.name)), None)
+    if found is None:
+        near = [f"{code} {known[code].name}" for code in _near(wanted, known)]
+        hint = f"did you mean {' or '.join(near)}" if near else "nsa-doctor list shows every code"
+        raise ValueError(f"unknown check {word[:_LONGEST_WORD]!r}: {hint}")
+    return found
+
+
+def _near(word: str, known: Mapping[str, Manual]) -> list[str]:
+    """The few codes that a word may have meant: those that begin with it, or look like it, or whose names do."""
+    names = {name: code for code, each in known.items() for name in (code.lower(), each.name)}
+    if slip := difflib.get_close_matches(word, names, n=1, cutoff=_LIKENESS_OF_A_SLIP):
+        return [names[slip[0]]]
+    close = [names[name] for name in difflib.get_close_matches(word, names, n=_MOST_NEAR, cutoff=_LIKENESS)]
+    begun = [code for code in known if len(word) >= _SHORTEST_BEGINNING and code.lower().startswith(word)]
+    parts = set(re.findall(r"[a-z]{4,}", word))
+    sharing = [code for code, each in known.items() if parts & set(each.name.split("-"))]
+    return list(dict.fromkeys((*begun, *close, *sharing)))[:_MOST_NEAR]
 
 
 def select(select: Sequence[str], ignore: Sequence[str], profile: Profile, examines: Kind = "module") -> list[Entry]:

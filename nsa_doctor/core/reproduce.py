@@ -139,6 +139,7 @@ def _named(examination_request: ExaminationRequest) -> tuple[str, ...]:
         "--config": examination_request.config,
         "--input": examination_request.input,
         "--width": examination_request.width,
+        "--spec": ",".join(examination_request.declared) or None,
         "--dtype": examination_request.dtype,
     }
     return tuple(word for option, value in asked.items() if value is not None for word in (option, str(value)))

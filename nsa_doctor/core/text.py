@@ -1,9 +1,14 @@
 """Numbers and lists in words."""
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _MOST_NUMBERS = 6
+_WHOLE = 10**15  # whole numbers below it are shown in full
+_PLAIN_POWERS = 5
+_MOST_BITS = 1000
+_ENDLESS = 1e300
 
 
 def joined(words: Sequence[str]) -> str:
@@ -22,34 +27,46 @@ def numbers(values: Iterable[int]) -> str:
     return f"{shown} and {len(ordered) - _MOST_NUMBERS + 1} more up to {ordered[-1]}"
 
 
-def short_count(count: int) -> str:
-    """A count in at most four characters: 128, 98k, 1.6M."""
-    for limit, unit, symbol in ((10**4, 1, ""), (10**6, 10**3, "k"), (10**9, 10**6, "M")):
-        if count < limit:
-            amount = count / unit
-            return f"{amount:.1f}{symbol}" if symbol and amount < 10 else f"{amount:.0f}{symbol}"
-    return f"{count / 10**9:.1f}G"
+def short_number(value: float, digits: int = 3) -> str:
+    """To so many digits, a power of ten where they would not show it: 0, 12.3, 4567, 1.2e-7, NaN, -Infinity."""
+    if isinstance(value, int):
+        if value.bit_length() > _MOST_BITS:  # neither a float holds it, nor does Python spell it out
+            return f"{'-' if value < 0 else ''}1e{round(value.bit_length() * math.log10(2))}"
+        if abs(value) < _WHOLE:
+            return str(value)
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if value == 0:
+        return "0"
+    mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
+    if -3 <= int(power) < max(_PLAIN_POWERS, digits):
+        return _trimmed(f"{value:.{max(0, digits - 1 - int(power))}f}")
+    return f"{_trimmed(mantissa)}e{int(power)}"
 
 
-def short_number(value: float) -> str:
-    """A magnitude in two digits: 2.3, 0.41, 1e5."""
-    text = f"{value:.2g}"
-    if "e" not in text:
-        return text
-    mantissa, exponent = f"{value:.0e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
+def _trimmed(digits: str) -> str:
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
 
-def short_bytes(count: int | None) -> str:
-    """A size as people say it, or a dash where it is not known."""
+def short_count(count: float) -> str:
+    """A count to three digits, with a letter for thousands and more: 128, 98.2k, 1.64M."""
+    if not 10**4 <= abs(count) < 10**14:
+        return short_number(count)
+    mantissa, _, power = f"{count:.2e}".partition("e")
+    thousands, rest = divmod(int(power), 3)
+    return _trimmed(f"{float(mantissa) * 10**rest:.{2 - rest}f}") + "kMGT"[thousands - 1]
+
+
+def short_bytes(count: float | None) -> str:
+    """A size to three digits as people say it, or a dash where it is not known."""
     if count is None:
         return "-"
-    amount = float(count)
-    for unit in ("B", "KB", "MB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} GB"
+    amount, unit = count, "B"
+    for larger in ("KB", "MB", "GB", "TB"):
+        if not 1000 <= abs(amount) < _ENDLESS:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{short_number(amount)} {unit}"
 
 
 def escaped(text: str) -> str:
@@ -73,4 +90,15 @@ def counted(count: int, name: str) -> str:
 
 def plain_number(value: float) -> str:
     """A whole number in full, any other to four digits."""
-    return f"{value:,.0f}" if value == value and abs(value) < 1e15 and value == int(value) else f"{value:.4g}"
+    is_whole = value == value and abs(value) < _WHOLE and value == int(value)
+    return f"{value or 0:,.0f}" if is_whole else short_number(value, 4)
+
+
+def decimal(value: float) -> str:
+    """Four digits behind the point, as people compare losses, where that shows them."""
+    return f"{value:.4f}" if 0.01 <= abs(value) < 1e6 else short_number(value, 4)
+
+
+def plain_rate(value: float) -> str:
+    """So many a second: whole ones from a hundred on, three digits below."""
+    return f"{value:,.0f}" if 100 <= abs(value) < _WHOLE else short_number(value)

@@ -15,19 +15,25 @@ class TorchError(StrEnum):
     """Batch norm in training is given a single value, of which there is no variance."""
     HOST_MEMORY = "out of host memory"
     """The allocator of the CPU has no memory left."""
+    INDEX_OUT_OF_RANGE = "index out of range"
+    """An index lies beyond the end of what it is looked up in."""
+    SIZES_DIFFER = "sizes differ"
+    """Two operands have other sizes along an axis."""
 
 
-_WORDS: Mapping[TorchError, str] = {
-    TorchError.SAVED_TENSOR_MODIFIED: "modified by an inplace operation",
-    TorchError.GRAPH_FREED: "backward through the graph a second time",
-    TorchError.ONE_VALUE_PER_CHANNEL: "Expected more than 1 value per channel when training",
-    TorchError.HOST_MEMORY: "DefaultCPUAllocator",
+_WORDS: Mapping[TorchError, tuple[str, ...]] = {
+    TorchError.SAVED_TENSOR_MODIFIED: ("modified by an inplace operation",),
+    TorchError.GRAPH_FREED: ("backward through the graph a second time",),
+    TorchError.ONE_VALUE_PER_CHANNEL: ("Expected more than 1 value per channel when training",),
+    TorchError.HOST_MEMORY: ("DefaultCPUAllocator",),
+    TorchError.INDEX_OUT_OF_RANGE: ("index out of range", "out of bounds"),
+    TorchError.SIZES_DIFFER: ("must match the size of tensor", "must match the existing size"),
 }
 
 
 def error_kind(text: str) -> TorchError | None:
     """The cause of an exception of torch by what it says, or None for any other text."""
-    return next((kind for kind, words in _WORDS.items() if words in text), None)
+    return next((kind for kind, told in _WORDS.items() if any(words in text for words in told)), None)
 
 
 def error_evidence(text: str) -> dict[str, str]:

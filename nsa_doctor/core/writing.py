@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TextIO
 
 _MOST_LINKS = 40  # as many as Linux follows
+_LONGEST_SHOWN = 240
+REFUSALS = (OSError, ValueError, RuntimeError)  # of the system; a zero byte in a name; links that lead in a circle
 
 
 class CannotWriteError(ValueError):
@@ -15,17 +17,35 @@ class CannotWriteError(ValueError):
 
 def check_writable(path: Path) -> None:
     """Find out before the work starts whether `write_whole` can write there; raises CannotWriteError."""
-    if path.is_dir():
-        raise CannotWriteError(f"{path}: is a folder; give a file name in it")
-    if _open_descriptor(path) is not None or (path.exists() and not path.is_file()):
-        return  # a stream, a device or a pipe, written to directly
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:50]}."):
+        require_no_folder(path, "give a file name in it")
+        if _open_descriptor(path) is not None or (path.exists() and not path.is_file()):
+            return  # a stream, a device or a pipe, written to directly
+        with tempfile.NamedTemporaryFile(dir=path.resolve().parent, prefix=f".{path.name[:50]}."):
             pass
-    except OSError as error:
+    except CannotWriteError:
+        raise
+    except REFUSALS as error:
         raise CannotWriteError(
-            f"{path}: cannot be written: {error.strerror}; give a file in a folder you own"
+            f"{shown(path)}: cannot be written: {why(error)}; give a file in a folder you own"
         ) from error
+
+
+def require_no_folder(path: Path, remedy: str) -> None:
+    """Raise CannotWriteError where a folder has the name of the file."""
+    if path.is_dir():
+        raise CannotWriteError(f"{shown(path)}: is a folder; {remedy}")
+
+
+def why(error: Exception) -> str:
+    """What keeps a file from being opened, in the system's words."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def shown(path: Path) -> str:
+    """A path as a sentence has room for it."""
+    text = str(path)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN // 2]}...{text[-_LONGEST_SHOWN // 4 :]}"
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -51,8 +71,8 @@ def write_whole(path: Path, text: str) -> None:
             Path(temporary).replace(target)
         finally:
             Path(temporary).unlink(missing_ok=True)  # gone by now, unless something above failed
-    except OSError as error:
-        raise CannotWriteError(f"{path}: cannot be written: {error.strerror}") from error
+    except REFUSALS as error:
+        raise CannotWriteError(f"{shown(path)}: cannot be written: {why(error)}") from error
 
 
 def _open_descriptor(path: Path) -> int | None:
@@ -79,7 +99,7 @@ def say(text: str, stream: TextIO | None) -> None:
     except OSError as error:
         _silence(stream)
         if stream is not sys.stderr:
-            raise CannotWriteError(f"{stream.name}: cannot be written: {error.strerror}") from error
+            raise CannotWriteError(f"standard output: cannot be written: {why(error)}") from error
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -1,6 +1,6 @@
-"""What an examination by sweeping concludes, check by check."""
+"""What a sweep, and what calls of checks showed beside it, conclude check by check."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from nsa_doctor.core import registry
@@ -43,6 +43,31 @@ def swept_results(
         ended = Result(code=code, name=entry.manual.name, verdict=verdict, findings=own)
         results.append(ended if own else replace(ended, reason=reason))
     return tuple(results)
+
+
+def with_observed(results: Iterable[Result], observed: Iterable[Finding]) -> tuple[Result, ...]:
+    """The results, and in them what calls of other checks showed: each finding fails the check whose code it bears."""
+    ended = {result.code: result for result in results}
+    for finding in observed:
+        unasked = Result(code=finding.code, name=registry.manual(finding.code).name, verdict=Verdict.FAIL)
+        ended[finding.code] = _joined(ended.get(finding.code, unasked), finding)
+    return tuple(ended.values())
+
+
+def _joined(result: Result, finding: Finding) -> Result:
+    if any(_is_same(finding, known) for known in result.findings):
+        return result
+    grown = result.with_findings((*result.findings, finding))
+    verdict = result.verdict if result.verdict is Verdict.TIMEOUT else Verdict.FAIL
+    return replace(grown, verdict=verdict, reason="", is_required=True, further=(*result.further, *grown.further))
+
+
+def _is_same(finding: Finding, known: Finding) -> bool:
+    """Whether they were seen at one line; of what has no line, whether they are in one module."""
+    here, there = finding.where, known.where
+    if here.file or there.file:
+        return (here.file, here.line) == (there.file, there.line)
+    return (here.module, here.module_class) == (there.module, there.module_class)
 
 
 def _missing(examination: Examination, planned: Sequence[Point]) -> str:

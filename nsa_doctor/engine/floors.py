@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from nsa_doctor.core.shipped import shipped
+from nsa_doctor.core.writing import shown
 
 Quantity = Literal["train_tokens_per_second", "forward_tokens_per_second", "decode_tokens_per_second", "slowdown"]
 _QUANTITIES = ("train_tokens_per_second", "forward_tokens_per_second", "decode_tokens_per_second", "slowdown")
+_ENDLESS = 1e18  # more than anything reaches
 _KEYS = {"quantity", "seq", "least", "most", "config", "because"}
 
 
@@ -45,14 +45,14 @@ class Floors:
 
 def load_floors(source: str) -> Floors:
     """Read a file, or a built-in one by its name; raises FloorsError."""
+    from nsa.plain_yaml import read_plain_yaml
+
     known = shipped("throughput")
     path = known.get(source, Path(source))
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FloorsError(f"{path}: {error.strerror}, and not one of {', '.join(known)}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise FloorsError(f"{path}: is not YAML") from error
+        document = read_plain_yaml(path)
+    except ValueError as error:
+        raise FloorsError(f"{shown(path)}: {error}; built in are {', '.join(known)}") from error
     if not isinstance(document, dict) or set(document) != {"device", "floors"} or not document["floors"]:
         raise FloorsError(f"{path}: must have the keys device and floors, and floors in it")
     if not isinstance(document["floors"], list):
@@ -105,9 +105,9 @@ def _floor(path: Path, entry: Any) -> Floor:
     if quantity not in _QUANTITIES:
         raise FloorsError(f"{path}: quantity must be one of {', '.join(_QUANTITIES)}, got {quantity!r}")
     limit, seq = entry.get(bound), entry.get("seq", 0)
-    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
-        raise FloorsError(f"{path}: {quantity} needs `{bound}`, a number above 0, got {limit!r}")
-    if isinstance(seq, bool) or not isinstance(seq, int) or seq < 0:
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < _ENDLESS:
+        raise FloorsError(f"{path}: {quantity} needs `{bound}`, a finite number above 0, got {limit!r}")
+    if isinstance(seq, bool) or not isinstance(seq, int) or not 0 <= seq < _ENDLESS:
         raise FloorsError(f"{path}: seq must be a whole number, got {seq!r}")
     because = entry.get("because")
     if not isinstance(because, str) or not because.strip():

@@ -76,6 +76,7 @@ def fact_of(cause: RootCause, known: Sequence[Measurement]) -> Fact:
 
 
 _LOW = ("bfloat16", "float16")
+_SILENT: tuple[TroubleKind, ...] = ("timeout", "died")  # from outside alone it is known where
 
 
 def _nonfinite_causes(examination: Examination) -> list[RootCause]:
@@ -135,11 +136,33 @@ def _trouble_causes(measurements: Iterable[Measurement]) -> list[RootCause]:
         if trouble is None or trouble.kind not in TROUBLE_FACTS:
             continue
         where = trouble.place.line_text or trouble.message.partition(":")[0]
-        if trouble.kind == "timeout" and trouble.place.file:  # it was seen on one line of several it goes round
-            where = f"{trouble.place.file} {trouble.place.function}"
+        if trouble.kind in _SILENT and trouble.place.file:  # it was seen on one line of several it may have ended on
+            ended = trouble.message if trouble.kind == "died" else ""
+            where = f"{trouble.place.file} {trouble.place.function} {ended}"
         cause = found.setdefault((trouble.kind, where), RootCause(trouble=trouble))
         cause.measurements.append(measurement)
-    return list(found.values())
+    return _without_unplaced(list(found.values()))
+
+
+def _without_unplaced(found: Sequence[RootCause]) -> list[RootCause]:
+    """With what ended as another did, in the same phase, but was not looked at so closely, counted among that."""
+    kept: list[RootCause] = []
+    for cause in sorted(found, key=_is_unplaced):
+        alike = next((each for each in kept if _is_unplaced(cause) and _end_of(each) == _end_of(cause)), None)
+        if alike is None:
+            kept.append(cause)
+        else:
+            alike.measurements += cause.measurements
+    return kept
+
+
+def _is_unplaced(cause: RootCause) -> bool:
+    return cause.trouble is not None and cause.trouble.kind in _SILENT and not cause.place.file
+
+
+def _end_of(cause: RootCause) -> tuple[str, ...]:
+    trouble = cause.trouble
+    return () if trouble is None else (trouble.kind, trouble.message, trouble.phase)
 
 
 def _all_beside(

@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nsa_doctor.core import registry
 from nsa_doctor.core.deduplicate import deduplicate
 from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Report, Result
 from nsa_doctor.core.registry import Entry
 from nsa_doctor.core.report_facts import environment, subject_facts
-from nsa_doctor.engine.conclusions import is_swept
+from nsa_doctor.engine.conclusions import is_swept, with_observed
 from nsa_doctor.engine.schedule import Task, work_off
 from nsa_doctor.engine.session import Session
+from nsa_doctor.isolation.postmortem import notes_of_left
 from nsa_doctor.isolation.supervisor import Supervisor
 
 Listener = Callable[[str, int, int], None]
@@ -21,7 +23,7 @@ Listener = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """Whom to examine, and with which checks; `selected` are the words of --select: what they name is required."""
+    """Whom to examine, and with which checks; `selected` are the words of --select: codes among them are required."""
 
     examination_request: ExaminationRequest
     checks: tuple[Entry, ...]
@@ -58,20 +60,26 @@ def run(
     finally:
         for supervisor in supervisors:
             supervisor.close()
-    asked = (_completed(session.results.get(code), entry, request) for code, entry in entries.items())
-    beside = (result for result in session.obstacles if result.code not in entries)
-    results = [*(result for result in asked if result is not None), *beside]
     return Report(
         command=request.command,
         subject=subject_facts(request.examination_request.spec, session.facts),
         options=_options(request),
         environment=environment(session.facts),
-        results=deduplicate(results, entries),
+        results=results_of(session, request),
         measurements=tuple(session.examination.measurements),
-        notes=tuple(session.notes),
+        notes=(*session.notes, *notes_of_left(child for each in supervisors for child in each.children)),
         seconds=time.perf_counter() - start,
         interrupted=interrupted,
     )
+
+
+def results_of(session: Session, request: RunRequest) -> tuple[Result, ...]:
+    """What a session has found out so far of what was asked for, each cause once, and what kept it from an answer."""
+    entries = {entry.manual.code: entry for entry in request.checks}
+    asked = (_completed(session.results.get(code), entry, request) for code, entry in entries.items())
+    beside = (result for result in session.obstacles if result.code not in entries)
+    results = with_observed([*(result for result in asked if result is not None), *beside], session.observed)
+    return deduplicate(results, {**registry.entries(), **entries})
 
 
 def _tasks(request: RunRequest, session: Session) -> list[Task]:
@@ -104,11 +112,10 @@ def _sweep(session: Session, supervisor: Supervisor) -> str:
 
 
 def _completed(result: Result | None, entry: Entry, request: RunRequest) -> Result | None:
-    """What was asked for by name and does not apply is missing, not merely out of place."""
+    """What was asked for by its code and does not apply is missing; of a family, what applies was asked for."""
     if result is None or result.is_required:
         return result
-    is_named = any(entry.manual.code.startswith(word) for word in request.selected)
-    return replace(result, is_required=is_named)
+    return replace(result, is_required=entry.manual.code in request.selected)
 
 
 def _options(request: RunRequest) -> dict[str, Any]:

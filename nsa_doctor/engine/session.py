@@ -9,7 +9,7 @@ from nsa_doctor.core import registry
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.facts import needs_of
-from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.measurement import Measurement, Point
 from nsa_doctor.core.registry import Entry
 from nsa_doctor.core.reproduce import CommandLine
@@ -27,7 +27,7 @@ class Session:
     """Everything found out so far; it grows as checks are answered, and an interruption keeps what there is.
 
     `codes` are the checks to be answered: a sweep answers several of them at once. Several threads may answer checks of
-    one session, each in its own laboratory.
+    one session, each in its own laboratory. `observed` is what calls of checks showed that other checks answer.
     """
 
     examination_request: ExaminationRequest
@@ -36,12 +36,13 @@ class Session:
     results: dict[str, Result] = field(default_factory=dict)
     examination: Examination = field(default_factory=Examination)
     notes: dict[str, None] = field(default_factory=dict)
+    observed: list[Finding] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def has_failed(self) -> bool:
         """Whether anything is wrong already."""
-        return bool(self._failed())
+        return bool(self._failed() or self.observed)
 
     @property
     def obstacles(self) -> tuple[Result, ...]:
@@ -62,7 +63,10 @@ class Session:
             self._leave_unanswered()
 
     def check(self, entry: Entry, supervisor: Supervisor) -> Result:
-        """Run one check, unless the subject lacks what it needs or a failed one has taken its meaning."""
+        """Run one check, unless the subject lacks what it needs or a failed one has taken its meaning.
+
+        The result also holds what its calls showed that other checks answer.
+        """
         code, name = entry.manual.code, entry.manual.name
         failed = [
             other
@@ -79,7 +83,8 @@ class Session:
         else:
             at_most = CHECK_SECONDS[self.examination_request.profile]
             result = supervisor.check(code, self.examination_request.timeout, at_most=at_most)
-        self._keep([result], result.notes)
+        own, observed = result.parted()
+        self._keep([own], own.notes, observed)
         return result
 
     def sweep(self, supervisor: Supervisor) -> int:
@@ -128,8 +133,11 @@ class Session:
         with self._lock:
             return dict(self.results)
 
-    def _keep(self, results: Iterable[Result] = (), notes: Iterable[str] = ()) -> None:
+    def _keep(
+        self, results: Iterable[Result] = (), notes: Iterable[str] = (), observed: Iterable[Finding] = ()
+    ) -> None:
         with self._lock:
+            self.observed += observed
             self.results.update({result.code: result for result in results})
             self.notes.update(dict.fromkeys(notes))
 

@@ -15,6 +15,7 @@ from nsa_doctor.core.reproduce import CommandLine
 from nsa_doctor.engine.conclusions import swept_results
 from nsa_doctor.engine.describe import findings
 from nsa_doctor.engine.measure_points import Examination, examine, points
+from nsa_doctor.isolation.postmortem import notes_of_left
 from nsa_doctor.isolation.supervisor import Supervisor
 
 Listener = Callable[[str, int, Measurement | Diagnosis], None]
@@ -63,7 +64,7 @@ def sweep(request: SweepRequest, listen: Listener = lambda stage, total, answer:
         environment=environment(facts),
         results=swept_results(found, examination, planned, lambda entry: _is_answered(entry, request)),
         measurements=tuple(examination.measurements),
-        notes=_notes(request, examination),
+        notes=(*_notes(request, examination), *notes_of_left(supervisor.children)),
         seconds=time.perf_counter() - start,
         interrupted=interrupted,
     )

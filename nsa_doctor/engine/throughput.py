@@ -19,9 +19,11 @@ from nsa_doctor.core.measurement import Trouble
 from nsa_doctor.core.report_facts import environment, subject_facts
 from nsa_doctor.core.reproduce import CommandLine
 from nsa_doctor.core.torch_errors import error_evidence
+from nsa_doctor.engine.conclusions import with_observed
 from nsa_doctor.engine.floors import Floor, Floors, floors_for, judge, relative_spread
 from nsa_doctor.engine.floors import FloorVerdict as Judged
 from nsa_doctor.engine.session import Session
+from nsa_doctor.isolation.postmortem import notes_of_left
 from nsa_doctor.isolation.supervisor import Supervisor
 
 REPEATS = 7
@@ -78,7 +80,7 @@ def throughput(request: ThroughputRequest, listen: Listener = lambda told, done,
         },
         environment=environment(state.facts),
         results=deduplicate(state.results, registry.entries()),
-        notes=tuple(state.notes),
+        notes=(*state.notes, *notes_of_left(supervisor.children)),
         seconds=time.perf_counter() - start,
         interrupted=interrupted,
         throughput=_summary(state),
@@ -104,7 +106,8 @@ def _work(request: ThroughputRequest, supervisor: Supervisor, state: _State, lis
     total = len(correctness) + len(lengths) + 1
     for code in correctness:
         listen(f"checked {code}", len(state.results), total)
-        state.results.append(supervisor.check(code, request.examination_request.timeout, at_most=_CHECK_SECONDS))
+        own, observed = supervisor.check(code, request.examination_request.timeout, at_most=_CHECK_SECONDS).parted()
+        state.results[:] = with_observed([*state.results, own], observed)
     if any(result.verdict in (Ended.FAIL, Ended.TIMEOUT) for result in state.results):
         state.notes.append("not timed: a subject that computes the wrong thing has no speed")
         return

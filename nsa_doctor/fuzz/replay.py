@@ -34,6 +34,7 @@ class SavedCase(BaseModel):
     config_text: Annotated[str, Field(max_length=_MOST_BYTES)] | None = None
     input: Literal["embeddings", "tokens"] | None = None
     width: Annotated[int, Field(ge=1, le=2**24)] | None = None
+    declared: list[_Text] = Field(default_factory=list, max_length=100)
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Dtype | None = None
     seed: int = Field(ge=0, le=2**32 - 1)

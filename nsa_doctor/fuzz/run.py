@@ -27,6 +27,7 @@ from nsa_doctor.fuzz.outcome import Failure, FuzzOutcome
 from nsa_doctor.fuzz.replay import SavedCase, save
 from nsa_doctor.fuzz.request import FuzzRequest
 from nsa_doctor.fuzz.search import Search
+from nsa_doctor.isolation.postmortem import notes_of_left
 from nsa_doctor.isolation.supervisor import Supervisor
 
 Listener = Callable[[str, int, int], None]
@@ -72,7 +73,7 @@ def fuzz(request: FuzzRequest, listen: Listener = lambda told, done, total: None
         options=_options(request),
         environment=environment(state.facts),
         results=tuple(state.results),
-        notes=tuple(state.notes),
+        notes=(*state.notes, *notes_of_left(supervisor.children)),
         seconds=time.perf_counter() - start,
         interrupted=interrupted,
     )
@@ -294,6 +295,7 @@ def _saved(request: FuzzRequest, target: Target, failure: Failure, case: dict[st
         config_text=text,
         input=examination_request.input,  # type: ignore[arg-type]
         width=examination_request.width,
+        declared=list(examination_request.declared),
         device=examination_request.device,  # type: ignore[arg-type]
         dtype=examination_request.dtype,  # type: ignore[arg-type]
         seed=examination_request.seed,
@@ -329,6 +331,7 @@ def _search_command(request: FuzzRequest, target: Target) -> str:
         config=examination_request.config,
         input=examination_request.input,
         width=examination_request.width,
+        spec=",".join(examination_request.declared) or None,
         dtype=examination_request.dtype,
         device=examination_request.device,
         timeout=examination_request.timeout,

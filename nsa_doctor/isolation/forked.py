@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import IO, NoReturn
 
+from nsa_doctor.core import forks as forks  # takes note of every fork from now on
 from nsa_doctor.core.errors import Caught, attempt
 
 _BLINK = 0.02  # seconds between two looks at whether it has ended

@@ -1,4 +1,4 @@
-"""Settings of OpenMP for this process, made before torch loads it; what a user has set stays."""
+"""Settings of OpenMP for this process, made before torch or numpy loads it; what a user has set stays."""
 
 import ctypes
 
@@ -8,13 +8,23 @@ def keep_to_one_thread() -> None:
     _set_default(b"OMP_NUM_THREADS", b"1")
 
 
+def start_no_thread() -> None:
+    """One thread whatever a user has set, for numpy in a process that may start none."""
+    for name in (b"OMP_NUM_THREADS", b"OPENBLAS_NUM_THREADS", b"MKL_NUM_THREADS", b"VECLIB_MAXIMUM_THREADS"):
+        _set(name, b"1")
+
+
 def wait_without_spinning() -> None:
     """Threads that spin make a busy machine look like a hang."""
     _set_default(b"OMP_WAIT_POLICY", b"PASSIVE")
 
 
 def _set_default(name: bytes, value: bytes) -> None:
+    _set(name, value, replaces=False)
+
+
+def _set(name: bytes, value: bytes, *, replaces: bool = True) -> None:
     # In the C library alone, where OpenMP reads it: os.environ, and with it what a subject sees, stays as it was.
     setenv = getattr(ctypes.CDLL(None), "setenv", None)
     if setenv is not None:
-        setenv(name, value, 0)
+        setenv(name, value, int(replaces))

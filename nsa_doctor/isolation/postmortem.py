@@ -1,13 +1,16 @@
 """What is said of a child that gave no answer: how it ended, and where in the subject."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place, Trouble, TroubleKind
-from nsa_doctor.isolation.worker_process import CrashReport, WorkerDiedError, WorkerHungError
+from nsa_doctor.isolation.failures import CrashReport, WorkerDiedError, WorkerHungError
+from nsa_doctor.isolation.worker_process import WorkerProcess
 
+_MOST_COMMANDS = 3
 CodeRange = Sequence[Any]  # file, first line, last line, module path, class
 
 
@@ -33,6 +36,19 @@ class HangHistory:
         """Keep the module of a place for others in the same function."""
         if place.file and place.module:
             self.modules[place.file, place.function] = (place.module, place.module_class)
+
+
+def notes_of_left(children: Iterable[WorkerProcess]) -> tuple[str, ...]:
+    """A note on processes that had left the sessions of these children, and ended with them; none without any."""
+    left: Counter[str] = Counter()
+    for child in children:
+        left.update(child.ended.get("left", {}))
+    if not left:
+        return ()
+    shown = ", ".join(f"{count} x {command}" for command, count in left.most_common(_MOST_COMMANDS))
+    more = f" and {len(left) - _MOST_COMMANDS} more commands" if len(left) > _MOST_COMMANDS else ""
+    noun = "processes" if left.total() > 1 else "process"
+    return (f"ended {left.total()} {noun} that the subject had started outside its session: {shown}{more}",)
 
 
 def trouble_of(

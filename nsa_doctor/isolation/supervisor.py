@@ -2,25 +2,19 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nsa_doctor.core import registry
-from nsa_doctor.core.errors import InternalError, UsageError
 from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.frames import top_package
 from nsa_doctor.core.measurement import Diagnosis, Measurement, Point, Trouble, to_json, trouble_from_json
 from nsa_doctor.core.reproduce import CommandLine
+from nsa_doctor.isolation.failures import WorkerDiedError, WorkerHungError, WorkerSlowError
 from nsa_doctor.isolation.postmortem import HangHistory, trouble_of
-from nsa_doctor.isolation.worker_process import (
-    STARTUP_SECONDS,
-    WorkerDiedError,
-    WorkerHungError,
-    WorkerProcess,
-    WorkerSlowError,
-)
+from nsa_doctor.isolation.worker_process import STARTUP_SECONDS, WorkerProcess
 
 _MOST_FAILURES = 3
 _MOST_TRIED_AGAIN = 2  # to see more of where it ends
@@ -42,6 +36,7 @@ class Supervisor:
     facts: dict[str, Any] = field(default_factory=dict)
     history: HangHistory = field(default_factory=HangHistory)
     _child: WorkerProcess | None = None
+    children: list[WorkerProcess] = field(default_factory=list)
     _failures: int = 0
     _tried_again: int = 0
     _is_interrupted: bool = False
@@ -133,6 +128,18 @@ class Supervisor:
         """The share of the time of a pass that each part takes."""
         return self._timed({"do": "time shares", "length": length})
 
+    def reached(self, lengths: Sequence[int]) -> dict[str, Any] | Trouble:
+        """The lines of its own sources that the subject reaches, by file, and files that are left out and why."""
+        seconds = self.examination_request.timeout * _TRACING_FACTOR
+        answer = self._ask({"do": "reached", "lengths": list(lengths)}, seconds)
+        return answer if isinstance(answer, Trouble) else answer["reached"]
+
+    def effect(self, file: str, lengths: Sequence[int] | None = None) -> dict[str, Any] | Trouble:
+        """Write what the subject gives at these lengths to a file; without any, how it differs from what is there."""
+        request = {"do": "effect", "file": file, "lengths": None if lengths is None else list(lengths)}
+        answer = self._ask(request, self.examination_request.timeout)
+        return answer if isinstance(answer, Trouble) else answer["effect"]
+
     def describe_machine(self) -> dict[str, Any] | Trouble:
         """Facts about the machine the child runs on."""
         answer = self._ask({"do": "describe machine"}, STARTUP_SECONDS)
@@ -164,7 +171,7 @@ class Supervisor:
                 return trouble
         assert self._child is not None
         try:
-            answer = _checked(self._child.ask(request, self._patience(seconds), at_most))
+            answer = self._child.ask(request, self._patience(seconds), at_most)
         except (WorkerHungError, WorkerDiedError) as failure:
             return self._failed(failure, request, seconds)
         self.history.slowest_seconds = max(self.history.slowest_seconds, self._child.longest_seconds)
@@ -184,7 +191,7 @@ class Supervisor:
         request = self._loading()
         child = self._start()
         try:
-            answer = _checked(child.ask(request, self._patience(self.examination_request.timeout)))
+            answer = child.ask(request, self._patience(self.examination_request.timeout))
         except (WorkerHungError, WorkerDiedError) as failure:
             length = failure.crash.event.get("length")
             trouble = self._failed(failure, request, self.examination_request.timeout)
@@ -201,13 +208,15 @@ class Supervisor:
         lengths = [length for length in examination_request.lengths if length not in self._not_asked]
         subject: dict[str, Any] = {"spec": examination_request.spec, "config": examination_request.config}
         subject |= {"input": examination_request.input, "width": examination_request.width}
+        subject |= {"declared": examination_request.declared}
         return {
             "do": "load",
             "startup_seconds": STARTUP_SECONDS,
             "making_seconds": examination_request.timeout,
             "subject": {**subject, "seed": examination_request.seed, "lengths": lengths},
-            "explore": examination_request.explore and not self.facts,
-            "max_length": self.facts.get("max_length"),
+            "explore": examination_request.explore and not self.facts and examination_request.max_length is None,
+            "max_length": self.facts.get("max_length", examination_request.max_length),
+            "replaced": dict(examination_request.replaced),
             "avoid": sorted(self._not_asked),
             "conditions": {
                 "seed": examination_request.seed,
@@ -271,7 +280,8 @@ class Supervisor:
 
     def _start(self, is_line_recorded: bool = False) -> WorkerProcess:
         """A new child; none when the laboratory was interrupted while it started."""
-        self._child = child = WorkerProcess(is_line_recorded)
+        self._child = child = WorkerProcess(is_line_recorded=is_line_recorded)
+        self.children.append(child)
         if self._is_interrupted:
             self.close()
             raise SupervisorClosedError
@@ -282,14 +292,6 @@ class Supervisor:
         self._child = None
         if self._is_interrupted:
             raise SupervisorClosedError
-
-
-def _checked(answer: Mapping[str, Any]) -> dict[str, Any]:
-    if "usage" in answer:
-        raise UsageError(answer["usage"])
-    if "broke" in answer:
-        raise InternalError(answer["broke"], answer["traceback"])
-    return dict(answer)
 
 
 def _not_measured(point: Point, why: str) -> Measurement:

@@ -27,6 +27,9 @@ def mismatch(report: Report, earlier: Report, name: str) -> Iterator[str]:
     now, then = report.subject.get("name"), earlier.subject.get("name")
     if now != then:
         yield f"the baseline {name} is a report on {then}; examined is {now}"
+    own, other = (", ".join(each.subject.get("spec", ())) or "nothing" for each in (report, earlier))
+    if own != other:
+        yield f"the baseline {name} is of a subject declared {other}; examined is one declared {own}"
 
 
 def _fingerprints(report: Report) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Report, Result
 from nsa_doctor.core.identity import commit_of, version_of
+from nsa_doctor.core.own_score import own_score
 from nsa_doctor.core.report_facts import environment, subject_facts
 from nsa_doctor.core.reproduce import arguments
 from nsa_doctor.engine import run as running
@@ -30,6 +31,7 @@ from nsa_doctor.engine.session import Session
 from nsa_doctor.isolation.supervisor import Supervisor
 from nsa_doctor.policy.baseline import compare, mismatch
 from nsa_doctor.policy.policy import Policy
+from nsa_doctor.policy.power import power_of
 from nsa_doctor.policy.verdict import Evidence, decide
 
 _NEEDED = {
@@ -85,9 +87,8 @@ def go_no_go(request: GoNoGoRequest, listen: Listener = lambda told, done, total
     if request.data is not None:
         report = _with_data(report, request.data, request.policy, listen)
     report = replace(report, command="go-no-go", seconds=time.perf_counter() - start)
-    return replace(
-        report, verdict=decide(report, request.policy, _evidence(request, report, _misfits(checkpoint, report, facts)))
-    )
+    verdict = decide(report, request.policy, _evidence(request, report, _misfits(checkpoint, report, facts)))
+    return replace(report, verdict=replace(verdict, power=power_of(report, _given(request), own_score())))
 
 
 def _given(request: GoNoGoRequest) -> list[Kind]:
@@ -189,7 +190,8 @@ def _evidence(request: GoNoGoRequest, report: Report, unfit: tuple[str, ...]) ->
     run, earlier = request.run, request.earlier
     there = ("module", *_given(request))
     missing = [entry for entry in request.policy.checks if entry.examines not in there]
-    beside = [result for result in report.results if result.code not in request.policy.codes and result.findings]
+    required = request.policy.codes
+    beside = [result for result in report.results if result.code not in required and result.findings]
     return Evidence(
         measured=None if run is None else numbers_of(run),
         device_name="" if run is None else run.device_name,

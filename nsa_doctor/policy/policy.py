@@ -127,18 +127,27 @@ class Policy(Strict):
     def with_given(self, kinds: Iterable[Kind]) -> "Policy":
         """The policy, and for each kind of thing that was given and of which it says nothing, its own checks.
 
-        What a user hands over is judged: no policy can look away from it. Limits are about training runs.
+        What a user hands over is judged: no policy can look away from it, nor from what keeps its own checks from an
+        answer. Limits are about training runs.
         """
-        mentioned = {entry.examines for entry in self.checks} | ({"run"} if self.limits else set())
-        deepest = PROFILES.index(self.profile)
+        deepest, codes = PROFILES.index(self.profile), set(self.codes)
         added = []
         for kind in kinds:
             known = [entry for entry in registry.of_kind(kind) if PROFILES.index(entry.profile) <= deepest]
-            if kind not in mentioned and known:
-                codes = tuple(entry.manual.code for entry in known)
+            if self._mentions(kind):
+                blocking = tuple(word for entry in known if entry.manual.code in codes for word in entry.blocked_by)
+                known = [entry for entry in known if blocking and entry.manual.code.startswith(blocking)]
+            names = tuple(entry.manual.code for entry in known)
+            if set(names) - codes:
                 because = f"--{kind} was given, and what is given is judged"
-                added.append(Requirement(codes=codes, because=because, where_offered=True))
+                added.append(Requirement(codes=names, because=because, where_offered=True))
         return self.model_copy(update={"require": (*self.require, *added)})
+
+    def _mentions(self, kind: Kind) -> bool:
+        """Whether it says something of that kind: a family that has checks of modules too is required of modules."""
+        entries = registry.entries()
+        kinds = [{entry.examines for code, entry in entries.items() if code.startswith(word)} for word in self.words]
+        return (kind == "run" and bool(self.limits)) or any(kind in each and "module" not in each for each in kinds)
 
 
 def load_policy(source: str) -> Policy:

@@ -7,6 +7,7 @@ from typing import Literal
 from nsa_doctor.core.finding import Finding, Report, Result, Verdict
 from nsa_doctor.core.measures import MEASURES
 from nsa_doctor.core.policy_verdict import Accepted, Compared, LimitResult, LimitStatus, PolicyVerdict, Required
+from nsa_doctor.core.registry import Entry, entries
 from nsa_doctor.core.text import counted, plain_number
 from nsa_doctor.policy.policy import Limit, Policy, Requirement
 
@@ -38,10 +39,11 @@ def decide(report: Report, policy: Policy, evidence: Evidence) -> PolicyVerdict:
     """The ruling, with every reason for it."""
     accepted = {each.fingerprint: each for each in _accepted(report, policy, evidence)}
     results = {result.code: result for result in report.results}
+    declared, known = set(report.subject.get("spec", ())), entries()
     required = tuple(
         _required(code, requirement, results.get(code), _own(code, report.findings), accepted, evidence)
         for code in policy.codes
-        if (requirement := policy.requirement(code)) is not None
+        if (requirement := _requirement(policy, known[code], declared)) is not None
     )
     limits = tuple(_held(limit, evidence) for limit in policy.limits)
     against = [*_failures(required, results, accepted, evidence.obstacles), *_broken(limits)]
@@ -62,6 +64,14 @@ def decide(report: Report, policy: Policy, evidence: Evidence) -> PolicyVerdict:
         baseline=evidence.baseline,
         again=evidence.again,
     )
+
+
+def _requirement(policy: Policy, entry: Entry, declared: set[str]) -> Requirement | None:
+    """What requires the check; where it applies, if what the subject is declared to be means what it looks for."""
+    requirement = policy.requirement(entry.manual.code)
+    if requirement is None or not declared.intersection(entry.unless):
+        return requirement
+    return requirement.model_copy(update={"where_offered": True})
 
 
 def _accepted(report: Report, policy: Policy, evidence: Evidence) -> Iterable[Accepted]:

@@ -1,7 +1,7 @@
 """Checks as items of pytest: one subject, one child process in each worker, one item for each check."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -71,7 +71,12 @@ class Examining:
             if is_swept(entry):
                 session.sweep(supervisor)
             else:
-                session.check(entry, supervisor)
+                _, observed = session.check(entry, supervisor).parted()
+                if observed:  # an item has but its own result to show them in
+                    own = session.results[code]
+                    session.results[code] = replace(
+                        own, verdict=Verdict.FAIL, findings=(*own.findings, *observed), reason=""
+                    )
         result = session.results[code]
         if session.facts or result in session.obstacles:
             return result
@@ -92,6 +97,7 @@ class Examining:
                 config=asked.config,
                 input=asked.input,  # type: ignore[arg-type]
                 width=asked.width,
+                declared=asked.declared,
                 seed=asked.seed,
                 device=asked.device,
                 lengths=asked.lengths,

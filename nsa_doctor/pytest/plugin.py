@@ -26,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--nsa-ignore", metavar="CODES", help="not these codes or families")
     group.addoption("--nsa-input", metavar="KIND", help="embeddings or tokens; found out when not given")
     group.addoption("--nsa-width", metavar="N", type=int, help="width of embeddings, or size of the vocabulary")
+    group.addoption("--nsa-spec", metavar="WORDS", help="what the subject is meant to be: bidirectional")
     group.addoption("--nsa-device", metavar="DEVICE", default="cpu", help="cpu or cuda (cpu)")
     group.addoption("--nsa-dtype", metavar="DTYPE", help="examine it in this dtype in place of its own")
     group.addoption("--nsa-seed", metavar="N", type=int, default=0, help="seed of weights and inputs (0)")
@@ -36,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Read the options, if any are given; what cannot be is a usage error before anything is collected."""
     config.addinivalue_line("markers", f"{_MARK}: a check of nsa-doctor on --nsa-subject")
     if not (config.getoption("nsa_subject") or config.getoption("nsa_config")):
-        for name in ("select", "ignore", "input", "width", "dtype"):
+        for name in ("select", "ignore", "input", "width", "spec", "dtype"):
             if config.getoption(f"nsa_{name}") is not None:
                 raise pytest.UsageError(f"--nsa-{name} has no effect without --nsa-subject; add it, or leave it out")
         return
@@ -53,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
             ignore=config.getoption("nsa_ignore"),
             input_kind=config.getoption("nsa_input"),
             width=config.getoption("nsa_width"),
+            spec=config.getoption("nsa_spec"),
             device=config.getoption("nsa_device"),
             dtype=config.getoption("nsa_dtype"),
             seed=config.getoption("nsa_seed"),

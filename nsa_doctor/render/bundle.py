@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nsa_doctor.core.finding import Report
-from nsa_doctor.core.writing import CannotWriteError
+from nsa_doctor.core.writing import REFUSALS, CannotWriteError, require_no_folder, shown, why
 from nsa_doctor.render.formats import render_as
 
 FILES: Mapping[str, str] = {  # name: format
@@ -23,13 +23,14 @@ def check_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in FILES:
-            if (folder / name).is_dir():
-                raise CannotWriteError(f"{folder / name}: is a folder, where a report belongs; give another --output")
+            require_no_folder(folder / name, "a report belongs there; give another --output")
         with tempfile.TemporaryDirectory(dir=folder, prefix=".nsa-doctor."):
             pass
-    except OSError as error:
+    except CannotWriteError:
+        raise
+    except REFUSALS as error:
         raise CannotWriteError(
-            f"{folder}: cannot be written: {error.strerror}; give a folder you own with --output"
+            f"{shown(folder)}: cannot be written: {why(error)}; give a folder you own with --output"
         ) from error
 
 
@@ -46,8 +47,8 @@ def write_bundle(folder: Path, report: Report) -> list[Path]:
                 _write_to_disk(Path(temporary) / name, text)
             for name in texts:
                 (Path(temporary) / name).replace(folder / name)
-    except OSError as error:
-        raise CannotWriteError(f"{folder}: the report cannot be written: {error.strerror}") from error
+    except REFUSALS as error:
+        raise CannotWriteError(f"{shown(folder)}: the report cannot be written: {why(error)}") from error
     return [folder / name for name in texts]
 
 

@@ -1,6 +1,5 @@
 """The gates of checkpoints as tables: what each gives its branches and its verdict, then its parameters."""
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nsa_doctor.core.finding import Report
-from nsa_doctor.core.text import escaped, short_count
+from nsa_doctor.core.text import escaped, short_count, short_number
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 _SHORT = {"compressed": "cmp", "selected": "sel", "sliding": "win"}
@@ -69,7 +68,7 @@ def _weights(gates: Sequence[Mapping[str, Any]]) -> Table:
         cells += [f"{branch['mean']:.3f}" for branch in probe["branches"][:_MOST_BRANCHES]] if probe else []
         cells += ["-"] * (min(len(branches), _MOST_BRANCHES) - len(cells) + 1)
         cells += [f"{probe['entropy']:.2f}", f"{probe['flat']:.0%}"] if probe else ["-", "-"]
-        cells += [_number(gate["drift"]["relative"]) if gate["drift"] else "-"] if has_drift else []
+        cells += [short_number(gate["drift"]["relative"]) if gate["drift"] else "-"] if has_drift else []
         table.add_row(*(Text(cell) for cell in cells), Text(_verdict(gate)))
     return table
 
@@ -93,18 +92,8 @@ def _table() -> Table:
 def _figures(part: Mapping[str, Any] | None) -> list[str]:
     if part is None:
         return ["-"] * 4
-    cells = [*(_number(part[name]) for name in ("mean", "std", "norm")), f"{part['zeros']:.0%}"]
+    cells = [*(short_number(part[name]) for name in ("mean", "std", "norm")), f"{part['zeros']:.0%}"]
     return [cells[0], cells[1], f"{short_count(part['num_bad'])} bad", cells[3]] if part["num_bad"] else cells
-
-
-def _number(value: float) -> str:
-    """Three digits where they are easy to read, else a power of ten."""
-    if not math.isfinite(value):
-        return str(value)
-    if value == 0 or 1e-3 <= abs(value) < 1e5:
-        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
 
 
 def _verdict(gate: Mapping[str, Any]) -> str:

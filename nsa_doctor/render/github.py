@@ -5,7 +5,6 @@ from itertools import islice
 from typing import Literal
 
 from nsa_doctor.core.finding import Decision, Finding, Report, Result
-from nsa_doctor.core.registry import priority_of
 from nsa_doctor.core.text import escaped
 from nsa_doctor.render.overview import missing
 from nsa_doctor.render.repository_paths import in_repository, is_file, line_of, subjects_file
@@ -21,7 +20,6 @@ def render(report: Report) -> str:
     """One command per line; what GitHub would drop is counted in the first."""
     known = acceptances(report)
     pairs = [pair for pair in findings_told(report) if pair[1].fingerprint not in known]
-    pairs.sort(key=lambda pair: priority_of(pair[1].code))
     shown = pairs[: _MOST_SHOWN - 1]
     more = f"; {len(pairs) - len(shown)} more findings are in the report" if len(pairs) > len(shown) else ""
     further = [result.remark for result in report.results]

@@ -11,18 +11,20 @@ from markupsafe import Markup
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Decision, Report
+from nsa_doctor.core.own_score import own_score
 from nsa_doctor.render.cards import cards, tracebacks
 from nsa_doctor.render.check_list import families, missing, tally
 from nsa_doctor.render.html_text import breakable, command_words, facts, finished, lines, prose, short
-from nsa_doctor.render.own_score import own_score
 from nsa_doctor.render.pictures.gates import gates_picture
 from nsa_doctor.render.pictures.growth import growth_picture
 from nsa_doctor.render.pictures.picture import Picture
 from nsa_doctor.render.pictures.sweep import sweep_picture
 from nsa_doctor.render.pictures.timeline import timeline_picture
+from nsa_doctor.render.power import power_texts
+from nsa_doctor.render.proof import share, terms, uncounted, unnoticed
 from nsa_doctor.render.reproduce import command_line
 from nsa_doctor.render.subject_rows import environment_facts, subject_facts
-from nsa_doctor.render.summary import conditions
+from nsa_doctor.render.summary import conditions, grouped
 from nsa_doctor.render.why import lead, reasons
 
 _PAGE = Path(__file__).with_name("page")
@@ -49,6 +51,7 @@ def render(report: Report, *, excerpts: bool = True) -> str:
         subject=list(subject_facts(report)),
         configuration=list(facts(_configuration(report))),
         cards=cards(report, excerpts=excerpts),
+        grouped=grouped(report),
         tracebacks=list(tracebacks(report)),
         missing=list(missing(report)),
         pictures=pictures,
@@ -57,6 +60,8 @@ def render(report: Report, *, excerpts: bool = True) -> str:
         environment=list(environment_facts(report)),
         short_environment=conditions(report),
         policy_verdict=report.verdict,
+        power=list(power_texts(report.verdict.power)) if report.verdict and report.verdict.power else [],
+        proof=_proof(report),
         score=own_score(),
         again=command_line(report),
     )  # fmt: skip
@@ -81,6 +86,13 @@ def _environment() -> jinja2.Environment:
 def _configuration(report: Report) -> Mapping[str, Any]:
     found = report.subject.get("identity", {}).get("configuration")
     return found if isinstance(found, Mapping) else {}
+
+
+def _proof(report: Report) -> Mapping[str, Any] | None:
+    if report.proof is None:
+        return None
+    told = [said for said in (share(report.proof), uncounted(report.proof), terms(report.proof)) if said]
+    return {"told": told, "unnoticed": list(unnoticed(report.proof))}
 
 
 def _pictures(report: Report) -> tuple[list[Picture], list[str]]:

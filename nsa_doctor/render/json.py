@@ -4,9 +4,11 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, get_args
 
 from nsa_doctor.core.finding import Finding, Report, Result
+from nsa_doctor.core.policy_verdict import PolicyVerdict
+from nsa_doctor.core.proof import Fate, Proof
 
 FORMAT = "nsa-doctor-report"
 VERSION = 1
@@ -29,7 +31,8 @@ def render(report: Report) -> str:
         "measurements": [asdict(measurement) for measurement in report.measurements],
         "notes": report.notes,
         **{name: getattr(report, name) for name in _LEFT_OUT_WHEN_EMPTY if getattr(report, name)},
-        **({} if report.verdict is None else {"verdict": asdict(report.verdict)}),
+        **({} if report.verdict is None else {"verdict": _verdict(report.verdict)}),
+        **({} if report.proof is None else {"proof": _proof(report.proof)}),
     }
     return json.dumps(strict(record), indent=2, allow_nan=False) + "\n"
 
@@ -47,10 +50,22 @@ def strict(value: Any) -> Any:
     return value
 
 
+def _verdict(verdict: PolicyVerdict) -> dict[str, Any]:
+    record = asdict(verdict)
+    if verdict.power is None:
+        del record["power"]
+    return record
+
+
+def _proof(proof: Proof) -> dict[str, Any]:
+    return {**asdict(proof), "counts": {fate: proof.number(fate) for fate in get_args(Fate)}}
+
+
 def _result(result: Result) -> dict[str, Any]:
     record = {part.name: getattr(result, part.name) for part in fields(result)}
-    if not result.further:
-        del record["further"]
+    for name in ("further", "examined"):
+        if not record[name]:
+            del record[name]
     return {**record, "findings": [_finding(finding) for finding in result.findings]}
 
 

@@ -13,6 +13,7 @@ from nsa_doctor.render.summary import (
     acceptances,
     conclusion,
     conditions,
+    findings_told,
     long_evidence,
     measured,
     scalar,
@@ -40,7 +41,8 @@ class _Case:
 def render(report: Report) -> str:
     """The report in the dialect of Surefire and Jenkins, which GitLab and others read."""
     suites: dict[str, list[_Case]] = {}
-    for result in report.results:
+    told = list(dict.fromkeys(result.code for result, _ in findings_told(report)))
+    for result in sorted(report.results, key=lambda each: told.index(each.code) if each.code in told else len(told)):
         family, title = family_of(result.code)
         suites.setdefault(f"{family} {title}".strip(), []).append(_checked(result, report))
     if report.verdict is not None and report.verdict.limits:

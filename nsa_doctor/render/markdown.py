@@ -7,8 +7,11 @@ from nsa_doctor.core import registry
 from nsa_doctor.core.check import Manual
 from nsa_doctor.core.finding import Finding, Report, Result
 from nsa_doctor.core.policy_verdict import Compared, LimitResult, PolicyVerdict, Required
+from nsa_doctor.core.proof import Proof
 from nsa_doctor.render.markdown_text import code, fenced, inside_html, prose, text
 from nsa_doctor.render.overview import is_idle, missing, overview
+from nsa_doctor.render.power import power_texts
+from nsa_doctor.render.proof import share, terms, uncounted, unnoticed
 from nsa_doctor.render.repository_paths import in_repository
 from nsa_doctor.render.reproduce import command_line
 from nsa_doctor.render.summary import (
@@ -54,6 +57,8 @@ def _verdict(report: Report) -> Iterator[str]:
     else:
         yield f"By the policy {code(report.verdict.gate)} (SHA-256 {code(report.verdict.gate_digest)}):"
         yield _bulleted([text(sentence) for sentence in report.verdict.why])
+        if report.verdict.power is not None:
+            yield f"It rests on:\n\n{_bulleted([text(said) for said in power_texts(report.verdict.power)])}"
     about = [code(str(report.subject.get("name", ""))), text(str(report.subject.get("description", "")))]
     yield " — ".join(part for part in (*about, text(conditions(report))) if part)
     if report.interrupted:
@@ -105,6 +110,8 @@ def _closing(report: Report) -> Iterator[str]:
         yield f"See it again:\n\n{fenced(again, 'sh')}"
     if report.verdict is not None:
         yield from _policy_verdict(report.verdict)
+    if report.proof is not None:
+        yield from _proof(report.proof)
     unknown = [f"{text(codes)}: {text(reason)}" for codes, reason in missing(report)]
     if unknown:
         yield f"### Not checked\n\n{_bulleted(unknown)}"
@@ -130,6 +137,22 @@ def _policy_verdict(policy_verdict: PolicyVerdict) -> Iterator[str]:
         rows = [_required(each) for each in policy_verdict.required]
         counted = f"{len(rows)} required check{'' if len(rows) == 1 else 's'}"
         yield _folded(counted, _tabled(("check", "stands", "because"), rows))
+
+
+def _proof(proof: Proof) -> Iterator[str]:
+    yield f"### Mutants\n\n{_bulleted([text(said) for said in (share(proof), uncounted(proof), terms(proof)) if said])}"
+    rows = [
+        (
+            mutant.fate,
+            code(f"{mutant.file}:{mutant.line}"),
+            code(mutant.before),
+            code(mutant.after),
+            text(mutant.changed),
+        )
+        for mutant in unnoticed(proof)
+    ]
+    if rows:
+        yield _tabled(("ended", "where", "line", "becomes", "changes"), rows)
 
 
 def _held(held: LimitResult) -> tuple[str, ...]:

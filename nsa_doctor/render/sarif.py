@@ -12,7 +12,7 @@ from nsa_doctor.core.finding import ExitCode, Finding, Report, Result, Scalar, V
 from nsa_doctor.core.text import escaped
 from nsa_doctor.render.json import strict
 from nsa_doctor.render.repository_paths import in_repository, is_file, line_of, subjects_file, uri, uri_elsewhere
-from nsa_doctor.render.summary import acceptances, conclusion, conditions, subject_line
+from nsa_doctor.render.summary import acceptances, conclusion, conditions, findings_told, subject_line
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _ROOT = "SRCROOT"
@@ -26,7 +26,7 @@ def render(report: Report) -> str:
     names = {finding.code: "" for finding in report.findings} | {result.code: result.name for result in report.results}
     codes, told = sorted(names), registry.manuals()
     rules = [_rule(code, names[code], told.get(code)) for code in codes]
-    pairs = [(result, finding) for result in report.results for finding in result.findings]
+    pairs = list(findings_told(report))
     run = {
         "tool": {"driver": {"name": "nsa-doctor", **_version(report), "rules": rules}},
         "automationDetails": {"id": f"nsa-doctor/{uri(str(report.subject.get('name', '')))}/"},

@@ -19,7 +19,7 @@ _TOLD_APART = (
     "packages",
 )
 
-_TOLD = ("name", "description", "input", "width", "dtype", "options", "identity", "files")
+_TOLD = ("name", "description", "input", "width", "spec", "dtype", "options", "identity", "files")
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,11 @@ def subject_facts(report: Report) -> Iterator[Fact]:
         Fact("Name", plain(subject.get("name", "")), is_exact=True),
         Fact("What it is", plain(subject.get("description", ""))),
         Fact("Input", f"{plain(subject['input'])}{width}" if subject.get("input") else ""),
-        Fact("Configuration", plain(identity.get("configuration_hash", "")), is_exact=True),
+        Fact("Declared", ", ".join(plain(word) for word in subject.get("spec", ()))),
+        Fact("Hash of configuration", plain(identity.get("configuration_hash", "")), is_exact=True),
         Fact("Version", plain(identity.get("version", ""))),
         Fact("Commit", plain(identity.get("commit", "")), is_exact=True),
-        Fact("Sources", plain(identity.get("sources", "")), is_exact=True),
+        Fact("Hash of sources", plain(identity.get("sources", "")), is_exact=True),
         Fact("Made of", plain(identity.get("made_of", "")), is_exact=True),
         Fact("File", plain(identity.get("file", "")), is_exact=True),
         Fact("Dtype", plain(subject.get("dtype", ""))),

@@ -1,16 +1,16 @@
 """A report in words that every format uses: what it concludes, of which subject, under which conditions."""
 
-import math
 from collections.abc import Iterator, Mapping
 
 from nsa_doctor.core.finding import Decision, Finding, Report, Result, Scalar, Verdict
+from nsa_doctor.core.registry import priority_of
+from nsa_doctor.core.text import counted, short_number
 
 _DIGITS = 6
 
 
 def conclusion(report: Report) -> str:
     """One sentence to stand behind the decision."""
-    counted = f"{report.num_findings} finding{'' if report.num_findings == 1 else 's'}"
     if report.verdict is not None and report.verdict.why:
         return report.verdict.why[0]
     match report.decision:
@@ -21,9 +21,26 @@ def conclusion(report: Report) -> str:
             unit = "target" if report.command == "fuzz" else "check"
             return f"{passed} {unit}{'' if passed == 1 else 's'} passed"
         case Decision.NO_GO:
-            return f"{counted}; `nsa-doctor explain CODE` says what each means and what to do"
+            failed = num_failed(report)
+            behind = f" behind {failed} failed checks" if failed > report.num_findings > 0 else ""
+            told = f"{counted(report.num_findings, 'finding')}{behind}"
+            return f"{told}; `nsa-doctor explain CODE` says what each means and what to do"
         case Decision.UNKNOWN:
             return "nothing wrong was seen, but not everything was measured"
+
+
+def num_failed(report: Report) -> int:
+    """How many checks failed or ran out of time."""
+    return sum(result.verdict in (Verdict.FAIL, Verdict.TIMEOUT) for result in report.results)
+
+
+def grouped(report: Report) -> str:
+    """Why there are fewer findings than failed checks; empty where there are not."""
+    failed = num_failed(report)
+    if not failed > report.num_findings > 0:
+        return ""
+    told = counted(report.num_findings, "finding")
+    return f"{failed} checks failed, and {told} name the causes: a cause that several checks see is one finding."
 
 
 def subject_line(report: Report) -> str:
@@ -44,16 +61,18 @@ def conditions(report: Report) -> str:
     if "input" in subject:
         unit = "values" if subject["input"] == "embeddings" else "ids"
         told.append(f"{subject['input']} of {subject.get('width')} {unit}")
+    if subject.get("spec"):
+        told.append(f"declared {', '.join(subject['spec'])}")
     if subject.get("dtype", "float32") != "float32":
         told.append(f"parameters in {subject['dtype']}")
     return ", ".join(told)
 
 
 def findings_told(report: Report) -> Iterator[tuple[Result, Finding]]:
-    """Each finding with its check, in the report's order; those that a policy accepts come last."""
+    """Each finding with its check, what has to be mended first before all; those that a policy accepts come last."""
     pairs = [(result, finding) for result in report.results for finding in result.findings]
     known = acceptances(report)
-    yield from sorted(pairs, key=lambda pair: pair[1].fingerprint in known)
+    yield from sorted(pairs, key=lambda pair: (pair[1].fingerprint in known, priority_of(pair[1].code)))
 
 
 def acceptances(report: Report) -> Mapping[str, str]:
@@ -79,8 +98,4 @@ def scalar(value: Scalar) -> str:
     """A value of the evidence as text."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "unknown"}[value]
-    if not isinstance(value, float):
-        return str(value)
-    if math.isfinite(value):
-        return f"{value:.{_DIGITS}g}"
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    return value if isinstance(value, str) else short_number(value, _DIGITS)

@@ -64,7 +64,7 @@ def _table(rows: Mapping[int, list[Measurement]], has_gradients: bool) -> Table:
     table.add_column("peak", justify="right", no_wrap=True)
     for length, row in rows.items():
         timed = next((m for m in row if m.seconds is not None), None)
-        seconds = f"{timed.seconds:.2f}" if timed is not None and timed.seconds is not None else "-"
+        seconds = short_number(timed.seconds, 2) if timed is not None and timed.seconds is not None else "-"
         cells = [_cell(row, name) for name in names]
         table.add_row(str(length), *cells, seconds, short_bytes(timed.peak_bytes if timed else None))
     return table

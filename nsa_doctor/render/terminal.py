@@ -14,7 +14,7 @@ from nsa_doctor.core.text import escaped, from_here
 from nsa_doctor.render.fuzz_table import fuzz_not_tried, fuzz_targets
 from nsa_doctor.render.gate_tables import gate_tables
 from nsa_doctor.render.overview import not_checked, overview
-from nsa_doctor.render.summary import conclusion, conditions, subject_line
+from nsa_doctor.render.summary import conclusion, conditions, findings_told, subject_line
 from nsa_doctor.render.sweep_table import sweep_tables
 from nsa_doctor.render.throughput_table import speed_parts
 from nsa_doctor.render.verdict import headline, ruling_lines
@@ -41,7 +41,7 @@ def render(report: Report, *, colour: bool = False, width: int = 80, traceback: 
         console.print()
     for part in speed_parts(report.throughput):
         console.print(part)
-    for finding in report.findings:
+    for _, finding in findings_told(report):
         console.print()
         _print_finding(console, finding)
     if traceback:
@@ -94,6 +94,7 @@ def _print_finding(console: Console, finding: Finding) -> None:
     rows = [
         ("module", where.module_text),
         ("line", f"{where.line_text} in {where.function}" if where.file else ""),
+        ("library", where.library),
         ("detail", str(evidence.get("detail") or "")),
         ("branches", str(evidence.get("branches") or "").replace(",", ", ")),
         ("control", finding.control),

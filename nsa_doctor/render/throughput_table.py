@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from nsa_doctor.core.text import escaped, short_bytes, short_count
+from nsa_doctor.core.text import escaped, short_bytes, short_count, short_number
 
 _CHART_HEIGHT = 8
 _CHART_WIDTH = 48
@@ -46,10 +46,10 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
             str(row["length"]),
             *(_rate(row.get(f"{kind}_tokens_per_second")) for kind in ("forward", "train", "decode")),
             f"{row['spread']:.0%}" if math.isfinite(row["spread"]) else "-",
-            f"{row['slowdown']:.1f}" if "slowdown" in row else "-",
+            short_number(row["slowdown"]) if "slowdown" in row else "-",
             short_bytes(row["peak_bytes"]),
-            f"{row['operations_per_token']:.1f}",
-            f"{row['waits_per_token']:.2f}",
+            short_number(row["operations_per_token"]),
+            short_number(row["waits_per_token"]),
         )
     return table
 

@@ -7,6 +7,8 @@ from nsa_doctor.core.finding import Report
 from nsa_doctor.core.policy_verdict import LimitResult, PolicyVerdict
 from nsa_doctor.core.text import plain_number
 from nsa_doctor.render.overview import not_checked, overview
+from nsa_doctor.render.power import power_texts
+from nsa_doctor.render.proof import proof_lines
 
 Line = tuple[str, str]  # a label, empty on further lines of the same, and a text to wrap beside it
 _DIGITS = 12
@@ -16,7 +18,7 @@ def headline(report: Report, policy_verdict: PolicyVerdict) -> str:
     """`NO-GO by policy production`, with what is needed to find the policy again."""
     profile = report.options.get("profile")
     told = [f"profile {profile}"] if profile else []
-    told += [f"sha256 {policy_verdict.gate_digest[:_DIGITS]}"] if policy_verdict.gate_digest else []
+    told += [f"file sha256 {policy_verdict.gate_digest[:_DIGITS]}"] if policy_verdict.gate_digest else []
     return f"{policy_verdict.decision} by policy {policy_verdict.gate}" + (f" ({', '.join(told)})" if told else "")
 
 
@@ -41,6 +43,12 @@ def ruling_lines(report: Report, policy_verdict: PolicyVerdict) -> Iterator[Line
         yield from _labelled("checks", overview(report))
     missing = list(not_checked(report))
     yield from _labelled("missing", missing or ["nothing: every check that was asked for ended"])
+    if policy_verdict.power is not None:
+        yield "", ""
+        yield from _labelled("rests on", power_texts(policy_verdict.power))
+    if report.proof is not None:
+        yield "", ""
+        yield from proof_lines(report.proof)
     if policy_verdict.again:
         yield "", ""
         yield "again", policy_verdict.again
@@ -54,8 +62,9 @@ def examined_lines(report: Report) -> Iterator[Line]:
     yield "examined", f"{subject['name']}: {description}" if description else str(subject["name"])
     flags = ", ".join(f"{name}={value}" for name, value in identity.get("flags", {}).items())
     rows = [
-        ("config", identity.get("configuration_hash", "")),
+        ("config", f"hash {identity['configuration_hash']}" if identity.get("configuration_hash") else ""),
         ("version", ", ".join(filter(None, [identity.get("version"), _commit(identity)]))),
+        ("declared", ", ".join(subject.get("spec", ()))),
         ("dtype", subject.get("dtype", "")),
         ("device", _device(environment)),
         ("flags", flags or "none set"),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Profile
+from nsa_doctor.core.declared import declarations
 from nsa_doctor.core.environment import Environment
 from nsa_doctor.core.lengths import ChangesAtLengths
 from nsa_doctor.core.measurement import MODES, Mode
@@ -38,7 +39,7 @@ class Subject:
     when they are installed; `options` are the words that name this subject on the command line, `notes` what was found
     out about it. A seam is called exactly as listed here; one that is None is not offered, and checks that need it are
     skipped. `configuration` is what it was made from, as plain data: two subjects with equal ones are the same in the
-    eyes of a verdict.
+    eyes of a verdict. `spec` are words for what it is meant to be (`core.declared.Declaration`): "bidirectional".
     `memory_exponent` and `time_exponent` say how the method's peak memory and time grow with the length; None is a
     dense method, whose square is right. `max_slowdown` is how many times as long as plain dense attention of the same
     width a training step may take; None sets no floor. `environment` replaces the facts of this machine.
@@ -90,6 +91,7 @@ class Subject:
     profile: Profile = "quick"
     timeout: float | None = None
     modes: tuple[Mode, ...] = MODES
+    spec: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -124,6 +126,7 @@ class Subject:
     def __post_init__(self) -> None:
         if self.input not in ("embeddings", "tokens"):
             raise ValueError(f"input must be 'embeddings' or 'tokens', got {self.input!r}")
+        declarations("spec", self.spec)
         if self.width < 1:
             raise ValueError(f"width must be at least 1 (dim of embeddings, or vocabulary of tokens), got {self.width}")
 

@@ -10,13 +10,15 @@ class SubjectRequest:
     """What to examine: the built-in subject at a configuration, or `spec` (package.module:factory).
 
     `lengths` are those a foreign module may be tried at to find out what it takes; with `explore` it is also tried at
-    growing ones, those to `avoid` apart, to find out how long a sequence it serves.
+    growing ones, those to `avoid` apart, to find out how long a sequence it serves. `declared` are words that say what
+    it is meant to be (`core.declared.Declaration`).
     """
 
     spec: str | None = None
     config: str | None = None
     input: InputKind | None = None
     width: int | None = None
+    declared: tuple[str, ...] = ()
     seed: int = 0
     device: str = "cpu"
     lengths: tuple[int, ...] = (128,)

@@ -26,6 +26,13 @@ def line_of(answered: Callable[[], Mapping[str, Any]]) -> str:
     return line
 
 
+def is_broken(line: str) -> bool:
+    """Whether it is no answer but how the doctor's own code broke, or that a check did."""
+    answer = json.loads(line)
+    checked = answer.get("checked", {})
+    return "broke" in answer or checked.get("verdict") == Verdict.CRASH
+
+
 def sendable(result: Result) -> dict[str, Any]:
     """The result as plain dictionaries, lists and scalars; CRASH where it holds what JSON cannot say."""
     record = attempt(lambda: _record(result))

@@ -1,9 +1,5 @@
-"""Where a checkpoint is read: a process with limits of its own, which answers one request and ends."""
+"""Reads a checkpoint in the process that was made for it: what is in it, or the fault that keeps it from being read."""
 
-import gc
-import json
-import os
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,26 +12,15 @@ from nsa_doctor.artifacts.checkpoint.fault import FaultError, quoted, shortened
 from nsa_doctor.artifacts.checkpoint.gate_figures import read_gate
 from nsa_doctor.artifacts.checkpoint.gate_movement import movements
 from nsa_doctor.artifacts.checkpoint.gate_names import FoundGate
-from nsa_doctor.artifacts.checkpoint.limits import MOST_MEMORY, Deadline, confine, peak_bytes
+from nsa_doctor.artifacts.checkpoint.limits import MOST_MEMORY, Deadline, peak_bytes
 from nsa_doctor.artifacts.checkpoint.open_checkpoint import open_checkpoint
-from nsa_doctor.artifacts.checkpoint.record import Activation, Drift, GateRecord, Reading
+from nsa_doctor.artifacts.checkpoint.record import NOT_KNOWN, Activation, Drift, GateRecord, Reading
 from nsa_doctor.artifacts.checkpoint.scan import scan
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.text import short_bytes
-from nsa_doctor.worker.answer_line import line_of
 
 MOST_GATES = 4096
 _SHARE_OF_TIME = 0.8  # what is left is for the answer
-
-
-def main() -> None:
-    """Answer the request on standard input; the answer is one line on standard output."""
-    request = json.loads(sys.stdin.buffer.readline())
-    gc.disable()  # nothing goes round in circles for long, and looking for it takes longer than the work
-    confine(request["seconds"])
-    sys.stdout.write(line_of(lambda: answered(request)))
-    sys.stdout.flush()
-    os._exit(0)
 
 
 def answered(request: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +82,7 @@ def _read(contents: Contents, found: list[FoundGate], request: dict[str, Any], d
         if deadline.is_over:
             module = shortened(gate.module)
             gates.append(
-                GateRecord(layer=layer, module=module, form="not known", weight=None, unprobed="there was no time")
+                GateRecord(layer=layer, module=module, form=NOT_KNOWN, weight=None, unprobed="there was no time")
             )
         else:
             read = read_gate(gate, layer, request["num_branches"], kind, temperature, request["seed"])

@@ -1,6 +1,6 @@
 """The room in which a source of batches is opened: a process of its own, where it may hang, print or die."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,22 +12,24 @@ from nsa_doctor.core import registry
 from nsa_doctor.core.errors import Caught
 from nsa_doctor.core.frames import FrameFilter, top_package
 from nsa_doctor.core.identity import digest
-from nsa_doctor.worker.one_shot_main import Tell, serve
 
 if TYPE_CHECKING:
     from nsa.config import RunConfig
+    from nsa_doctor.worker.main import Channel
 
 _DEALING = ("seed", "seq_len", "batch_size", "accumulate_grad_batches")
 _IMPORT_SECONDS = 120.0
 _LEAST_IMPORT_SECONDS = 20.0  # a limit for batches is none for libraries
 
 
-def main() -> None:
-    """Meet one request, as `errand_room.serve` says."""
-    serve(lambda request, tell: answered(DataRequest(**request), tell))
+def open_room(channel: "Channel") -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What answers a request for one source."""
+    channel.keep_errors()  # with the stacks of the processes that a loader has started
+    channel.tick()
+    return lambda request: answered(DataRequest(**request), channel.tell)
 
 
-def answered(request: DataRequest, tell: Tell) -> dict[str, Any]:
+def answered(request: DataRequest, tell: Callable[[str], None]) -> dict[str, Any]:
     """The end of every check and what is known of the source, or how the request cannot be met: `usage`."""
     from nsa.strict import ConfigError
     from nsa_doctor.subject.contract import SubjectUnusableError

@@ -1,13 +1,14 @@
 """Where the child examines one subject: load it once, then measure, diagnose and check it as asked."""
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from nsa_doctor.adapters.any_module import packages_of
+from nsa_doctor.adapters.any_module import libraries_of, packages_of
 from nsa_doctor.adapters.load import load_subject
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Profile
@@ -17,6 +18,8 @@ from nsa_doctor.core.frames import FrameFilter, top_package
 from nsa_doctor.core.identity import digest
 from nsa_doctor.core.lengths import boundary_lengths, spread_lengths
 from nsa_doctor.core.measurement import Diagnosis, Measurement, Point, to_json
+from nsa_doctor.core.replaced_sources import replace_sources
+from nsa_doctor.core.text import counted
 from nsa_doctor.probes.hooks.places import module_code
 from nsa_doctor.probes.hooks.stack_sampler import StackSampler
 from nsa_doctor.probes.model.environment import environment, flags, routes
@@ -25,13 +28,26 @@ from nsa_doctor.probes.model.identity import file_of, made_of, shapes_of, source
 from nsa_doctor.probes.model.measure import measure, trouble_of
 from nsa_doctor.probes.model.perform import Conditions
 from nsa_doctor.probes.model.state import cast, preserved_state, seed_everything
+from nsa_doctor.probes.model.tally import Tally, tallied
 from nsa_doctor.probes.numerics.nonfinite_origin import diagnose
 from nsa_doctor.subject.contract import SEAMS, Subject, SubjectUnusableError
 from nsa_doctor.subject.request import SubjectRequest
+from nsa_doctor.worker.answer_line import sendable
+from nsa_doctor.worker.mutation import effect_of, reached_by
 from nsa_doctor.worker.run_check import run_check
+
+if TYPE_CHECKING:
+    from nsa_doctor.worker.main import Channel
 
 _MOST_CODE_RANGES = 2000
 _MOST_SPREAD = 64
+
+
+def open_room(channel: "Channel") -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What answers the requests about one subject, which the channel watches."""
+    handler = RequestHandler(channel.send)
+    channel.watch(handler.sampler)
+    return handler.answer
 
 
 class RequestHandler:
@@ -41,22 +57,51 @@ class RequestHandler:
         self._send = send
         self._subject: Subject | None = None
         self._conditions = Conditions()
+        self._modules_before = frozenset(sys.modules)
+        self._package: tuple[str, ...] = ()
         self.sampler = StackSampler()
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What a request asks for, under one name."""
+        match request["do"]:
+            case "load":
+                return self.load(request)
+            case "measure":
+                return {"measured": to_json(self.measure(Point(**request["point"])))}
+            case "diagnose":
+                return {"diagnosed": to_json(self.diagnose(Point(**request["point"])))}
+            case "check":
+                return {"checked": sendable(self.check(request["code"], request["planted"], request["avoid"]))}
+            case "fuzz":
+                return {"fuzzed": self.fuzz(request["case"])}
+            case "time":
+                return {"timed": self.time(request["length"], request["repeats"])}
+            case "time shares":
+                return {"timed": self.time_shares(request["length"])}
+            case "reached":
+                return {"reached": self.reached(request["lengths"])}
+            case "effect":
+                return {"effect": self.effect(request["file"], request["lengths"])}
+            case "describe machine":
+                return {"machine": self.describe_machine()}
+            case other:
+                raise ValueError(f"request must be one that a supervisor makes, got {other!r}")
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Load a subject: its facts, what is wrong with the request (`usage`), or what it did instead (`trouble`)."""
+        replace_sources(request.get("replaced", {}))
         conditions = Conditions(**request["conditions"])
         if conditions.device == "cuda" and not torch.cuda.is_available():
             return {"usage": "device cuda is not there: torch sees no CUDA device; use --device cpu"}
         if request["threads"]:
             torch.set_num_threads(request["threads"])
         wanted = SubjectRequest(
-            **{**request["subject"], "lengths": tuple(request["subject"]["lengths"])},
+            **{**request["subject"], **{name: tuple(request["subject"][name]) for name in ("lengths", "declared")}},
             device=conditions.device,
             explore=request["explore"],
             avoid=tuple(request["avoid"]),
         )
-        package = top_package(wanted.spec)
+        package = self._package = top_package(wanted.spec)
         self.sampler.frames = FrameFilter(package)
         with preserved_state():
             try:
@@ -100,7 +145,9 @@ class RequestHandler:
         check = registry.load(code)
         subject = check.planted(self._subject) if planted else self._subject
         beat = lambda length: self._send({"event": "calling", "length": length})  # noqa: E731
-        return run_check(check, watched(subject, beat, frozenset(avoid)))
+        tally = Tally()
+        result = run_check(check, tallied(watched(subject, beat, frozenset(avoid)), tally))
+        return replace(result, examined=tally.to_json())
 
     def time(self, length: int, repeats: int) -> dict[str, Any]:
         """Time the loaded subject at one length; its `trouble` when it raises."""
@@ -117,6 +164,19 @@ class RequestHandler:
     def describe_machine(self) -> dict[str, Any]:
         """Facts about this machine, the flags as they are set, and what serves each branch."""
         return {"facts": asdict(environment()), "flags": flags(), "routes": routes(self._conditions.device)}
+
+    def reached(self, lengths: Sequence[int]) -> dict[str, Any]:
+        """The lines of the subject's own sources that it reaches at these lengths, by file."""
+        assert self._subject is not None
+        return reached_by(self._subject, lengths, self._package, self._modules_before, self._calling)
+
+    def effect(self, file: str, lengths: Sequence[int] | None) -> dict[str, Any]:
+        """Write down what the subject gives at these lengths; without any, what differs from what was written."""
+        assert self._subject is not None
+        return effect_of(self._subject, file, lengths, self._calling)
+
+    def _calling(self, length: int) -> None:
+        self._send({"event": "calling", "length": length})
 
     def _timed(self, call: Callable[[Subject], dict[str, Any]]) -> dict[str, Any]:
         assert self._subject is not None
@@ -155,6 +215,7 @@ def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | Non
         "description": subject.description,
         "input": subject.input,
         "width": subject.width,
+        "spec": subject.spec,
         "dtype": subject.dtype,
         "options": subject.options,
         "modes": subject.modes,
@@ -175,19 +236,21 @@ def _identity(subject: Subject, module: torch.nn.Module | None) -> dict[str, Any
     """Which subject exactly, as far as its process can tell."""
     configuration = dict(subject.configuration)
     made = "" if module is None else made_of(module)
+    packages = (*subject.packages, *(() if module is None else libraries_of(module)))
+    packages = tuple(dict.fromkeys(packages))
     return {
         "configuration": configuration,
         "configuration_hash": digest(configuration) if configuration else made,
         "made_of": made,
-        "sources": sources_of(subject.packages),
+        "sources": sources_of(packages),
         "file": "" if module is None else file_of(module),
-        "packages": subject.packages,
+        "packages": packages,
         "flags": {name: value for name, value in flags().items() if value is not None},
     }
 
 
 def _environment(conditions: Conditions) -> dict[str, Any]:
-    device = torch.cuda.get_device_name() if conditions.device == "cuda" else f"{torch.get_num_threads()} threads"
+    device = torch.cuda.get_device_name() if conditions.device == "cuda" else counted(torch.get_num_threads(), "thread")
     return {"torch": str(torch.__version__), "device": conditions.device, "device_name": device}
 
 

@@ -1,120 +1,186 @@
-"""The child's side: reads requests, runs the subject, answers; torch is imported here and not in the parent."""
+"""The child's side of the one protocol: it reads requests, has its room answer, and says where it is when asked.
+
+A room is a module whose `open_room` takes the channel and returns what answers requests.
+"""
 
 import faulthandler
+import importlib
 import json
 import os
+import resource
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.core.measurement import Point, to_json
+from nsa_doctor.core.own_nsa import let_ours_win
 from nsa_doctor.isolation.openmp import wait_without_spinning
-from nsa_doctor.isolation.orphans import end_with_parent
-from nsa_doctor.isolation.shared_record import SIGHTING, TRAIL, SharedRecord
-from nsa_doctor.worker.answer_line import line_of, sendable
+from nsa_doctor.isolation.shared_record import LAST_WILL, SIGHTING, TRAIL, SharedRecord
+from nsa_doctor.worker.answer_line import is_broken, line_of
 
 if TYPE_CHECKING:
     from nsa_doctor.probes.hooks.stack_sampler import StackSampler
-    from nsa_doctor.worker.handlers import RequestHandler
 
+_TICK_SECONDS = 1.0
+_LEFT = 113  # the exit code of a process that has left a last will
 _NOWHERE: dict[str, Any] = {"place": {}}
+_LIMITS = {getattr(resource, name): name for name in sorted(dir(resource), reverse=True) if name.startswith("RLIMIT_")}
+
+Room = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def main() -> None:
     """Serve requests until the parent closes its pipe."""
-    descriptors = tuple(int(word) for word in sys.argv[1:6])
-    requests, answers, dump, questions, pages = descriptors
-    is_line_recorded = sys.argv[6] == "trailed"
-    del sys.argv[1:]
-    _die_with_parent()
+    given = json.loads(sys.argv.pop())
     wait_without_spinning()
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    faulthandler.enable(file=dump, all_threads=True)
-    faulthandler.register(signal.SIGUSR1, file=dump, all_threads=True, chain=False)
-
-    with os.fdopen(requests, encoding="utf-8") as lines, os.fdopen(answers, "wb", buffering=0) as pipe:
-
-        def send(message: dict[str, Any]) -> None:
-            say(json.dumps(message))
-
-        def say(line: str) -> None:
-            pipe.write(line.encode() + b"\n")
-
-        handler: RequestHandler | None = None
-        for line in lines:
-            request = json.loads(line)
-            if handler is None:
-                caught = attempt(lambda: _new_bench(send))
-                if isinstance(caught, Caught):
-                    send({"broke": caught.sentence, "traceback": caught.traceback})
-                    return
-                handler = caught
-                _watch(handler.sampler, questions, pages, is_line_recorded)
-            say(line_of(_answering(handler, request)))
+    let_ours_win()
+    channel = Channel(given)
+    rooms: list[Room] = []
+    while (line := channel.next_request()) is not None:
+        channel.answer(lambda line=line: _room(rooms, given["room"], channel)(json.loads(line)))
     os._exit(0)  # threads a subject left behind must not keep the process alive
 
 
-def _new_bench(send: Callable[[dict[str, Any]], None]) -> "RequestHandler":
-    from nsa_doctor.worker.handlers import RequestHandler  # torch, which takes its time
-
-    send({"event": "started"})
-    return RequestHandler(send)
-
-
-def _watch(sampler: "StackSampler", questions: int, pages: int, is_line_recorded: bool) -> None:
-    """Have a thread of its own say where the subject is when the parent asks; `is_line_recorded`: it keeps a record."""
-    page = SharedRecord(pages, SIGHTING)
-
-    def tell() -> None:
-        while os.read(questions, 1):
-            sighting = attempt(lambda: sampler.sight().to_json())
-            page.write(_NOWHERE if isinstance(sighting, Caught) else sighting)  # no answer would look like a hang
-
-    threading.Thread(target=tell, daemon=True).start()
-    if is_line_recorded:
-        from nsa_doctor.probes.hooks.line_recorder import LineRecorder
-
-        LineRecorder(sampler, SharedRecord(pages, TRAIL)).begin()
+def _room(rooms: list[Room], name: str, channel: "Channel") -> Room:
+    """The room, opened once there is something to ask."""
+    if not rooms:
+        module = importlib.import_module(name)  # torch perhaps, which takes its time
+        channel.send({"event": "started"})
+        rooms.append(module.open_room(channel))
+        channel.close_questions()
+    return rooms[0]
 
 
-def _answering(handler: "RequestHandler", request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
-    match request["do"]:
-        case "load":
-            return lambda: handler.load(request)
-        case "measure":
-            return lambda: {"measured": to_json(handler.measure(Point(**request["point"])))}
-        case "diagnose":
-            return lambda: {"diagnosed": to_json(handler.diagnose(Point(**request["point"])))}
-        case "check":
-            return lambda: {"checked": sendable(handler.check(request["code"], request["planted"], request["avoid"]))}
-        case "fuzz":
-            return lambda: {"fuzzed": handler.fuzz(request["case"])}
-        case "time":
-            return lambda: {"timed": handler.time(request["length"], request["repeats"])}
-        case "time shares":
-            return lambda: {"timed": handler.time_shares(request["length"])}
-        case "describe machine":
-            return lambda: {"machine": handler.describe_machine()}
-        case other:
-            raise ValueError(f"request must be one that the laboratory makes, got {other!r}")
+class Channel:
+    """The way to the parent. What the subject does to it is seen before anything is written into a stranger's file."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._requests, self._answers, self._questions, self._file = (
+            int(given[name]) for name in ("requests", "answers", "questions", "file")
+        )
+        self._is_line_recorded = bool(given["is_line_recorded"])
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._received = b""
+        self._is_watched = False
+        self._will = SharedRecord(self._file, LAST_WILL)
+        self._ours = {number: _file_of(number) for number in (self._requests, self._answers)}
+        self._limits = _limits()
+        for number in (self._requests, self._answers, self._questions, self._file):
+            os.set_inheritable(number, False)
+        faulthandler.enable(file=self._file, all_threads=True)
+        faulthandler.register(signal.SIGUSR1, file=self._file, all_threads=True, chain=False)
+
+    def send(self, event: dict[str, Any]) -> None:
+        """Report an event; nothing of a copy."""
+        if not self._is_cut_off():
+            self.say(json.dumps(event))
+
+    def tell(self, text: str) -> None:
+        """Report what has been done so far, in words for a person."""
+        self.send({"event": "told", "text": text})
+
+    def answer(self, answered: Callable[[], dict[str, Any]]) -> None:
+        """Send what a call answers, or how the doctor's own code broke."""
+        line = line_of(answered)
+        if (lowered := self._lowered_limits()) and is_broken(line):
+            self._leave(f"lowered {' and '.join(lowered)}, with which nothing else works in it")
+        self.say(f'{{"answer": {line}}}')
+
+    def say(self, line: str) -> None:
+        """Write one line."""
+        self._check()
+        with self._lock:
+            data = line.encode() + b"\n"
+            while data:
+                data = data[os.write(self._answers, data) :]
+
+    def next_request(self) -> bytes | None:
+        """The next line; None once the parent has closed its end."""
+        while b"\n" not in self._received:
+            self._check()
+            data = os.read(self._requests, 65536)
+            if not data:
+                return None
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+    def keep_errors(self) -> None:
+        """Have standard error go where the stacks of this process go: to a file, which can be read again."""
+        os.dup2(self._file, 2)
+
+    def tick(self) -> None:
+        """Give a sign of life every second from now on, in a thread that the subject can keep from it."""
+
+        def live() -> None:
+            while True:
+                self.send({"event": "tick"})
+                time.sleep(_TICK_SECONDS)
+
+        threading.Thread(target=live, daemon=True).start()
+
+    def watch(self, sampler: "StackSampler") -> None:
+        """Have a thread of its own say where the subject is when the parent asks, and record lines if it wants that."""
+        self._is_watched = True
+        sampler.listen()
+        page = SharedRecord(self._file, SIGHTING)
+
+        def tell() -> None:
+            while os.read(self._questions, 1):
+                sighting = attempt(lambda: sampler.sight().to_json())
+                page.write(_NOWHERE if isinstance(sighting, Caught) else sighting)  # no answer would look like a hang
+
+        threading.Thread(target=tell, daemon=True).start()
+        if self._is_line_recorded:
+            from nsa_doctor.probes.hooks.line_recorder import LineRecorder
+
+            LineRecorder(sampler, SharedRecord(self._file, TRAIL)).begin()
+
+    def close_questions(self) -> None:
+        """Let the parent know that nobody looks here, unless somebody does."""
+        if not self._is_watched:
+            os.close(self._questions)
+
+    def _is_cut_off(self) -> bool:
+        """Whether this is a copy that a check has made of the process, all of whose pipes lead nowhere."""
+        return os.getpid() != self._process and _file_of(self._answers) == _nowhere()
+
+    def _check(self) -> None:
+        if os.getpid() != self._process:  # the subject has forked, and here its fork comes back from it
+            os._exit(0)
+        if any(_file_of(number) != file for number, file in self._ours.items()):
+            self._leave("closed file descriptors that are not its own, and with them the way its answers come")
+
+    def _leave(self, reason: str) -> NoReturn:
+        """End, and let the parent say why in place of an exit code."""
+        self._will.write({"reason": reason})
+        os._exit(_LEFT)
+
+    def _lowered_limits(self) -> list[str]:
+        infinite, now = resource.RLIM_INFINITY, _limits()
+        return [
+            f"{_LIMITS[number]} to {now[number]}"
+            for number, before in self._limits.items()
+            if now[number] != infinite and (before == infinite or now[number] < before)
+        ]
 
 
-def _die_with_parent() -> None:
-    """An orphan would burn a core for ever: ask the kernel, and look for a new parent where it cannot be asked."""
-    parent = os.getppid()
-    if not end_with_parent():
-        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
-        return
-    if os.getppid() != parent:  # it died before the kernel was asked
-        os._exit(1)
+def _limits() -> dict[int, int]:
+    return {number: resource.getrlimit(number)[0] for number in _LIMITS}
 
 
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os.killpg(os.getpid(), signal.SIGKILL)
+def _nowhere() -> tuple[int, int]:
+    status = os.stat(os.devnull)
+    return status.st_dev, status.st_ino
+
+
+def _file_of(number: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(number)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

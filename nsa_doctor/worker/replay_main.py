@@ -1,19 +1,22 @@
 """Where steps of a training run are computed again."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nsa_doctor.worker.one_shot_main import Tell, serve
-
-
-def main() -> None:
-    """Meet one request, as `errand_room.serve` says."""
-    serve(answered)
+if TYPE_CHECKING:
+    from nsa_doctor.worker.main import Channel
 
 
-def answered(request: dict[str, Any], tell: Tell) -> dict[str, Any]:
-    """What `probes.steps_again` makes of the folder."""
+def open_room(channel: "Channel") -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What answers a request for one run."""
+    channel.tick()
+    return lambda request: answered(request, channel.tell)
+
+
+def answered(request: dict[str, Any], tell: Callable[[str], None]) -> dict[str, Any]:
+    """What `replay_steps.steps_again` makes of the folder."""
     from nsa_doctor.artifacts.training_run.replay_steps import steps_again
 
     return asdict(steps_again(Path(request["folder"]), request["evaluated"], request["device"], tell))

@@ -7,40 +7,55 @@ from traceback import walk_tb
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, NotApplicableError, NotComparableError, SubjectFailedError, attempt
+from nsa_doctor.core.facts import SWEPT
 from nsa_doctor.core.finding import Finding, Note, Result, Verdict
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.package import PACKAGE_ROOT
+from nsa_doctor.core.package import is_doctors, own_file
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.core.torch_errors import error_evidence
+from nsa_doctor.probes.hooks.phase import heard_by
+from nsa_doctor.probes.model.loops import preserved_loop
 from nsa_doctor.probes.model.measure import trouble_of
+from nsa_doctor.probes.model.observing import Observer
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.subject.contract import Subject, WrongOutputError
+from nsa_doctor.worker.observed_findings import findings_of
 
 # What watches an operation passes its exception on.
 _WATCHING = ("__torch_dispatch__", "__torch_function__", "called", "dispatched")
 
 
 def run_check(check: Check, subject: Subject) -> Result:
-    """Findings make FAIL, a missing seam or nothing to compare with SKIP, the doctor's own exception CRASH."""
-    manual = check.manual
+    """Findings make FAIL, a missing seam or nothing to compare with SKIP, the doctor's own exception CRASH.
+
+    What its calls did on the way, whatever the check makes of it, are findings of the checks that answer such facts;
+    they stand behind its own and do not make it FAIL.
+    """
     missing = [seam for seam in check.needs if not subject.offers(seam)]
     if missing:
         reason = f"{subject.name} offers no {' and no '.join(missing)}"
         return replace(_skipped(check, reason), is_required=False)
+    if meant := [word for word in check.unless if word in subject.spec]:
+        return replace(_skipped(check, f"{subject.name} is declared {meant[0]}"), is_required=False)
     start = time.perf_counter()
-    with preserved_state(), warnings.catch_warnings():
+    observer = Observer(subject)
+    with preserved_state(), preserved_loop(subject.train_step), warnings.catch_warnings(), heard_by(observer):
         warnings.simplefilter("ignore")
-        answer = attempt(lambda: tuple(check.run(subject)))
-    seconds = time.perf_counter() - start
-    if isinstance(answer, Caught):
-        return replace(_raised(answer, check, subject), seconds=seconds)
+        answer = attempt(lambda: tuple(check.run(observer.observed())))
+    ended = _raised(answer, check, subject) if isinstance(answer, Caught) else _judged(answer, check)
+    is_about_calls = any(fact in SWEPT for fact in check.answers)  # and judges each of them itself
+    beside = () if is_about_calls else tuple(findings_of(observer, check, subject))
+    return replace(ended, findings=(*ended.findings, *beside), seconds=time.perf_counter() - start)
+
+
+def _judged(answer: tuple[Finding | Note, ...], check: Check) -> Result:
+    manual = check.manual
     found = [replace(item, code=item.code or manual.code) for item in answer if isinstance(item, Finding)]
     ended = Result(
         code=manual.code,
         name=manual.name,
         verdict=Verdict.FAIL if found else Verdict.PASS,
-        seconds=seconds,
         notes=tuple(str(item) for item in answer if isinstance(item, Note)),
     )
     return ended.with_findings(found)
@@ -73,7 +88,7 @@ def _is_own(error: BaseException) -> bool:
     file = ""
     for frame, _ in walk_tb(error.__traceback__):
         file = "" if frame.f_code.co_name in _WATCHING else frame.f_code.co_filename
-    return file.startswith(f"{PACKAGE_ROOT}/") and not file.startswith(f"{PACKAGE_ROOT / 'checks'}/")
+    return is_doctors(file) and not file.startswith(f"{own_file('checks')}/")
 
 
 def _failed(check: Check, subject: Subject, message: str, place: Place) -> Result:

@@ -73,14 +73,32 @@ class Examination:
         return bool(first.file) and Path(first.file).name == self.case.file.name and first.line in self.case.lines
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended; `exit_code` is None when it took longer than it may."""
+
+    exit_code: int | None
+    seconds: float
+    out: str = ""
+    complaint: str = ""
+
+
 def examine(case: Case, profile: str = "quick", seconds: float = SECONDS) -> Examination:
     """Run the doctor on the case; a run that takes longer than `seconds` is ended with all its children."""
-    command = [sys.executable, "-m", "nsa_doctor", "run", "--subject", case.spec, "--profile", profile, "--jobs", "1"]
+    words = ["run", "--subject", case.spec, "--profile", profile, "--jobs", "1", "--format", "json", "--quiet"]
+    ended = run_doctor(words, seconds)
+    if ended.exit_code is None:
+        return Examination(case=case, exit_code=None, seconds=ended.seconds, trouble=(ended.complaint,))
+    return read_report(case, ended.exit_code, ended.seconds, ended.out, ended.complaint)
+
+
+def run_doctor(words: Sequence[str], seconds: float, folder: Path = ROOT) -> Ended:
+    """Run `nsa-doctor` with these words in a folder, in one thread."""
     begin = time.monotonic()
     with subprocess.Popen(
-        [*command, "--format", "json", "--quiet"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "nsa_doctor", *words],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -93,8 +111,8 @@ def examine(case: Case, profile: str = "quick", seconds: float = SECONDS) -> Exa
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             took = time.monotonic() - begin
-            return Examination(case=case, exit_code=None, seconds=took, trouble=(f"no answer in {took:.0f} s",))
-    return read_report(case, process.returncode, time.monotonic() - begin, out, complaint)
+            return Ended(None, took, complaint=f"no answer in {took:.0f} s")
+    return Ended(process.returncode, time.monotonic() - begin, out, complaint)
 
 
 def read_report(case: Case, exit_code: int, seconds: float, out: str, complaint: str) -> Examination:
@@ -109,11 +127,12 @@ def read_report(case: Case, exit_code: int, seconds: float, out: str, complaint:
         for result in results
         if result["verdict"] in ("CRASH", "TIMEOUT")
     )
-    findings = tuple(found for result in results for found in _findings(result))
+    findings = tuple(found for result in results for found in findings_of(result))
     return Examination(case=case, exit_code=exit_code, seconds=seconds, findings=findings, trouble=broken)
 
 
-def _findings(result: Mapping[str, Any]) -> Iterator[Found]:
+def findings_of(result: Mapping[str, Any]) -> Iterator[Found]:
+    """The findings of one result of a report; TIMEOUT alone is one."""
     for finding in result["findings"]:
         where = finding["where"]
         yield Found(

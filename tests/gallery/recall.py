@@ -2,13 +2,16 @@
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 from tests.gallery.cases import FAMILIES, HEALTHY, Case, read_cases
-from tests.gallery.examination import SECONDS, Examination, examine
+from tests.gallery.examination import ROOT, SECONDS, Examination, examine
 from tests.gallery.score import Score, render
 
 
@@ -16,6 +19,10 @@ def main(words: Sequence[str] | None = None) -> int:
     """Examine, print, write; 0 whatever the score, for the score is what was asked for."""
     options = parser().parse_args(words)
     cases = [case for case in read_cases(tuple(options.family)) if not options.only or case.name in options.only]
+    is_whole = not options.only and {*options.family} == {*FAMILIES, HEALTHY} and options.profile == "quick"
+    if options.ship and not is_whole:
+        print("--ship is for a score of every case in the profile quick", file=sys.stderr)
+        return 2
     if not cases:
         print("no case has such a name or family", file=sys.stderr)
         return 2
@@ -27,9 +34,19 @@ def main(words: Sequence[str] | None = None) -> int:
     order = {case.spec: place for place, case in enumerate(cases)}
     score = Score(tuple(sorted(examinations, key=lambda each: order[each.case.spec])))
     print("\n".join(render(score)))
+    if options.ship:
+        _ship(score)
     if options.output:
         options.output.write_text(json.dumps(score.as_json(), indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def _ship(score: Score) -> None:
+    """Write score.json, which ships with the doctor: who was measured, and when."""
+    here = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    told = score.shipped(version("nsa-doctor"), here.stdout.strip(), datetime.now(UTC).date().isoformat())
+    path = ROOT / "nsa_doctor" / "core" / "score.json"
+    path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--profile", default="quick", choices=("smoke", "quick", "full"))
     made.add_argument("--seconds", type=float, default=SECONDS, help="a subject may take")
     made.add_argument("--output", type=Path, help="write the score to this file as JSON")
+    made.add_argument("--ship", action="store_true", help="write what reports say of the doctor: all cases alone")
     made.add_argument("--quiet", action="store_true", help="print the score alone")
     return made
 

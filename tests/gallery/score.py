@@ -1,46 +1,16 @@
 """What examinations amount to: recall with intervals, false alarms, right modules and lines, as numbers and text."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nsa_doctor.core.families import in_order
+from nsa_doctor.core.share import Share
 from tests.gallery.cases import FAMILIES, HEALTHY
 from tests.gallery.examination import FOUND, Examination
 
-NORMAL_95 = 1.959964
 OWES_A_LINE = ("NAN", "HNG101", "HNG201", "GRD4")  # codes whose findings have to name the line
-
-
-@dataclass(frozen=True)
-class Share:
-    """So many of so many, with the Wilson 95 % interval of the rate behind it."""
-
-    hits: int
-    total: int
-
-    @property
-    def rate(self) -> float:
-        return self.hits / self.total if self.total else math.nan
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        if not self.total:
-            return 0.0, 1.0
-        n, p, z2 = self.total, self.rate, NORMAL_95**2
-        middle = (p + z2 / (2 * n)) / (1 + z2 / n)
-        half = NORMAL_95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-        return max(0.0, middle - half), min(1.0, middle + half)
-
-    def __str__(self) -> str:
-        if not self.total:
-            return "none"
-        low, high = (100 * end for end in self.interval)
-        return f"{self.hits:3d} of {self.total:3d}  {100 * self.rate:5.1f} %  [{low:.1f}, {high:.1f}]"
-
-    def as_json(self) -> dict[str, Any]:
-        return {"hits": self.hits, "of": self.total, "wilson_95": [round(end, 4) for end in self.interval]}
 
 
 def share(examinations: Iterable[Examination], is_hit: Callable[[Examination], bool]) -> Share:
@@ -81,6 +51,31 @@ class Score:
         """Bugs of which some finding names a module at fault or the illness, out of all there are."""
         bugs = (each for each in self.bugs if family in (None, each.case.family))
         return share(bugs, lambda each: each.is_rightly_found)
+
+    @property
+    def by_family_of_checks(self) -> dict[str, Share]:
+        """Bugs that are known by a code of a family, rightly found, out of all such bugs."""
+        families = in_order(code[:3] for each in self.bugs for code in each.case.codes)
+        return {
+            family: share(
+                (each for each in self.bugs if any(code.startswith(family) for code in each.case.codes)),
+                lambda each: each.is_rightly_found,
+            )
+            for family in families
+        }
+
+    def shipped(self, version: str, commit: str, date: str) -> dict[str, Any]:
+        """What the doctor says of itself in its reports: score.json."""
+        corpus = f"{len(self.bugs)} planted bugs on six hosts, {len(self.healthy)} healthy odd subjects, quick profile"
+        return {
+            "version": version,
+            "commit": commit,
+            "date": date,
+            "corpus": corpus,
+            "recall": self.recall().as_json(),
+            "false_alarms": Share(len(self.alarms), len(self.healthy)).as_json(),
+            "families": {family: found.as_json() for family, found in self.by_family_of_checks.items()},
+        }
 
     @property
     def right_module(self) -> Share:

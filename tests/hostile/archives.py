@@ -29,6 +29,10 @@ def cases() -> Iterator[Case]:
     for name, data in _BOMBS.items():
         is_slow = len(data) > 500_000
         yield Case(f"pickle-{name}", _pickle(data), is_slow=is_slow, kinds=("corrupt", "truncated", "limit", "unsafe"))
+    yield Case("pickle-of-a-storage-alone", _pickle_of(lambda: Kept(1)), ("corrupt",), says="are missing")
+    for name, (note, says) in _NOTES.items():
+        yield Case(f"archive-{name}", _noted(note), ("corrupt",), says=says)
+    yield Case("archive-without-a-version", _without_version, ("corrupt",), says="no version")
     for name, make in _HARMLESS.items():
         yield Case(f"pickle-{name}", _pickle_of(make), (), code=3)
 
@@ -149,6 +153,21 @@ _CHANGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+_NOTES = {
+    "alignment-no-number": (".storage_alignment", "is no whole number"),
+    "id-no-text": (".data/serialization_id", "is no text"),
+}
+
+
+def _noted(name: str) -> Callable[[Path], Path]:
+    """An archive with a note that is no text."""
+    return lambda folder: archive(folder / "model.pt", pickled({}), {f"archive/{name}": b"\xb94"})
+
+
+def _without_version(folder: Path) -> Path:
+    return archive(folder / "model.pt", pickled({}), {"archive/version": b"none\n"})
+
+
 def _pickle(data: bytes) -> Callable[[Path], Path]:
     return lambda folder: archive(folder / "model.pt", data)
 
@@ -200,7 +219,6 @@ def _tower() -> object:
 
 
 _HARMLESS: dict[str, Callable[[], object]] = {
-    "of-a-storage-alone": lambda: Kept(1),
     "that-holds-itself": _self_holding,
     "billion-laughs": _tower,
     "of-a-number": lambda: 3,

@@ -100,8 +100,9 @@ def gate_tensors() -> dict[str, torch.Tensor]:
 
 def archive(path: Path, data: bytes, entries: Mapping[str, bytes] | None = None, root: str = "archive/") -> Path:
     """A file as torch.save writes it, of just these parts."""
+    usual = {f"{root}data.pkl": data, f"{root}byteorder": b"little", f"{root}version": b"3\n"}
     with zipfile.ZipFile(path, "w") as file:
-        for name, content in {f"{root}data.pkl": data, f"{root}byteorder": b"little", **(entries or {})}.items():
+        for name, content in {**usual, **(entries or {})}.items():
             info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             info.external_attr = 0o600 << 16
             file.writestr(info, content)

@@ -26,6 +26,13 @@ def cases() -> Iterator[Case]:
         yield Case(f"code-{name}", _in_archive(lambda folder, data=data: data), UNSAFE, says=says)
     yield Case("code-raw-pickle", _raw("raw.pt", 4), UNSAFE, says="'posix.system'")
     yield Case("code-raw-pickle-of-protocol-0", _raw("raw0.pth", 0), UNSAFE, says="'posix.system'")
+    for protocol in (0, 1, 2, 4):
+        name = f"as-safetensors-of-protocol-{protocol}"
+        yield Case(f"code-{name}", _raw(f"{name}.safetensors", protocol), UNSAFE, says="'posix.system'")
+    for name, head in {"number": b"I1\n0", "none": b"N0", "list": b"]q\x000"}.items():
+        yield Case(f"code-after-a-{name}", _after(head), UNSAFE, says="'posix.system'")
+    yield Case("code-raw-pickle-without-an-end", _endless, UNSAFE, says="'posix.system'")
+    yield Case("raw-pickle-as-safetensors", _plain_as_safetensors, UNSAFE, says="bare pickle")
     yield Case("code-legacy", _legacy, UNSAFE, says="'posix.system'")
     yield Case("code-legacy-tar", _tar, UNSAFE, says="'posix.system'")
     yield Case("code-nested-archive", _nested, UNSAFE, says="hides another archive")
@@ -194,6 +201,29 @@ def _raw(name: str, protocol: int) -> Callable[[Path], Path]:
         return path
 
     return make
+
+
+def _after(head: bytes) -> Callable[[Path], Path]:
+    """A pickle that does not begin as those that Python writes."""
+
+    def make(folder: Path) -> Path:
+        path = folder / "model.pt"
+        path.write_bytes(head + b"cposix\nsystem\n(S'" + command(folder).encode() + b"'\ntR.")
+        return path
+
+    return make
+
+
+def _endless(folder: Path) -> Path:
+    path = folder / "model.pt"
+    path.write_bytes(b"cposix\nsystem\n(S'" + command(folder).encode() + b"'\ntR")
+    return path
+
+
+def _plain_as_safetensors(folder: Path) -> Path:
+    path = folder / "model.safetensors"
+    path.write_bytes(pickle.dumps({"a": [1, 2]}))
+    return path
 
 
 def _plain_pickle(folder: Path) -> Path:

@@ -97,6 +97,7 @@ _PATHS: dict[str, tuple[tuple[str, ...], Callable[[Path], Path | str], str]] = {
 
 _CONTENTS: dict[str, tuple[str, bytes, str]] = {
     "text": ("model.pt", b"not a checkpoint\n", "is text"),
+    "text-that-names-something": ("model.pt", b"count\nvalue\n3\n", "is text"),
     "text-as-safetensors": ("model.safetensors", b"hello, world\n" * 10, "is text"),
     "json-as-safetensors": ("model.safetensors", b'{"a": {"b": 1}}', "is text"),
     "web-page": ("model.pt", b"\n<!DOCTYPE html><html>404</html>", "a web page"),

@@ -26,6 +26,7 @@ def cases() -> Iterator[Case]:
     for name, (change, kinds, says) in _TRAINED.items():
         yield Case(f"trained-{name}", _trained(change), kinds, says=says)
     yield Case("distributed-of-code-alone", _code_alone, ("unsafe",), says="'posix.system'")
+    yield Case("deepspeed", _of_deepspeed, ("irregular",), says="it has 'global_step10'; give one")
     yield Case("distributed-of-lists", _nonsense, ("corrupt",), says="does not say what is stored where")
 
 
@@ -278,6 +279,16 @@ def _code_alone(folder: Path) -> Path:
     path = folder / "step_1"
     path.mkdir()
     (path / _METADATA).write_bytes(pickle.dumps(Calls(os.system, command(folder))))
+    return path
+
+
+def _of_deepspeed(folder: Path) -> Path:
+    """Two of its files in the folder of a step, which `latest` names."""
+    path = folder / "run"
+    (path / "global_step10").mkdir(parents=True)
+    (path / "latest").write_text("global_step10")
+    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"):
+        saved(path / "global_step10" / name, {"module": gate_tensors()})
     return path
 
 

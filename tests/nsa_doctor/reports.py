@@ -9,6 +9,8 @@ from nsa_doctor.core.check import Manual
 from nsa_doctor.core.finding import Finding, Report, Result, Verdict
 from nsa_doctor.core.measurement import Census, Measurement, Place, Point, Trouble
 from nsa_doctor.core.policy_verdict import Accepted, Compared, LimitResult, LimitStatus, PolicyVerdict, Required
+from nsa_doctor.core.power import FamilyRecall, Power
+from nsa_doctor.core.proof import Fate, MutantFate, Proof
 
 REPOSITORY = "/home/me/repo"
 HOSTILE = {
@@ -191,11 +193,61 @@ def ruled() -> Report:
         accepted=(Accepted(fingerprint=SLOW.fingerprint, code="PRF401", because="a CPU | is slow"),),
         baseline=Compared(report="old.json", new=(HANG.fingerprint,), fixed=("0" * 16,), unchanged=(SLOW.fingerprint,)),
         again="nsa-doctor go-no-go --policy production --subject my_pkg.attn:make",
+        power=POWER,
     )
-    return replace(examined(), command="go-no-go", verdict=policy_verdict)
+    return replace(examined(), command="go-no-go", verdict=policy_verdict, proof=PROOF)
 
 
-_CHOSEN = {"verdict", "mode", "values", "dtype", "kind", "stands", "kept", "decision", "command", "repository"}
+POWER = Power(
+    checks=9,
+    calls=1234,
+    lengths=(1, 2, 17, 2048),
+    dtypes=("float64", "float32"),
+    modes=("train", "eval"),
+    batch_sizes=(1, 3),
+    seeds=(0,),
+    device="cpu",
+    recall=(
+        FamilyRecall(family="all", hits=9, of=10, low=0.596, high=0.982),
+        FamilyRecall(family="FWD", hits=8, of=8, low=0.676, high=1.0),
+        FamilyRecall(family="PRF", hits=0, of=0, low=0.0, high=1.0),
+    ),
+    doctor="0.1.0, commit abc1234",
+    measured_on="2026-01-02",
+    not_examined=("data", "gates (not offered)"),
+    cut_short=("FWD209: not finished within 90 s",),
+)
+
+
+def fate(line: int, end: Fate, before: str, after: str, changed: str = "", by: str = "") -> MutantFate:
+    return MutantFate(
+        file="my_pkg/attn.py", line=line, kind="mask", before=before, after=after, fate=end, changed=changed, by=by
+    )
+
+
+PROOF = Proof(
+    asked=4,
+    seed=3,
+    candidates=57,
+    files=("my_pkg/attn.py",),
+    lengths=(1, 2, 17),
+    dtype="float32",
+    modes=("train", "eval"),
+    mutants=(
+        fate(52, "noticed", "m = m.triu(1)", "m = m.triu(2)", "output at S=2 (train): by up to 0.5", "FWD201 token 1"),
+        fate(53, "same", "x = x.contiguous()", "x = (x)"),
+        fate(54, "missed", "s = q @ k / 8", "s = q @ k / 9", "output at S=2 (train): by up to 0.1"),
+        fate(55, "unknown", "if a | b:", "if (not (a | b)):", "output at S=17 (eval): not finite", "FWD209: not run"),
+        fate(60, "raises", "Linear(64, 192)", "Linear(64, 193)"),
+    ),
+    reason="interrupted",
+    seconds=61.5,
+    noticed_low=0.0615,
+    noticed_high=0.7923,
+)
+
+
+_CHOSEN = {"fate", "verdict", "mode", "values", "dtype", "kind", "stands", "kept", "decision", "command", "repository"}
 
 
 def filled(report: Report, fill: Callable[[str], str]) -> Report:

@@ -7,10 +7,23 @@ from nsa_doctor.artifacts.checkpoint.source import Source
 
 
 @dataclass(frozen=True, kw_only=True)
+class Quantised:
+    """How stored whole numbers become values: `zeros` are subtracted, and the difference is multiplied by `scales`.
+
+    Tensors hold one of each for every index along `axis`.
+    """
+
+    scales: "Stored | float"
+    zeros: "Stored | float"
+    axis: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stored:
     """A tensor as a view of stored bytes: its first element lies `first` elements into `storage`.
 
-    `unread` says why its values cannot be read, where they cannot; shape and dtype are known all the same.
+    `unread` says why its values cannot be read, where they cannot; shape and dtype are known all the same. With a
+    `storage` it can still be seen whether they are finite.
     """
 
     name: str
@@ -20,7 +33,23 @@ class Stored:
     storage: Source | None = None
     first: int = 0
     is_swapped: bool = False
+    quantised: Quantised | None = None
     unread: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composed:
+    """A tensor that torch makes of `parts`, a sparse one for example: what it makes of them is `unread`, and why.
+
+    `shape` and `dtype` are empty where they are not known; one that `is_opaque` has values that are in no part.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    unread: str
+    parts: tuple[Stored, ...] = ()
+    is_opaque: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +71,7 @@ class Divided:
     pieces: tuple[Piece, ...]
 
 
-Tensor = Stored | Divided
+Tensor = Stored | Divided | Composed
 
 
 @dataclass(frozen=True, kw_only=True)

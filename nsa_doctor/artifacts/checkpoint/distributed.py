@@ -11,7 +11,8 @@ from nsa_doctor.artifacts.checkpoint.contents import Contents, Divided, Piece
 from nsa_doctor.artifacts.checkpoint.fault import FaultError, corrupt, incomplete, quoted, too_much
 from nsa_doctor.artifacts.checkpoint.limits import LONGEST_NAME, MOST_DIMENSIONS, MOST_PICKLE, MOST_TENSORS, Deadline
 from nsa_doctor.artifacts.checkpoint.neighbours import open_beside
-from nsa_doctor.artifacts.checkpoint.pickles import Made, Name, Row, Table, read_pickle
+from nsa_doctor.artifacts.checkpoint.pickled_values import Made, Name, Row, Table
+from nsa_doctor.artifacts.checkpoint.pickles import read_pickle
 from nsa_doctor.artifacts.checkpoint.source import Source
 from nsa_doctor.artifacts.checkpoint.symbols import DTYPES, is_metadata
 from nsa_doctor.core.text import short_count

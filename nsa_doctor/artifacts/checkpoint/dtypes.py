@@ -31,6 +31,7 @@ _PLAIN = {
     "uint8",
     "bool",
 }
+_QUANTISED = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}
 _PARTS = {"complex128": "float64", "complex64": "float32", "complex32": "float16"}
 _EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}
 # Bits of exponent and of fraction, bias, and which patterns are no numbers.
@@ -68,14 +69,19 @@ def is_float(dtype: str) -> bool:
     return dtype in _PARTS or dtype in ("float64", "float32", "float16", "bfloat16") or dtype.startswith("float8")
 
 
+def is_real(dtype: str) -> bool:
+    """Whether numbers of that dtype are values by themselves: no whole numbers, which have a scale, and no pairs."""
+    return is_float(dtype) and dtype not in _PARTS
+
+
 def is_number(dtype: str) -> bool:
     """Whether `decoded` knows what the bytes mean."""
-    return dtype in _PLAIN or is_float(dtype)
+    return dtype in _PLAIN or dtype in _QUANTISED or is_float(dtype)
 
 
 def elements(data: bytes | NDArray[np.uint8], dtype: str, is_swapped: bool = False) -> NDArray:
     """The bytes as numpy has them: patterns where it has no such dtype or is slow with it; complex numbers as pairs."""
-    dtype = _PARTS.get(dtype, dtype)
+    dtype = _QUANTISED.get(dtype, _PARTS.get(dtype, dtype))
     if dtype not in _PLAIN or dtype in _EXPONENTS:
         dtype = f"uint{8 * BYTES[dtype]}"
     kind = np.dtype(dtype)

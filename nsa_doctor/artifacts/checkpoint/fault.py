@@ -43,12 +43,12 @@ def shortened(text: str) -> str:
 
 def cut_short(name: str, what: str) -> FaultError:
     """The end is missing."""
-    return FaultError("truncated", f"{name} is cut short: {what}; copy or save it again")
+    return FaultError("truncated", f"{name} is cut short and cannot be read: {what}; copy or save it again")
 
 
 def corrupt(name: str, what: str) -> FaultError:
     """It contradicts itself."""
-    return FaultError("corrupt", f"{name} is corrupt: {what}; restore it from a copy")
+    return FaultError("corrupt", f"{name} is corrupt and cannot be read: {what}; restore it from a copy")
 
 
 def unsafe(name: str, what: str, then: str = "do not load it, get it from a source you trust") -> FaultError:
@@ -58,7 +58,7 @@ def unsafe(name: str, what: str, then: str = "do not load it, get it from a sour
 
 def incomplete(name: str, what: str) -> FaultError:
     """A part of it is not there."""
-    return FaultError("incomplete", f"{name} is incomplete: {what}; copy all of it again")
+    return FaultError("incomplete", f"{name} is incomplete and cannot be read: {what}; copy all of it again")
 
 
 def too_much(name: str, what: str, most: int) -> FaultError:

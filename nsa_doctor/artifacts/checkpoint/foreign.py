@@ -1,6 +1,7 @@
 """Files that are no checkpoint that is read: what they are instead, and what to do about it."""
 
 import tarfile
+from collections.abc import Callable
 from typing import BinaryIO, NoReturn, cast
 
 from nsa_doctor.artifacts.checkpoint.fault import FaultError, corrupt, cut_short, quoted, unsafe
@@ -49,12 +50,13 @@ def refuse(source: Source, deadline: Deadline) -> NoReturn:
     if not head.strip(b"\0"):
         if _is_zero(source):
             raise FaultError(
-                "truncated", f"{name} holds nothing but zero bytes: it was never written; copy or save it again"
+                "truncated",
+                f"{name} holds nothing but zero bytes and cannot be read: it was never written; copy or save it again",
             )
         raise corrupt(name, "it begins with zero bytes as no checkpoint does")
     if len(head) > 262 and head[257:262] == b"ustar":
         _refuse_tar(source, deadline)
-    if head.startswith(b"\x80") or (head[:1] in b"(c]}" and _scanned(source, 0, source.num_bytes, deadline)):
+    if head.startswith(b"\x80") or is_pickle(source, deadline):
         _refuse_pickle(source, deadline)
     if head.startswith(_LFS):
         raise FaultError(
@@ -73,6 +75,17 @@ def refuse(source: Source, deadline: Deadline) -> NoReturn:
     if source.num_bytes < _FEW_BYTES and suffix in _OWN_SUFFIXES:
         raise cut_short(name, f"it has {source.num_bytes} bytes")
     raise FaultError("foreign", f"{name} is of no kind that is known, it begins with {head[:8].hex(' ')}; {_GIVE}")
+
+
+def is_pickle(source: Source, deadline: Deadline) -> bool:
+    """Whether it is one pickle and nothing else, whatever it is called; raises the fault of one that calls for code."""
+    data = source.read(0, min(source.num_bytes, MOST_PICKLE))
+    is_allowed = is_plain if data.startswith(b"\x80") else _whatever  # a text may name something, but calls nothing
+    return _length(data, source.name, is_allowed, deadline) == source.num_bytes
+
+
+def _whatever(_name: str) -> bool:
+    return True
 
 
 def name_suffix(name: str) -> str:
@@ -111,9 +124,12 @@ def _refuse_pickle(source: Source, deadline: Deadline) -> NoReturn:
 
 def _scanned(source: Source, start: int, most: int, deadline: Deadline) -> int:
     """How long the pickle there is, 0 where there is none that is whole; raises the fault of one that asks for code."""
-    data = source.read(start, min(most, MOST_PICKLE))
+    return _length(source.read(start, min(most, MOST_PICKLE)), source.name, is_plain, deadline)
+
+
+def _length(data: bytes, name: str, is_allowed: Callable[[str], bool], deadline: Deadline) -> int:
     try:
-        return read_pickle(data, source.name, is_plain, deadline)[1]
+        return read_pickle(data, name, is_allowed, deadline)[1]
     except FaultError as fault:
         if fault.kind == "unsafe":
             raise

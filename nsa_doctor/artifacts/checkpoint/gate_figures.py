@@ -13,6 +13,7 @@ from nsa_doctor.artifacts.checkpoint.gate_names import FoundGate, Layer
 from nsa_doctor.artifacts.checkpoint.record import (
     FLAT_SLOPE,
     NEARLY_ALL,
+    NOT_KNOWN,
     Activation,
     Branch,
     Figures,
@@ -25,7 +26,6 @@ MOST_VALUES = 2**24
 _NUM_INPUTS, _FEWEST_INPUTS = 256, 64
 _MOST_ODD_BRANCHES = 16  # of a gate with another number of branches than was said
 _MOST_WORK = 2**31  # multiplications of one probe
-_LOCAL = "_local_tensor"  # what a distributed tensor calls the part that one process has
 _ACTIVATIONS: tuple[Activation, ...] = ("softmax", "sigmoid")
 _NSA_BRANCHES = ("compressed", "selected", "sliding")
 _Array = NDArray[np.float64]
@@ -37,12 +37,13 @@ def read_gate(
     """Read one gate's parameters and try it out; what cannot be read or tried is said in `unprobed`."""
     module, odd, last, hidden = shortened(found.module), found.odd, found.last, found.hidden
     if odd is not None:
-        return _unprobed(layer, module, odd, f"a tensor of shape {list(odd.shape[:8])}, which is no gate's")
+        return _unprobed(layer, module, odd, found.why_not)
     if found.constant is not None:
         return _constant(found, layer, activation or "softmax", temperature)
     assert last is not None
-    if _LOCAL in last.weight.name.split("."):
-        return _unprobed(layer, module, last.weight, "it is one process's part of a distributed tensor")
+    why_not = last.why_not or (hidden.why_not if hidden is not None else "")
+    if why_not:
+        return _unprobed(layer, module, last.weight, why_not)
     try:
         parts = [_parameters(each) for each in (last, hidden) if each is not None]
     except FaultError as fault:
@@ -103,7 +104,7 @@ def _unprobed(layer: str, module: str, tensor: Tensor, why: str) -> GateRecord:
         if fault.kind not in ("limit", "unsupported", "incomplete"):
             raise
         why, weight = f"not read: {fault.sentence}", None
-    return GateRecord(layer=layer, module=module, form="not known", weight=weight, unprobed=why)
+    return GateRecord(layer=layer, module=module, form=NOT_KNOWN, weight=weight, unprobed=why)
 
 
 def _constant(found: FoundGate, layer: str, kind: Activation, temperature: float) -> GateRecord:

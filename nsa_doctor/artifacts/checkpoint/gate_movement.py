@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from nsa_doctor.artifacts.checkpoint import gate_names as names
-from nsa_doctor.artifacts.checkpoint.contents import Stored, Tensor
+from nsa_doctor.artifacts.checkpoint.contents import Composed, Divided, Stored, Tensor
 from nsa_doctor.artifacts.checkpoint.fault import FaultError
 from nsa_doctor.artifacts.checkpoint.gate_figures import MOST_VALUES
 from nsa_doctor.artifacts.checkpoint.gate_names import FoundGate
@@ -85,8 +85,8 @@ def _differ(tensor: Tensor, other: Tensor, deadline: Deadline) -> bool:
 
 
 def _stored(tensor: Tensor) -> Iterator[Stored]:
-    if isinstance(tensor, Stored):
-        yield tensor
+    if not isinstance(tensor, Divided):
+        yield from tensor.parts if isinstance(tensor, Composed) else (tensor,)
         return
     for piece in tensor.pieces:
         yield piece_of(tensor, piece.open().tensors, piece.shape)

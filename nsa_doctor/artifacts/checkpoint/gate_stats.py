@@ -8,9 +8,9 @@ from typing import Any, cast, get_args
 from nsa_doctor.artifacts.checkpoint.fault import USAGE
 from nsa_doctor.artifacts.checkpoint.judging import judged, judged_together
 from nsa_doctor.artifacts.checkpoint.patterns import wrong_pattern
-from nsa_doctor.artifacts.checkpoint.reader import ReaderInternalError, ReadRequest, read_checkpoint
+from nsa_doctor.artifacts.checkpoint.reader import ReadRequest, read_checkpoint
 from nsa_doctor.artifacts.checkpoint.record import Activation, GateRecord, Reading
-from nsa_doctor.core.errors import InternalError, OptionError, UsageError
+from nsa_doctor.core.errors import OptionError, UsageError
 from nsa_doctor.core.finding import Report, Result
 from nsa_doctor.core.nearest import one_of
 from nsa_doctor.core.report_facts import environment
@@ -130,7 +130,7 @@ def examine_checkpoints(request: GateStatsRequest, listen: Listener = lambda tol
     try:
         for path in request.paths:
             since = readings[-1].path if readings and readings[-1].fault is None else None
-            readings.append(_read(path, request, since))
+            readings.append(read_checkpoint(path, request.read, since))
             listen(path, len(readings), len(request.paths))
     except KeyboardInterrupt:
         interrupted = True
@@ -141,13 +141,6 @@ def examine_checkpoints(request: GateStatsRequest, listen: Listener = lambda tol
         gates=tuple(_told(gate, reading) for reading in readings for gate in reading.gates),
         interrupted=interrupted,
     )
-
-
-def _read(path: str, request: GateStatsRequest, since: str | None) -> Reading:
-    try:
-        return read_checkpoint(path, request.read, since)
-    except ReaderInternalError as error:
-        raise InternalError(str(error), error.traceback) from error
 
 
 def _told(gate: GateRecord, reading: Reading) -> dict[str, Any]:

@@ -23,6 +23,7 @@ MOST_DIRECTORY = 64 * 2**20  # of an archive
 LONGEST_NAME = 20_000
 MOST_FILES = 16_384
 MOST_DIMENSIONS = 64
+LARGEST_SIZE = 2**63 - 1  # of a side, a stride or a number of bytes: torch counts in 64 bits
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _USUAL_SPACE = 2**29
 _OWN_FILES, _NONE = 64, resource.RLIM_INFINITY

@@ -8,7 +8,7 @@ from nsa_doctor.artifacts.checkpoint import archive, sharded
 from nsa_doctor.artifacts.checkpoint.contents import Contents
 from nsa_doctor.artifacts.checkpoint.distributed import METADATA, read_distributed
 from nsa_doctor.artifacts.checkpoint.fault import FaultError, quoted
-from nsa_doctor.artifacts.checkpoint.foreign import name_suffix, refuse
+from nsa_doctor.artifacts.checkpoint.foreign import is_pickle, name_suffix, refuse
 from nsa_doctor.artifacts.checkpoint.limits import MOST_HEADER, Deadline
 from nsa_doctor.artifacts.checkpoint.manifested import MANIFEST, read_manifested
 from nsa_doctor.artifacts.checkpoint.safetensors_file import SUFFIX, header_length, read_safetensors
@@ -46,15 +46,17 @@ def _file(source: Source, deadline: Deadline) -> Contents:
     head = source.read(0, min(16, source.num_bytes))
     if head.startswith(archive.MAGIC) or head.startswith(b"PK\x05\x06"):
         return read_torch_archive(source, deadline)
-    if _is_safetensors(source, head):
+    if _is_safetensors(source, head, deadline):
         return read_safetensors(source, deadline)
     refuse(source, deadline)
 
 
-def _is_safetensors(source: Source, head: bytes) -> bool:
-    """By the brace that begins its header; by its name where that is missing and the file is no text."""
+def _is_safetensors(source: Source, head: bytes, deadline: Deadline) -> bool:
+    """By the brace that begins its header; by its name where that is missing and the file is no text and no pickle."""
     if head[8:9] == b"{" and header_length(head) <= MOST_HEADER:
         return True
+    if is_pickle(source, deadline):
+        return False
     is_text = all(ord(" ") <= byte <= ord("~") or chr(byte).isspace() for byte in head)
     return len(head) >= 8 and any(head) and not is_text and name_suffix(source.name) == SUFFIX
 
@@ -79,7 +81,8 @@ def _folder(folder: Path, name: str, stack: ExitStack, deadline: Deadline) -> Co
             return contents
     if any(each.endswith(_PART) for each in names):
         raise FaultError(
-            "incomplete", f"{name} is incomplete: its {METADATA} is missing, which is written last; save it again"
+            "incomplete",
+            f"{name} is incomplete and cannot be read: its {METADATA} is missing, which is written last; save it again",
         )
     indices = [each for each in names if each.endswith(sharded.SUFFIX)]
     known = [each for each in names if each.lower().endswith(_SUFFIXES)]
@@ -87,12 +90,20 @@ def _folder(folder: Path, name: str, stack: ExitStack, deadline: Deadline) -> Co
     if len(chosen) == 1:
         path = str(folder / chosen[0])
         return _open_file(path, quoted(path), stack, deadline)
-    inner = [each for each in names if any((folder / each / inside).is_file() for inside in (METADATA, MANIFEST))]
+    inner = [each for each in names if _may_hold_one(folder / each)]
     candidates = [quoted(each) for each in [*indices, *known, *inner][:3]]
     if candidates:
         told = f"it has {', '.join(candidates)}{' and others' if len(indices + known + inner) > 3 else ''}; give one"
         raise FaultError("irregular", f"{name} is a folder with no one checkpoint: {told}")
     raise FaultError("irregular", f"{name} is a folder without a checkpoint; give the path of the checkpoint itself")
+
+
+def _may_hold_one(folder: Path) -> bool:
+    """Whether a checkpoint seems to lie in that folder, as in one that DeepSpeed names for its step."""
+    if not os.path.isdir(folder) or not os.access(folder, os.R_OK | os.X_OK):
+        return False
+    names = _names(folder, quoted(str(folder)))
+    return any(each in (METADATA, MANIFEST) or each.lower().endswith((*_SUFFIXES, sharded.SUFFIX)) for each in names)
 
 
 def _names(folder: Path, name: str) -> list[str]:

@@ -2,9 +2,32 @@
 
 import fnmatch
 import re
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 
+from nsa_doctor.artifacts.checkpoint.fault import FaultError, shortened
+
+MOST_SECONDS = 5.0  # of this process's own time
 _SIGNS = "*?["
+
+
+@contextmanager
+def bounded(pattern: str, seconds: float = MOST_SECONDS) -> Iterator[None]:
+    """Matching in here ends in a FaultError after some seconds: an expression may backtrack for ever over one name."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        what = f"--pattern {shortened(pattern)!r} takes more than {seconds:g} s to match the names of the tensors"
+        raise FaultError("limit", f"{what}: it backtracks; write it without repeats of repeats, as (a+)+ is")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def matcher(pattern: str) -> Callable[[str], bool]:

@@ -6,67 +6,31 @@ name that is not on the caller's list is a FaultError that tells it.
 """
 
 import _compat_pickle
+import math
 import pickletools
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nsa_doctor.artifacts.checkpoint.fault import FaultError, corrupt, cut_short, quoted, unsafe
 from nsa_doctor.artifacts.checkpoint.limits import MOST_OPERATIONS, Deadline
+from nsa_doctor.artifacts.checkpoint.loader_cost import (
+    MOST_DIGITS,
+    MOST_MADE,
+    hashed_by,
+    key_cost,
+    length_of,
+    made_by,
+    why_unfit,
+)
+from nsa_doctor.artifacts.checkpoint.pickled_values import Kept, Made, Name, Row, Table
 from nsa_doctor.artifacts.checkpoint.symbols import is_called
 
 _CLOCK_EVERY = 65_536
+_MOST_BITS = int(MOST_DIGITS * math.log2(10))
 _PYTHON_3 = 3  # the first protocol that keeps the names of Python 3
 _WORDS_AT_THE_END = ("exhausted", "not enough", "no newline", "but only")  # of what pickletools raises
 _CODE = "do not load it, get it from a source you trust; of your own, save the state_dict alone, best as safetensors"
-
-
-class Name:
-    """`module.name`, asked for and not looked up."""
-
-    __slots__ = ("text",)
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-
-class Made:
-    """What calling a name with arguments would give; `state`, `items` and `pairs` are what was to be put in later."""
-
-    __slots__ = ("arguments", "items", "name", "pairs", "state")
-
-    def __init__(self, name: str, arguments: Any) -> None:
-        self.name, self.arguments = name, arguments
-        self.state: Any = None
-        self.items: list[Any] = []
-        self.pairs: list[tuple[Any, Any]] = []
-
-
-class Row:
-    """A list or a set."""
-
-    __slots__ = ("items",)
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-
-
-class Table:
-    """A dictionary as pairs: a key may be anything, and need not be hashed."""
-
-    __slots__ = ("pairs",)
-
-    def __init__(self) -> None:
-        self.pairs: list[tuple[Any, Any]] = []
-
-
-class Kept:
-    """A persistent id: what it stands for lies outside of the pickle."""
-
-    __slots__ = ("key",)
-
-    def __init__(self, key: Any) -> None:
-        self.key = key
 
 
 def read_pickle(data: bytes, where: str, is_allowed: Callable[[str], bool], deadline: Deadline) -> tuple[Any, int]:
@@ -83,6 +47,8 @@ def read_pickle(data: bytes, where: str, is_allowed: Callable[[str], bool], dead
                     raise FaultError("limit", f"{where} has more than {MOST_OPERATIONS:,} parts, which is not read")
             if operation.name == "STOP":
                 return machine.pop(), place + 1
+            if operation.name == "FRAME" and int(argument or 0) > len(data) - place:
+                raise cut_short(where, "its pickle breaks off")
             machine.do(operation.name, argument)
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error) as error:
         raise _fault_of(error, where) from None
@@ -109,11 +75,13 @@ class _Machine:
         self._stack: list[Any] = []
         self._marked: list[list[Any]] = []
         self._memory: dict[int, Any] = {}
-        self._protocol = 0
+        self._protocol = self._made = 0
 
     def do(self, operation: str, argument: Any) -> None:
         """Take one operation; raises what is caught above when it makes no sense."""
         if operation in _PUSHED:
+            if type(argument) is int and argument.bit_length() > _MOST_BITS:
+                raise _MeaninglessError(f"it holds a whole number of more than {MOST_DIGITS:,} digits")
             self._stack.append(argument)
         elif operation in _CONSTANTS:
             self._stack.append(_CONSTANTS[operation]())
@@ -162,6 +130,7 @@ class _Machine:
     def table(self, _argument: Any) -> None:
         made = Table()
         items = self._marks()
+        self._hash(items[::2])
         made.pairs = list(_pairs(items))
         self._stack.append(made)
 
@@ -173,13 +142,35 @@ class _Machine:
         items = self._marks()
         self._items().extend(items)
 
+    def extend_set(self, _argument: Any) -> None:
+        items = self._marks()
+        self._hash(items)
+        self._items().extend(items)
+
     def set_item(self, _argument: Any) -> None:
         value, key = self.pop(), self.pop()
+        self._hash([key])
         self._pairs().append((key, value))
 
     def set_items(self, _argument: Any) -> None:
         items = self._marks()
+        self._hash(items[::2])
         self._pairs().extend(_pairs(items))
+
+    def frozen(self, _argument: Any) -> None:
+        items = self._marks()
+        self._hash(items)
+        self._stack.append(Row(items))
+
+    def _hash(self, keys: Iterable[Any]) -> None:
+        """Count what a loader goes through that hashes them."""
+        costs = [key_cost(key) for key in keys if isinstance(key, tuple | Made | Row)]
+        self._made += sum(costs)
+        if self._made > MOST_MADE:
+            raise self._costly("has keys of values in values that take for ever to hash")
+
+    def _costly(self, what: str) -> FaultError:
+        return unsafe(self._where, f"it {what}, so that loading it takes more memory or time than there is", _CODE)
 
     def _items(self) -> list[Any]:
         target = self._stack[-1]
@@ -194,6 +185,8 @@ class _Machine:
         return target.pairs
 
     def remember(self, place: int) -> None:
+        if place > MOST_OPERATIONS:  # a loader makes room for all places before it
+            raise self._costly("remembers a value at a place beyond all that it has")
         self._memory[place] = self._stack[-1]
 
     def remember_next(self, _argument: Any) -> None:
@@ -245,7 +238,14 @@ class _Machine:
             raise self._unsafe("calls what it has computed")
         if not is_called(called.text):
             raise self._unsafe(f"calls {quoted(called.text)}")
-        self._stack.append(Made(called.text, arguments))
+        self._hash(hashed_by(called.text, arguments))
+        why, made = why_unfit(called.text, arguments), made_by(called.text, arguments)
+        self._made += made
+        if why or self._made > MOST_MADE:
+            count = f"{made:,}" if made < 2**63 else "more than 2**63"
+            what = why or f"to make {count} values or bytes that the file does not hold"
+            raise self._costly(f"has a loader call {quoted(called.text)} {what}")
+        self._stack.append(Made(called.text, arguments, length_of(called.text, arguments)))
 
     def build(self, _argument: Any) -> None:
         state = self.pop()
@@ -308,11 +308,11 @@ _OPERATIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "TUPLE2": lambda machine, _: machine.tuple_of(2),
     "TUPLE3": lambda machine, _: machine.tuple_of(3),
     "LIST": _Machine.row,
-    "FROZENSET": _Machine.row,
+    "FROZENSET": _Machine.frozen,
     "DICT": _Machine.table,
     "APPEND": _Machine.append,
     "APPENDS": _Machine.extend,
-    "ADDITEMS": _Machine.extend,
+    "ADDITEMS": _Machine.extend_set,
     "SETITEM": _Machine.set_item,
     "SETITEMS": _Machine.set_items,
     "PUT": _Machine.remember,

@@ -10,6 +10,7 @@ Activation = Literal["softmax", "sigmoid"]
 Illness = Literal["not finite", "zero-initialised", "collapsed", "saturated", "dead branch"]
 FLAT_SLOPE = 2.0**-11.5  # √eps of float32: a step that turns what is gated over moves nothing
 NEARLY_ALL = 0.99
+NOT_KNOWN = "not known"  # the form of what is called like a gate and not understood as one
 _ROUNDING = 1e-12  # of the probe, which is computed in float64
 
 
@@ -116,6 +117,8 @@ class GateRecord:
         """What is wrong with it, the gravest first; nothing when it is healthy or could not be probed."""
         if self.num_bad:
             return ("not finite",)
+        if self.form == NOT_KNOWN:
+            return ()
         if self.weight is not None and self.weight.is_zero and (self.bias is None or self.bias.is_zero):
             return ("zero-initialised",)
         if self.probe is None:

@@ -1,16 +1,19 @@
 """A safetensors file: eight bytes of length, a header that says what lies where, and the values."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
 from nsa_doctor.artifacts.checkpoint.contents import Contents, Stored
 from nsa_doctor.artifacts.checkpoint.dtypes import BYTES
+from nsa_doctor.artifacts.checkpoint.extents import is_addressable
 from nsa_doctor.artifacts.checkpoint.fault import corrupt, cut_short, quoted, too_much
 from nsa_doctor.artifacts.checkpoint.json_text import read_json
 from nsa_doctor.artifacts.checkpoint.limits import LONGEST_NAME, MOST_DIMENSIONS, MOST_HEADER, MOST_TENSORS, Deadline
 from nsa_doctor.artifacts.checkpoint.source import Source
 
 SUFFIX = ".safetensors"
+_UNSUMMED = "safetensors keeps no checksum: values that changed since it was written cannot be detected"
 _LENGTH_BYTES = 8
 _DTYPES = {
     "F64": "float64",
@@ -59,7 +62,7 @@ def read_safetensors(source: Source, deadline: Deadline) -> Contents:
     if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
         raise corrupt(source.name, "its metadata is not text")
     values = source.window(_LENGTH_BYTES + length, room - length, f"{source.name}: its values")
-    contents = Contents(kind="safetensors", files=[source])
+    contents = Contents(kind="safetensors", files=[source], notes=[_UNSUMMED])
     contents.tensors += _tensors(source, values, header)
     return contents
 
@@ -101,12 +104,15 @@ def _is_sizes(value: Any) -> TypeGuard[list[int]]:
 
 def _tensor(source: Source, name: str, entry: dict[str, Any], storage: Source) -> Stored:
     shape, code = tuple(entry["shape"]), entry["dtype"]
-    count = 0 if 0 in shape else _product(shape, 8 * storage.num_bytes)
+    if not is_addressable(shape, BYTES.get(_DTYPES.get(code, ""), 1)):
+        what = f"{quoted(name)} is larger than any tensor can be, and does not take {storage.num_bytes:,} bytes"
+        raise corrupt(source.name, what)
+    count = math.prod(shape)
     if code not in _DTYPES and code not in _FRACTIONS:
         return Stored(name=name, dtype=str(code)[:40], shape=shape, unread=f"its dtype {quoted(code)} is not known")
     bits = _FRACTIONS[code] if code in _FRACTIONS else 8 * BYTES[_DTYPES[code]]
     if count * bits != 8 * storage.num_bytes:
-        told = "x".join(str(size) if size < 2**63 else "huge" for size in shape[:8])
+        told = "x".join(map(str, shape[:8]))
         what = f"{quoted(name)} of shape {told} and dtype {code} does not take {storage.num_bytes:,} bytes"
         raise corrupt(source.name, what)
     if code in _FRACTIONS:
@@ -116,13 +122,3 @@ def _tensor(source: Source, name: str, entry: dict[str, Any], storage: Source) -
         strides.append(step)
         step *= size
     return Stored(name=name, dtype=_DTYPES[code], shape=shape, strides=tuple(reversed(strides)), storage=storage)
-
-
-def _product(shape: tuple[int, ...], most: int) -> int:
-    """How many values, or something above `most` when it is more."""
-    count = 1
-    for size in shape:
-        count *= size
-        if count > most:
-            break
-    return count

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from numpy.typing import NDArray
 
 from nsa_doctor.artifacts.checkpoint.content_hash import digest
-from nsa_doctor.artifacts.checkpoint.contents import Contents, Stored, Summed, Tensor
+from nsa_doctor.artifacts.checkpoint.contents import Composed, Contents, Divided, Stored, Summed, Tensor
 from nsa_doctor.artifacts.checkpoint.dtypes import Unfinite, decoded, is_float, unfinite
 from nsa_doctor.artifacts.checkpoint.fault import FaultError, quoted, shortened
 from nsa_doctor.artifacts.checkpoint.limits import Deadline
@@ -99,16 +99,19 @@ def _size(tensor: Tensor) -> int:
 
 
 def _bytes(tensor: Tensor) -> int:
+    if isinstance(tensor, Composed):
+        return sum(map(_bytes, tensor.parts))
     if isinstance(tensor, Stored):
         return min(math.prod(tensor.shape), tensor.storage.num_bytes if tensor.storage is not None else 0)
     return math.prod(tensor.shape)
 
 
 def _look_at(tensor: Tensor, seen: Scan, deadline: Deadline, may_be_mask: bool) -> None:
-    if isinstance(tensor, Stored) and tensor.unread:
-        seen.unread[tensor.unread] = seen.unread.get(tensor.unread, 0) + 1
+    why = _unseen(tensor)
+    if why:
+        seen.unread[why] = seen.unread.get(why, 0) + 1
         return
-    total, count = Unfinite(), 0
+    total, count = _of_scale(tensor), 0
     for values, dtype in _numbers(tensor, deadline):
         total += unfinite(values, dtype)
         count += values.size
@@ -124,6 +127,21 @@ def _look_at(tensor: Tensor, seen: Scan, deadline: Deadline, may_be_mask: bool) 
         seen.not_finite += [bad] if len(seen.not_finite) < _MOST_NAMED else []
 
 
+def _unseen(tensor: Tensor) -> str:
+    """Why not even its bytes can be looked at; nothing where they can."""
+    if isinstance(tensor, Composed):
+        is_seen = tensor.parts and not tensor.is_opaque
+        return next(filter(None, map(_unseen, tensor.parts)), "" if is_seen else tensor.unread)
+    return tensor.unread if isinstance(tensor, Stored) and tensor.storage is None else ""
+
+
+def _of_scale(tensor: Tensor) -> Unfinite:
+    """What one scale for a whole tensor makes of all its values when it is not finite itself."""
+    scales = tensor.quantised.scales if isinstance(tensor, Stored) and tensor.quantised is not None else 1.0
+    is_bad = isinstance(scales, float) and not math.isfinite(scales)
+    return Unfinite(num_nan=math.prod(tensor.shape)) if is_bad else Unfinite()
+
+
 def _numbers(tensor: Tensor, deadline: Deadline) -> Iterator[tuple[NDArray, str]]:
     """All of them that can be other than finite, until the time is up."""
     for part in _parts(tensor, deadline):
@@ -135,9 +153,12 @@ def _numbers(tensor: Tensor, deadline: Deadline) -> Iterator[tuple[NDArray, str]
 
 
 def _parts(tensor: Tensor, deadline: Deadline) -> Iterator[Stored]:
-    """The tensor, or its pieces one by one, each checked when it is opened."""
-    if isinstance(tensor, Stored):
-        yield tensor
+    """The tensor with its scales, its parts, or its pieces one by one, each checked when it is opened."""
+    if not isinstance(tensor, Divided):
+        for part in tensor.parts if isinstance(tensor, Composed) else (tensor,):
+            yield part
+            if part.quantised is not None:
+                yield from (each for each in (part.quantised.scales, part.quantised.zeros) if isinstance(each, Stored))
         return
     for piece in tensor.pieces:
         if deadline.is_over:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsa_doctor.artifacts.checkpoint.fault import quoted
-from nsa_doctor.artifacts.checkpoint.reader import ReadRequest, read_checkpoint
 from nsa_doctor.artifacts.checkpoint.record import Reading
-from nsa_doctor.core.reproduce import arguments, reproduce
+from nsa_doctor.core.reproduce import reproduce
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,15 +30,3 @@ class CheckpointSubject:
     def file(self) -> str:
         """Its last name, for a sentence."""
         return quoted(Path(self.name).name or self.name)
-
-
-def checkpoint_subject(path: str, request: ReadRequest, words: tuple[str, ...] = ()) -> CheckpointSubject:
-    """The file or folder at that path, read once, when it is first asked for."""
-    known: list[Reading] = []
-
-    def checkpoint() -> Reading:
-        if not known:
-            known.append(read_checkpoint(path, request))
-        return known[0]
-
-    return CheckpointSubject(name=path, checkpoint=checkpoint, options=words or arguments((path,)))

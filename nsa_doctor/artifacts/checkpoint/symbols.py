@@ -37,10 +37,9 @@ _PLAIN_STORAGES = {
     "ComplexFloat": "complex64",
 }
 _QUANTISED = {"QInt8": "qint8", "QUInt8": "quint8", "QInt32": "qint32", "QUInt4x2": "quint4x2", "QUInt2x4": "quint2x4"}
-# What each class of storage holds; of those without a dtype the tensor says it.
+# What each class of storage holds; of the one without a dtype the tensor says it.
 STORAGES = {
     "torch.storage.UntypedStorage": "",
-    "torch.storage.TypedStorage": "",
     **{f"torch.{kind}Storage": dtype for kind, dtype in (_PLAIN_STORAGES | _QUANTISED).items()},
     **{f"torch.cuda.{kind}Storage": dtype for kind, dtype in _PLAIN_STORAGES.items()},
 }
@@ -114,6 +113,29 @@ HOLDS_DATA = frozenset(
         *("numpy.ndarray", "numpy.dtype", "numpy._core.multiarray.scalar", "numpy._core.multiarray._reconstruct"),
         *("numpy.core.multiarray.scalar", "numpy.core.multiarray._reconstruct", "numpy._core.numeric._frombuffer"),
         "numpy.core.numeric._frombuffer",
+    }
+)
+
+# What gives a tensor when it is called, whether it is one that is read or not.
+MADE_AS_TENSORS = (
+    TENSORS
+    | _TENSOR_CLASSES
+    | {
+        *("torch.Tensor", "torch.nn.parameter.Parameter", "torch.distributed.tensor.DTensor"),
+        *("torch.nested._internal.nested_tensor.NestedTensor", "torch.nested._internal.nested_tensor._rebuild_njt"),
+    }
+)
+
+# Attributes that every tensor has by itself: setting one changes its values, or fails.
+OWN_ATTRIBUTES = frozenset(
+    {
+        *("H", "T", "__class__", "__cuda_array_interface__", "__dict__", "__weakref__", "_backward_hooks", "_base"),
+        *("_cdata", "_grad", "_grad_fn", "_has_symbolic_sizes_strides", "_post_accumulate_grad_hooks"),
+        *("_python_dispatch", "_version", "data", "device", "dtype", "grad", "grad_dtype", "grad_fn", "imag"),
+        *(f"is_{kind}" for kind in ("cpu", "cuda", "ipu", "leaf", "maia", "meta", "mkldnn", "mps", "mtia", "nested")),
+        *(f"is_{kind}" for kind in ("quantized", "sparse", "sparse_csr", "vulkan", "xla", "xpu")),
+        *("itemsize", "layout", "mH", "mT", "name", "names", "nbytes", "ndim", "output_nr", "real", "requires_grad"),
+        *("retains_grad", "shape", "volatile"),
     }
 )
 

@@ -4,14 +4,16 @@ from collections.abc import Mapping
 
 from nsa_doctor.artifacts.checkpoint import archive
 from nsa_doctor.artifacts.checkpoint.contents import Contents, Summed
-from nsa_doctor.artifacts.checkpoint.described_tensors import Storages, described_tensors
+from nsa_doctor.artifacts.checkpoint.described_tensors import described_tensors
 from nsa_doctor.artifacts.checkpoint.fault import FaultError, corrupt, quoted, too_much, unsafe
 from nsa_doctor.artifacts.checkpoint.limits import MOST_PICKLE, Deadline
 from nsa_doctor.artifacts.checkpoint.pickles import read_pickle
+from nsa_doctor.artifacts.checkpoint.rebuilt_tensors import Storages
 from nsa_doctor.artifacts.checkpoint.source import Source
 from nsa_doctor.artifacts.checkpoint.symbols import HOLDS_DATA, is_plain
 
 _SMALL = 4096
+_LAST_VERSION = 10
 _HIDING = ((archive.MAGIC, "another archive"), (b"\x80", "a pickle"), (b"\x1f\x8b", "a compressed file"))
 _SAVE = "save the state_dict with torch.save or as safetensors"
 
@@ -33,7 +35,9 @@ def read_torch_archive(source: Source, deadline: Deadline, kind: str = "torch ar
         return source.window(entry.start, entry.num_bytes, f"{source.name}: {entry.name}")
 
     data = _read(source, entries[f"{root}data.pkl"], MOST_PICKLE)
-    described, length = read_pickle(data, source.name, is_allowed, deadline)
+    described, length = read_pickle(data, source.name, is_allowed, deadline)  # what is unsafe is said before all else
+    _check_version(source, entries.get(f"{root}version"))
+    _check_notes(source, root, entries)
     if length != len(data):
         raise corrupt(source.name, f"{len(data) - length} bytes follow its pickle")
     folder = f"{root}data/"
@@ -69,6 +73,30 @@ def _is_swapped(source: Source, entry: archive.Entry | None) -> bool:
     if order not in (b"little", b"big"):
         raise corrupt(source.name, f"its byte order is {quoted(repr(order[:20]))}")
     return order == b"big"
+
+
+def _check_version(source: Source, entry: archive.Entry | None) -> None:
+    """Refuse what torch refuses: an archive that does not say of which version it is."""
+    said = b"" if entry is None else _read(source, entry, _SMALL).strip()
+    if not (said.isdigit() and int(said) <= _LAST_VERSION):
+        raise corrupt(source.name, "it has no version that torch knows, and torch does not load it without")
+
+
+def _check_notes(source: Source, root: str, entries: Mapping[str, archive.Entry]) -> None:
+    """Refuse what torch refuses: notes of newer versions that are not what they should be."""
+    alignment, made = (entries.get(f"{root}{name}") for name in (".storage_alignment", ".data/serialization_id"))
+    if alignment is not None and not _read(source, alignment, _SMALL).strip().isdigit():
+        raise corrupt(source.name, "the alignment of its storages is no whole number, and torch does not load it")
+    if made is not None and not _is_text(_read(source, made, _SMALL)):
+        raise corrupt(source.name, "the id that it was given when it was saved is no text, and torch does not load it")
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _root(source: Source, entries: Mapping[str, archive.Entry]) -> str:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nsa_doctor.artifacts.checkpoint.contents import Divided, Stored, Tensor
-from nsa_doctor.artifacts.checkpoint.dtypes import BYTES, decoded, elements
+from nsa_doctor.artifacts.checkpoint.contents import Composed, Divided, Quantised, Stored, Tensor
+from nsa_doctor.artifacts.checkpoint.dtypes import BYTES, decoded, elements, is_number
 from nsa_doctor.artifacts.checkpoint.fault import FaultError, quoted
 from nsa_doctor.artifacts.checkpoint.source import Source
 
@@ -63,6 +63,8 @@ def read_values(tensor: Tensor, most: int) -> NDArray[np.float64]:
     count = math.prod(tensor.shape) if 0 not in tensor.shape else 0
     if count > most:
         raise FaultError("limit", f"it has {count:,} values, and at most {most:,} are read")
+    if isinstance(tensor, Composed):
+        raise FaultError("unsupported", tensor.unread)
     if isinstance(tensor, Stored):
         return _read(tensor)
     whole = np.full(tensor.shape, np.nan)
@@ -85,6 +87,27 @@ def piece_of(tensor: Divided, tensors: list[Tensor], shape: tuple[int, ...]) -> 
 def _read(tensor: Stored) -> NDArray[np.float64]:
     if tensor.unread or tensor.storage is None:
         raise FaultError("unsupported", tensor.unread)
+    if not is_number(tensor.dtype):
+        raise FaultError("unsupported", f"its dtype {tensor.dtype} is not read as numbers")
+    stored = _read_stored(tensor)
+    return stored if tensor.quantised is None else _dequantised(stored, tensor.quantised)
+
+
+def _dequantised(stored: NDArray[np.float64], quantised: Quantised) -> NDArray[np.float64]:
+    """What whole numbers stand for."""
+    along = [1] * stored.ndim
+    along[quantised.axis : quantised.axis + 1] = [-1] * bool(along)
+    zeros, scales = (
+        _read(part).reshape(along) if isinstance(part, Stored) else part for part in (quantised.zeros, quantised.scales)
+    )
+    with np.errstate(all="ignore"):
+        values: NDArray[np.float64] = (stored - zeros) * scales
+    return values
+
+
+def _read_stored(tensor: Stored) -> NDArray[np.float64]:
+    """The numbers as they are stored."""
+    assert tensor.storage is not None
     size = BYTES[tensor.dtype]
     if 0 in tensor.shape:
         return np.zeros(tensor.shape)

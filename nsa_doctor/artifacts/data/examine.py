@@ -1,6 +1,5 @@
 """`nsa-doctor data`: a source of batches is opened in a process of its own, and what came of it is a report."""
 
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -8,16 +7,16 @@ from typing import Any
 
 from nsa_doctor.artifacts.data.request import DataRequest
 from nsa_doctor.core import registry
-from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.facts import Fact
 from nsa_doctor.core.finding import Finding, Report, Result, Verdict
 from nsa_doctor.core.frames import FrameFilter, top_package
 from nsa_doctor.core.identity import commit_of, version_of
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.package import PACKAGE_ROOT
+from nsa_doctor.core.package import is_doctors
 from nsa_doctor.core.report_facts import environment
 from nsa_doctor.core.reproduce import reproduce
-from nsa_doctor.isolation.one_shot import counting, run_one_shot
+from nsa_doctor.isolation.failures import WorkerDiedError, WorkerHungError
+from nsa_doctor.isolation.worker_process import WorkerProcess, counting
 
 Listener = Callable[[str, int, int], None]
 _SPARE_SECONDS = 30.0  # without a sign of life, beyond the limit for a batch
@@ -58,14 +57,12 @@ def examine_data(request: DataRequest, listen: Listener = lambda told, done, tot
     tell = counting(listen, _steps(request))
     patience = (request.seconds or _USUAL_LIMIT) + _SPARE_SECONDS
     try:
-        outcome = run_one_shot("nsa_doctor.worker.data_main", asdict(request), tell, patience=patience)
+        with WorkerProcess("nsa_doctor.worker.data_main") as child:
+            answer = child.ask(asdict(request), patience, listen=tell)
     except KeyboardInterrupt:
         return DataExamined(subject=subject, expected={}, interrupted=True)
-    answer = outcome.answer
-    if answer is None:
-        return DataExamined(results=_died(request, outcome.code, outcome.last_words), subject=subject, expected={})
-    if "usage" in answer:
-        raise UsageError(answer["usage"])
+    except (WorkerHungError, WorkerDiedError) as failure:
+        return DataExamined(results=_failed(request, failure), subject=subject, expected={})
     results = tuple(Result.from_json(result) for result in answer["results"])
     return DataExamined(results=results, subject=_identified(answer["subject"]), expected=answer["expected"])
 
@@ -82,19 +79,14 @@ def _steps(request: DataRequest) -> int:
     return request.num_ranks + 5
 
 
-def _died(request: DataRequest, code: int | None, dump: str) -> tuple[Result, ...]:
+def _failed(request: DataRequest, failure: WorkerHungError | WorkerDiedError) -> tuple[Result, ...]:
     """What its end means: batches do not come, and nothing else is known."""
-    ours = f'"{PACKAGE_ROOT}/'  # the checks that wait are not what hangs
-    told = "\n".join(line for line in dump.splitlines() if ours not in line)
+    lines = failure.crash.dump.splitlines()  # the checks that wait are not what hangs
+    told = "\n".join(line for line in lines if not is_doctors(line.partition('"')[2]))
     own = FrameFilter(top_package(request.spec)).of_dump(told)
     where = Place(file=own[0].file, line=own[0].line, function=own[0].function) if own else Place()
     at = f" at {where.line_text} ({where.function})" if own else ""
-    if code is None or (code == -signal.SIGKILL and "Thread 0x" in dump):
-        message = f"the process that opens the data gives no sign of life any more: it is{at or ' somewhere'}"
-    elif code < 0:
-        message = f"the process that opens the data died by {signal.Signals(-code).name}{at}"
-    else:
-        message = f"the process that opens the data was ended by it, with exit code {code}{at}"
+    message = f"the process that opens the data {_end_of(failure, at)}"
     results, never_came = [], registry.answering(Fact.NO_BATCHES).manual.code
     for name, manual in registry.manuals().items():
         if name not in request.codes:
@@ -112,3 +104,9 @@ def _died(request: DataRequest, code: int | None, dump: str) -> tuple[Result, ..
             reason = "means nothing where batches do not come"
             results.append(Result(code=name, name=manual.name, verdict=Verdict.SKIP, reason=reason))
     return tuple(results)
+
+
+def _end_of(failure: WorkerHungError | WorkerDiedError, at: str) -> str:
+    if isinstance(failure, WorkerHungError):
+        return f"gives no sign of life any more: it is{at or ' somewhere'}"
+    return f"{str(failure).removeprefix('the process ')}{at}"

@@ -209,6 +209,8 @@ def beat_of(found: Mapping[str, tuple[str, Any]], rank: int) -> Beat:
 
 def number(value: Any) -> float | None:
     """The number that it is; JSON's and CSV's NaN and infinities are numbers, true and false are none."""
+    if type(value) is float:
+        return value
     if value is None or value is True or value is False:
         return None
     try:
@@ -243,6 +245,8 @@ def _time(value: Any) -> float | None:
     """Seconds since the epoch, or since whatever the log counts from; a date without a zone is in this machine's."""
     amount = number(value)
     if amount is not None:
+        if abs(amount) < _TIME_UNITS[-1][0]:
+            return amount
         return next((amount * factor for least, factor in _TIME_UNITS if abs(amount) >= least), amount)
     if not isinstance(value, str) or not 8 <= len(value) <= 40:
         return None

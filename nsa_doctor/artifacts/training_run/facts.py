@@ -8,7 +8,7 @@ from nsa_doctor.artifacts.training_run.numbers import is_time, numbers_of
 from nsa_doctor.artifacts.training_run.record import RunRecord
 
 _MOST_POINTS = 5_000
-_MOST_SILENCES = 50
+_MOST_SILENCES = 2_000  # more than a picture has columns
 _MOST_NAMES = 200
 
 
@@ -30,10 +30,17 @@ def facts_of(run: RunRecord) -> dict[str, Any]:
 
 
 def _silences(run: RunRecord) -> list[list[float]]:
-    """The longest times without a heartbeat of rank 0: (from, seconds)."""
+    """The times between heartbeats of rank 0 as (from, seconds): all of them, or the longest of each stretch."""
     times = [beat.ts for beat in run.beats if beat.rank == 0 and is_time(beat.ts)]
-    gaps = sorted(([before, after - before] for before, after in itertools.pairwise(times)), key=lambda gap: -gap[1])
-    return sorted(gap for gap in gaps[:_MOST_SILENCES] if gap[1] > 0)
+    gaps = [[before, after - before] for before, after in itertools.pairwise(times) if after > before]
+    if len(gaps) <= _MOST_SILENCES:
+        return sorted(gaps)
+    start, span = min(times), max(times) - min(times)
+    longest: dict[int, list[float]] = {}
+    for gap in gaps:
+        stretch = int((gap[0] - start) / span * _MOST_SILENCES)
+        longest[stretch] = max(gap, longest.get(stretch, gap), key=lambda each: each[1])
+    return sorted(longest.values())
 
 
 def _is_not_finite(value: float | None) -> bool:

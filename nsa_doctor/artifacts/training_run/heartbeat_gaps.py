@@ -30,6 +30,12 @@ def gaps_of(life: Life) -> list[Gap]:
     return [Gap(a, b, after - before) for (a, before), (b, after) in itertools.pairwise(timed) if after >= before]
 
 
+def seconds_between(life: Life) -> list[float]:
+    """How long each of those gaps is."""
+    times = [beat.ts for beat in life.beats if is_time(beat.ts)]
+    return [after - before for before, after in itertools.pairwise(times) if after >= before]
+
+
 def watchdog_seconds(record: RunRecord) -> float | None:
     """How long a stage may take, as the run declares it."""
     return record.declared("watchdog_seconds")
@@ -37,7 +43,7 @@ def watchdog_seconds(record: RunRecord) -> float | None:
 
 def longest_silence_allowed(record: RunRecord, lives: Sequence[Life]) -> float:
     """Seconds after its last heartbeat from which on a run that has not ended is silent."""
-    gaps = [gap.seconds for life in lives for gap in gaps_of(life)]
+    gaps = [seconds for life in lives for seconds in seconds_between(life)]
     watchdog = watchdog_seconds(record) if record.is_own else None
     limit = max(watchdog or _USUAL_WATCHDOG, _LEAST_SILENCE, _TIMES_THE_LONGEST * max(gaps, default=0.0))
     runtime = record.configuration.get("runtime")
@@ -46,6 +52,6 @@ def longest_silence_allowed(record: RunRecord, lives: Sequence[Life]) -> float:
     return max(limit, _SECONDS_TO_COMPILE) if is_at_the_start and (is_compiled or not record.is_own) else limit
 
 
-def usual_gap(gaps: Sequence[Gap]) -> float:
+def usual_gap(seconds: Sequence[float]) -> float:
     """The median; 0 where there is none."""
-    return statistics.median(gap.seconds for gap in gaps) if gaps else 0.0
+    return statistics.median(seconds) if seconds else 0.0

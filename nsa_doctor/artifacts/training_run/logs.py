@@ -29,9 +29,11 @@ class Log:
     evaluations: list[Evaluation] = field(default_factory=list)
     trainer: dict[str, float] = field(default_factory=dict)
     num_skipped: int = 0
+    num_strange: int = 0
 
     def __post_init__(self) -> None:
         self.tail, self.columns = Tail(self.path), Columns(self.mapping)
+        self._form = self.path.suffix.lower()
         self._header: list[str] = []
         self._separator = ","
         self._epoch = self._before = self._last_step = 0
@@ -44,13 +46,13 @@ class Log:
 
     def read(self) -> bool:
         """Take in what was added since; whether anything changed."""
-        if self.path.suffix == ".json":
+        if self._form == ".json":
             return self._read_document()
         is_anew = self.tail.is_anew()
         if is_anew:
             self._forget()
         before = len(self.beats) + len(self.evaluations) + self.num_skipped
-        parse = self._table_row if self.path.suffix in (".csv", ".tsv") else self._json_row
+        parse = self._table_row if self._form in (".csv", ".tsv") else self._json_row
         for line in self.tail.lines():
             self._take(parse(line))
         return is_anew or len(self.beats) + len(self.evaluations) + self.num_skipped != before
@@ -58,12 +60,12 @@ class Log:
     def ending(self) -> tuple[list[Beat], int]:
         """The heartbeat in the last line, where it lacks its line break, and whether it is none: a line cut short."""
         rest = self.tail.rest
-        if not rest.strip() or self.path.suffix == ".json":
+        if not rest.strip() or self._form == ".json":
             return [], 0
         aside = Log(self.path, self.rank, self.mapping)
         aside._header, aside._separator = self._header, self._separator
         aside._epoch, aside._before, aside._last_step = self._epoch, self._before, self._last_step
-        is_table = self.path.suffix in (".csv", ".tsv")
+        is_table = self._form in (".csv", ".tsv")
         aside._take(aside._table_row(rest) if is_table and self._header else aside._json_row(rest))
         is_cut = is_table and len(rest.split(self._separator)) < len(self._header)
         return ([], 1) if is_cut else (aside.beats, aside.num_skipped)
@@ -72,8 +74,11 @@ class Log:
         """What could not be read."""
         skipped = self.num_skipped + self.ending()[1]
         if skipped:
-            counted = "1 line is" if skipped == 1 else f"{skipped} lines are"
+            counted = "1 line is" if skipped == 1 else f"{skipped:,} lines are"
             yield f"{self.name}: {counted} no heartbeat and left out"
+        if self.num_strange:
+            lines = "line names a step that is" if self.num_strange == 1 else "lines name a step that is"
+            yield f"{self.name}: {self.num_strange:,} {lines} no whole number below 2^53, and is left out"
         if self.tail.trouble:
             yield f"{self.name}: {self.tail.trouble}"
 
@@ -81,7 +86,7 @@ class Log:
         self.tail.forget()
         for each in (self.beats, self.evaluations, self._header, self.trainer):
             each.clear()
-        self.num_skipped = self._epoch = self._before = self._last_step = 0
+        self.num_skipped = self.num_strange = self._epoch = self._before = self._last_step = 0
 
     def _take(self, row: Mapping[str, Any] | None) -> None:
         if row is None:
@@ -111,6 +116,7 @@ class Log:
             return {**found, "step": ("epoch", epoch if epoch is not None else len(self.beats) + 1)}
         step = whole(number(found["step"][1]))
         if step is None:
+            self.num_strange += found["step"][1] is not None
             return found
         if epoch is not None and epoch > self._epoch and step + self._before < self._last_step:
             self._before = self._last_step

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nsa_doctor.artifacts.training_run.heartbeat_gaps import gaps_of, longest_silence_allowed, usual_gap
+from nsa_doctor.artifacts.training_run.heartbeat_gaps import longest_silence_allowed, seconds_between, usual_gap
 from nsa_doctor.artifacts.training_run.numbers import is_time
 from nsa_doctor.artifacts.training_run.record import Beat, RunRecord
 from nsa_doctor.artifacts.training_run.sessions import blamed, differing, endings, is_over, is_step, kind_of, lives_of
@@ -133,7 +133,7 @@ def _seconds_between(record: RunRecord, rank: int, ahead: int) -> float | None:
 
 
 def _patience(record: RunRecord, rank: int) -> float:
-    gaps = [gap for life in lives_of(record, rank) for gap in gaps_of(life)]
+    gaps = [seconds for life in lives_of(record, rank) for seconds in seconds_between(life)]
     return max(_LEAST_SECONDS_BEHIND, _TIMES_THE_USUAL * usual_gap(gaps))
 
 

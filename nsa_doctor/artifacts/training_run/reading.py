@@ -17,6 +17,7 @@ from nsa.strict import plain
 from nsa_doctor.artifacts.training_run import folder as beside
 from nsa_doctor.artifacts.training_run.columns import MappingError
 from nsa_doctor.artifacts.training_run.logs import SUFFIXES, Log
+from nsa_doctor.artifacts.training_run.misleading import misleading
 from nsa_doctor.artifacts.training_run.record import Beat, Evaluation, RunRecord
 
 _HEARTBEATS = re.compile(r"heartbeat_rank(\d{1,6})\.jsonl")
@@ -25,6 +26,7 @@ _NO_LOGS = ("evaluations.csv", "gates.csv", "retrieval.csv")
 _PLACES = ("", "logs", "log", "metrics", "csv_logs", "lightning_logs")
 _PLACES_BELOW = ("version_*", "checkpoint-*")
 _MOST_LOGS = 64
+_MOST_NOTES = 4
 _A_DATE = 946_684_800.0
 
 
@@ -57,7 +59,7 @@ class RunReader:
     def read(self) -> RunRecord:
         """The run as it stands now; raises RunError."""
         try:
-            if self._place.is_file() and self._place.suffix in SUFFIXES:
+            if self._place.is_file() and self._place.suffix.lower() in SUFFIXES:
                 return self._of_file()
             if not self._place.is_dir():
                 raise RunError(_no_folder(self._place), is_final=self._place.exists())
@@ -86,8 +88,10 @@ class RunReader:
         environment = beside.facts_in(self._place / "env.json", notes) if "env.json" in names else {}
         if not logs and not environment:
             folder = plain(str(self._place))
+            notes += [note for log in self._logs.values() for note in _why_unread(log) if note not in notes]
             if notes:
-                raise RunError(f"{folder}: holds nothing of a run that can be read: {'; '.join(notes)}")
+                told = "; ".join(notes[:_MOST_NOTES])
+                raise RunError(f"{folder}: holds nothing of a run that can be read: {told}")
             raise RunError(
                 f"{folder}: holds no heartbeat_rank0.jsonl, no training.csv, no env.json and no other log of steps "
                 "(.jsonl, .csv) of a run"
@@ -104,13 +108,15 @@ class RunReader:
         self._check_mapping(logs)
         beats = [beat for log in logs for beat in itertools.chain(log.beats, log.ending()[0])]
         is_clear = all(_HEARTBEATS.fullmatch(log.name) for log in logs) or not _is_no_clock(beats)
+        if not is_clear:
+            beats = [replace(beat, ts=None) for beat in beats]
         return RunRecord(
             folder=str(self._place),
-            beats=tuple(beats if is_clear else (replace(beat, ts=None) for beat in beats)),
+            beats=tuple(beats),
             environment=environment,
             evaluations=tuple(each for log in logs for each in log.evaluations),
             trainer={name: value for log in logs for name, value in log.trainer.items()},
-            notes=(*notes, *(note for log in logs for note in log.notes())),
+            notes=(*notes, *(note for log in logs for note in log.notes()), *misleading(beats)),
             source=source,
         )
 
@@ -123,8 +129,8 @@ class RunReader:
 
     def _others(self, names: Sequence[str], notes: list[str]) -> list[Log]:
         """The log with the most losses, training.csv before all; with those of its other ranks."""
-        if "training.csv" in names:
-            log = self._log(self._place / "training.csv")
+        if (own := next((name for name in names if name.lower() == "training.csv"), None)) is not None:
+            log = self._log(self._place / own)
             log.read()
             if _is_of_steps(log):
                 return [log]
@@ -157,9 +163,9 @@ class RunReader:
         with contextlib.suppress(OSError):
             places += [path for each in globs for path in _newest_first(self._place.glob(each))[:4]]
         paths = [path / name for path in places for name in beside.listed(path)]
-        wanted = [path for path in paths if path.suffix in SUFFIXES and path.name not in _NO_LOGS]
+        wanted = [path for path in paths if path.suffix.lower() in SUFFIXES and path.name not in _NO_LOGS]
         documents = ("trainer_state.json", "log_history.json", "history.json")
-        return [path for path in wanted if path.suffix != ".json" or path.name in documents][:_MOST_LOGS]
+        return [path for path in wanted if path.suffix.lower() != ".json" or path.name in documents][:_MOST_LOGS]
 
     def _log(self, path: Path, rank: int | None = None) -> Log:
         if path not in self._logs:
@@ -216,6 +222,17 @@ def _is_of_steps(log: Log) -> bool:
     """Whether it tells a loss or a step at all."""
     beats = itertools.chain(log.beats, log.ending()[0])
     return any(beat.loss is not None or beat.step is not None for beat in beats) or bool(log.evaluations)
+
+
+def _why_unread(log: Log) -> list[str]:
+    """What keeps a log from being one of steps, where nothing of it could not be read."""
+    if found := list(log.notes()):
+        return found
+    if log.columns.seen:
+        if not log.beats:
+            return [f"{log.name}: has a header and no row yet"]
+        return [f"{log.name}: has no column of a step or a loss{_hint(log)}"]
+    return [f"{log.name}: is empty"] if log.path.exists() else []
 
 
 def _hint(log: Log) -> str:

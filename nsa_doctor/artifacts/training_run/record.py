@@ -1,12 +1,14 @@
 """What the folder of a training run shows, as frozen records."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any, Literal, TypeVar
 
 from nsa_doctor.artifacts.training_run.replay_result import Again
 
+_Found = TypeVar("_Found")
 Clock = Literal["absolute", "relative", "none"]
 _A_DATE = 946_684_800.0  # the year 2000, in seconds since the epoch: less is time since something else
 
@@ -93,30 +95,38 @@ class RunRecord:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
     again: Again | None = None
+    known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # what `once` has found
 
-    @property
+    def once(self, name: str, rank: int, find: Callable[[], _Found]) -> _Found:
+        """What is to be found in a rank's heartbeats, looked for the first time alone."""
+        if (name, rank) not in self.known:
+            self.known[name, rank] = find()
+        found: _Found = self.known[name, rank]
+        return found
+
+    @cached_property
     def steps(self) -> tuple[Beat, ...]:
         """Rank 0's heartbeats that name a step and a loss."""
         return tuple(beat for beat in self.beats if beat.rank == 0 and beat.step is not None and beat.loss is not None)
 
-    @property
+    @cached_property
     def events(self) -> tuple[Beat, ...]:
         """Heartbeats of something other than a step."""
         return tuple(beat for beat in self.beats if beat.msg and beat.msg != "step")
 
-    @property
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The processes that left a heartbeat."""
         return tuple(sorted({beat.rank for beat in self.beats}))
 
-    @property
+    @cached_property
     def world_size(self) -> int:
         """How many processes the run says it had; as many as left a heartbeat when it does not say."""
         told = self.environment.get("world_size")
         is_told = isinstance(told, int) and not isinstance(told, bool) and 0 < told < 1_000_000
         return told if is_told and told is not None else max(self.ranks, default=0) + 1
 
-    @property
+    @cached_property
     def clock(self) -> Clock:
         """Whether heartbeats tell the time of day, the time since some moment, or none."""
         times = [beat.ts for beat in self.beats if beat.ts is not None and math.isfinite(beat.ts)]

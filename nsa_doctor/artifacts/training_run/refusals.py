@@ -21,8 +21,11 @@ _HELD = re.compile(rf"(?:parameter|buffer) \S+ of {_MODULE} held ")
 
 def is_not_finite(beat: Beat) -> bool:
     """Whether a step's loss or gradient is not, or the run says so."""
-    return beat.msg.startswith(REFUSED) or any(
-        value is not None and not math.isfinite(value) for value in (beat.loss, beat.grad_norm)
+    loss, norm = beat.loss, beat.grad_norm
+    return (
+        (loss is not None and not math.isfinite(loss))
+        or (norm is not None and not math.isfinite(norm))
+        or beat.msg.startswith(REFUSED)
     )
 
 
@@ -35,7 +38,8 @@ def what(beat: Beat) -> str:
 
 def made_again(beats: Sequence[Beat]) -> set[tuple[int, int]]:
     """Ranks and steps whose last line is finite: a life that followed came past them."""
-    last = {(beat.rank, beat.step): beat for beat in beats if beat.step is not None}
+    bad = {(beat.rank, beat.step) for beat in beats if is_not_finite(beat)}
+    last = {key: beat for beat in beats if (key := (beat.rank, beat.step)) in bad}
     return {(rank, step) for (rank, step), beat in last.items() if step is not None and not is_not_finite(beat)}
 
 

@@ -8,8 +8,8 @@ from nsa_doctor.artifacts.training_run.record import RunRecord
 from nsa_doctor.artifacts.training_run.replay_result import Again
 from nsa_doctor.core.facts import Fact
 from nsa_doctor.core.registry import Entry
-from nsa_doctor.isolation.one_shot import OneShotResult, counting, run_one_shot
-from nsa_doctor.isolation.worker_process import CrashReport, WorkerDiedError
+from nsa_doctor.isolation.failures import WorkerDiedError, WorkerHungError, WorkerSlowError
+from nsa_doctor.isolation.worker_process import WorkerProcess, counting
 
 _PATIENCE = 120.0  # without a sign of life
 _PASSES = 2
@@ -41,13 +41,12 @@ def with_steps_again(record: RunRecord, request: RecomputeRequest, listen: Liste
     evaluated = sorted({each.step for each in record.evaluations if each.step is not None and each.step in saved})
     asked = {"folder": str(Path(record.folder).absolute()), "evaluated": evaluated, "device": request.device}
     tell = counting(listen, _PASSES * (1 + bool(evaluated)))
-    outcome = run_one_shot("nsa_doctor.worker.replay_main", asked, tell, patience=_PATIENCE, at_most=request.seconds)
-    if outcome.answer is not None:
-        return replace(record, again=Again.from_json(outcome.answer))
-    return replace(record, again=Again(reason=_why_none(outcome, request)))
-
-
-def _why_none(outcome: OneShotResult, request: RecomputeRequest) -> str:
-    if outcome.was_late or outcome.code is None:
-        return f"they were not made within {request.seconds:g} s, or nothing was heard for {_PATIENCE:g} s"
-    return WorkerDiedError(outcome.code, CrashReport()).sentence
+    try:
+        with WorkerProcess("nsa_doctor.worker.replay_main") as child:
+            answer = child.ask(asked, _PATIENCE, request.seconds, tell)
+    except WorkerDiedError as death:
+        return replace(record, again=Again(reason=str(death)))
+    except (WorkerHungError, WorkerSlowError):
+        reason = f"they were not made within {request.seconds:g} s, or nothing was heard for {_PATIENCE:g} s"
+        return replace(record, again=Again(reason=reason))
+    return replace(record, again=Again.from_json(answer))

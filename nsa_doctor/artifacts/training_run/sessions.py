@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from nsa_doctor.artifacts.training_run.record import Beat, RunRecord
@@ -43,17 +44,17 @@ class Life:
     is_resumed: bool = False
     resumed_from: int | None = None
 
-    @property
+    @cached_property
     def steps(self) -> tuple[Beat, ...]:
         """Those that name a step and a loss, events apart."""
         return tuple(beat for beat in self.beats if is_step(beat))
 
-    @property
+    @cached_property
     def last_step(self) -> int | None:
         """The last step that was made."""
         return max((beat.step for beat in self.beats if is_step(beat) and beat.step is not None), default=None)
 
-    @property
+    @cached_property
     def ending(self) -> Ending | None:
         """How it ended, as far as it says."""
         step = self.last_step
@@ -77,7 +78,7 @@ def is_step(beat: Beat) -> bool:
 
 def lives_of(record: RunRecord, rank: int = 0) -> tuple[Life, ...]:
     """In order; a start, a resume, another process, or a step that goes back begins a new one."""
-    return tuple(_lives(beat for beat in record.beats if beat.rank == rank))
+    return record.once("lives", rank, lambda: tuple(_lives(beat for beat in record.beats if beat.rank == rank)))
 
 
 def kind_of(reason: str) -> Kind:

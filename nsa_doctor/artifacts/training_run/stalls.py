@@ -5,7 +5,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from nsa_doctor.artifacts.training_run.heartbeat_gaps import Gap, gaps_of, usual_gap, watchdog_seconds
+from nsa_doctor.artifacts.training_run.heartbeat_gaps import (
+    Gap,
+    gaps_of,
+    seconds_between,
+    usual_gap,
+    watchdog_seconds,
+)
 from nsa_doctor.artifacts.training_run.record import RunRecord
 from nsa_doctor.artifacts.training_run.sessions import Life, endings, is_step, lives_of
 from nsa_doctor.artifacts.training_run.stacks import Stall, is_wait_for_data, stall_in
@@ -105,10 +111,11 @@ def _of_gaps(record: RunRecord) -> Iterator[Standstill]:
 
 
 def _odd_gaps(record: RunRecord, life: Life) -> list[Gap]:
-    gaps = gaps_of(life)
-    if len(gaps) < _FEWEST_GAPS:
+    seconds = seconds_between(life)
+    limit = max(watchdog_seconds(record) or _LONGEST_GAP, _TIMES_THE_USUAL * usual_gap(seconds))
+    if len(seconds) < _FEWEST_GAPS or max(seconds) <= limit:
         return []
-    limit = max(watchdog_seconds(record) or _LONGEST_GAP, _TIMES_THE_USUAL * usual_gap(gaps))
+    gaps = gaps_of(life)
     steps = [gap for gap in gaps if is_step(gap.before) and is_step(gap.after) and _is_next(gap, gaps)]
     evaluated = {each.step for each in record.evaluations}
     saved = {each.step for each in record.saved}

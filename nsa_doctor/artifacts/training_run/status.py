@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from nsa_doctor.artifacts.training_run.numbers import is_time
 from nsa_doctor.artifacts.training_run.record import Beat, RunRecord
 from nsa_doctor.artifacts.training_run.sessions import is_step
+from nsa_doctor.core.text import decimal, plain_rate
 
 _RECENT = 50
 
@@ -28,9 +29,9 @@ class Status:
         if self.step is not None:
             parts.append(f"step {self.step:,}" + (f"/{self.steps:,}" if self.steps else ""))
         if self.loss is not None:
-            parts.append(f"loss {self.loss:.4f}")
+            parts.append(f"loss {decimal(self.loss)}")
         if self.tokens_per_second is not None:
-            parts.append(f"{self.tokens_per_second:,.0f} tokens/s")
+            parts.append(f"{plain_rate(self.tokens_per_second)} tokens/s")
         if self.event:
             parts.append(self.event)
         if self.age_seconds is not None:

@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 from nsa_doctor.artifacts.training_run.record import Beat, RunRecord
@@ -69,6 +70,10 @@ class Levels:
 def timeline(record: RunRecord) -> tuple[Beat, ...]:
     """The steps of the first process as they stand: what a later life of the run made again replaces what was lost."""
     rank = min(record.ranks, default=0)
+    return record.once("timeline", rank, lambda: _timeline(record, rank))
+
+
+def _timeline(record: RunRecord, rank: int) -> tuple[Beat, ...]:
     own = [
         beat
         for beat in record.beats
@@ -93,14 +98,15 @@ def timeline(record: RunRecord) -> tuple[Beat, ...]:
 
 def series(beats: Sequence[Beat], quantity: Quantity) -> Series:
     """The finite values of one quantity, none beyond 1e150; of a very long series, evenly spaced ones."""
+    told = attrgetter(quantity)
     points = [
-        (beat.step, min(max(value, -_LARGEST), _LARGEST))
+        (beat.step, value)
         for beat in beats
-        if beat.step is not None and (value := getattr(beat, quantity)) is not None and math.isfinite(value)
+        if (value := told(beat)) is not None and beat.step is not None and math.isfinite(value)
     ]
     stride = -(-len(points) // _MOST_POINTS) or 1
     points = points[len(points) - 1 :: -stride][::-1] if stride > 1 else points
-    return Series(tuple(step for step, _ in points), tuple(value for _, value in points))
+    return Series(tuple(step for step, _ in points), tuple(min(max(value, -_LARGEST), _LARGEST) for _, value in points))
 
 
 def levels(of: Series, count: int, fewest: int = 4) -> Levels:

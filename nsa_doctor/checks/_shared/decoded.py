@@ -3,6 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.decoding import decode, differs, guilty_module
@@ -27,8 +30,9 @@ def departures(
         if differs(own, narrow, decode(own, narrow, sizes), first) is None:
             return
     place = guilty_module(sp, x, sizes, found.first_token)
+    weights = "as the module starts" if _shows_at_start(sp, x, sizes, first) else "moved away from their start"
     yield Finding(
-        message=f"{what}: {found.told} at S={length}",
+        message=f"{what}: {found.told} at S={length}, with weights {weights}",
         where=place if place.file else replace(place, module_class=type(sp.module).__name__),
         evidence={
             "length": length,
@@ -36,6 +40,14 @@ def departures(
             "first token": found.first_token,
             "error": found.error,
             "floor": found.floor,
+            "weights": weights,
         },
         repro=again(sp.subject, code),
     )
+
+
+def _shows_at_start(sp: BuiltModule, x: Tensor, sizes: Sequence[int], first: int) -> bool:
+    """Whether it departs too with the weights that the module starts with, which a plain run of it has."""
+    plain = built(sp.subject, dtype=sp.dtype, is_randomised=False)
+    found = attempt(lambda: differs(plain, x, decode(plain, x, sizes), first))
+    return found is not None and not isinstance(found, Caught)

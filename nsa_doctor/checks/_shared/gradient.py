@@ -1,15 +1,17 @@
 """What checks of gradients do: build the subject in its modes, at the lengths its profile asks for."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.errors import Caught, NotComparableError, attempt
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.gradients.derivative import has_steps
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.length_dependent import length_that_loses_more
 from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_specimen
+from nsa_doctor.probes.model.training import forward_backward
+from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
 
 Make = Callable[[int], DerivativeProbe]
@@ -30,7 +32,7 @@ def benches(subject: Subject, only_one_length: bool = False) -> Iterator[tuple[M
     if only_one_length:
         lengths = [min(_LENGTH_IN_TRAINING, subject.max_length)]
     evaluated: Mode = "train" if "eval" not in subject.modes and "train" in subject.modes else "eval"
-    wide = _differentiable(comparable_specimen(subject, mode=evaluated))
+    wide = _differentiable(subject, evaluated, lengths)
     for length in lengths:
         yield evaluated, length, _maker(wide)
     if subject.profile == "quick" and lengths and not only_one_length:
@@ -73,6 +75,12 @@ def _maker(made: BuiltModule) -> Make:
     return make
 
 
+def _is_finite(made: BuiltModule, length: int) -> bool:
+    """Whether all gradients of one pass are; what raises there is for the checks to tell."""
+    done = attempt(lambda: forward_backward(made, made.input(length)))
+    return isinstance(done, Caught) or all(bool(isfinite(each).all()) for each in done.gradients.values())
+
+
 def _is_repeatable(make: Make, length: int) -> bool:
     try:
         make(length).differentiate(0)
@@ -81,7 +89,12 @@ def _is_repeatable(make: Make, length: int) -> bool:
     return True
 
 
-def _differentiable(made: BuiltModule) -> BuiltModule:
+def _differentiable(subject: Subject, mode: Mode, lengths: Sequence[int]) -> BuiltModule:
+    """In float64 where it runs in it and its gradients are as finite there as in its own dtype."""
+    made = comparable_specimen(subject, mode=mode)
+    if made.dtype != subject.dtype and not all(_is_finite(made, length) for length in lengths[:1]):
+        own = built(subject, mode=mode)
+        made = own if all(_is_finite(own, length) for length in lengths[:1]) else made
     if not has_steps(getattr(torch, made.dtype)):
         raise NotComparableError(f"the subject runs in {made.dtype} alone, which leaves no room for a step")
     return made

@@ -1,8 +1,9 @@
 """CKP102 unsafe-to-load
 
 Detects: a checkpoint that has a loader run code, or that is built to harm who opens it: a pickle that asks for more
-    than weights need, hidden archives, names that lead out of a folder, entries that unpack to far more than they are.
-Matters: who loads it runs what its author wrote, with all rights of the job that loads it.
+    than weights need, calls that take all memory or all time (`bytearray(2**40)`), hidden archives, names that lead out
+    of a folder, entries that unpack to far more than they are.
+Matters: who loads it runs what its author wrote, with all rights of the job that loads it, or waits for ever.
 Fix: do not load it; get it from a source you trust. Of your own checkpoints save the state_dict alone, best as
     safetensors, and load with weights_only=True.
 """

@@ -19,13 +19,13 @@ from nsa_doctor.core.errors import NotApplicableError, NotComparableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.testing.feeds import feeding
 
+_Shares = dict[int, float | None]
 _ALIKE = 0.98
 _SHIFTS = (0, 2, -1, 3, -2)
 
 
 def run(subject: DataSubject) -> Iterator[Finding]:
-    batches = [batch for batch in train_rows(subject).batches if batch.targets is not None]
-    batches = [batch for batch in batches if batch.targets is not None and batch.targets.shape == batch.inputs.shape]
+    batches = [b for b in train_rows(subject).batches if b.targets is not None and b.targets.shape == b.inputs.shape]
     if not batches:
         raise NotApplicableError("the loader gives rows of tokens without targets")
     share = {shift: _share(batches, shift) for shift in (1, *_SHIFTS)}
@@ -41,9 +41,7 @@ def run(subject: DataSubject) -> Iterator[Finding]:
         yield about(subject, message, shift=1)
 
 
-def _told(
-    subject: DataSubject, batches: Sequence[Batch], share: dict[int, float | None], wanted: int
-) -> Iterator[Finding]:
+def _told(subject: DataSubject, batches: Sequence[Batch], share: _Shares, wanted: int) -> Iterator[Finding]:
     found = next((shift for shift in (1, *_SHIFTS) if (share[shift] or 0.0) >= _ALIKE), None)
     if found == 0 and subject.targets is None and batches[0].target_name.startswith("label"):
         raise NotComparableError(
@@ -97,4 +95,6 @@ def planted(subject: DataSubject) -> DataSubject:
     return feeding(subject, same)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, examines="data", profile="smoke")
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, examines="data", profile="smoke", explained_by=("DAT101", "DAT102")
+)

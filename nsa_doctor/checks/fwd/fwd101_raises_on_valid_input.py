@@ -42,6 +42,6 @@ CHECK = Check(
     explained_by=("GRD401",),
     priority=240,
     answers=("raised",),
-    fuzzed=("raises", "valid refused"),
+    fuzzed=("raises",),
     commands=("anomaly", "throughput"),
 )

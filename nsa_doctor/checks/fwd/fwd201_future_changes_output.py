@@ -1,9 +1,11 @@
 """FWD201 future-changes-output
 
-Detects: a token whose output changes when later tokens do, by other ordinary values or by large ones.
+Detects: a token whose output changes when later tokens do, by other ordinary values or by large ones. Of a subject that
+    is declared bidirectional, a note where no output does.
 Matters: training reads the answer from the future; the loss is too good, and decoding cannot repeat it.
 Fix: look at the line named: a mask off by one, built for another length or added on the wrong axis, a statistic taken
-over all tokens, or a choice of blocks made with keys a query may not see.
+    over all tokens, or a choice of blocks made with keys a query may not see. Where it is meant, as in an encoder, say
+    `--spec bidirectional`.
 
 Example:
     # faulty
@@ -13,48 +15,41 @@ Example:
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, cuts_of, long_length, middle_lengths, odd_lengths, one, told
+from nsa_doctor.checks._shared.compared import confirmed, one, told
+from nsa_doctor.checks._shared.future import Plan, leak, plans
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.measurement import Mode
+from nsa_doctor.core.declared import Declaration
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.text import numbers
+from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import comparable_specimen
-from nsa_doctor.probes.numerics.compare import Departure, baseline, with_other_future
+from nsa_doctor.probes.numerics.compare import with_other_future
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
-_NUM_CUTS = {"smoke": 3, "quick": 5, "full": 9}
-_LARGE = 30.0
+
+def run(subject: Subject) -> Iterator[Finding | Note]:
+    if Declaration.BIDIRECTIONAL not in subject.spec:
+        yield from one(_examine(subject, plan) for plan in plans(subject))
+        return
+    tried = plans(subject)
+    if tried and all(leak(subject, plan)[1] is None for plan in tried):
+        lengths = numbers({plan.length for plan in tried})
+        place = definition_place(subject.build(subject.seed))
+        yield Note(
+            message=f"declared bidirectional, but no output depends on a later token at S={lengths}", where=place
+        )
 
 
-@dataclass(frozen=True)
-class _Plan:
-    length: int
-    num_cuts: int
-    mode: Mode = "eval"
-    scale: float = 1.0
-
-
-def run(subject: Subject) -> Iterator[Finding]:
-    plans = [_Plan(length, _NUM_CUTS[subject.profile]) for length in odd_lengths(subject)]
-    plans += [_Plan(plans[0].length, 3, scale=_LARGE), _Plan(plans[0].length, 3, "train")]
-    plans += [_Plan(length, 3) for length in middle_lengths(subject)]
-    plans += [_Plan(length, 3, "train") for length in middle_lengths(subject)[-1:]]
-    plans += [_Plan(length, 2) for length in long_length(subject)]
-    if subject.profile == "full":
-        plans += [_Plan(subject.max_length, 3, "train")]
-    yield from one(_examine(subject, plan) for plan in plans if plan.length > 1 and plan.mode in subject.modes)
-
-
-def _examine(subject: Subject, plan: _Plan) -> Finding | None:
-    found = confirmed(subject, lambda subject: _leak(subject, plan)[1])
+def _examine(subject: Subject, plan: Plan) -> Finding | None:
+    found = confirmed(subject, lambda subject: leak(subject, plan)[1])
     if found is None:
         return None
-    cut, again = _leak(subject, plan)
+    cut, again = leak(subject, plan)
     if again is None:
         return None  # what comes and goes from run to run is told by FWD206
     built = comparable_specimen(subject, mode=plan.mode)
@@ -63,20 +58,10 @@ def _examine(subject: Subject, plan: _Plan) -> Finding | None:
     divergence = first_divergence(built, lambda: built(x), lambda: built(other), {plan.length: cut})
     changed = f"{'large values in ' if plan.scale != 1 else ''}tokens >= {cut} change the output before them"
     message = f"causality violation at S={plan.length} ({plan.mode}): {changed}"
-    return told(subject, "FWD201", message, divergence, found, length=plan.length, mode=plan.mode, cut=cut)
-
-
-def _leak(subject: Subject, plan: _Plan) -> tuple[int, Departure | None]:
-    """The first cut behind which other values change what comes before it, and how."""
-    built = comparable_specimen(subject, mode=plan.mode)
-    base = baseline(built, built.input(plan.length))
-    for cut in cuts_of(plan.length, plan.num_cuts):
-        with torch.no_grad():
-            changed = built(with_other_future(built, base.x, cut, plan.scale))
-        found = base.departure(changed[:, :cut], tokens=slice(cut), loudness=plan.scale)
-        if found is not None:
-            return cut, found
-    return plan.length, None
+    finding = told(subject, "FWD201", message, divergence, found, length=plan.length, mode=plan.mode, cut=cut)
+    if "--subject" not in subject.options:
+        return finding
+    return replace(finding, message=f"{finding.message}; if that is meant, say --spec bidirectional")
 
 
 def planted(subject: Subject) -> Subject:

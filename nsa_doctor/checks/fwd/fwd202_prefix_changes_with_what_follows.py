@@ -11,8 +11,11 @@ Example:
     positions = torch.arange(S)
 """
 
-from collections.abc import Iterator
+import random
+import time
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +30,7 @@ from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
 _NUM_PREFIXES = {"smoke": 6, "quick": 12, "full": 1 << 16}
+_SECONDS = {"smoke": 0.3, "quick": 1.0, "full": 10.0}  # for further prefixes, at each length
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -37,10 +41,14 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 
 def _examine(subject: Subject, length: int, count: int) -> Finding | None:
-    found = confirmed(subject, lambda subject: _shortest(subject, length, count)[1])
-    if found is None:
+    planned = _planned(subject, length, count)
+    prefix, departure = _first(subject, length, chain(planned, _others(subject, length, planned)))
+    if departure is None:
         return None
-    prefix, departure = _shortest(subject, length, count)
+    prefixes = planned if prefix in planned else [prefix]
+    if confirmed(subject, lambda subject: _first(subject, length, prefixes)[1]) is None:
+        return None
+    prefix, departure = _first(subject, length, prefixes)
     if departure is None:
         return None  # what comes and goes from run to run is told by FWD206
     built = comparable_specimen(subject)
@@ -51,12 +59,29 @@ def _examine(subject: Subject, length: int, count: int) -> Finding | None:
     return told(subject, "FWD202", message, divergence, departure, length=length, prefix=prefix)
 
 
-def _shortest(subject: Subject, length: int, count: int) -> tuple[int, Departure | None]:
-    """The shortest prefix tried whose own output departs from the whole's."""
+def _planned(subject: Subject, length: int, count: int) -> list[int]:
+    """The prefixes at which block code breaks, ascending."""
+    inner = [prefix for prefix in boundary_lengths(subject.geometry, length - 1) if prefix < length]
+    return sorted({*evenly(inner, count), length - 1})
+
+
+def _others(subject: Subject, length: int, planned: Collection[int]) -> Iterator[int]:
+    """Every other prefix in a random order, short ones first where there are many, for as long as there is time."""
+    chance = random.Random(subject.seed)  # noqa: S311 (an order, no secret)
+    end = time.monotonic() + _SECONDS[subject.profile]
+    shorter = max((each for each in odd_lengths(subject) if each < length), default=1)  # examined with its own prefixes
+    others = [prefix for prefix in range(shorter, length) if prefix not in planned]
+    for prefix in sorted(others, key=lambda prefix: prefix * chance.random()):
+        if time.monotonic() > end:
+            return
+        yield prefix
+
+
+def _first(subject: Subject, length: int, prefixes: Iterable[int]) -> tuple[int, Departure | None]:
+    """The first of the prefixes whose own output departs from the whole's."""
     built = comparable_specimen(subject)
     base = baseline(built, built.input(length))
-    inner = [prefix for prefix in boundary_lengths(subject.geometry, length - 1) if prefix < length]
-    for prefix in sorted({*evenly(inner, count), length - 1}):
+    for prefix in prefixes:
         with torch.no_grad():
             alone = built(base.x[:, :prefix])
         found = base.departure(alone, tokens=slice(prefix))
@@ -82,4 +107,5 @@ CHECK = Check(
     explained_by=("FWD201", "FWD203"),
     priority=470,
     fuzzed=("prefix differs",),
+    unless=("bidirectional",),
 )

@@ -26,11 +26,14 @@ from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
 _BATCHES = (2, 5)
+_MORE_BATCHES = (3, 4, 8)
+_SHORT = 19
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     length = odd_lengths(subject)[0]
-    yield from one(_examine(subject, length, batch) for batch in _BATCHES)
+    plans = [(length, batch) for batch in _BATCHES] + [(min(_SHORT, length), batch) for batch in _MORE_BATCHES]
+    yield from one(_examine(subject, *plan) for plan in plans)
 
 
 def _examine(subject: Subject, length: int, batch: int) -> Finding | None:

@@ -21,6 +21,7 @@ from nsa_doctor.checks._shared.compared import confirmed, odd_lengths, told
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import comparable_specimen
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
@@ -57,8 +58,9 @@ def _changed(subject: Subject, length: int, layout: str) -> Departure | None:
     built = comparable_specimen(subject)
     row = built.input(length)
     base = baseline(built, row.expand(_NUM_ROWS, *row.shape[1:]).contiguous())
-    with torch.no_grad():
-        return base.departure(built.call(_laid_out(base.x, layout)))
+    with torch.no_grad(), unobserved():
+        output = built.call(_laid_out(base.x, layout))
+    return base.departure(output)
 
 
 def _laid_out(x: Tensor, layout: str) -> Tensor:

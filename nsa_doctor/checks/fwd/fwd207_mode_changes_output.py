@@ -13,6 +13,7 @@ Example:
     scores = q @ k.mT * q.shape[-1] ** -0.5
 """
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
+from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
@@ -58,10 +60,13 @@ def _changed(subject: Subject, length: int, mode: Mode) -> Departure | None:
     if mode == "train" and (drops or any(isinstance(module, _DEPEND_ON_MODE) for module in modules)):
         return None
     base = baseline(evaluated, evaluated.input(length))
-    reseeded = replace(other, subject=replace(subject, seed=subject.seed + 1))
-    output, again = _output(other, base.x, mode), _output(reseeded, base.x, mode)
-    is_random = bool(((output != again) & ~(output.isnan() & again.isnan())).any())
-    return None if is_random else base.departure(output)
+    seed_everything(subject.seed)  # as each call does
+    before = (torch.get_rng_state().tolist(), random.getstate())
+    output = _output(other, base.x, mode)
+    is_random = before != (torch.get_rng_state().tolist(), random.getstate())
+    again = _output(replace(other, subject=replace(subject, seed=subject.seed + 1)), base.x, mode)
+    is_other = bool(((output != again) & ~(output.isnan() & again.isnan())).any())  # whatever it was drawn by
+    return None if is_random or is_other else base.departure(output)
 
 
 def _rate(module: nn.Module) -> float:

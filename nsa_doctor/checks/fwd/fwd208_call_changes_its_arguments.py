@@ -21,37 +21,58 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import odd_lengths
 from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.attention.handed import handed
-from nsa_doctor.probes.model.built_module import built
+from nsa_doctor.probes.attention.handed import Handed, handed
+from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.numerics.writes import first_written
 from nsa_doctor.subject.contract import Subject
 
 _MODES: tuple[Mode, ...] = ("eval", "train")
+_NUM_ROWS = 3
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     length = odd_lengths(subject)[0]
-    for mode in _MODES:
-        if mode not in subject.modes:
-            continue
-        examined = built(subject, mode=mode, is_randomised=False)
-        for one in handed(examined, length):
-            written = first_written(subject, examined.module, one.call, one.given)
-            if written is None:
+    modes = [mode for mode in _MODES if mode in subject.modes]
+    calls = ((built(subject, mode=mode, is_randomised=False), mode) for mode in modes)
+    found = (_written(subject, sp, one, mode) for sp, mode in calls for one in handed(sp, length))
+    first = next((finding for finding in found if finding), None)
+    if first is None and subject.profile != "smoke":
+        first = next((finding for finding in _of_odd_input(subject, length) if finding), None)
+    yield from [first] if first else []
+
+
+def _of_odd_input(subject: Subject, length: int) -> Iterator[Finding | None]:
+    """Forward alone, on several rows, on memory that is transposed, and in other dtypes."""
+    for dtype in dict.fromkeys((subject.dtype, "bfloat16", "float64")):
+        sp = built(subject, dtype=dtype, is_randomised=False)
+        x = sp.input(length, batch=_NUM_ROWS)
+        for given in (x, x.transpose(0, 1).contiguous().transpose(0, 1)):
+            try:
+                with unobserved():
+                    found = _written(subject, sp, Handed("forward", {"the input": given}, sp.call), "eval")
+                yield found
+            except SubjectFailedError:  # a dtype or layout that it refuses is for other checks to tell
                 continue
-            by = f" by {written.by.operation}" if written.by.operation else ""
-            where = "" if one.name == "forward" else f" of {one.name}"
-            yield Finding(
-                message=f"{written.num_values} of {written.num_all} values of {written.argument}{where} are overwritten"
-                f"{by} at S={one.length}",
-                where=written.by.place,
-                evidence={"length": one.length, "mode": mode, "operation": written.by.operation, "seam": one.name},
-                repro=again(subject, "FWD208"),
-            )
-            return
+
+
+def _written(subject: Subject, sp: BuiltModule, one: Handed, mode: Mode) -> Finding | None:
+    written = first_written(subject, sp.module, one.call, one.given)
+    if written is None:
+        return None
+    by = f" by {written.by.operation}" if written.by.operation else ""
+    where = "" if one.name == "forward" else f" of {one.name}"
+    return Finding(
+        message=f"{written.num_values} of {written.num_all} values of {written.argument}{where} are overwritten"
+        f"{by} at S={one.length}" + ("" if sp.dtype == subject.dtype else f" in {sp.dtype}"),
+        where=written.by.place,
+        evidence={"length": one.length, "mode": mode, "operation": written.by.operation, "seam": one.name},
+        repro=again(subject, "FWD208"),
+    )
 
 
 def planted(subject: Subject) -> Subject:

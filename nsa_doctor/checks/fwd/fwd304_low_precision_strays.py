@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.merged import merged
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
+from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.hooks.places import definition_place
@@ -36,7 +36,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     try:
         pair = twins(subject, subject.dtype)
     except SubjectFailedError as failure:
-        raise NotComparableError(f"the subject does not run in both {subject.dtype} and float64") from failure
+        raise NotApplicableError(f"it does not run in float64, to compare {subject.dtype} with") from failure
     for name, prepare in _inputs(subject):
         x, found = longest_stray(pair, _LENGTHS["half" if pair.rounding.itemsize < 4 else "wide"], prepare)
         if not math.isfinite(found.ratio) and pair.dtype.itemsize < 4:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.own_nsa import is_ours
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.agreement import worst_token
 from nsa_doctor.probes.hooks.origin import origin
@@ -64,7 +65,7 @@ def run(subject: Subject) -> Iterator[Finding]:
 def _offsets(subject: Subject, lengths: list[int]) -> list[int]:
     """Where the sequences start; with `nsa`, which takes them, empty ones stand before, between and after the rest."""
     starts = [0, *accumulate(lengths)]
-    return sorted([*starts, starts[0], starts[2], starts[-1]]) if "nsa" in subject.packages else starts
+    return sorted([*starts, starts[0], starts[2], starts[-1]]) if is_ours(subject.packages) else starts
 
 
 def _lengths(subject: Subject) -> list[int]:

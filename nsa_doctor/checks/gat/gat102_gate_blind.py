@@ -21,7 +21,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.attention.gates import ObservedGate, gates, gates_of, take_steps
+from nsa_doctor.probes.attention.gates import ObservedGate, gates, gates_of, starts_at_zero, take_steps
 from nsa_doctor.subject.contract import Subject
 
 _STEPS = 3
@@ -34,10 +34,11 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     blind = [gate for gate in found if _is_blind(gate)]
     if not blind:
         return
+    known = [gate for gate in blind if starts_at_zero(gate, sp.module)]  # a note of GAT101, once they have moved
     take_steps(sp, x, _STEPS)
     after = [gate for gate in gates(sp, x)[0] if _is_blind(gate)]
     for gate in blind:
-        if not any(other.where == gate.where for other in after):
+        if gate not in known and not any(other.where == gate.where for other in after):
             yield Note(
                 message=f"a gate gives every token the same weights until an optimizer step has moved it ({gate.where})"
             )
@@ -54,8 +55,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
 def _is_blind(gate: ObservedGate) -> bool:
     """No weight moves by more than rounding; a flat gate that is not of one weight alone is another illness."""
     is_alone = gate.is_softmax and gate.weights.shape[-1] == 1
-    rounding = 8 * torch.finfo(gate.weights.dtype).eps
-    return gate.spread <= rounding and (is_alone or gate.saturated_share < 1)
+    return gate.is_blind and (is_alone or gate.saturated_share < 1)
 
 
 def _listed(gate: ObservedGate) -> str:

@@ -19,11 +19,11 @@ from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe, Differential
-from nsa_doctor.probes.gradients.gradient_fault import blame
+from nsa_doctor.probes.gradients.gradient_fault import blame, last_differing
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.subject.contract import Subject
 
-_ULPS = 64  # what adding up the same terms in another order costs, in units of the last place of their norm
 _BOTH = {"again": "the same forward and backward run again", "twice": "a second backward through the same graph"}
 
 
@@ -32,7 +32,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         bench = make(length)
         for way, words in _BOTH.items():
             first, second = _twice(bench, way, is_followed=False)
-            if _last_differing(bench, first, second) is not None:
+            if last_differing(bench.dtype, first, second) is not None:
                 yield _told(subject, mode, length, bench, way, words)
                 return
 
@@ -43,24 +43,19 @@ def _twice(bench: DerivativeProbe, way: str, is_followed: bool) -> tuple[Differe
         first = bench.differentiate(0, is_followed)
         return first, bench.differentiate(0, is_followed).slopes
     try:
-        both = bench.differentiate(0, is_followed, is_repeated=True)
+        with unobserved():
+            both = bench.differentiate(0, is_followed, is_repeated=True)
     except SubjectFailedError:
         once = bench.differentiate(0, is_followed)
         return once, once.slopes
     return both, both.again
 
 
-def _last_differing(bench: DerivativeProbe, first: Differential, second: list[float]) -> int | None:
-    allowed = _ULPS * torch.finfo(bench.dtype).eps
-    numbers = range(min(len(first.slopes), len(second)) - 1, -1, -1)
-    return next((i for i in numbers if not abs(first.slopes[i] - second[i]) <= allowed * first.sizes[i]), None)
-
-
 def _told(subject: Subject, mode: str, length: int, bench: DerivativeProbe, way: str, words: str) -> Finding:
     place, what = definition_place(bench.built.module), "the subject"
     try:
         first, second = _twice(bench, way, is_followed=True)
-        number = _last_differing(bench, first, second)
+        number = last_differing(bench.dtype, first, second)
     except (SubjectFailedError, NotComparableError):  # following it is what fails
         number = None
     if number is not None:

@@ -85,4 +85,5 @@ CHECK = Check(
     blocked_by=("FWD101", "FWD206", "NAN101", "NAN102"),
     explained_by=("FWD201", "FWD202", "GRD101", "GRD403"),
     fuzzed=("gradient reaches others",),
+    unless=("bidirectional",),
 )

@@ -1,8 +1,11 @@
 """GRD204 gradients-counted-double
 
-Detects: a training loop whose optimizer is given gradients that still hold those of the step before.
-Matters: each step follows the sum of all batches so far; the loss falls at first, then swings or diverges.
-Fix: call `optimizer.zero_grad()` once per step, before backward, for every parameter that is trained.
+Detects: a training loop whose optimizer is given gradients that still hold those of the step before, or those alone, or
+    those of several backward passes summed where the loss is their mean.
+Matters: each step follows the sum of all batches so far, or a batch that is gone, or is too long; the loss falls at
+    first, then swings or diverges.
+Fix: call `optimizer.zero_grad()` once per step, before backward, for every parameter that is trained; divide each loss
+    by the number of backward passes of a step.
 
 Example:
     # faulty
@@ -15,43 +18,59 @@ Example:
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.accumulated import summed
+from nsa_doctor.checks._shared.stepped import differs, share_of
 from nsa_doctor.checks._shared.unlearned import lengths_for, listed
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.model.built_module import built
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.stepping import Step, first_step, step, twin
 from nsa_doctor.probes.model.training import LEARNING_RATE, new_optimizer
 from nsa_doctor.subject.contract import Subject
 
-_NOISE_FACTOR = 10.0
 
-
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     sp = built(subject, mode="train")
     length = lengths_for(subject)[0]
     optimizer = new_optimizer(sp.module)
     first = step(sp, optimizer, sp.input(length))
-    fresh, repeated = twin(sp), twin(sp)
-    if fresh is None or repeated is None:
-        raise NotComparableError("the module cannot be copied, so no step can be taken twice")
+    twins = twin(sp), twin(sp)
     x = sp.input(length, seed=subject.seed + 1)
     second = step(sp, optimizer, x)
-    alone, once_more = first_step(fresh, x, LEARNING_RATE), first_step(repeated, x, LEARNING_RATE)
-    if not (second.num_calls and alone.num_calls and once_more.num_calls):
+    if first.is_ahead and second.is_ahead:
+        message = f"the optimizer steps before backward at S={length}, with gradients of the batch before or with none"
+        yield Finding(message=message, where=second.place, evidence={"length": length}, repro=again(subject, "GRD204"))
         return
+    found = list(_stale(subject, first, second, x, twins))
+    yield from found or summed(subject, length)
+
+
+def _stale(
+    subject: Subject, first: Step, second: Step, x: Tensor, twins: tuple[BuiltModule | None, BuiltModule | None]
+) -> Iterator[Finding]:
+    fresh, repeated = twins
+    if fresh is None or repeated is None:
+        raise NotComparableError("the module cannot be copied, so no step can be taken twice")
+    alone, once_more = first_step(fresh, x, LEARNING_RATE), first_step(repeated, x, LEARNING_RATE)
+    if not (second.is_made and alone.is_made and once_more.is_made):
+        return
+    length = x.shape[1]
     if not all(math.isfinite(taken.squared_gradient) for taken in (first, second, alone)):
         raise NotComparableError(f"gradients are not finite at S={length}, so nothing can be compared with them")
-    stale = [name for name in alone.gradients if _differs(name, second, alone, once_more)]
+    used = [
+        name for name in alone.gradients if name in second.gradients and (name in second.held or not second.num_calls)
+    ]
+    stale = [name for name in used if differs(name, second, alone, once_more)]
     if stale:
-        share = _share(stale, first.gradients, second, alone)
+        share = share_of(stale, first.gradients, second, alone)
         of_first = f"; {share:.2g} times the first step's is in it" if math.isfinite(share) and share > 0 else ""
         yield Finding(
             message=f"the second step at S={length} uses gradients that a first step on the same batch does not give: "
@@ -61,23 +80,6 @@ def run(subject: Subject) -> Iterator[Finding]:
             control="the same second step on a copy without gradients agrees with itself",
             repro=again(subject, "GRD204"),
         )
-
-
-def _differs(name: str, second: Step, alone: Step, once_more: Step) -> bool:
-    """Whether a gradient is another than without a step before, beyond what repeating changes."""
-    change = float((second.gradients[name] - alone.gradients[name]).double().norm())
-    return not (change <= _NOISE_FACTOR * float((once_more.gradients[name] - alone.gradients[name]).double().norm()))
-
-
-def _share(stale: list[str], first: Mapping[str, Tensor], second: Step, alone: Step) -> float:
-    """How many times the first step's gradient the difference holds, by projection."""
-    product = squares = 0.0
-    for name in stale:
-        if name in first:
-            old = first[name].double()
-            product += float(((second.gradients[name] - alone.gradients[name]).double() * old).sum())
-            squares += float(old.square().sum())
-    return product / squares if squares else math.nan
 
 
 def planted(subject: Subject) -> Subject:

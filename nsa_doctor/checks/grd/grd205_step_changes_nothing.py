@@ -1,6 +1,7 @@
 """GRD205 step-changes-nothing
 
-Detects: steps of a training loop that leave all parameters, or some that have a gradient, exactly as they were.
+Detects: steps of a training loop that leave all parameters, or some that have a gradient, as they were, or that move
+    them at a learning rate too small to matter. An optimizer of the loop's own is a note, and is judged like any.
 Matters: the run costs what training costs and trains nothing, or a part of the model not at all.
 Fix: step after backward and clear gradients after that or before; give the optimizer the parameters the model uses.
 
@@ -21,9 +22,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.stepped import optimizer_told, still_told, too_slow, why_nothing_moves
 from nsa_doctor.checks._shared.unlearned import lengths_for, listed, placed, trainable
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.model.built_module import built
@@ -35,7 +37,7 @@ _NUM_STEPS = 3  # a warm-up may well begin at a rate of zero
 _RATE = 0.1
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     sp = built(subject, mode="train")
     length = lengths_for(subject)[0]
     names = [name for name, _ in trainable(sp.module)]
@@ -46,22 +48,25 @@ def run(subject: Subject) -> Iterator[Finding]:
     moved = set().union(*(taken.moved() for taken in steps))
     still = [name for name in names if name not in moved and any(_should_move(name, taken) for taken in steps)]
     replaced = sorted(set().union(*(taken.replaced for taken in steps)))
-    if moved and not still and not replaced:
-        return
-    calls = sum(taken.num_calls for taken in steps)
     place = next((taken.place for taken in steps if taken.place.file), Place())
     if replaced:
         message = f"{listed(replaced)} of {len(names)} put in place of those the optimizer holds, at S={length}"
         place, still = Place(), replaced
-    elif moved:
+    elif slow := too_slow(steps):
+        message = f"{_NUM_STEPS} training steps at S={length} {slow}"
+    elif not moved:
+        message = f"no parameter moves in {_NUM_STEPS} training steps at S={length}: {why_nothing_moves(steps)}"
+    elif still:
         message = f"{listed(still)} of {len(names)} do not move in {_NUM_STEPS} steps at S={length}, with gradients"
+        message += still_told(still, steps)
     else:
-        message = f"no parameter moves in {_NUM_STEPS} training steps at S={length}: {_why(steps)}"
+        yield from (Note(message=told, where=place) for told in optimizer_told(steps))
+        return
     yield Finding(
         message=message,
         where=placed(place, still or [""], sp.module),
-        evidence={"length": length, "parameters": ",".join(still), "num_calls": calls},
-        control=f"{len(moved)} other parameters move" if moved else "",
+        evidence={"length": length, "parameters": ",".join(still), "num_calls": sum(each.num_calls for each in steps)},
+        control=f"{len(moved)} other parameters move" if moved and still else "",
         repro=again(subject, "GRD205"),
     )
 
@@ -70,15 +75,6 @@ def _should_move(name: str, taken: Step) -> bool:
     """Whether plain descent by this gradient would change some value, rounding considered."""
     gradient, value = taken.gradients.get(name), taken.before[name]
     return gradient is not None and not torch.equal(value - _RATE * gradient, value)
-
-
-def _why(steps: list[Step]) -> str:
-    """What was seen of the optimizer."""
-    if not any(taken.num_calls for taken in steps):
-        return "the optimizer given is never asked to step"
-    if not any(taken.squared_gradient for taken in steps):
-        return "when the optimizer steps, there are no gradients or only zeros"
-    return "the optimizer steps with gradients that are not zero"
 
 
 def planted(subject: Subject) -> Subject:

@@ -32,9 +32,7 @@ from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 33
-_SHORTEST = 6
-_ROWS = 2
-_SEEDS = 4
+_SHORTEST, _ROWS, _SEEDS = 6, 2, 4
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -97,4 +95,6 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, loss=of_what_was_read)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", blocked_by=("FWD101", "FWD102"))
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, profile="smoke", blocked_by=("FWD101", "FWD102"), unless=("bidirectional",)
+)

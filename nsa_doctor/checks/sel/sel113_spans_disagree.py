@@ -73,4 +73,10 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, spans=lambda: SimpleNamespace(**functions | {"mask_to_ranges": sick}))
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("spans",))
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    needs=("spans",),
+    fuzzed=("spans disagree", "valid refused", "invalid accepted"),
+)

@@ -19,6 +19,7 @@ def fuzz(
     config: given.Config = None,
     input_kind: given.Input = None,
     width: given.Width = None,
+    spec: given.Spec = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda.")] = None,
     dtype: given.Dtype = None,
     impl: Annotated[
@@ -49,6 +50,7 @@ def fuzz(
         config=config,
         input_kind=input_kind,
         width=width,
+        spec=spec,
         device=device,
         dtype=dtype,
         replay=replay,

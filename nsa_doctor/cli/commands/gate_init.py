@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from nsa_doctor.core import signals
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.reproduce import SECONDS, reproduce
 from nsa_doctor.core.text import escaped
-from nsa_doctor.core.writing import CannotWriteError, check_writable, say, write_whole
+from nsa_doctor.core.writing import check_writable, say, write_whole
 
 if TYPE_CHECKING:
     from nsa_doctor.core.finding import Report
@@ -31,6 +31,7 @@ def gate_init(
     dtype: given.Dtype = None,
     input_kind: given.Input = None,
     width: given.Width = None,
+    spec: given.Spec = None,
     seed: given.Seed = 0,
     jobs: given.Jobs = None,
     timeout: given.CallSeconds = SECONDS["gate-init"],
@@ -42,23 +43,12 @@ def gate_init(
 
     For example `nsa-doctor gate-init --subject my_pkg.attn:make`.
     """
+    check_writable(output)
     if output.exists() and not overwrite:
         raise UsageError(f"--output {output}: is there already, and people write into policy files; add --overwrite")
-    try:
-        check_writable(output)
-    except CannotWriteError as error:
-        raise UsageError(str(error)) from error
-    examination_request = options.examined(
-        device=device,
-        config=config,
-        subject=subject,
-        input_kind=input_kind,
-        width=width,
-        seed=seed,
-        timeout=timeout,
-        dtype=dtype,
-        profile=profile,
-    )
+    whom: dict[str, Any] = {"subject": subject, "config": config, "width": width, "spec": spec, "dtype": dtype}
+    how: dict[str, Any] = {"device": device, "timeout": timeout}
+    examination_request = options.examined(**whom, **how, input_kind=input_kind, seed=seed, profile=profile)
     request = options.run_request(
         examination_request=examination_request, select=None, ignore=None, jobs=jobs, fail_fast=False
     )
@@ -78,8 +68,7 @@ def gate_init(
         return report.decision.exit_code
     signals.ignore_signals()
     write_whole(output, draft(report, numbers_of(record) if record else {}, record.device_name if record else ""))
-    whom = {"subject": subject, "config": config, "input": input_kind, "width": width, "dtype": dtype}
-    line = reproduce("go-no-go", policy=output, run=run, **whom, device=device, seed=seed or None, timeout=timeout)
+    line = reproduce("go-no-go", policy=output, run=run, **whom, input=input_kind, **how, seed=seed or None)
     say(f"written: {output}; try it with: {line}\n", sys.stdout)
     return 0
 

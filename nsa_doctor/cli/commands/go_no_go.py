@@ -1,11 +1,12 @@
 """`nsa-doctor go-no-go`."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsa_doctor.cli import option_types as given
 from nsa_doctor.cli import options
-from nsa_doctor.cli.delivery import check_bundle, deliver_bundle
+from nsa_doctor.cli.delivery import deliver_bundle
 from nsa_doctor.cli.evidence import (
     batches_request,
     checkpoint_request,
@@ -16,12 +17,15 @@ from nsa_doctor.cli.evidence import (
 )
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.reproduce import SECONDS, reproduce
+from nsa_doctor.render.bundle import check_folder
 
 if TYPE_CHECKING:
     from nsa_doctor.artifacts.training_run.replay import RecomputeRequest
-    from nsa_doctor.policy.go_no_go import Earlier
+    from nsa_doctor.core.finding import Report
+    from nsa_doctor.policy.go_no_go import Earlier, GoNoGoRequest
 
 _FOLDER = Path("go-no-go")
+_MOST_MUTANTS = 10_000
 
 
 def go_no_go(
@@ -32,12 +36,15 @@ def go_no_go(
     data: given.Data = None,
     baseline: given.Baseline = None,
     because: given.Because = None,
+    prove: given.Prove = None,
+    prove_seed: given.ProveSeed = 0,
     device: given.Device = "cpu",
     dtype: given.Dtype = None,
     config: given.Config = None,
     subject: given.Subject = None,
     input_kind: given.Input = None,
     width: given.Width = None,
+    spec: given.Spec = None,
     seed: given.Seed = 0,
     jobs: given.Jobs = None,
     timeout: given.CallSeconds = SECONDS["go-no-go"],
@@ -48,10 +55,12 @@ def go_no_go(
     """Decide by a policy whether it may go into production.
 
     For example `nsa-doctor go-no-go --run artifacts/m7c`.
+
+    What a GO is worth: `nsa-doctor go-no-go --subject my_pkg.attn:make --prove 20`.
     """
     chosen = policy or ("foreign" if subject else "production")
     required = read_gate_option(chosen)
-    whom: dict[str, Any] = {"config": config, "subject": subject, "width": width}
+    whom: dict[str, Any] = {"config": config, "subject": subject, "width": width, "spec": spec}
     whom |= {"dtype": dtype, "device": device, "seed": seed}
     examination_request = options.examined(**whom, input_kind=input_kind, timeout=timeout, profile=required.profile)
     evidence: dict[str, Any] = {
@@ -61,9 +70,10 @@ def go_no_go(
         "recompute": _recompute(recompute, run, device),
         "earlier": _earlier(baseline, because),
     }
-    check_bundle(output)
-    given_evidence = {"run": run, "recompute": recompute, "checkpoint": checkpoint, "data": data}
-    given_evidence |= {"baseline": baseline, "because": because}
+    _check_proving(prove, prove_seed)
+    check_folder(output)
+    given_evidence: dict[str, Any] = {"run": run, "recompute": recompute, "checkpoint": checkpoint, "data": data}
+    given_evidence |= {"baseline": baseline, "because": because, "prove": prove, "prove_seed": prove_seed or None}
     again = reproduce("go-no-go", policy=chosen, **given_evidence, **whom, input=input_kind, timeout=timeout)
     from nsa_doctor.cli import progress
     from nsa_doctor.policy import go_no_go as deciding
@@ -72,8 +82,26 @@ def go_no_go(
         **examined_by(examination_request, required, jobs), policy=required, **evidence, again=again
     )
     with progress.of_steps(quiet) as listener:
-        report = deciding.go_no_go(request, listener)
+        report = _proved(deciding.go_no_go(request, listener), request, prove, prove_seed, listener)
     return deliver_bundle(report, output, traceback)
+
+
+def _check_proving(count: int | None, seed: int) -> None:
+    if count is None and seed:
+        raise UsageError("--prove-seed draws the mutants of --prove and has no effect without it; leave it out")
+    if count is not None and not 1 <= count <= _MOST_MUTANTS:
+        raise UsageError(f"--prove must be from 1 to {_MOST_MUTANTS} mutants, got {count}")
+
+
+def _proved(
+    report: "Report", request: "GoNoGoRequest", count: int | None, seed: int, listen: Callable[[str, int, int], None]
+) -> "Report":
+    from nsa_doctor.policy.proving.prove import ProveRequest, prove
+
+    if count is None or report.interrupted:
+        return report
+    checks = request.module_checks
+    return prove(ProveRequest(count=count, seed=seed, policy=request.policy, module_checks=checks), report, listen)
 
 
 def _recompute(is_asked: bool, run: Path | None, device: str) -> "RecomputeRequest | None":

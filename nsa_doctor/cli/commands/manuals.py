@@ -17,11 +17,18 @@ def list_checks() -> None:
     say("\n".join(lines) + "\n", sys.stdout)
 
 
-def explain(code: Annotated[str, typer.Argument(help="As `nsa-doctor list` has it.")]) -> None:
+def explain(
+    code: Annotated[
+        str | None, typer.Argument(help="A code or a name, as `nsa-doctor list` has them; all of them when left out.")
+    ] = None,
+) -> None:
     """Explain a check: what it detects, why, the fix, an example.
 
     For example `nsa-doctor explain CODE`.
     """
+    if code is None:
+        list_checks()
+        return
     try:
         manual = registry.manual(code)
     except ValueError as error:

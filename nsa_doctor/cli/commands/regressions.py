@@ -34,6 +34,10 @@ def regressions(
 
     For example `nsa-doctor regressions r007 --planted`.
     """
+    if jobs is not None and not 1 <= jobs <= _MOST_JOBS:
+        raise UsageError(f"--jobs must be from 1 to {_MOST_JOBS}, got {jobs}")
+    if not timeout > 0:
+        raise UsageError(f"--timeout must be a number of seconds above 0, got {timeout:g}")
     known = _known()
     if ids and ids[0] == "new":
         return _new(ids[1:], known)
@@ -45,10 +49,6 @@ def regressions(
         return 0
     if form not in ("terminal", "json"):
         raise UsageError(f"--format must be terminal, json or md, got {form!r}")
-    if jobs is not None and not 1 <= jobs <= _MOST_JOBS:
-        raise UsageError(f"--jobs must be from 1 to {_MOST_JOBS}, got {jobs}")
-    if not timeout > 0:
-        raise UsageError(f"--timeout must be a number of seconds above 0, got {timeout:g}")
     from nsa_doctor.cases.running import CasesRequest, run_cases
     from nsa_doctor.cases.table import terminal
     from nsa_doctor.cli import progress

@@ -1,5 +1,6 @@
 """`nsa-doctor render`: a report that was written earlier, perhaps elsewhere, in another format."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +9,7 @@ import typer
 
 from nsa_doctor.cli import options
 from nsa_doctor.core.errors import UsageError
-from nsa_doctor.core.writing import CannotWriteError, check_writable, is_terminal, say, write_whole
+from nsa_doctor.core.writing import check_writable, is_terminal, say, write_whole
 from nsa_doctor.render.formats import FORMATS, render_as
 from nsa_doctor.render.reading import SCHEMA, STANDARD_INPUT, UnreadableReportError, read_report
 
@@ -28,6 +29,8 @@ def render(
     if schema:
         if file is not None or to is not None:
             raise UsageError("--schema prints the schema and renders nothing; leave FILE and --to out")
+        if output is not None:
+            check_writable(output)
         _put(SCHEMA.read_text(encoding="utf-8"), output)
         return 0
     if file is None:
@@ -50,11 +53,9 @@ def render(
 
 def _check(output: Path, file: str, form: str) -> None:
     """Refuse to lose the report to a picture of it."""
-    try:
-        check_writable(output)
-    except CannotWriteError as error:
-        raise UsageError(str(error)) from error
-    if form != "json" and file != STANDARD_INPUT and output.exists() and Path(file).exists() and output.samefile(file):
+    check_writable(output)
+    is_both = output.exists() and os.path.exists(file) and output.samefile(file)
+    if form != "json" and file != STANDARD_INPUT and is_both:
         raise UsageError(f"--output {output} is the report itself, and would be lost; give another file")
 
 

@@ -1,5 +1,6 @@
 """`nsa-doctor smoke`."""
 
+import os
 import sys
 import time
 from dataclasses import replace
@@ -13,7 +14,7 @@ from nsa_doctor.artifacts.training_run.shortened import shortened
 from nsa_doctor.artifacts.training_run.smoke import FEWEST_STEPS, SmokeRequest, train
 from nsa_doctor.cli import option_types as given
 from nsa_doctor.cli import options
-from nsa_doctor.cli.delivery import check_bundle, deliver_bundle
+from nsa_doctor.cli.delivery import deliver_bundle
 from nsa_doctor.cli.evidence import (
     batches_request,
     checkpoint_request,
@@ -24,12 +25,14 @@ from nsa_doctor.cli.evidence import (
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.reproduce import SECONDS, reproduce
 from nsa_doctor.core.writing import is_terminal, say, write_whole
+from nsa_doctor.render.bundle import check_folder
 
 if TYPE_CHECKING:
     from nsa_doctor.artifacts.training_run.record import RunRecord
     from nsa_doctor.core.finding import Report
 
 _FOLDER = Path("smoke")
+_MOST_STEPS = 10**6
 _WATCHDOGS = 3  # how often the trainer's own watchdog may bark before it is ended
 
 
@@ -54,11 +57,11 @@ def smoke(
 
     For example `nsa-doctor smoke --config train_showcase`.
     """
-    if steps < FEWEST_STEPS:
-        raise UsageError(f"--steps must be at least {FEWEST_STEPS}, got {steps}")
+    if not FEWEST_STEPS <= steps <= _MOST_STEPS:
+        raise UsageError(f"--steps must be from {FEWEST_STEPS} to {_MOST_STEPS}, got {steps}")
     required = read_gate_option(policy)
     folder, written = output / "run", output / "config.yaml"
-    if folder.exists():
+    if os.path.lexists(folder):  # of a name that cannot be one, check_folder says why
         raise UsageError(f"{folder}: holds an earlier run; remove it, or give another --output")
     wanted = shortened(config or "", dataset, steps, folder, device, changes or [])
     examination_request = options.examined(
@@ -72,7 +75,7 @@ def smoke(
         profile=required.profile,
     )
     asked = examined_by(examination_request, required, jobs)
-    check_bundle(output)
+    check_folder(output)
     write_whole(written, wanted.text)
 
     tell = partial(_tell, quiet)

@@ -20,6 +20,7 @@ def sweep(
     subject: given.Subject = None,
     input_kind: given.Input = None,
     width: given.Width = None,
+    spec: given.Spec = None,
     values: Annotated[str, typer.Option(help="Kinds of input, separated by commas.")] = "normal",
     seed: given.Seed = 0,
     forward_only: Annotated[bool, typer.Option("--forward-only", help="No gradients.")] = False,
@@ -37,7 +38,14 @@ def sweep(
     Names the module, line and operation where a value first is not finite, as in `nsa-doctor sweep --seq 128,512`.
     """
     examination_request = options.examined(
-        device=device, config=config, subject=subject, input_kind=input_kind, width=width, seed=seed, timeout=timeout
+        device=device,
+        config=config,
+        subject=subject,
+        input_kind=input_kind,
+        width=width,
+        spec=spec,
+        seed=seed,
+        timeout=timeout,
     )
     request = options.sweep_request(
         examination_request=examination_request,

@@ -8,6 +8,7 @@ import typer
 from nsa_doctor.cli import option_types as given
 from nsa_doctor.cli.delivery import Delivery
 from nsa_doctor.cli.evidence import recompute_request
+from nsa_doctor.cli.grammar import require_folder
 from nsa_doctor.core.errors import UsageError
 
 
@@ -48,6 +49,8 @@ def watch(
 
     if recompute and follow:
         raise UsageError("--recompute looks at a run once and has no effect with --follow; leave one out")
+    if recompute:
+        require_folder()
     asked = recompute_request(device) if recompute else None
     if device is not None and asked is None:
         raise UsageError("--device says where --recompute computes and has no effect without it; leave it out")

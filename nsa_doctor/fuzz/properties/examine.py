@@ -8,6 +8,7 @@ from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.facts import Violation
 from nsa_doctor.core.lengths import boundary_lengths
 from nsa_doctor.core.measurement import DTYPES, Trouble
+from nsa_doctor.core.own_nsa import is_ours, ours
 from nsa_doctor.fuzz.cases import IMPLS, Attention, Case, Choice, Grid, MaskRows, Pass, RangeRows, Reads, SlotRows
 from nsa_doctor.fuzz.outcome import Failure, FuzzOutcome
 from nsa_doctor.probes.model.measure import trouble_of
@@ -40,12 +41,12 @@ def offers(subject: Subject) -> dict[str, Any]:
     sizes = {name: getattr(subject.geometry, name, None) for name in ("l", "d", "l_sel", "n_sel", "w")}
     longest = min(_LONGEST, subject.max_length)
     return {
-        "is_nsa": "nsa" in subject.packages,
+        "is_nsa": is_ours(subject.packages),
         "seams": [name for name in ("spans", "select", "attend", "forward") if subject.offers(name)],
         "sizes": {name: size for name, size in sizes.items() if isinstance(size, int)},
         "lengths": [length for length in boundary_lengths(subject.geometry, longest) if length <= longest],
         "is_float": subject.input == "embeddings",
-        "impls": _impls(subject.device) if "nsa" in subject.packages else {},
+        "impls": _impls(subject.device) if is_ours(subject.packages) else {},
     }
 
 
@@ -69,7 +70,8 @@ def _failure_of(trouble: Trouble, kind: str) -> Failure:
 
 
 def _failures(case: Case, subject: Subject) -> Iterator[Failure]:
-    from nsa_doctor.fuzz.properties import attention, choice, passes, ranges, reads
+    with ours():
+        from nsa_doctor.fuzz.properties import attention, choice, passes, ranges, reads
 
     match case:
         case Grid() | SlotRows() | RangeRows() | MaskRows():

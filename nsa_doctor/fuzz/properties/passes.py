@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.facts import Violation
 from nsa_doctor.core.measurement import Place, Point
@@ -134,7 +135,7 @@ class _Trial:
         """What follows, and who else is in the batch, changes nothing."""
         cut = self.case.cut % self.case.length
         relations: list[tuple[Violation, str, Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]]]] = []
-        if cut:
+        if cut and Declaration.BIDIRECTIONAL not in self.sp.subject.spec:
             what = f"other tokens from {cut} on change"
             relations.append((Violation.FUTURE_CHANGES_OUTPUT, what, self._other_future))
             relations.append((Violation.PREFIX_DIFFERS, f"the first {cut} tokens alone differ", self._prefix))

@@ -26,6 +26,7 @@ from nsa_doctor.subject.contract import Subject, WrongOutputError
 
 _MOST_WEIGHTS, _MOST_SWITCHES = 16, 64  # of a softmax, of sigmoids side by side
 _LENGTH, _ROWS = 160, 2
+_NUM_MIXED = 2  # one weight alone scales what it gates, and may well start at a constant; so may each feature's own
 _PRODUCTS = frozenset(
     {"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "addmm", "bmm", "baddbmm", "einsum", "conv1d"}
 )
@@ -100,6 +101,16 @@ class ObservedGate:
         """How far a weight goes from one token to another, at most."""
         return float((self.values.amax(0) - self.values.amin(0)).amax())
 
+    @property
+    def is_mixing(self) -> bool:
+        """Whether it weighs branches against each other: not a number alone, nor each feature by itself."""
+        return self.values.shape[-1] >= _NUM_MIXED and not self.is_elementwise
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether no weight moves from token to token by more than rounding."""
+        return self.spread <= 8 * torch.finfo(self.weights.dtype).eps
+
 
 @dataclass(frozen=True)
 class _Logits:
@@ -130,6 +141,13 @@ def gates_of(subject: Subject, length: int = _LENGTH) -> tuple[BuiltModule, Tens
     sp = built(subject, is_randomised=False)
     x = sp.input(min(length, subject.max_length), _ROWS)
     return sp, x, gates(sp, x)[0]
+
+
+def starts_at_zero(gate: ObservedGate, module: nn.Module) -> bool:
+    """Whether nothing but zeros makes its logits; what only scales them does not count."""
+    named = dict(module.named_parameters())
+    own = [named[name] for name in gate.parameters if name in named and name not in gate.scales]
+    return bool(own) and not gate.is_shifted and not any(bool(parameter.any()) for parameter in own)
 
 
 def take_steps(sp: BuiltModule, x: Tensor, count: int) -> None:

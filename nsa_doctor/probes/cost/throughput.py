@@ -57,7 +57,7 @@ def time_shares(subject: Subject, length: int) -> dict[str, float]:
     seen: Counter[str] = Counter()
     end = time.monotonic() + _SAMPLED_SECONDS
     while time.monotonic() < end:
-        with sampled(lambda frame: _part(frame, places)) as samples:
+        with places.watching(), sampled(lambda frame: _part(frame, places)) as samples:
             watch.seconds(length)
         seen.update(samples)
     return {name: number / seen.total() for name, number in seen.most_common()}
@@ -71,7 +71,7 @@ def _part(frame: FrameType, places: Places) -> str | None:
         if folders[:1] == ["ops"] and folders[1] in _BRANCHES:
             return folders[1]
         outer = outer.f_back
-    place = places.of_frame(frame)
+    place = places.of_watched_frame(frame)
     return None if place is None else place.module or place.module_class or Path(place.file).stem
 
 

@@ -48,7 +48,7 @@ class Stopwatch:
         x = self._specimen.input(length)
         places = Places(FrameFilter(self.subject.packages))
         places.know(self._specimen.module)
-        with sampled(places.of_frame) as seen:
+        with places.watching(), sampled(places.of_watched_frame) as seen:
             self._pass(x)
         return seen.most_common(1)[0][0] if seen else Place()
 
@@ -68,7 +68,10 @@ class Stopwatch:
 
 @contextmanager
 def sampled(tell: Callable[[FrameType], _Told | None]) -> Iterator[Counter[_Told]]:
-    """Counts what `tell` says of where this thread stands, every few milliseconds until the region ends."""
+    """Counts what `tell` says of where this thread stands, every few milliseconds until the region ends.
+
+    It is called in another thread: it must leave local variables alone.
+    """
     seen: Counter[_Told] = Counter()
     ended, watched = threading.Event(), threading.get_ident()
 

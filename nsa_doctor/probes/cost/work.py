@@ -207,7 +207,7 @@ class _HostReads(TorchFunctionMode):
     ) -> Any:
         """Run one call; what `.cpu()` returned was waited for already."""
         name = getattr(func, "__name__", "")
-        reads = name in _READ_BY_HOST or (name == "to" and _is_cpu((*args[1:2], (kwargs or {}).get("device"))))
+        reads = name in _READ_BY_HOST or (name == "to" and _moves_to_cpu(*args[:2], **(kwargs or {})))
         if reads and id(args[0]) not in self._returned:
             self._counter.wait(name)
         result = func(*args, **(kwargs or {}))
@@ -232,8 +232,13 @@ def _products(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: 
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
 
 
-def _is_cpu(devices: tuple[Any, ...]) -> bool:
-    return any(str(device) == "cpu" for device in devices if isinstance(device, (str, torch.device)))
+def _moves_to_cpu(tensor: Tensor, first: Any = None, device: Any = None, **_others: Any) -> bool:
+    """Whether it asks for the CPU: from another device, or by the word itself; x.to(y.device) stays where y is."""
+    named = first if isinstance(first, (str, torch.device)) else device
+    if str(named) != "cpu":
+        return False
+    caller = sys._getframe(2).f_code
+    return tensor.device.type != "cpu" or (isinstance(named, str) and "cpu" in caller.co_consts)
 
 
 def _way_here() -> int:

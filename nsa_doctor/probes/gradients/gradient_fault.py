@@ -22,6 +22,7 @@ _STEPS = (
 )
 _SEEDS = (0, 1, 2)
 _MOST_ANCESTORS = 8
+_ULPS = 64  # what adding up the same terms in another order costs, in units of the last place of their norm
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,13 @@ def blame(probe: DerivativeProbe, found: Differential, number: int) -> tuple[Pla
     if not place.module_class:
         place = replace(place, module_class=type(probe.built.module).__name__)
     return place, what, event
+
+
+def last_differing(dtype: torch.dtype, first: Differential, slopes: Sequence[float]) -> int | None:
+    """The last tensor of the graph whose slope is another than in the first pass, by more than rounding."""
+    allowed = _ULPS * torch.finfo(dtype).eps
+    numbers = range(min(len(first.slopes), len(slopes)) - 1, -1, -1)
+    return next((i for i in numbers if not abs(first.slopes[i] - slopes[i]) <= allowed * first.sizes[i]), None)
 
 
 def _last_wrong(probe: DerivativeProbe, differentials: Sequence[Differential]) -> int | None:

@@ -1,12 +1,14 @@
 """Writes down every line of the subject before it runs, where another process finds it after a sudden end."""
 
 import sys
+import threading
 from types import CodeType, FrameType
 from typing import Any
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.isolation.shared_record import SharedRecord
-from nsa_doctor.probes.hooks.stack_sampler import Sighting, StackSampler, context_of, phase_of
+from nsa_doctor.probes.hooks.phase import Phases
+from nsa_doctor.probes.hooks.stack_sampler import Sighting, StackSampler, context_of
 
 _OWN = 3  # rank of the subject's own code
 
@@ -34,7 +36,7 @@ class LineRecorder:
             self._lookout.remember(context, frame)
         if not self._is_own(frame):
             return None
-        phase = phase_of(frame)
+        phase = Phases.under_way.get(threading.get_ident(), "")
 
         def follow(frame: FrameType, event: str, arg: Any) -> Any:
             if event in ("line", "return"):

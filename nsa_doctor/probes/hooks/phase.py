@@ -1,7 +1,13 @@
-"""One phase of a pass (build, forward, backward): its frame on the stack tells an observer that the subject runs."""
+"""One phase of a pass (build, forward, backward), which another thread can see while it is on.
 
-from collections.abc import Callable
-from typing import TypeVar
+A listener hears how each call of the subject ended, whoever made it.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +17,72 @@ from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedErro
 _Answer = TypeVar("_Answer")
 
 
+class Listener(Protocol):
+    """Hears how phases ended."""
+
+    def raised(self, failure: SubjectFailedError) -> None:
+        """A phase ended in an exception."""
+        ...
+
+    def returned(self, phase: str, module: nn.Module | None) -> None:
+        """A phase came to its end."""
+        ...
+
+
+_LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def heard_by(listener: Listener | None) -> Iterator[None]:
+    """Have a listener hear of every call in this region; None for nobody."""
+    token = _LISTENER.set(listener)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
+
+
+def unobserved() -> AbstractContextManager[None]:
+    """A region whose calls are provoked: exceptions and values that are not finite say nothing against the subject."""
+    return heard_by(None)
+
+
+def listener() -> Listener | None:
+    """Who hears of calls made here and now."""
+    return _LISTENER.get()
+
+
+class Phases:
+    """`under_way` has the phase of every thread in which one is on, by the thread's number."""
+
+    under_way: ClassVar[dict[int, str]] = {}
+
+
 def ask(phase: str, call: Callable[[], _Answer], module: nn.Module | None, output: Tensor | None = None) -> _Answer:
-    answer = attempt(lambda: _waited_for(call()))
+    with _under_way(phase):
+        answer = attempt(lambda: _waited_for(call()))
+    hears = listener()
     if isinstance(answer, Caught):
         if isinstance(answer.error, NotComparableError):  # ours, of a call that was not made
             raise answer.error
-        raise SubjectFailedError(phase, answer, module, output)
+        failure = SubjectFailedError(phase, answer, module, output)
+        if hears is not None:
+            hears.raised(failure)
+        raise failure
+    if hears is not None:
+        hears.returned(phase, module)
     return answer
+
+
+@contextmanager
+def _under_way(phase: str) -> Iterator[None]:
+    thread = threading.get_ident()
+    outer = Phases.under_way.get(thread, "")
+    Phases.under_way[thread] = phase
+    try:
+        yield
+    finally:
+        Phases.under_way[thread] = outer
 
 
 def _waited_for(answer: _Answer) -> _Answer:

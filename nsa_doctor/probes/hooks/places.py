@@ -25,6 +25,7 @@ class Places:
     def __init__(self, frames: FrameFilter) -> None:
         self._frames = frames
         self._ranks: dict[CodeType, int] = {}
+        self._libraries: dict[CodeType, bool] = {}
         self._paths: dict[int, str] = {}
         self._calls: list[nn.Module] = []
         self._code: list[tuple[str, int, int, str, str]] = []
@@ -48,15 +49,16 @@ class Places:
 
     def here(self) -> tuple[Place, bool]:
         """Where the caller stands, and whether a line of the subject's own code was found (not torch's, not none)."""
-        frame, rank = self._subject_frame(sys._getframe(1))
+        frame, rank, library = self._subject_frame(sys._getframe(1))
         if frame is None:
             return self._describe(self._called(), None), False
         line = Line(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)
-        return self._describe(self._deeper(self._called(), _self_of(frame)), line), rank > 1
+        place = self._describe(self._deeper(self._called(), _self_of(frame)), line)
+        return (replace(place, library=library) if library else place), rank > 1
 
     def of_frame(self, frame: FrameType) -> Place | None:
-        """Where in the subject's own code a frame stands, perhaps another thread's; None outside of it."""
-        found, _ = self._subject_frame(frame)
+        """Where in the subject's own code a frame of this thread stands; None outside of it."""
+        found, _, library = self._subject_frame(frame)
         if found is None:
             return None
         owner: nn.Module | None = None
@@ -65,19 +67,29 @@ class Places:
             module = _self_of(outer)
             owner = module if module is not None and id(module) in self._paths else None
             outer = outer.f_back
-        return self._describe(
-            owner, Line(file=found.f_code.co_filename, line=found.f_lineno, function=found.f_code.co_name)
-        )
+        line = Line(file=found.f_code.co_filename, line=found.f_lineno, function=found.f_code.co_name)
+        return replace(self._describe(owner, line), library=library)
+
+    def of_watched_frame(self, frame: FrameType) -> Place | None:
+        """Where in the subject's own code a frame of the thread stands that is watched; None outside of it.
+
+        For another thread, which may not read its local variables: CPython may crash when it does.
+        """
+        found, _, library = self._subject_frame(frame)
+        if found is None:
+            return None
+        line = Line(file=found.f_code.co_filename, line=found.f_lineno, function=found.f_code.co_name)
+        return replace(self._describe(self._called(), line), library=library)
 
     def of_traceback(self, traceback: TracebackType | None) -> Place:
         """Where in the subject an exception came from."""
-        line = self._frames.of_traceback(traceback)
+        line, caught = self._frames.of_traceback(traceback), traceback
         owner: nn.Module | None = None
         while traceback is not None:
             module = _self_of(traceback.tb_frame)
             owner = owner if module is None or id(module) not in self._paths else module
             traceback = traceback.tb_next
-        return self._describe(owner, line)
+        return replace(self._describe(owner, line), library=self._frames.library_of_traceback(caught))
 
     def owner(self, place: Place) -> Place:
         """The place with the module whose source holds its line: for functions that run where no module is called."""
@@ -99,12 +111,14 @@ class Places:
 
     def _called(self) -> nn.Module | None:
         """The innermost module now running that has a name; one made on the fly counts as its caller."""
-        named = (module for module in reversed(self._calls) if id(module) in self._paths)
-        return next(named, self._calls[-1] if self._calls else None)
+        calls = tuple(self._calls)  # another thread may be looking
+        named = (module for module in reversed(calls) if id(module) in self._paths)
+        return next(named, calls[-1] if calls else None)
 
-    def _subject_frame(self, frame: FrameType | None) -> tuple[FrameType | None, int]:
+    def _subject_frame(self, frame: FrameType | None) -> tuple[FrameType | None, int, str]:
+        """The frame to name, its rank, and the line of a library that it called and that runs now."""
         best: FrameType | None = None
-        best_rank = 0
+        best_rank, library = 0, ""
         while frame is not None:
             code = frame.f_code
             if code.co_filename in _CALLERS:
@@ -112,12 +126,15 @@ class Places:
             rank = self._ranks.get(code)
             if rank is None:
                 rank = self._ranks[code] = self._frames.rank_of(code)
+                self._libraries[code] = self._frames.is_library(code.co_filename)
+            if not library and self._libraries[code]:
+                library = f"{code.co_filename}:{frame.f_lineno}"
             if rank > best_rank:
                 best, best_rank = frame, rank
                 if rank == 3:
                     break
             frame = frame.f_back
-        return best, best_rank
+        return best, best_rank, library if best_rank == 3 else ""
 
     def _deeper(self, called: nn.Module | None, owner: nn.Module | None) -> nn.Module | None:
         """`owner` when it lies inside `called`: its forward was run without calling it, so no hook saw it."""

@@ -1,5 +1,12 @@
-"""Where a thread stands that does not come back: its module, its line, and the loop it goes round in."""
+"""Where a thread stands that does not come back: its module, its line, and the loop it goes round in.
 
+Its local variables are read in that thread alone, by a signal's handler: CPython may crash where another thread reads
+them while the thread leaves the function. A thread that runs no Python, or is not the main one, is seen by its lines.
+"""
+
+import gc
+import queue
+import signal
 import sys
 import threading
 import time
@@ -16,12 +23,15 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter, is_before_the_fork
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.loops import loop_around
-from nsa_doctor.probes.hooks.phase import ask
+from nsa_doctor.probes.hooks.phase import Phases
 from nsa_doctor.probes.hooks.places import module_code
 
 _LOOKS = 25
 _LOOK_SECONDS = 0.02
+_LONGEST_SECONDS = 2.0
+_ANSWER_SECONDS = 1.0  # for a thread to come to its next line of Python, on a busy machine too
 _MOST_ROOTS = 8
+_SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2)  # that nobody else uses
 _Answer = TypeVar("_Answer")
 
 
@@ -49,7 +59,7 @@ class _Look:
     frame: FrameType
     line: int
     state: tuple[int, ...]
-    held: tuple[int, ...] | None  # None where it was not looked at
+    held: tuple[int, ...] | None  # None where it was not looked at, as from another thread
 
 
 class StackSampler:
@@ -63,6 +73,12 @@ class StackSampler:
         self._thread = threading.get_ident() if thread is None else thread
         self._roots: tuple[_Root, ...] = ()  # replaced, never changed: another thread may be reading it
         self._contexts: dict[int, Place] = {}
+        self._wanted: Callable[[FrameType | None], None] = lambda frame: None
+        self._is_asked = False
+
+    def listen(self) -> None:
+        """Have this thread, the main one, answer for itself from now on whenever another looks."""
+        signal.signal(_SIGNAL, self._answer)
 
     def know(self, root: nn.Module) -> None:
         """Learn of a module that was built, for the names of its parts."""
@@ -76,25 +92,54 @@ class StackSampler:
 
     def sight(self) -> Sighting:
         """Look for half a second at where the thread is; other threads count when it is not in the subject's code."""
-        looks: list[dict[int, FrameType]] = []
         stacks: dict[int, list[list[_Look]]] = {}
+        frames: dict[int, FrameType] = {}
+        enough = time.monotonic() + _LONGEST_SECONDS
         for number in range(_LOOKS):
-            # CPython may crash where locals are read while their thread leaves the function: twice has to do.
-            reads_locals = number in (0, _LOOKS - 1)
-            looks.append(sys._current_frames())
-            for thread, frame in looks[-1].items():
-                stack = attempt(lambda frame=frame, reads=reads_locals: self._stack(frame, reads))
-                stacks.setdefault(thread, []).extend([] if isinstance(stack, Caught) else [stack])
+            if number > 1 and time.monotonic() > enough:  # a busy machine
+                break
+            frames = _current_frames()
+            own = self._in_its_thread(lambda frame: self._stack(frame, True))
+            for thread, frame in frames.items():
+                is_seen_inside = own is not None and thread == self._thread
+                stack = own if is_seen_inside else attempt(lambda frame=frame: self._stack(frame, False))
+                stacks.setdefault(thread, []).extend([] if isinstance(stack, Caught | None) else [stack])
             time.sleep(_LOOK_SECONDS)
-        last = looks[-1].get(self._thread)
-        phase = _tried(lambda: phase_of(last), "")
+        phase = Phases.under_way.get(self._thread, "")
         others = [thread for thread in stacks if thread not in (self._thread, threading.get_ident())]
         for thread in (self._thread, *others):
-            seen = attempt(lambda thread=thread: self._seen(stacks.get(thread, [])))
+            seen = attempt(lambda thread=thread: self._seen(stacks.get(thread, []), thread))
             if isinstance(seen, Sighting):
                 return replace(seen, phase=phase)
-        place, is_exact = _tried(lambda: self.owner(last), (Place(), False))  # it may run compiled, without a line
+        found = self._in_its_thread(self.owner)  # it may run compiled, without a line
+        place, is_exact = found or (Place(), False)
         return Sighting(place=place, phase=phase, is_exact=is_exact)
+
+    def _in_its_thread(
+        self, call: Callable[[FrameType | None], _Answer], seconds: float = _LOOK_SECONDS
+    ) -> _Answer | None:
+        """What a call answers in the thread that is looked at, given its frame; None where it gives no answer.
+
+        It has so many seconds, and more after a signal. A thread in no Python is not disturbed again, which could end
+        what it waits for: the signal that it has yet to answer will do.
+        """
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()  # whose `put` may interrupt itself
+        if signal.getsignal(_SIGNAL) != self._answer:  # it does not listen, or the subject has a handler of its own
+            return None
+        self._wanted = lambda frame: answers.put(attempt(lambda: call(frame)))
+        if not self._is_asked:
+            self._is_asked, seconds = True, _ANSWER_SECONDS
+            signal.pthread_kill(self._thread, _SIGNAL)
+        try:
+            answer = answers.get(timeout=seconds)
+        except queue.Empty:
+            return None
+        return None if isinstance(answer, Caught) else answer
+
+    def _answer(self, number: int, frame: FrameType | None) -> None:
+        self._is_asked = False
+        wanted, self._wanted = self._wanted, lambda frame: None
+        attempt(lambda: wanted(frame))
 
     def owner(self, frame: FrameType | None) -> tuple[Place, bool]:
         """The module in whose method or backward a frame is, without a line, and whether it is that very one."""
@@ -116,12 +161,14 @@ class StackSampler:
         return Place(module_class="" if unnamed is None else type(unnamed).__name__), unnamed is not None
 
     def describe(self, frame: FrameType, line: int) -> tuple[Place, bool]:
-        """The place of a frame of the subject's; where no module's method runs, the one whose source holds the line."""
+        """The place of a frame of this thread; where no module's method runs, the one whose source holds the line."""
         owner, is_exact = self.owner(frame)
-        place = replace(owner, file=frame.f_code.co_filename, line=line, function=frame.f_code.co_name)
-        return (place, True) if is_exact else (self._by_line(place), False)
+        return (_place(frame, line, owner), True) if is_exact else self._by_its_line(frame, line, owner)
 
-    def _seen(self, stacks: Sequence[Sequence[_Look]]) -> Sighting | None:
+    def _by_its_line(self, frame: FrameType, line: int, owner: Place) -> tuple[Place, bool]:
+        return self._by_line(_place(frame, line, owner)), False
+
+    def _seen(self, stacks: Sequence[Sequence[_Look]], thread: int) -> Sighting | None:
         """What the looks at one thread have in common."""
         if not stacks:
             return None
@@ -133,10 +180,13 @@ class StackSampler:
         same = [look for stack in stacks for look in stack if look.frame is deepest.frame]
         moves = len({look.state for look in same}) > 1 or len({look.held for look in same} - {None}) > 1
         loop = loop_around(deepest.frame.f_code, {look.line for look in same}) if moves else None
-        place, is_exact = self.describe(deepest.frame, loop[0] if loop else deepest.line)
+        frame, line = deepest.frame, loop[0] if loop else deepest.line
+        describe: Callable[[Any], tuple[Place, bool]] = lambda _: self.describe(frame, line)  # noqa: E731
+        found = self._in_its_thread(describe, _ANSWER_SECONDS) if thread == self._thread else None
+        place, is_exact = found or self._by_its_line(frame, line, Place())
         return Sighting(place=place, loop=loop, is_exact=is_exact)
 
-    def _stack(self, frame: FrameType, reads_locals: bool) -> list[_Look]:
+    def _stack(self, frame: FrameType | None, reads_locals: bool) -> list[_Look]:
         looks: list[_Look] = []
         for each in _outwards(frame):
             called = id(looks[-1].frame) if looks else 0
@@ -207,12 +257,19 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def phase_of(frame: FrameType | None) -> str:
-    """Which part of a pass is on: the door through which every pass goes knows."""
-    for outer in _outwards(frame):
-        if outer.f_code is ask.__code__:
-            return str(outer.f_locals["phase"])
-    return ""
+def _place(frame: FrameType, line: int, owner: Place) -> Place:
+    return replace(owner, file=frame.f_code.co_filename, line=line, function=frame.f_code.co_name)
+
+
+def _current_frames() -> dict[int, FrameType]:
+    """The innermost frame of every thread; no garbage is collected meanwhile, which could let another thread run."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _tried(call: Callable[[], _Answer], otherwise: _Answer) -> _Answer:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from nsa.backends import BRANCHES, requested_flags, route
 from nsa_doctor.core.environment import Environment, Gpu
 from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.own_nsa import ours
 
 _HEAD_SIZE = 64
 _NAMED = ("nsa-doctor", "numpy", "safetensors", "triton", "flash-attn", "transformer-engine", "xformers")
@@ -42,11 +42,17 @@ def environment() -> Environment:
 
 def flags() -> dict[str, str | None]:
     """The flags of nsa, as the environment holds them."""
+    with ours():
+        from nsa.backends import requested_flags
+
     return requested_flags()
 
 
 def routes(device: str) -> list[dict[str, Any]]:
     """What serves each branch of nsa in float32 and bfloat16, why, and what that makes of the reports' three words."""
+    with ours():
+        from nsa.backends import BRANCHES, route
+
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         chosen = attempt(lambda dtype=dtype: route(torch.device(device), dtype, _HEAD_SIZE))

@@ -24,7 +24,7 @@ def preserved_state(*, random_too: bool = True) -> Iterator[StateChanges]:
     """Restore default dtype, grad mode, threads and the like at the end, and random states; say what had changed."""
     changes = StateChanges()
     saved = [(name, read(), write) for name, read, write in _global_state()]
-    generators = _save_generators() if random_too else {}
+    generators = saved_generators() if random_too else {}
     try:
         yield changes
     finally:
@@ -33,7 +33,7 @@ def preserved_state(*, random_too: bool = True) -> Iterator[StateChanges]:
                 changes.seen.append(name)
                 write(before)
         if random_too:
-            _restore_generators(generators)
+            restore_generators(generators)
 
 
 def cast(module: nn.Module, dtype: torch.dtype | None, device: torch.device | str | None = None) -> nn.Module:
@@ -101,7 +101,8 @@ def _set_search_path(path: list[str]) -> None:
     sys.path[:] = path
 
 
-def _save_generators() -> dict[str, Any]:
+def saved_generators() -> dict[str, Any]:
+    """The states of Python's, torch's and NumPy's generators."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state_all()
@@ -110,7 +111,8 @@ def _save_generators() -> dict[str, Any]:
     return states
 
 
-def _restore_generators(states: dict[str, Any]) -> None:
+def restore_generators(states: dict[str, Any]) -> None:
+    """Set the generators back to what `saved_generators` returned."""
     random.setstate(states["python"])
     torch.set_rng_state(states["torch"])
     if "cuda" in states:

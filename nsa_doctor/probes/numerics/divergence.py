@@ -36,21 +36,30 @@ def first_divergence(
 
     With no `kept` everything has to.
     """
+    return divergence_of(built, recording_of(built, first), recording_of(built, second), kept)
+
+
+def recording_of(built: BuiltModule, run: Callable[[], Tensor]) -> Recording:
+    """One run, to be compared with another."""
     places = Places(FrameFilter(built.subject.packages))
     places.know(built.module)
-    expected, result = record(first, places), record(second, places)
+    return record(run, places)
+
+
+def divergence_of(built: BuiltModule, expected: Recording, result: Recording, kept: Mapping[int, int]) -> Divergence:
+    """Where two runs that were recorded diverge; `kept` as for `first_divergence`."""
     parts = _Parts(dict(kept))
     calls = _guilty_call(result, expected, parts)
-    operation = _guilty_operation(result, expected, parts, calls)
+    found = _guilty_operation(result, expected, parts, calls)
     call = calls[0] if calls is not None else None
     whole = definition_place(built.module)
     if call is not None and call.module is not None:
         path = next((path for path, module in built.module.named_modules() if module is call.module), "")
         whole = replace(definition_place(call.module), module=path)
-    if operation is None:
+    if found is None:
         return Divergence("", whole)
-    found = result.operations[operation]
-    is_inside = call is None or found.place.module == whole.module or found.place.module.startswith(f"{whole.module}.")
+    is_known = bool(found.place.module)  # the run may be of another module than `built`, whose parts have no names here
+    is_inside = call is None or not is_known or f"{found.place.module}.".startswith(f"{whole.module}.")
     place = found.place if is_inside and found.place.file else whole
     return Divergence(found.name, replace(place, module=whole.module, module_class=whole.module_class))
 
@@ -67,7 +76,7 @@ def _guilty_call(result: Recording, expected: Recording, parts: "_Parts") -> tup
 
 def _guilty_operation(
     result: Recording, expected: Recording, parts: "_Parts", calls: tuple[Call, Call] | None
-) -> int | None:
+) -> Operation | None:
     """Follow what differs back from the last differing operation of these calls to one whose inputs agree."""
     own, other = calls or (Call.whole(result), Call.whole(expected))
     here, there = result.operations[own.start : own.end], expected.operations[other.start : other.end]
@@ -75,11 +84,12 @@ def _guilty_operation(
     differing = {own.start + i for i, j in pairs if parts.differ(here[i].results, there[j].results)}
     if not differing:  # what one run does and the other does not
         only_here = sorted(set(range(len(here))) - {i for i, _ in pairs})
-        return own.start + only_here[0] if only_here else None
+        only_there = sorted(set(range(len(there))) - {j for _, j in pairs})
+        return here[only_here[0]] if only_here else there[only_there[0]] if only_there else None
     index = result.output_maker if calls is None and result.output_maker in differing else max(differing)
     while before := [maker for maker in result.operations[index].makers if maker in differing and maker < index]:
         index = max(before)
-    return index
+    return result.operations[index]
 
 
 def _aligned(result: Sequence[Operation], expected: Sequence[Operation]) -> Iterator[tuple[int, int]]:

@@ -66,6 +66,12 @@ def origins(rerun: Rerun, frames: FrameFilter) -> tuple[str, tuple[NonfiniteOrig
     return first.target, tuple(_birth(cause) for cause in _distinct(_causes(first, rerun, frames, poison)))
 
 
+def origins_of_one_pass(run: Rerun, frames: FrameFilter) -> tuple[NonfiniteOrigin, ...]:
+    """Where the values of a single pass began, earliest first: of what will not come out the same a second time."""
+    found = _trace(run, frames, frozenset(), poison=False)
+    return () if found is None else tuple(_birth(origin) for origin in found.origins)
+
+
 @dataclass(frozen=True)
 class _Origin:
     """The start of a lineage, and the last parameter, buffer or input it went through."""

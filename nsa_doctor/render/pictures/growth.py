@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nsa_doctor.core.finding import Report
 from nsa_doctor.core.growth import Exponent, fitted_exponent
 from nsa_doctor.core.measurement import Measurement
-from nsa_doctor.core.text import short_bytes, short_count
+from nsa_doctor.core.text import plain_rate, short_bytes, short_count, short_number
 from nsa_doctor.render.pictures.paper import PAINT, SMALL, Sheet, axes, drawn, words
 from nsa_doctor.render.pictures.picture import Panel, Picture, Table, tabled
 
@@ -233,8 +233,8 @@ def _names(own: "Axes", lines: Sequence[_Line]) -> None:
 def _seconds(value: float) -> str:
     for limit, factor, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "µs"), (1.0, 1e3, "ms")):
         if value < limit:
-            return f"{value * factor:.3g} {unit}"
-    return f"{value:.3g} s"
+            return f"{short_number(value * factor)} {unit}"
+    return f"{short_number(value)} s"
 
 
 def _bytes(value: float) -> str:
@@ -258,12 +258,12 @@ def _timed_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         rates = [row.get(f"{kind}_tokens_per_second") for kind in ("forward", "train", "decode")]
         body.append((
             str(row["length"]),
-            *("" if rate is None else f"{rate:,.0f} tokens/s" for rate in rates),
+            *("" if rate is None else f"{plain_rate(rate)} tokens/s" for rate in rates),
             f"{row['spread']:.0%}" if math.isfinite(row["spread"]) else "",
-            f"{row['slowdown']:.1f}" if "slowdown" in row else "",
+            short_number(row['slowdown']) if "slowdown" in row else "",
             short_bytes(row["peak_bytes"]),
-            f"{row['operations_per_token']:.1f}",
-            f"{row['waits_per_token']:.2f}",
+            short_number(row['operations_per_token']),
+            short_number(row['waits_per_token']),
         ))  # fmt: skip
     return tabled(heading, body)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsa_doctor.core.finding import Report
 from nsa_doctor.core.measures import MEASURES
-from nsa_doctor.core.text import short_bytes, short_count
+from nsa_doctor.core.text import short_bytes, short_count, short_number
 from nsa_doctor.render.pictures.paper import PAINT, SMALL, Sheet, axes, drawn, words
 from nsa_doctor.render.pictures.picture import Panel, Picture, Table, tabled
 
@@ -82,7 +82,7 @@ def _read(record: Mapping[str, Any]) -> _Run | None:
     )
     silences = [(_number(since), _number(seconds)) for since, seconds in (record.get("silences") or ()) if is_timed]
     return _Run(
-        series=tuple(each for each in series if each.points or each.unsound),
+        series=tuple(each for each in series if each.unsound or any(value for _, value in each.points)),
         silences=tuple((a - start, b) for a, b in silences if a is not None and b is not None and math.isfinite(a + b)),
         axis="seconds" if is_timed else "step",
         end=max(known) - start,
@@ -148,7 +148,7 @@ def _panel(kind: str, run: _Run) -> Panel:
             if number < len(run.series):
                 _draw_series(own, run.series[number], run, factor, width)
             else:
-                _draw_silences(own, run.silences, factor)
+                _draw_silences(own, _longest_by_column(run, round(width)), factor)
             own.tick_params(axis="x", labelbottom=number == count - 1)
             _time_ticks(own, run.end / factor, unit, 8 if kind == "wide" else 4)
 
@@ -205,6 +205,15 @@ def _draw_silences(own: "Axes", silences: Sequence[tuple[float, float]], factor:
     _value_ticks(own, [0.0, *y], "s")
 
 
+def _longest_by_column(run: _Run, count: int) -> list[tuple[float, float]]:
+    """As many silences as a picture has columns to show: the longest of those that share one."""
+    longest: dict[int, tuple[float, float]] = {}
+    for since, seconds in run.silences:
+        column = int(since / run.end * count)
+        longest[column] = max((since, seconds), longest.get(column, (since, 0.0)), key=lambda each: each[1])
+    return sorted(longest.values())
+
+
 def _value_ticks(own: "Axes", values: Sequence[float], unit: str) -> None:
     low, high = min(values), max(values)
     margin = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
@@ -215,10 +224,8 @@ def _value_ticks(own: "Axes", values: Sequence[float], unit: str) -> None:
 
 def _amount(value: float, unit: str) -> str:
     if unit == "bytes":
-        return short_bytes(max(0, round(value)))
-    if unit == "s":
-        return f"{value:.3g} s"
-    return short_count(round(value)) if abs(value) >= 1000 else f"{value:.3g}"
+        return short_bytes(value)
+    return f"{short_number(value)} s" if unit == "s" else short_count(value)
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:
@@ -262,8 +269,8 @@ def _table(record: Mapping[str, Any]) -> Table:
     for name, value in (record.get("numbers") or {}).items():
         measure = MEASURES.get(name)
         unit = f" {measure.unit}" if measure and measure.unit else ""
-        number = _number(value)
-        shown = "not measured" if number is None else f"{number:.4g}{unit}"
+        amount = _number(value)
+        shown = "not measured" if amount is None else f"{short_number(amount, 4)}{unit}"
         rows.append((measure.title if measure else str(name), shown))
     return tabled(("measure", "value"), rows)
 

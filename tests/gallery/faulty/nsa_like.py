@@ -118,9 +118,9 @@ class Weigher(nn.Module):
         self.illness, self.kind = illness, kind
         self.hidden, self.score = nn.Linear(DIM, 8), nn.Linear(8, 2)
         self.left, self.right = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
-        if illness == "zero":
-            nn.init.zeros_(self.score.weight)
-            nn.init.zeros_(self.score.bias)
+        for layer in {"zero": [self.score], "zero twice": [self.hidden, self.score]}.get(illness, []):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
         if illness in ("zero weight", "bias frozen in"):
             nn.init.zeros_(self.score.weight)
             nn.init.constant_(self.score.bias, 0.3)

@@ -1,4 +1,4 @@
-"""A value head waits for another training stage; this forward does not call it."""
+"""A value head waits, frozen, for another training stage; this forward does not call it."""
 
 from torch import nn
 
@@ -9,6 +9,7 @@ class WithValueHead(GPT):
     def __init__(self):
         super().__init__()
         self.value_head = nn.Sequential(nn.Linear(N_EMBD, N_EMBD), nn.Tanh(), nn.Linear(N_EMBD, 1))
+        self.value_head.requires_grad_(False)
 
 
 def make():

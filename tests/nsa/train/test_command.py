@@ -55,6 +55,13 @@ def test_single_values_may_be_changed(ask):
     assert "step 0002/2 |" in ask("--steps", "2", "--set", "train.lr=1e-3", "--set", "nsa.w=8")[1]
 
 
+def test_an_unsafe_file_of_weights_ends_in_one_sentence_of_ours(ask, tmp_path):
+    (tmp_path / "evil.pt").write_bytes(b"\x80\x02cposix\nsystem\n(S'true'\ntR.")
+    code, told, complained = ask("--resume", str(tmp_path / "evil.pt"))
+    assert (code, told, len(complained.splitlines())) == (2, "", 1)
+    assert "it is unsafe: its pickle asks for 'posix.system'" in complained
+
+
 def test_an_ended_run_goes_on(ask):
     assert ask("--set", "train.save_every=1")[0] == 0
     code, told, _ = ask("--set", "train.save_every=1", "--resume", "auto")

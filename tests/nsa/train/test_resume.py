@@ -1,7 +1,9 @@
 """A run that was ended goes on as if it had not been, and never writes over another."""
 
 import json
+import os
 import shutil
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -221,6 +223,41 @@ def test_a_file_of_weights_gives_weights_alone_and_it_is_said(name, run, tmp_pat
 def test_a_file_that_is_no_weights_is_refused(content, name, run, tmp_path):
     (tmp_path / name).write_bytes(content)
     assert "cannot be read as weights" in refusal(run, resume=str(tmp_path / name))
+
+
+class Calls:
+    def __init__(self, function, *arguments):
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self):
+        return self.function, self.arguments
+
+
+UNSAFE = {
+    "code": (Calls(os.system, "touch canary"), "'posix.system'"),
+    "all memory": (Calls(bytearray, 2**40), "builtin"),
+    "a whole module": (torch.nn.Linear(2, 2), "'torch.nn.modules.linear.Linear'"),
+}
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("name", UNSAFE)
+def test_weights_that_a_loader_would_execute_are_refused_in_our_words(name, protocol, run, tmp_path, monkeypatch):
+    thing, says = UNSAFE[name]
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": thing}, tmp_path / "evil.pt", pickle_protocol=protocol)
+    sentence = refusal(run, resume=str(tmp_path / "evil.pt"))
+    assert says in sentence
+    assert "it is unsafe" in sentence
+    assert "weights_only" not in sentence
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_plain_state_dict_of_parameters_is_taken(run, tmp_path):
+    first = run()
+    plain = {name: torch.nn.Parameter(value) for name, value in torch.load(first / "model.pt").items()}
+    torch.save(OrderedDict(plain), tmp_path / "w.pt")
+    assert (run(resume=str(tmp_path / "w.pt"), out_dir=str(tmp_path / "b")) / "model.pt").exists()
 
 
 def test_weights_of_another_model_are_refused_by_name(run, tmp_path):

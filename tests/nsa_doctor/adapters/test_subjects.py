@@ -1,5 +1,7 @@
 """From a name to a subject: what a module takes is found out, and what cannot be examined is refused in a sentence."""
 
+import itertools
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -8,7 +10,7 @@ import torch
 from torch import nn
 
 from nsa_doctor.adapters.adapter import Adapter
-from nsa_doctor.adapters.any_module import adapt
+from nsa_doctor.adapters.any_module import adapt, libraries_of, packages_of
 from nsa_doctor.adapters.load import load_subject
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.measurement import Point
@@ -144,6 +146,69 @@ def test_a_table_of_positions_tells_the_longest_length() -> None:
     assert "the longest the subject serves" in subject.notes[0]
 
 
+class _Offset(nn.Module):
+    """Positions begin at 2 of a table of 50; `way` says how they are looked up."""
+
+    def __init__(self, way: str, declared: int = 50) -> None:
+        super().__init__()
+        self.way, self.max_len, self.table = way, declared, nn.Embedding(50, 8)
+        self.register_buffer("kept", torch.randn(1, 50, 8))
+
+    def forward(self, x):
+        positions = torch.arange(x.shape[1]) + 2
+        if self.way == "embedding":
+            return x + self.table(positions)
+        if self.way == "gathered":
+            return x + self.kept.gather(1, positions[None, :, None].expand(1, -1, 8))
+        return x + (self.kept[:, 2 : x.shape[1] + 2] if self.way == "sliced" else self.table.weight[positions])
+
+
+@pytest.mark.parametrize("way", ["embedding", "indexed", "gathered", "sliced"])
+def test_a_table_of_positions_with_an_offset_tells_the_longest_length(way: str) -> None:
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,), explore=True), lambda: _Offset(way))
+    name = "kept [1, 50, 8]" if way in ("gathered", "sliced") else "table.weight [50, 8]"
+    assert subject.max_length == 48
+    assert subject.notes == (
+        f"examined up to S=48, the longest the subject serves: beyond it, it reads past the end of {name}",
+    )
+
+
+def test_a_table_too_short_for_what_the_module_declares_is_no_limit() -> None:
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,), explore=True), lambda: _Offset("embedding", 128))
+    assert subject.max_length == 64
+
+
+class _KeptTooShort(nn.Module):
+    """Keeps a table as long as the first input and reads it at every later one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.kept = nn.Linear(8, 8), None
+
+    def forward(self, x):
+        if self.kept is None:
+            self.kept = torch.arange(x.shape[1]).float()[:, None]
+        return self.linear(x) * self.kept[torch.arange(x.shape[1])]
+
+
+def test_what_one_call_keeps_too_short_for_the_next_is_no_limit() -> None:
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,), explore=True), _KeptTooShort)
+    assert (subject.max_length, subject.notes) == (32, ())
+
+
+def test_the_packages_of_a_module_are_those_of_its_class_and_the_rest_are_libraries() -> None:
+    class Own(nn.Module):
+        """Holds a part of another package."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = type("Part", (nn.Module,), {"__module__": "einops.layers"})()
+
+    assert (packages_of(Own()), libraries_of(Own())) == (("tests",), ("einops",))
+    sequence = nn.Sequential(Own().part)
+    assert (packages_of(sequence), libraries_of(sequence)) == (("einops",), ())
+
+
 class _WholeBlocks(nn.Module):
     def forward(self, x):
         return x.unflatten(1, (-1, 16)).flatten(1, 2) if x.shape[1] < 200 else x[:, :, None].squeeze(3)
@@ -152,6 +217,31 @@ class _WholeBlocks(nn.Module):
 def test_a_length_that_fails_for_no_declared_reason_is_still_examined() -> None:
     subject = adapt(SubjectRequest(spec="x:y", lengths=(16,), input="embeddings", width=8, explore=True), _WholeBlocks)
     assert subject.max_length == 256
+
+
+def explored(module: type[nn.Module]) -> Subject:
+    asked = SubjectRequest(spec="x:y", lengths=(16,), input="embeddings", width=8, explore=True)
+    return adapt(asked, module)
+
+
+def test_how_long_a_sequence_is_examined_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: 10.0 * next(clock))  # others have the machine meanwhile
+    subject = explored(nn.Identity)
+    assert (subject.max_length, subject.notes) == (2048, ())
+
+
+class _Heavy(nn.Module):
+    def forward(self, x):
+        for _ in range(100):
+            x = (x @ x.mT).softmax(-1) @ x
+        return x
+
+
+def test_a_call_that_is_much_work_is_the_longest_that_is_examined() -> None:
+    subject = explored(_Heavy)
+    assert 128 < subject.max_length < 2048
+    assert "a longer call is more work than this examination allows" in subject.notes[0]
 
 
 class _Unusual(nn.Module):

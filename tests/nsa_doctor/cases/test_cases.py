@@ -4,8 +4,6 @@ import ast
 import os
 import re
 import select
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nsa_doctor.cases import catalogue
-from nsa_doctor.cases import fork_server as warm
+from nsa_doctor.cases import catalogue, running
 from nsa_doctor.cases import worker_main as child
+from nsa_doctor.cases.case import found
 from nsa_doctor.cases.catalogue import Card, cards, read_card
 from nsa_doctor.cases.record import Case, CaseOutcome, NotForThisMachineError, Plant, Sight
 from nsa_doctor.cases.running import CasesRequest, run_cases
@@ -24,7 +22,7 @@ from nsa_doctor.cases.table import markdown, terminal
 from nsa_doctor.cli.main import serve
 from nsa_doctor.core.finding import Finding, Report, Result, Verdict
 from nsa_doctor.core.measurement import Place
-from regressions.case import found
+from nsa_doctor.isolation.start import Children
 
 REGRESSIONS = Path(__file__).parents[3] / "regressions"
 DOC = "r998 some-symptom\n\nReported: 1.\nSymptom: a | b.\nCause: c.\nCheck: d.\n"
@@ -163,24 +161,22 @@ def test_what_was_expected_is_compared_with_the_first_finding():
     assert "does not say 'nan'" in found("GAT101", says="nan")(report(ZERO))
 
 
-@pytest.fixture(params=[pytest.param(False, id="forked"), pytest.param(True, id="fresh")])
-def make_starter(request, tmp_path, monkeypatch):
-    """Makes what starts processes that are forked or fresh, and import from the test's folder."""
+@pytest.fixture(params=[pytest.param(True, id="forked"), pytest.param(False, id="fresh")])
+def can_fork(request, tmp_path, monkeypatch):
+    """Cases are forked or fresh, and import from the test's folder."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    if not (request.param or warm.CAN_FORK):
-        pytest.skip("this machine forks no processes")
-    return lambda: warm.Starter((), is_fresh=request.param)
+    monkeypatch.setattr(running, "CAN_FORK", request.param)
+    monkeypatch.setattr(Children, "are_forked", False)
 
 
 @pytest.fixture
-def run_source(make_starter, tmp_path):
+def run_source(can_fork, tmp_path):
     """Runs a case that has this text after its docstring."""
 
     def run_source(text, seconds=20.0, jobs=1):
         (tmp_path / "r998_some_symptom.py").write_text(f'"""{DOC}"""\n{text}')
         made = Card(**{**vars(card()), "module": "r998_some_symptom"})
-        with make_starter() as starter:
-            return run_cases(CasesRequest(cards=(made,), seconds=seconds, jobs=jobs), starter=starter)[0]
+        return run_cases(CasesRequest(cards=(made,), seconds=seconds, jobs=jobs), imported=())[0]
 
     return run_source
 
@@ -217,17 +213,18 @@ def pipe(tmp_path):
 
 def test_a_case_that_does_not_end_is_ended_with_all_it_started(run_source, pipe):
     outcome = run_source(f"{pipe.hold_in_another}import time\ntime.sleep(60)\n", seconds=2.0)
-    assert (outcome.status, outcome.reason) == ("broken", "it did not end within 2 s")
+    assert outcome.status == "broken"
+    assert re.fullmatch(r"it did not end within 2 s: it is at .*/r998_some_symptom.py:\d+ \(<module>\)", outcome.reason)
     assert (pipe.read(), pipe.read()) == (b"here", b"")
 
 
 def test_a_case_that_ends_leaves_nothing_that_it_started(run_source, pipe):
     outcome = run_source(f"{pipe.hold_in_another}{pipe.until_held}os._exit(3)\n")
-    assert outcome.reason.startswith("its process ended with code 3")
+    assert outcome.reason.startswith("the process ended with exit code 3")
     assert (pipe.read(), pipe.read()) == (b"here", b"")
 
 
-def test_an_interrupt_ends_what_runs_and_waits_for_none_of_it(make_starter, pipe, tmp_path):
+def test_an_interrupt_ends_what_runs_and_waits_for_none_of_it(can_fork, pipe, tmp_path):
     (tmp_path / "r998_one.py").write_text(pipe.until_held)
     (tmp_path / "r999_other.py").write_text(pipe.hold)
     made = tuple(Card(**{**vars(card()), "id": name[:4], "module": name}) for name in ("r998_one", "r999_other"))
@@ -237,64 +234,34 @@ def test_an_interrupt_ends_what_runs_and_waits_for_none_of_it(make_starter, pipe
         raise KeyboardInterrupt
 
     times = []
-    with make_starter() as starter, pytest.raises(KeyboardInterrupt):
-        run_cases(CasesRequest(cards=made, seconds=20.0, jobs=2), interrupt, starter)
+    with pytest.raises(KeyboardInterrupt):
+        run_cases(CasesRequest(cards=made, seconds=20.0, jobs=2), interrupt, imported=())
     assert time.monotonic() - times[0] < 10.0  # of the 20 s that the other may take
     assert (pipe.read(), pipe.read()) == (b"here", b"")
 
 
-@pytest.fixture
-def started(monkeypatch, tmp_path):
-    """Starts a forked case that has this text, and gives what started it."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    if not warm.CAN_FORK:
-        pytest.skip("this machine forks no processes")
-    with warm.Starter(()) as starter:
-
-        def start(text):
-            (tmp_path / "r998_some_symptom.py").write_text(f'"""{DOC}"""\n{text}')
-            words = ("r998_some_symptom", str(tmp_path / "answer.json"), "2")
-            cases.append(starter.start(words, tmp_path / "errors.txt"))
-            return starter
-
-        cases = []
-        yield start
-        for case in cases:
-            case.end()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel does not end the children of a process")
-def test_no_part_of_a_case_outlives_a_server_that_is_killed(started, pipe):
-    starter = started(ONE_OF_EACH.replace("    assert not THINGS", f"    {pipe.hold}; assert not THINGS"))
-    assert pipe.read() == b"here"
-    starter._server.kill()
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only what stays in the session of a process is found")
+def test_no_part_of_a_case_outlives_who_asked_for_it(pipe, tmp_path):
+    text = ONE_OF_EACH.replace("    assert not THINGS", f"    {pipe.hold}; assert not THINGS")
+    (tmp_path / "r998_some_symptom.py").write_text(f'"""{DOC}"""\n{text}')
+    program = (
+        "from nsa_doctor.cases.running import *; from pathlib import Path\n"
+        "made = dict.fromkeys(('name', 'reported', 'symptom', 'cause', 'check'), '')\n"
+        "case = Card(id='r998', module='r998_some_symptom', path=Path(), **made)\n"
+        "run_cases(CasesRequest(cards=(case,), jobs=2), imported=())"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REGRESSIONS.parent}"}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment) as asking:
+        assert pipe.read() == b"here"
+        asking.kill()
     assert pipe.read() == b""
-
-
-def test_a_server_that_breaks_ends_what_cases_have_started(started, pipe):
-    starter = started(f"{pipe.hold_in_another}import time\ntime.sleep(60)\n")
-    assert pipe.read() == b"here"
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        socket.send_fds(starter._control, [b"?"], [theirs.fileno()])  # and not a word of what to do
-    assert pipe.read() == b""
-
-
-def test_a_group_that_refuses_its_end_keeps_no_other_from_it(monkeypatch):
-    def refuse(group, number):
-        raise PermissionError
-
-    monkeypatch.setattr(os, "killpg", refuse)
-    with subprocess.Popen(["sleep", "60"]) as process:
-        warm._kill_group(process.pid)
-    assert process.returncode == -signal.SIGKILL
 
 
 def test_a_case_that_dies_says_how(run_source):
     dies = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
-    assert run_source(dies).reason.startswith("its process ended with code -11")
+    assert run_source(dies).reason.startswith("the process died by signal 11 (SIGSEGV)")
     leaves = "import os, sys\nsys.stderr.write('no more')\nsys.stderr.flush()\nos._exit(7)\n"
-    assert run_source(leaves).reason == "its process ended with code 7: no more"
+    assert run_source(leaves).reason == "the process ended with exit code 7: no more"
 
 
 ONE_OF_EACH = """
@@ -322,14 +289,14 @@ def test_a_part_of_a_case_that_dies_breaks_it(run_source):
     text = ONE_OF_EACH.replace("    THINGS.append(1)", "    import os; os._exit(3)")
     outcome = run_source(text, jobs=2)
     assert outcome.status == "broken"
-    assert re.fullmatch(r"ChildProcessError: part [23] of 3 ended with code 3", outcome.reason)
+    assert re.fullmatch(r"ChildProcessError: part [23] of 3: the process ended with exit code 3", outcome.reason)
 
 
 def test_a_part_of_a_case_that_dies_ends_the_others(run_source, pipe):
     text = ONE_OF_EACH.replace("    assert not THINGS", f"    {pipe.hold}; assert not THINGS")
     dies = "    exec(" + repr(pipe.until_held) + ", {}); import os; os._exit(3)"
     outcome = run_source(text.replace("    THINGS.append(1)", dies), jobs=2)
-    assert outcome.reason == "ChildProcessError: part 2 of 3 ended with code 3"
+    assert outcome.reason == "ChildProcessError: part 2 of 3: the process ended with exit code 3"
     assert (pipe.read(), pipe.read()) == (b"here", b"")
 
 
@@ -350,11 +317,13 @@ def test_a_case_has_the_folder_and_the_environment_of_who_asks(run_source, tmp_p
     assert run_source(text).status == "absent"
 
 
-def test_a_server_that_is_gone_breaks_the_case_and_hangs_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(warm, "__name__", "json")  # a module that ends at once
-    with warm.Starter(()) as starter:
-        (outcome,) = run_cases(CasesRequest(cards=(card(),)), starter=starter)
-    assert (outcome.status, outcome.reason) == ("broken", "its process ended with code -9: ")
+def test_a_warm_process_that_dies_breaks_the_cases_and_hangs_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "WARM_ROOM", "antigravity_of_no_machine")
+    (tmp_path / "antigravity_of_no_machine.py").write_text("import os; os.kill(os.getpid(), 9)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (outcome,) = run_cases(CasesRequest(cards=(card(),)))
+    assert outcome.status == "broken"
+    assert outcome.reason.startswith("the process that runs the cases gives no answer: the process died by signal 9")
 
 
 def test_the_terminal_shows_what_was_seen_and_where():

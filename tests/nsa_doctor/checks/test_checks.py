@@ -18,8 +18,10 @@ from nsa_doctor.artifacts.judging import judge
 from nsa_doctor.artifacts.training_run.subject import RunSubject
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Check, parse_manual
+from nsa_doctor.core.deduplicate import deduplicate
 from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Finding, Verdict
+from nsa_doctor.engine.conclusions import with_observed
 from nsa_doctor.isolation.supervisor import Supervisor
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.testing.checkpoints import GATE, healthy, holding
@@ -47,9 +49,14 @@ _MOST_FINDINGS = 3
 def complaints(check: Check, subject: Subject) -> Iterator[str]:
     """What is wrong with a check, seen on a subject that is healthy."""
     healthy = run_check(check, subject)
-    if healthy.verdict is not Verdict.PASS:
+    if healthy.verdict is not Verdict.PASS or healthy.findings:
         yield f"{healthy.verdict} on the healthy subject: {healthy.reason or healthy.findings}"
-    sick = run_check(check, check.planted(subject))
+    sick, beside = run_check(check, check.planted(subject)).parted()
+    left = [
+        each for result in deduplicate(with_observed([sick], beside), registry.entries()) for each in result.findings
+    ]
+    if any(each.code != check.manual.code for each in left):
+        yield f"beside it, for one planted bug: {[each.code for each in left]}"
     if check.manual.code in ONLY_NOTES:
         named = [note for note in sick.notes if Path(check.run.__code__.co_filename).name in note]
         if healthy.notes or not named or sick.verdict is not Verdict.PASS:

@@ -125,6 +125,33 @@ def test_scores_of_every_pair_in_the_selected_branch_are_found(small: Subject) -
     assert finding.where.function == "with_scores"
 
 
+class _PlacedToken(nn.Module):
+    """Places one tensor after another on a device: that of the input, or the one named."""
+
+    def __init__(self, device: str | None) -> None:
+        super().__init__()
+        self.linear, self.device = nn.Linear(8, 8), device
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        target = x.device if self.device is None else self.device
+        return self.linear(torch.stack([token.to(target) for token in x.unbind(1)], 1))
+
+
+class _FetchedToken(_PlacedToken):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(torch.stack([token.to("cpu") for token in x.unbind(1)], 1))
+
+
+def waits(module: nn.Module) -> int:
+    forward = lambda module, x: module(x)  # noqa: E731
+    subject = Subject(name="a", build=lambda seed: module, forward=forward, input="embeddings", width=8)
+    return count_work(subject, 33).num_waits
+
+
+def test_a_tensor_that_stays_on_its_device_is_not_waited_for() -> None:
+    assert [waits(_PlacedToken(None)), waits(_PlacedToken("cpu")), waits(_FetchedToken("cpu"))] == [0, 0, 33]
+
+
 def test_counts_do_not_depend_on_the_run(load: Load) -> None:
     subject = load("paced:experts")
     first, second = (count_work(subject, 33) for _ in range(2))

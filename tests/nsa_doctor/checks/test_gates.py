@@ -15,8 +15,8 @@ from tests.gallery.faulty.nsa_like import DIM, Glu, Routed, Weigher
 
 CODES = [entry.manual.code for entry in registry.select(("GAT",), (), "full")]
 SICK = {
-    ("zero", "softmax"): "GAT101",
-    ("zero", "sigmoid"): "GAT101",
+    ("zero twice", "softmax"): "GAT101",
+    ("zero twice", "sigmoid"): "GAT101",
     ("constant input", "softmax"): "GAT102",
     ("bias frozen in", "sigmoid"): "GAT102",
     ("hot", "softmax"): "GAT102",
@@ -76,9 +76,27 @@ def test_a_zero_weight_with_a_chosen_bias_is_a_note_that_a_step_clears() -> None
     assert "until an optimizer step has moved it (score (Linear)" in result.notes[0]
 
 
-def test_the_zero_gate_says_whether_a_step_moves_it() -> None:
-    result = run_check(registry.load("GAT101"), subject_of(lambda: Weigher("zero")))
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_a_zero_gate_that_steps_move_is_one_note(kind: str) -> None:
+    results = [run_check(registry.load(code), subject_of(lambda: Weigher("zero", kind))) for code in CODES]
+    assert [result.verdict for result in results] == [Verdict.PASS] * len(CODES)
+    (note,) = [note for result in results for note in result.notes]
+    assert "score.weight and score.bias start at zero; 3 optimizer steps move them (score (Linear) at" in note
+
+
+def test_a_zero_gate_that_steps_do_not_move_says_so() -> None:
+    result = run_check(registry.load("GAT101"), subject_of(lambda: Weigher("zero twice")))
     assert "score.weight and score.bias are exactly zero: every weight is 0.5" in result.findings[0].message
+    assert "3 optimizer steps do not make it depend on its input" in result.findings[0].message
+    assert result.findings[0].evidence["a step moves it"] is False
+
+
+def test_a_zero_gate_on_offer_is_found_though_a_step_moves_it() -> None:
+    subject = subject_of(lambda: Weigher("zero"))
+    offered = replace(
+        subject, gate=lambda module, x: module.score(torch.tanh(module.hidden(x)))[..., None, :].softmax(-1)
+    )
+    result = run_check(registry.load("GAT101"), offered)
     assert result.findings[0].evidence["a step moves it"] is True
 
 

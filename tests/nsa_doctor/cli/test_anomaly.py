@@ -29,7 +29,7 @@ def test_a_refused_write_is_told_once_with_both_lines(doctor: Doctor) -> None:
     assert "is overwritten by add_ at inplace.py:" in told
     assert "at S=24; backward raises" in told
     assert "also FWD101" in told
-    assert "1 finding;" in told
+    assert "1 finding " in told
 
 
 def test_a_silent_write_is_reported_with_its_line(doctor: Doctor, tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import os
+import platform
 import pty
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from signal import SIGHUP, SIGTERM
 
@@ -36,6 +38,9 @@ REFUSED = [  # words, what the sentence must hold
     (["sweep", "--subject", "a.b:c", "--config", "x.yaml"], "has no effect with --subject"),
     (["sweep", "--input", "tokens"], "--input is for a --subject"),
     (["sweep", "--subject", "a:b", "--input", "words"], "--input cannot be 'words'"),
+    (["sweep", "--spec", "bidirectional"], "--spec is for a --subject"),
+    (["run", "--subject", "a:b", "--spec", "bidirectionl"], "--spec cannot be 'bidirectionl': did you mean bidirect"),
+    (["go-no-go", "--subject", "a:b", "--spec", "bidirectional,causal"], "--spec cannot be 'causal'"),
     (["sweep", "--seed", "-1"], "--seed must be from 0"),
     (["sweep", "--seed", "x"], "Invalid value for '--seed'"),
     (["sweep", "--timeout", "0"], "--timeout must be a number of seconds above 0"),
@@ -48,10 +53,13 @@ REFUSED = [  # words, what the sentence must hold
     (["sweep", "--output", "/"], "is a folder"),
     (["sweep", "--sqe", "128"], "No such option: --sqe"),
     (["sweep", "128"], "unexpected extra argument"),
+    (["smoke", "--steps", "1" + "0" * 400], "--steps must be from"),
+    (["regressions", "--format", "md", "--jobs", "0"], "--jobs must be from 1"),
     (["swep"], "No such command 'swep'"),
-    (["explain"], "Missing argument"),
-    ([], "a command is needed"),
-    (["explain", "NAN01"], "unknown check 'NAN01': did you mean NAN101"),
+    (["explain", "NAN01"], "unknown check 'NAN01': did you mean NAN101 output-not-finite\n"),
+    (["explain", "output-not-finit"], "did you mean NAN101 output-not-finite\n"),
+    (["explain", "gate"], "did you mean GAT"),
+    (["explain", "xyzzy"], "unknown check 'xyzzy': nsa-doctor list shows every code\n"),
 ]
 
 
@@ -85,6 +93,12 @@ def test_what_only_the_child_can_know_is_told_as_briefly(doctor: Doctor, words: 
     assert answer.stdout == ""
     assert answer.stderr.count("\n") == 1
     assert told in answer.stderr
+
+
+@pytest.mark.parametrize("option", ["--policy", "--run", "--baseline", "--subject", "--config"])
+def test_a_sentence_has_an_end_whatever_it_is_about(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(["go-no-go", option, "n" * 5000]) == 2
+    assert len(capsys.readouterr().err) < 1000
 
 
 def test_a_fault_of_the_doctors_own_is_exit_4(
@@ -129,6 +143,44 @@ def test_list_names_every_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"{code}  {manual.name}" in listed for code, manual in registry.manuals().items())
 
 
+def test_explain_alone_lists_every_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(["explain"]) == serve(["list"]) == 0
+    once = capsys.readouterr().out
+    assert once[: len(once) // 2] == once[len(once) // 2 :]
+
+
+def test_a_check_is_explained_by_its_name_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(["explain", "output-not-finite"]) == 0
+    assert capsys.readouterr().out.startswith("NAN101 output-not-finite\n")
+
+
+@pytest.mark.parametrize("words", [["-h"], ["sweep", "-h"], ["go-no-go", "-h"]], ids=" ".join)
+def test_the_short_option_of_help_is_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(words) == serve([*words[:-1], "--help"]) == 0
+    once = capsys.readouterr().out
+    assert once[: len(once) // 2] == once[len(once) // 2 :]
+
+
+def test_the_version_names_torchs_without_importing_it() -> None:
+    program = (
+        "import sys; from nsa_doctor.cli.main import serve; code = serve(['--version']); "
+        "assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, env=environment()
+    )
+    assert answer.stdout == (
+        f"nsa-doctor {version('nsa-doctor')} (torch {version('torch')}, Python {platform.python_version()})\n"
+    )
+
+
+def test_no_word_at_all_is_told_what_to_begin_with(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve([]) == 2
+    first, *examples = capsys.readouterr().err.splitlines()
+    assert first.startswith("nsa-doctor: a command is needed")
+    assert [line.split()[:2] for line in examples] == [["nsa-doctor", word] for word in ("run", "watch", "explain")]
+
+
 def test_explain_gives_the_manual(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(["explain", "nan101"]) == 0
     explained = capsys.readouterr().out
@@ -154,7 +206,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert answer.stdout.startswith(min(registry.manuals()))
 
 
-@pytest.mark.parametrize(("closed", "code"), [(">&-", 0), ("2>&-", 0), (">/dev/full", 4)])
+@pytest.mark.parametrize(("closed", "code"), [(">&-", 0), ("2>&-", 0), (">/dev/full", 2)])
 def test_closed_and_full_streams_end_without_a_traceback(closed: str, code: int) -> None:
     command = f"{sys.executable} -m nsa_doctor explain NAN101 {closed}"
     answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, env=environment())

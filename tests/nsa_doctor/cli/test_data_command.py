@@ -22,7 +22,7 @@ def mark(function: str) -> int:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("kills", "died by SIGSEGV at"),
+        ("kills", "died by signal 11 (SIGSEGV) at"),
         pytest.param("leaves", "was ended by it, with exit code 0", marks=pytest.mark.full),
     ],
 )

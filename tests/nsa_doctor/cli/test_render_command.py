@@ -11,7 +11,7 @@ import pytest
 
 from nsa_doctor.cli.delivery import Delivery
 from nsa_doctor.cli.main import serve
-from nsa_doctor.core.errors import UsageError
+from nsa_doctor.core.writing import CannotWriteError
 from nsa_doctor.render import json as as_json
 from nsa_doctor.render.formats import FORMATS, render_as
 from nsa_doctor.render.reading import SCHEMA, parse_report
@@ -134,7 +134,7 @@ def test_a_report_is_not_lost_to_a_picture_of_it(report: Path, capsys: pytest.Ca
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_told(report: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "No space left on device" in told(capsys, report, "--to", "md", "--output", "/dev/full", code=4)
+    assert "No space left on device" in told(capsys, report, "--to", "md", "--output", "/dev/full", code=2)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -170,5 +170,5 @@ def test_a_format_of_no_kind_is_refused_by_other_commands(capsys: pytest.Capture
 
 
 def test_delivery_refuses_what_it_could_not_write() -> None:
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(CannotWriteError, match="cannot be written"):
         Delivery.asked(None, Path("/nowhere/a.md"), traceback=False, quiet=True)

@@ -36,11 +36,18 @@ def test_a_library_is_blamed_only_where_there_is_no_own_line() -> None:
 
 def test_the_doctor_is_never_to_blame_in_whichever_folder_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = "/venv/lib/python3.11/site-packages/nsa_doctor"
-    monkeypatch.setattr("nsa_doctor.core.frames.PACKAGE_ROOT", Path(installed))
+    monkeypatch.setattr("nsa_doctor.core.package.PACKAGE_ROOT", Path(installed))
     frames = FrameFilter()
     assert frames.rank(f"{installed}/registry.py") == 0
     assert frames.rank(f"{installed}/checks/fwd/fwd101.py") == 3  # what a check plants
+    assert frames.rank(f"{installed}/regressions/r001.py") == 3  # what a case plants
     assert frames.rank("/venv/lib/python3.11/site-packages/nsa_doctor_too/core.py") == 2
+
+
+def test_a_subject_among_our_cases_does_not_make_the_doctor_a_subject() -> None:
+    frames = FrameFilter(top_package("nsa_doctor.regressions.r001_range_iteration_hang:planted_walk"))
+    files = ("regressions/r001.py", "checks/fwd/fwd101.py", "core/registry.py", "probes/perform.py", "cases/case.py")
+    assert [frames.rank(f"{DOCTOR}/{file}") for file in files] == [3, 3, 0, 0, 0]
 
 
 def test_torchs_modules_are_the_last_resort() -> None:
@@ -69,6 +76,17 @@ Current thread 0x02 (most recent call first):
   File "{TORCH}/nn/functional.py", line 5 in softmax
   File "/home/me/model.py", line 3 in forward
   File "{TORCH}/nn/modules/module.py", line 5 in _call_impl
+  File "{DOCTOR}/probes/perform.py", line 7 in perform
+"""
+    assert FrameFilter().of_dump(dump)[0] == OWN
+
+
+def test_a_thread_of_a_case_is_not_the_doctors_own() -> None:
+    dump = f"""Thread 0x01 (most recent call first):
+  File "{DOCTOR}/regressions/r001.py", line 8 in reads_ahead
+
+Current thread 0x02 (most recent call first):
+  File "/home/me/model.py", line 3 in forward
   File "{DOCTOR}/probes/perform.py", line 7 in perform
 """
     assert FrameFilter().of_dump(dump)[0] == OWN
@@ -117,3 +135,27 @@ def test_a_single_file_may_be_named_by_a_path(monkeypatch: pytest.MonkeyPatch) -
     module.__spec__ = ModuleSpec("attention_file", None, origin=Path("/lib/attention_file.py"))  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "attention_file", module)
     assert FrameFilter(("attention_file",)).rank("/lib/attention_file.py") == 3
+
+
+def _in_file(name: str, source: str, **names: object) -> dict[str, object]:
+    """What a file of that name defines."""
+    defined = dict(names)
+    exec(compile(source, name, "exec"), defined)
+    return defined
+
+
+def test_the_nearest_own_line_comes_first_and_the_line_of_the_library_second() -> None:
+    library = _in_file("/env/site-packages/einops/einops.py", "def split(x):\n    raise ValueError(x)\n")
+    own = _in_file("/project/mine.py", "def forward(x):\n    return split(x)\n", split=library["split"])
+    with pytest.raises(ValueError, match="3") as raised:
+        own["forward"](3)  # type: ignore[operator]
+    frames = FrameFilter()
+    assert frames.of_traceback(raised.tb) == Line(file="/project/mine.py", line=2, function="forward")
+    assert frames.library_of_traceback(raised.tb) == "/env/site-packages/einops/einops.py:2"
+
+
+def test_what_the_subject_is_made_of_is_no_library() -> None:
+    frames = FrameFilter(packages=("einops",))
+    assert frames.is_library("/env/site-packages/einops/einops.py")  # another installation of it
+    assert not frames.is_library(torch.__file__)
+    assert not frames.is_library("/project/mine.py")

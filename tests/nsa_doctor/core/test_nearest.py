@@ -4,6 +4,7 @@ import pytest
 
 from nsa_doctor.cli.main import serve
 from nsa_doctor.core.check import PROFILES
+from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.measurement import DTYPES, VALUES
 from nsa_doctor.core.nearest import _OTHER_NAMES, nearest
 from nsa_doctor.render.formats import FORMATS
@@ -17,6 +18,7 @@ MEANT = {
     PROFILES: {"quik": "quick", "ful": "full", "smok": "smoke", "fast": "smoke", "all": "full"},
     VALUES: {"huge": "huge_token", "zero": "zeros", "random": "normal", "larg": "large"},
     ("embeddings", "tokens"): {"embedding": "embeddings", "token": "tokens", "ids": "tokens"},
+    tuple(Declaration): {"encoder": "bidirectional", "bidi": "bidirectional", "non-causal": "bidirectional"},
     tuple(FORMATS): {"text": "terminal", "markdown": "md", "xml": "junit", "htm": "html", "JSON": "json"},
 }
 OTHERS = {

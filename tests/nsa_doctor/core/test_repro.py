@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import typer
 
-from nsa_doctor.artifacts.data import examine as data_run
 from nsa_doctor.artifacts.training_run.record import RunRecord
 from nsa_doctor.artifacts.training_run.subject import RunSubject
 from nsa_doctor.cases import worker_main as child
@@ -29,8 +28,9 @@ from nsa_doctor.fuzz import run as fuzzing
 from nsa_doctor.fuzz.outcome import Failure
 from nsa_doctor.fuzz.request import FuzzRequest
 from nsa_doctor.fuzz.search import Search
-from nsa_doctor.isolation.one_shot import OneShotResult
+from nsa_doctor.isolation.failures import CrashReport, WorkerDiedError
 from nsa_doctor.isolation.supervisor import Supervisor
+from nsa_doctor.isolation.worker_process import WorkerProcess
 from nsa_doctor.render.reproduce import command_line
 from nsa_doctor.subject.contract import Subject
 from tests.nsa_doctor.artifacts.training_run.runs import write_table
@@ -149,8 +149,12 @@ def test_a_speed_below_its_floor_is_timed_again(monkeypatch: pytest.MonkeyPatch,
     assert among(found.repro, command="throughput", seq="64", floors=str(place), repeats=5, **ASKED)
 
 
+def dies(*_: Any, **__: Any) -> None:
+    raise WorkerDiedError(-9, CrashReport())
+
+
 def test_a_source_that_dies_is_opened_again_as_it_was(monkeypatch: pytest.MonkeyPatch, reports: list[Report]) -> None:
-    monkeypatch.setattr(data_run, "run_one_shot", lambda *_, **__: OneShotResult(answer=None, code=-9))
+    monkeypatch.setattr(WorkerProcess, "ask", dies)
     words = ["data", "--config", ODD, "--dataset", f"text:{ODD}", "--set", f"train.out={ODD}", "--timeout", "7.25"]
     assert serve([*words, "--batches", "3", "--quiet"]) == 0
     assert read(only(reports[0]).repro) == params([*words, "--batches", "3"])

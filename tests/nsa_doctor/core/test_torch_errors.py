@@ -29,11 +29,21 @@ def asks_for_all_memory() -> None:
     torch.empty(1 << 50)
 
 
+def looks_beyond_the_end() -> None:
+    torch.zeros(3)[torch.tensor([5])]
+
+
+def adds_other_sizes() -> None:
+    torch.zeros(3) + torch.zeros(4)
+
+
 PROVOKED: dict[TorchError, Callable[[], None]] = {
     TorchError.SAVED_TENSOR_MODIFIED: modifies_a_saved_tensor,
     TorchError.GRAPH_FREED: enters_a_freed_graph,
     TorchError.ONE_VALUE_PER_CHANNEL: normalises_one_value,
     TorchError.HOST_MEMORY: asks_for_all_memory,
+    TorchError.INDEX_OUT_OF_RANGE: looks_beyond_the_end,
+    TorchError.SIZES_DIFFER: adds_other_sizes,
 }
 
 

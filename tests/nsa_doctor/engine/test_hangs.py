@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -18,14 +19,17 @@ from torch import nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.deduplicate import deduplicate
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Decision, Finding, Report, Result, Verdict
 from nsa_doctor.core.measurement import Measurement, Place, Point, Trouble
 from nsa_doctor.core.reproduce import CommandLine
 from nsa_doctor.engine.describe import findings
 from nsa_doctor.engine.measure_points import Examination
 from nsa_doctor.isolation.shared_record import FILE_BYTES, SIGHTING, TRAIL, SharedRecord
+from nsa_doctor.probes.hooks import stack_sampler
 from nsa_doctor.probes.hooks.line_recorder import LineRecorder
 from nsa_doctor.probes.hooks.loops import loop_around
+from nsa_doctor.probes.hooks.stack_sampler import _SIGNAL as SIGNAL
 from nsa_doctor.probes.hooks.stack_sampler import Sighting, StackSampler
 from tests.gallery.faulty import hangs
 from tests.nsa_doctor.conftest import HERE, is_marked
@@ -44,18 +48,27 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def seen(call: Callable[[], object], *known: nn.Module, release: Callable[[], None] = hangs.RELEASED.set) -> Sighting:
-    """What a lookout says of a thread that hangs in `call`."""
-    hanging = threading.Thread(target=call, daemon=True)
-    hanging.start()
-    time.sleep(0.05)
-    sampler = StackSampler(thread=hanging.ident)
+    """What a sampler says, from another thread, of this one while it hangs in `call`."""
+    sampler = StackSampler()
     for module in known:
         sampler.know(module)
-    sighting = sampler.sight()
-    assert hanging.is_alive()
-    release()
-    hanging.join()
-    return sighting
+    seen_by_another: list[Sighting | Caught] = []
+
+    def look() -> None:
+        time.sleep(0.05)
+        seen_by_another.append(attempt(sampler.sight))
+        release()
+
+    sampler.listen()
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    try:
+        call()
+    finally:
+        looking.join()
+        signal.signal(SIGNAL, signal.SIG_DFL)
+    assert isinstance(seen_by_another[0], Sighting)
+    return seen_by_another[0]
 
 
 def train(module: nn.Module) -> None:
@@ -122,6 +135,29 @@ def test_a_hook_that_hangs_in_backward_is_its_modules() -> None:
     sighting = seen(lambda: train(module), module)
     assert sighting.place.module == "layers.1"
     assert is_marked(sighting.place.file, sighting.place.line)
+
+
+@pytest.mark.parametrize("name", ["spins", "waits"])
+def test_local_variables_are_read_in_their_own_thread_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers: set[int] = set()
+    for reader in ("module_of", "context_of"):
+        read = getattr(stack_sampler, reader)
+        monkeypatch.setattr(
+            stack_sampler, reader, lambda frame, read=read: (readers.add(threading.get_ident()), read(frame))[1]
+        )
+    module = getattr(hangs, name)()
+    seen(lambda: module(torch.zeros(1, 4, hangs.DIM)), module)
+    assert readers == {threading.get_ident()}
+
+
+def test_a_subject_that_took_the_signal_is_still_named_by_its_line() -> None:
+    def spin() -> None:
+        signal.signal(SIGNAL, signal.SIG_IGN)
+        hangs.spins()(torch.zeros(1, 4, hangs.DIM))
+
+    place = seen(spin).place
+    assert place.function == "_spin"
+    assert is_marked(place.file, place.line)
 
 
 class Written:
@@ -243,6 +279,16 @@ def test_two_lines_of_one_function_that_does_not_return_are_one_cause() -> None:
     measured = [Measurement(point=Point(length=n + 1), trouble=trouble) for n, trouble in enumerate(troubles)]
     found = findings(Examination(measurements=measured), CommandLine(options=()))
     assert [(finding.where, finding.evidence["lengths"]) for finding in found] == [(LOOP, "1,2"), (ELSEWHERE, "3")]
+
+
+def test_an_end_that_nobody_placed_is_counted_among_those_like_it() -> None:
+    troubles = [
+        Trouble(kind="died", message=message, place=place)
+        for message, place in (("killed", Place()), ("killed", LOOP), ("killed", BELOW), ("left", Place()))
+    ]
+    measured = [Measurement(point=Point(length=n + 1), trouble=trouble) for n, trouble in enumerate(troubles)]
+    found = findings(Examination(measurements=measured), CommandLine(options=()))
+    assert {(finding.where, finding.evidence["lengths"]) for finding in found} == {(LOOP, "1,2,3"), (Place(), "4")}
 
 
 def ended(code: str, place: Place, kind: str = "timeout") -> Result:

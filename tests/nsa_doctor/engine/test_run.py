@@ -73,6 +73,12 @@ def test_what_was_asked_for_by_name_and_does_not_apply_makes_the_decision_unknow
     assert report.decision is Decision.UNKNOWN  # DEC101 was asked for by name
 
 
+def test_what_does_not_apply_of_a_family_asked_for_is_no_obstacle() -> None:
+    report = ran("healthy:causal", "FWD30", "FWD206")
+    assert verdicts(report)["FWD301"] is Verdict.SKIP
+    assert report.decision is Decision.GO
+
+
 def test_what_was_not_asked_for_by_name_and_does_not_apply_is_no_obstacle() -> None:
     report = ran("healthy:causal", profile="smoke", jobs=2)
     assert report.decision is Decision.GO

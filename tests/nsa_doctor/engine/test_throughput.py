@@ -71,8 +71,10 @@ def test_floors_are_those_of_the_device(device_name: str, device: str, name: str
 
 
 BAD_FLOORS = {
-    "no-such": (None, "and not one of"),
-    "not-yaml": ("a: [", "is not YAML"),
+    "no-such": (None, "No such file or directory; built in are a100, cpu, h200"),
+    "not-yaml": ("a: [", "line 1, column 5: "),
+    "digits": ("9" * 5000, "must not hold a number of thousands of digits"),
+    "nested": ("{a: " * 3000, "hundreds of levels"),
     "a-list": ("[]", "keys device and floors"),
     "no-reason": (
         "device: cpu\nfloors: [{quantity: slowdown, most: 3}]",
@@ -81,6 +83,10 @@ BAD_FLOORS = {
     "wrong-way": ("device: cpu\nfloors: [{quantity: slowdown, least: 3, because: x}]", "needs `most`"),
     "unknown-quantity": ("device: cpu\nfloors: [{quantity: speed, least: 3, because: x}]", "quantity must be one of"),
     "unknown-key": ("device: cpu\nfloors: [{quantity: slowdown, most: 3, because: x, lesat: 3}]", "a floor may have"),
+    "endless": (
+        f"device: cpu\nfloors: [{{quantity: slowdown, most: 1{'0' * 400}, because: x}}]",
+        "a finite number above 0",
+    ),
     "negative": ("device: cpu\nfloors: [{quantity: slowdown, most: -3, because: x}]", "above 0, got -3"),
     "no-length": ("device: cpu\nfloors: [{quantity: slowdown, most: 3, seq: x, because: x}]", "whole number, got 'x'"),
 }
@@ -93,6 +99,11 @@ def test_bad_floors_are_refused_in_a_sentence(text: str | None, words: str, tmp_
         path.write_text(text, encoding="utf-8")
     with pytest.raises(FloorsError, match=words):
         load_floors(str(path))
+
+
+def test_floors_are_read_from_a_regular_file_alone() -> None:
+    with pytest.raises(FloorsError, match="/dev/zero: must be a regular file"):
+        load_floors("/dev/zero")
 
 
 def test_the_command_prints_what_it_timed_beside_what_it_checked(doctor, tmp_path: Path) -> None:

@@ -1,18 +1,17 @@
 """A child started either way runs its program with the words, the files and the streams that it was given."""
 
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from nsa_doctor.isolation.start import Children, start_child
+from nsa_doctor.isolation.start import Children, KeptProcess
 
 PROGRAM = """
 import os, sys
 def main():
     with os.fdopen(int(sys.argv[1]), "w") as out:
-        out.write(f"{sys.argv[2:]} {os.getsid(0) == os.getpid()} {sys.stdin.read()!r}")
+        out.write(f"{sys.argv[2:]} {os.getsid(0) == os.getpid()} {sys.stdin.read()!r}\\n")
     print("for nobody", flush=True)
     sys.exit("it ends")
 """
@@ -25,27 +24,19 @@ def forked_children(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("forked_children")
-@pytest.mark.parametrize("has_a_file", [True, False])
 def test_it_has_what_it_was_given_and_nothing_else(
-    has_a_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a_program_of_a_child.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
     reading, writing = os.pipe()
-    with tempfile.TemporaryFile() as file:
-        child = start_child(
-            "a_program_of_a_child", [str(writing), "two words"], (writing,), file if has_a_file else None
-        )
-        os.close(writing)
-        with os.fdopen(reading) as told:
-            assert told.read() == "['two words'] True ''"
-        assert child.wait(60) == 1
-        file.seek(0)
-        assert (child.stderr is None) == has_a_file
-        errors = file.read()
-        if child.stderr is not None:
-            with child.stderr:
-                errors += child.stderr.read()
-    assert errors == b"it ends\n"
+    child = KeptProcess("a_program_of_a_child", [str(writing), "two words"], (writing,), writing)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        assert told.read().splitlines() == ["['two words'] True ''", "", '{"event": "ended", "status": 1, "left": {}}']
+    child.end()
+    assert child.wait() == 1
+    with child.errors:
+        assert child.errors.read() == b"it ends\n"
     assert capfd.readouterr() == ("", "")

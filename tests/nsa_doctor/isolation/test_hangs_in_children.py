@@ -122,7 +122,7 @@ def test_an_interruption_while_a_hang_is_looked_at_ends_the_child(monkeypatch: p
     examined.interrupt()
     asking.join(60)
     assert isinstance(answers[0].error, SupervisorClosedError)
-    assert child._process.returncode == -signal.SIGKILL
+    assert child.ended["status"] == -signal.SIGKILL
 
 
 def test_a_hang_that_the_sweep_does_not_meet_is_told_once_with_module_and_line() -> None:

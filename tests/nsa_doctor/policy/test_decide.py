@@ -9,7 +9,7 @@ from nsa_doctor.core.finding import Finding, Report, Result, Verdict
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.policy_verdict import Compared
 from nsa_doctor.core.shipped import shipped
-from nsa_doctor.policy.baseline import compare
+from nsa_doctor.policy.baseline import compare, mismatch
 from nsa_doctor.policy.policy import Policy, load_policy
 from nsa_doctor.policy.verdict import Evidence, decide
 
@@ -51,6 +51,19 @@ def test_a_required_failure_is_a_no_go_that_says_what_and_where():
 def test_a_failure_that_is_not_required_stands_in_no_way():
     lenient = gate(require=[{"codes": ["FWD101"], "because": "it matters"}])
     assert decide(SICK, lenient, Evidence()).decision == "GO"
+
+
+@pytest.mark.parametrize(("spec", "decision"), [(["bidirectional"], "GO"), ([], "UNKNOWN")])
+def test_what_a_declaration_means_is_not_required(spec, decision):
+    strict = gate(require=[{"codes": ["FWD101", "FWD202"], "because": "they matter"}])
+    excused = report(result("FWD101"), result("FWD202", Verdict.SKIP, reason="declared", is_required=False))
+    declared = replace(excused, subject={"name": "x", "spec": spec})
+    assert decide(declared, strict, Evidence()).decision == decision
+
+
+def test_a_baseline_of_a_subject_declared_otherwise_is_no_evidence():
+    (told,) = mismatch(HEALTHY, replace(HEALTHY, subject={"name": "x", "spec": ["bidirectional"]}), "old.json")
+    assert told == "the baseline old.json is of a subject declared bidirectional; examined is one declared nothing"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.SKIP, Verdict.CRASH])

@@ -75,7 +75,7 @@ def test_a_healthy_subject_is_a_go_with_every_file(tmp_path, gate, capsys):
     told = capsys.readouterr().out
     assert (code, report["decision"]) == (0, "GO")
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == sorted(bundle.FILES)
-    assert told.startswith("GO by policy gate (profile smoke, sha256 ")
+    assert told.startswith("GO by policy gate (profile smoke, file sha256 ")
     order = [told.index(f"\n{label}") for label in ("why", "examined", "checks", "missing", "again")]
     assert order == sorted(order)
 
@@ -108,6 +108,16 @@ def test_a_checkpoint_is_judged_whatever_the_policy_says_of_it(tmp_path, gate, s
     assert failed
     assert {each["code"][:3] for each in failed} == {"CKP"}
     assert failed[0]["because"] == "--checkpoint was given, and what is given is judged"
+
+
+@pytest.mark.parametrize("word", ["GAT", "GAT201"])
+def test_an_unsafe_checkpoint_is_judged_where_the_policy_speaks_of_gates_alone(tmp_path, gate, word):
+    unsafe(tmp_path / "model.pt")
+    asked = gate(f"{GATE}  - codes: [{word}]\n    because: a test asks for it\n    where_offered: true\n")
+    code, report = decide(tmp_path, "--gate", asked, "--config", str(SMALL), "--checkpoint", str(tmp_path / "model.pt"))
+    assert (code, report["decision"]) == (1, "NO-GO")
+    assert "CKP102" in report["verdict"]["why"][0]
+    assert "is unsafe" in report["verdict"]["why"][0]
 
 
 def test_a_run_is_judged_by_its_checks_where_the_policy_has_no_limit_for_it(tmp_path, gate, run_folder):

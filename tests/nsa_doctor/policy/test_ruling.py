@@ -242,13 +242,13 @@ def test_a_failure_without_a_finding_is_never_accepted() -> None:
 
 def test_unknown_checks_are_told_by_reason_and_those_beyond_twelve_are_counted() -> None:
     asked = gate("FWD")
-    reasons = {"FWD101": "no time", "FWD102": "no time", "FWD201": "no room"}
+    reasons = {"FWD101": "no time", "FWD102": "no time", "FWD103": "no room"}
     ends = [result(code, Verdict.SKIP, reason=reason) for code, reason in reasons.items()]
     others = [code for code in asked.codes if code not in reasons]
     assert len(others) > 12
     assert ruled(asked, *ends).why[:3] == (
         "FWD101, FWD102: not checked: no time",
-        "FWD201: not checked: no room",
+        "FWD103: not checked: no room",
         f"{', '.join(others[:12])} and {len(others) - 12} more: not checked: it was not run",
     )
     twelve = gate(*others[:12])

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Verdict
@@ -86,3 +87,33 @@ def test_a_cache_that_works_in_one_dtype_alone_is_examined_in_it() -> None:
         return healthy.step(module, x, cache)
 
     assert run_check(registry.load("DEC101"), replace(healthy, step=narrow)).verdict is Verdict.PASS
+
+
+class Started(nn.Module):
+    """Adds a term to each step that `bias`, which starts at zero, lets through."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.linear, self.bias = nn.Linear(8, 8), nn.Parameter(torch.full((8,), start))
+
+    def forward(self, x: torch.Tensor, is_step: bool = False) -> torch.Tensor:
+        return self.linear(x) + is_step * self.bias
+
+
+@pytest.mark.parametrize(("start", "said"), [(1.0, "as the module starts"), (0.0, "moved away from their start")])
+def test_a_departure_in_decoding_says_with_which_weights_it_shows(start: float, said: str) -> None:
+    def build(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return Started(start)
+
+    subject = Subject(
+        name="started",
+        build=build,
+        forward=lambda module, x: module(x),
+        prefill=lambda module, x: (module(x), None),
+        step=lambda module, x, cache: (module(x, is_step=True), cache),
+        input="embeddings",
+        width=8,
+    )
+    (finding,) = run_check(registry.load("DEC101"), subject).findings
+    assert finding.message.endswith(f"with weights {said}")

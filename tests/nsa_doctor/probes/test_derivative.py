@@ -140,13 +140,26 @@ def test_half_precision_that_keeps_to_its_budget_passes(name: str, examined) -> 
     assert examined("FWD304", f"precisions:{name}").verdict is Verdict.PASS
 
 
-def test_a_float32_norm_inside_float64_is_a_note_with_its_line(examined) -> None:
-    result = examined("FWD305", "gradients_healthy:float32_norm")
+def test_a_module_narrower_than_its_dtype_is_a_note_with_its_line(examined) -> None:
+    result = examined("FWD305", "precisions:in_half_by_design")
     assert result.verdict is Verdict.PASS
-    assert "gradients_healthy.py" in result.notes[0]
-    assert examined("FWD305", "healthy:causal").notes == ()
+    assert "values pass through bfloat16, narrower than float32: no comparison is finer than 0.0078" in result.notes[0]
+    assert "precisions.py" in result.notes[0]
 
 
-def test_a_module_that_refuses_float64_has_no_float64_to_look_at(examined) -> None:
-    result = examined("FWD305", "gradients_healthy:not_in_float64")
+@pytest.mark.parametrize(
+    "name", ["gradients_healthy:float32_norm", "gradients_healthy:not_in_float64", "healthy:causal"]
+)
+def test_a_module_as_fine_as_its_dtype_needs_no_note(name: str, examined) -> None:
+    result = examined("FWD305", name)
+    assert (result.verdict, result.notes) == (Verdict.PASS, ())
+
+
+@pytest.mark.parametrize("code", ["GRD101", "GRD102"])
+def test_gradients_that_are_finite_in_float32_alone_are_compared_there(code: str, examined) -> None:
+    assert examined(code, "gradients_healthy:lost_in_float64").verdict is Verdict.PASS
+
+
+def test_a_module_that_refuses_float64_has_none_to_stray_from(examined) -> None:
+    result = examined("FWD304", "gradients_healthy:not_in_float64")
     assert (result.verdict, result.is_required) == (Verdict.SKIP, False)

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
+from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.isolation import worker_process as isolate
 from nsa_doctor.isolation.shared_record import FILE_BYTES, SIGHTING, SharedRecord
 from nsa_doctor.probes.hooks import stack_sampler as lookouts
+from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.stack_sampler import Sighting, StackSampler
 from nsa_doctor.worker import main as child
 
@@ -82,7 +85,7 @@ def test_an_object_that_refuses_to_be_asked_is_no_obstacle(hanging: Callable[...
 
 
 @pytest.mark.usefixtures("short_looks")
-@pytest.mark.parametrize("sick", ["_stack", "_seen", "owner"])
+@pytest.mark.parametrize("sick", ["_stack", "_seen", "_by_line"])
 def test_a_look_that_raises_costs_that_look_alone(
     hanging: Callable[..., threading.Thread], monkeypatch: pytest.MonkeyPatch, sick: str
 ) -> None:
@@ -107,7 +110,6 @@ def test_nothing_but_failing_looks_is_an_answer_too(monkeypatch: pytest.MonkeyPa
 
     for name in ("_stack", "_seen", "owner"):
         monkeypatch.setattr(StackSampler, name, fail)
-    monkeypatch.setattr(lookouts, "phase_of", fail)
     assert StackSampler().sight() == Sighting()
 
 
@@ -116,6 +118,9 @@ class Failing:
 
     def __init__(self, times: int) -> None:
         self.times = times
+
+    def listen(self) -> None:
+        pass
 
     def sight(self) -> Sighting:
         self.times -= 1
@@ -139,7 +144,9 @@ def test_the_thread_that_looks_survives_a_look_that_fails() -> None:
                 time.sleep(0.01)
             return told
 
-        child._watch(Failing(2), reading, file.fileno(), is_line_recorded=False)
+        channel = object.__new__(child.Channel)
+        channel._questions, channel._file, channel._is_line_recorded = reading, file.fileno(), False
+        channel.watch(Failing(2))
         failed = asked(), asked()
         after = asked()
         os.close(writing)
@@ -168,3 +175,28 @@ def test_frames_that_go_on_during_a_look_change_nothing_about_the_answer() -> No
         is_over.set()
         builder.join()
         sys.setswitchinterval(interval)
+
+
+class Unreadable:
+    """A frame of another thread: its line may be read, its local variables may not."""
+
+    f_code, f_lineno, f_back = Rude.hang.__code__, 1, None
+
+    @property
+    def f_locals(self) -> dict[str, Any]:
+        raise AssertionError("read from another thread")
+
+
+def test_a_watched_frame_is_placed_in_the_module_that_runs_without_its_variables() -> None:
+    places, found = Places(FrameFilter()), []
+
+    class Looks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found.append(places.of_watched_frame(Unreadable()))
+            return x
+
+    root = nn.Sequential(Looks())
+    places.know(root)
+    with places.watching():
+        root(torch.zeros(1))
+    assert (found[0].module, found[0].function) == ("0", "hang")

@@ -78,7 +78,7 @@ def test_a_healthy_subject_passes_beside_the_projects_own_tests(project):
     answer = run_pytest(project, "--nsa-subject", "attn:healthy", "--nsa-select", "FWD10,FWD20,NAN101")
     assert answer.returncode == 0, answer.stdout
     assert "failed" not in answer.stdout
-    assert "13 passed" in answer.stdout  # FWD101, 102, 201 to 209, NAN101, and test_own
+    assert "14 passed" in answer.stdout  # FWD101 to 103, 201 to 209, NAN101, and test_own
 
 
 def test_a_sick_one_fails_the_check_by_name_and_says_where(project):

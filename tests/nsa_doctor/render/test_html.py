@@ -10,13 +10,13 @@ import pytest
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Finding, Report, Result, Verdict
+from nsa_doctor.core.own_score import OwnScore, Rate, own_score
+from nsa_doctor.core.share import Share
 from nsa_doctor.core.text import escaped
 from nsa_doctor.render import html
 from nsa_doctor.render.formats import format_of, render_as
 from nsa_doctor.render.html import render
-from nsa_doctor.render.own_score import OwnScore, Rate, own_score
 from nsa_doctor.render.pictures.growth import growth_picture
-from tests.gallery.score import Share
 from tests.nsa_doctor.render.page_parser import Element, read_page
 from tests.nsa_doctor.render.pages import BARE, PASSED, everything, gated, swept, timed, trained
 from tests.nsa_doctor.reports import HOSTILE, MANUALS, examined, filled, ruled
@@ -190,8 +190,8 @@ def test_a_page_reads_in_the_order_of_a_decision() -> None:
     page = page_named("everything")
     known = [section.attributes["id"] for section in page.all("section")]
     assert known == [
-        "why", "subject", "findings", "missing", "notes", "sweep", "gates", "growth", "run", "gate", "checks",
-        "environment", "score", "again",
+        "why", "findings", "subject", "missing", "notes", "sweep", "gates", "growth", "run", "gate", "mutants",
+        "checks", "environment", "score", "again",
     ]  # fmt: skip
 
 
@@ -216,7 +216,7 @@ def test_a_report_with_nothing_in_it_says_so() -> None:
 
 
 def test_a_card_tells_what_where_and_what_to_do(fixed: None) -> None:
-    card = page_of(examined()).by_id("finding-3")
+    card = page_of(examined()).by_id("finding-4")
     for told in (
         "FWD201",
         "future-changes-output",
@@ -240,7 +240,7 @@ def test_a_card_tells_what_where_and_what_to_do(fixed: None) -> None:
 def test_an_example_of_a_manual_is_folded_below_its_advice_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     example = "# faulty\nif a < b:\n    c = 1"
     monkeypatch.setattr(registry, "manuals", lambda: {"FWD201": replace(MANUALS["FWD201"], example=example)})
-    card = page_of(examined()).by_id("finding-3")
+    card = page_of(examined()).by_id("finding-4")
     (fold,) = (each for each in card.all("details") if each.one("summary").text == "An example")
     assert fold.one("pre").text == example
 

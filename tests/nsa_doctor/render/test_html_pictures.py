@@ -18,6 +18,7 @@ from nsa_doctor.core.finding import Report
 from nsa_doctor.core.measurement import Point
 from nsa_doctor.render import html
 from nsa_doctor.render.html import render
+from nsa_doctor.render.pictures import timeline
 from nsa_doctor.render.pictures.gates import gates_picture
 from nsa_doctor.render.pictures.growth import growth_picture
 from nsa_doctor.render.pictures.paper import PAINT, label_text
@@ -217,6 +218,24 @@ def test_a_run_without_times_is_drawn_by_its_steps() -> None:
     assert any(each.endswith(" step") for each in letters(svg(picture_of("run", replace(BARE, run=run)))))
 
 
+def test_a_memory_of_nothing_is_not_drawn() -> None:
+    run = dict(trained().run)
+    run["series"] = {**run["series"], "memory": [0.0] * 400}
+    picture = picture_of("run", replace(BARE, run=run))
+    assert "memory" not in picture.panels[0].svg.partition("</title>")[0]
+    assert "memory" not in letters(svg(picture))
+
+
+def test_every_part_of_a_run_that_beats_has_its_time_between_heartbeats() -> None:
+    silences = [[1.7e9 + 2.0 * step, 2.0] for step in range(20_000)]
+    series = {"ts": [1.7e9, 1.7e9 + 40_000.0], "step": [0, 20_000], "loss": [2.0, 1.0]}
+    read = timeline._read({"series": series, "silences": silences})
+    assert read is not None
+    drawn = timeline._longest_by_column(read, 360)
+    assert 350 <= len(drawn) <= 361
+    assert max(after - before for (before, _), (after, _) in pairwise(drawn)) < 400
+
+
 def test_a_run_that_left_no_heartbeats_still_tells_its_facts() -> None:
     run = {**trained().run, "series": {name: [] for name in trained().run["series"]}, "silences": []}
     picture = picture_of("run", replace(BARE, run=run))
@@ -319,6 +338,7 @@ import sys
 from nsa_doctor.core.finding import Report
 from nsa_doctor.core.measurement import Census, Measurement, Point
 from nsa_doctor.render.html import render
+from nsa_doctor.render.pictures import timeline
 tensor = Census(name="output", num_values=1, num_nan=0, num_inf=0, largest=1.0, num_rows=1, num_bad_rows=0)
 points = tuple(Measurement(point=Point(length=n), censuses=(tensor,)) for n in (1, 2)) if "draw" in sys.argv else ()
 page = render(Report(command="run", subject={"name": "x"}, options={}, environment={}, measurements=points))

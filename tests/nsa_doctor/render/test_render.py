@@ -16,6 +16,7 @@ from nsa_doctor.core.finding import Report
 from nsa_doctor.core.text import escaped
 from nsa_doctor.render.formats import FORMATS, format_of, render_as
 from nsa_doctor.render.reading import parse_report
+from nsa_doctor.render.summary import findings_told
 from tests.nsa_doctor.reports import HOSTILE, MANUALS, REPOSITORY, examined, filled, finding, place, ruled
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
@@ -175,8 +176,9 @@ def test_sarif_is_valid_and_every_result_has_a_rule_and_a_line(make: Callable[[]
     sarif_schema.validate(log)
     (run,) = log["runs"]
     rules = run["tool"]["driver"]["rules"]
-    assert len(run["results"]) == len(make().findings)
-    for result, found in zip(run["results"], make().findings, strict=True):
+    told = [finding for _, finding in findings_told(make())]
+    assert len(run["results"]) == len(make().findings) == len(told)
+    for result, found in zip(run["results"], told, strict=True):
         assert rules[result["ruleIndex"]]["id"] == result["ruleId"] == found.code
         assert result["locations"][0]["physicalLocation"]["region"]["startLine"] == found.where.line or 1
         assert result["partialFingerprints"] == {"nsaDoctorFinding/v1": found.fingerprint}
@@ -189,7 +191,7 @@ def places(report: Report) -> list[dict[str, Any]]:
 
 
 def test_sarif_places_files_below_the_repository() -> None:
-    below, _, _, odd, subject, _ = places(examined())
+    below, _, odd, _, subject, _ = places(examined())
     assert below == {"uri": "my_pkg/attn.py", "uriBaseId": "SRCROOT"}
     assert odd["uri"] == "my_pkg/we%20ird,na:me%25.py"
     assert subject == {"uri": "my_pkg/attn.py", "uriBaseId": "SRCROOT"}  # the file that defines the subject

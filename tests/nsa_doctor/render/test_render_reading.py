@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from nsa_doctor.artifacts.checkpoint import record
-from nsa_doctor.core import finding, measurement
-from nsa_doctor.core import policy_verdict as policy_verdict
+from nsa_doctor.core import finding, measurement, policy_verdict, power, proof
 from nsa_doctor.render import json as as_json
 from nsa_doctor.render import reading
 from nsa_doctor.render.formats import FORMATS, render_as
@@ -53,7 +52,12 @@ def changed(path: str, value: Any) -> str:
 # The schema
 
 # What a report of the same version need not have: it was written before there was such a field.
-ADDED_LATER = {"result": {"further"}}
+ADDED_LATER = {
+    "place": {"library"},
+    "result": {"further", "examined"},
+    "verdict": {"power"},
+    "proof": {"counts"},
+}
 
 
 def test_the_schema_is_one_and_has_a_version() -> None:
@@ -78,6 +82,10 @@ def test_the_schema_is_one_and_has_a_version() -> None:
         ("held", policy_verdict.LimitResult, set()),
         ("accepted", policy_verdict.Accepted, set()),
         ("compared", policy_verdict.Compared, set()),
+        ("power", power.Power, set()),
+        ("family_recall", power.FamilyRecall, set()),
+        ("proof", proof.Proof, {"counts"}),
+        ("mutant", proof.MutantFate, set()),
         ("gate", record.GateRecord, {"checkpoint", "verdict", "illnesses"}),
         ("figures", record.Figures, set()),
         ("probe", record.Probe, set()),

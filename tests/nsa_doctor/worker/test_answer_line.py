@@ -7,19 +7,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from nsa_doctor.artifacts.checkpoint.reader import ReaderInternalError, ReadRequest, read_checkpoint
+from nsa_doctor.artifacts.checkpoint.reader import ReadRequest, read_checkpoint
 from nsa_doctor.checks.fwd import fwd208_call_changes_its_arguments as fwd208
 from nsa_doctor.core import registry
 from nsa_doctor.core.errors import InternalError
 from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Decision, Finding, Report, Result, Verdict
 from nsa_doctor.engine.run import RunRequest, run
-from nsa_doctor.isolation.one_shot import run_one_shot
+from nsa_doctor.isolation.worker_process import WorkerProcess
 from nsa_doctor.probes.model.state import can_be_forked
 from nsa_doctor.render.formats import FORMATS, render_as
 from nsa_doctor.render.reading import parse_report
@@ -92,25 +93,27 @@ def test_any_other_answer_that_cannot_be_sent_is_an_internal_error(monkeypatch: 
 @forked
 def test_an_errand_whose_answer_cannot_be_sent_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsa_doctor.worker.replay_main.answered", lambda *_: {"loss": object()})
-    with pytest.raises(InternalError, match="object is not JSON serializable"):
-        run_one_shot("nsa_doctor.worker.replay_main", {}, lambda _: None, patience=60.0)
+    refused = pytest.raises(InternalError, match="object is not JSON serializable")
+    with WorkerProcess("nsa_doctor.worker.replay_main") as child, refused:
+        child.ask({}, 60.0)
 
 
 @forked
 def test_an_errand_brings_numbers_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsa_doctor.worker.replay_main.answered", lambda *_: dict(NOT_FINITE))
-    outcome = run_one_shot("nsa_doctor.worker.replay_main", {}, lambda _: None, patience=60.0)
-    assert str(outcome.answer) == str(NOT_FINITE)
+    with WorkerProcess("nsa_doctor.worker.replay_main") as child:
+        assert str(child.ask({}, 60.0)) == str(NOT_FINITE)
 
 
-def test_a_checkpoint_whose_reading_cannot_be_sent_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    breaking = "room.answered = lambda request: {'read': {1, 2}}\nroom.main()"
-    program = (
-        "import sys\nsys.path.insert(0, sys.argv.pop())\n"
-        f"from nsa_doctor.worker import checkpoint_main as room\n{breaking}"
+def test_a_checkpoint_whose_reading_cannot_be_sent_is_an_internal_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_room_of_sets.py").write_text(
+        "def open_room(channel):\n    return lambda request: {'read': {1, 2}}\n"
     )
-    monkeypatch.setattr("nsa_doctor.artifacts.checkpoint.reader._PROGRAM", program)
-    with pytest.raises(ReaderInternalError, match="TypeError: Object of type set is not JSON serializable"):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("nsa_doctor.artifacts.checkpoint.reader._ROOM", "a_room_of_sets")
+    with pytest.raises(InternalError, match="TypeError: Object of type set is not JSON serializable"):
         read_checkpoint("nowhere.pt", ReadRequest())
 
 

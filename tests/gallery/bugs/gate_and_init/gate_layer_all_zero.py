@@ -1,18 +1,19 @@
-"""Every gate is one half whatever the input: the gate's last layer starts with weight and bias zero."""
+"""Every gate is one half whatever the input, and stays so: both of its layers start at zero."""
 
 from torch import nn
 
 from tests.gallery.hosts.three_branch import BranchGate, SparseLM, subject
 
-MODULE = ("layer.attn.gate", "layer.attn.gate.out")
-CODES = {"GAT101"}
+MODULE = ("layer.attn.gate", "layer.attn.gate.hidden", "layer.attn.gate.out")
+CODES = {"GAT101", "GRD202"}
 
 
 class ZeroGate(BranchGate):
     def __init__(self):
         super().__init__()
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)  # here
+        for layer in (self.hidden, self.out):
+            nn.init.zeros_(layer.weight)  # here
+            nn.init.zeros_(layer.bias)
 
 
 def make():

@@ -1,10 +1,15 @@
 """Which tensors of a checkpoint are gates, whatever wraps them and whatever their authors call them."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
+from nsa_doctor.artifacts.checkpoint import gate_names
+from nsa_doctor.artifacts.checkpoint.patterns import bounded
+from nsa_doctor.artifacts.checkpoint.reader import ReadRequest
+from nsa_doctor.worker.checkpoint_main import answered
 from tests.nsa_doctor.artifacts.checkpoint.test_gate_stats import model, reading, saved
 
 
@@ -73,3 +78,14 @@ def test_a_pattern_that_matches_both_layers_finds_one_gate(tmp_path: Path) -> No
     tensors = {"mix.fc1.weight": torch.randn(8, 8), "mix.fc2.weight": torch.randn(3, 8)}
     found = reading(saved(tmp_path / "m.pt", tensors), pattern="mix").gates
     assert [(gate.module, gate.form) for gate in found] == [("mix.fc2", "linear 8 to 8, SiLU, linear 8 to 3, softmax")]
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", "(.*a){25}$"])
+def test_a_pattern_that_backtracks_for_ever_is_ended(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_names, "bounded", lambda pattern: bounded(pattern, seconds=0.1))
+    path = saved(tmp_path / "m.pt", {f"{'a' * 60}b.weight": torch.ones(3, 8)})
+    answer = answered({**asdict(ReadRequest(pattern=pattern)), "path": path, "since": None})
+    assert answer["read"]["fault"] == "limit"
+    assert f"--pattern {pattern!r} takes more than 0.1 s" in answer["read"]["sentence"]

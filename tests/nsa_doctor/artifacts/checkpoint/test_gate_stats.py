@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nsa.nn.gate import Gate
+from nsa.train.checkpoint import Snapshot, write_checkpoint
 from nsa_doctor.artifacts.checkpoint.gate_stats import GateStatsRequest, gate_stats, stats_request
 from nsa_doctor.artifacts.checkpoint.reader import ReadRequest, read_checkpoint
 from nsa_doctor.artifacts.checkpoint.record import Reading
@@ -256,6 +257,18 @@ def test_containers_give_the_same_numbers(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "m.safetensors")
     found = [reading(saved(tmp_path / "m.pt", tensors)), reading(str(tmp_path / "m.safetensors"))]
     assert found[0].gates == found[1].gates
+
+
+def test_a_report_says_that_safetensors_has_no_checksum(tmp_path: Path) -> None:
+    save_file(model("healthy"), tmp_path / "m.safetensors")
+    assert reading(str(tmp_path / "m.safetensors")).notes == (
+        "safetensors keeps no checksum: values that changed since it was written cannot be detected",
+    )
+
+
+def test_a_manifest_is_the_checksum_of_its_safetensors(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path, Snapshot(step=1, model=model("healthy")), keep_last=1)
+    assert reading(str(path)).notes == ()
 
 
 def test_a_report_says_which_file_it_is_about(tmp_path: Path) -> None:

@@ -13,15 +13,24 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from nsa_doctor.artifacts.checkpoint import reader
+from nsa_doctor.artifacts.checkpoint import gate_stats, reader
+from nsa_doctor.artifacts.checkpoint.fault import OPEN
+from nsa_doctor.artifacts.checkpoint.gate_stats import stats_request
 from nsa_doctor.artifacts.checkpoint.judging import judged
 from nsa_doctor.artifacts.checkpoint.reader import ReadRequest, read_checkpoint
 from nsa_doctor.artifacts.checkpoint.record import Reading
-from nsa_doctor.core.finding import Verdict
+from nsa_doctor.core.errors import UsageError
+from nsa_doctor.core.examination_request import ExaminationRequest
+from nsa_doctor.core.finding import Report, Result, Verdict
+from nsa_doctor.policy import go_no_go
+from nsa_doctor.policy.go_no_go import GoNoGoRequest
+from nsa_doctor.policy.policy import Policy, load_policy
 from nsa_doctor.worker.checkpoint_main import answered
 from tests.hostile import code
 from tests.hostile.__main__ import complaints
@@ -31,6 +40,8 @@ from tests.hostile.many import USUAL
 from tests.nsa_doctor.conftest import ROOT, environment
 
 CASES = {case.name: case for case in every_case() if not case.is_slow}
+NO_LIMITS = {"limits": ()}  # which measure a run, and none is given
+POLICIES = {name: load_policy(name).model_copy(update=NO_LIMITS) for name in ("foreign", "ci", "production")}
 BY_THE_COMMAND = (
     *("code-name-with-escapes", "path-fifo", "compressed", "names-that-a-terminal-obeys", "not-finite-nan-elsewhere"),
 )
@@ -95,6 +106,52 @@ def test_a_file_that_is_cut_short_anywhere_is_told(kind: str, read: dict[str, Re
     names = [name for name in CASES if name.startswith(kind)]
     assert len(names) >= 20
     assert [(name, what) for name in names for what in wrong(name, read)] == []
+
+
+class Refused(NamedTuple):
+    """How a command ends that refuses what it is given."""
+
+    sentence: str
+
+
+def decided(ask: Callable[[], str]) -> str | Refused:
+    try:
+        return ask()
+    except UsageError as error:
+        return Refused(str(error).removeprefix("--checkpoint "))
+
+
+def with_everything_else_passed(request: GoNoGoRequest, *_: object) -> Report:
+    """What the checks of the module would give for a healthy one."""
+    asked = [each.manual for each in request.policy.checks if each.examines == "module"]
+    results = tuple(Result(code=manual.code, name=manual.name, verdict=Verdict.PASS) for manual in asked)
+    return Report(command="go-no-go", subject={"name": "a module"}, options={}, environment={}, results=results)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("cut-") or name.endswith("-1")])
+def test_go_no_go_decides_as_gate_stats_by_every_policy_of_ours(
+    name: str, read: dict[str, Read], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = reading_of(read[name])
+    monkeypatch.setattr(gate_stats, "read_checkpoint", lambda *_: reading)
+    monkeypatch.setattr(go_no_go, "_examined", with_everything_else_passed)
+    request = stats_request(files=[reading.path], pattern=None, num_branches=3, activation=None, seed=0, timeout=60.0)
+    why: list[str] = []
+
+    def decision(policy: Policy) -> str:
+        asked = GoNoGoRequest(examination_request=ExaminationRequest(), policy=policy, checkpoint=request)
+        verdict = go_no_go.go_no_go(asked).verdict
+        why.append(verdict.why[0])
+        return verdict.decision
+
+    alone = decided(lambda: gate_stats.gate_stats(request).decision.value)
+    together = {policy: decided(partial(decision, each)) for policy, each in POLICIES.items()}
+    assert together == dict.fromkeys(POLICIES, alone)
+    if reading.fault not in (None, *OPEN):
+        assert all(each.startswith("CKP102" if reading.fault == "unsafe" else "CKP101") for each in why)
+        assert all(reading.sentence in each for each in why)
+    if reading.fault in ("unsafe", "truncated", "corrupt", "incomplete"):
+        assert all(("unsafe" if reading.fault == "unsafe" else "cannot be read") in each for each in why)
 
 
 def reading_of(found: Read) -> Reading:
@@ -206,16 +263,30 @@ def mend_sums(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_what_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_PROGRAM", "import time; time.sleep(60)")
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """`room(text)` has checkpoints read by a module of this text."""
+
+    def use(text: str) -> None:
+        (tmp_path / "a_room.py").write_text(text)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setattr(reader, "_ROOM", "a_room")
+
+    return use
+
+
+def test_what_takes_too_long_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: Callable[[str], None]
+) -> None:
+    room("import time; time.sleep(60)")
     monkeypatch.setattr(reader, "_SPARE_SECONDS", 0.0)
     reading = read_checkpoint(str(tmp_path), ReadRequest(seconds=0.2))
     assert reading.fault == "limit"
     assert reading.sentence.endswith("is not read after 0.2 s; --timeout allows more")
 
 
-def test_what_ends_its_process_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_PROGRAM", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+def test_what_ends_its_process_is_told(tmp_path: Path, room: Callable[[str], None]) -> None:
+    room("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     reading = read_checkpoint(str(tmp_path), ReadRequest())
     assert reading.fault == "limit"
     assert "died by signal 11" in reading.sentence
@@ -227,9 +298,9 @@ def test_time_that_runs_out_is_told(tmp_path: Path) -> None:
     assert (reading.fault, "takes more than" in reading.sentence) == ("limit", True)
 
 
-def test_memory_that_runs_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_is_told(tmp_path: Path, room: Callable[[str], None]) -> None:
     less = "from nsa_doctor.artifacts.checkpoint import limits; limits.MOST_MEMORY = 2**26"
-    monkeypatch.setattr(reader, "_PROGRAM", reader._PROGRAM.replace("\nmain()", f"\n{less}\nmain()"))
+    room(f"{less}\nfrom nsa_doctor.worker.checkpoint_room import open_room")
     path = tmp_path / "wide.safetensors"
     text = b'{"":[' + b"{}," * 2_000_000 + b"0]}"
     path.write_bytes(len(text).to_bytes(8, "little") + text)

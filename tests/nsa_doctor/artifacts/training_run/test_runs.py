@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from itertools import pairwise
 
 import pytest
 
@@ -225,6 +226,20 @@ def test_a_time_that_is_no_number_hides_no_silence(write):
     folder = write(beats)
     assert numbers(folder)["longest_silence_seconds"] == 6995
     assert facts_of(read_run(folder))["silences"] == [[1.0, 4.0], [5.0, 6995.0]]
+
+
+def test_every_time_between_heartbeats_is_told(write):
+    folder = write([beat(step, ts=1e9 + step) for step in range(300)])
+    assert len(facts_of(read_run(folder))["silences"]) == 299
+
+
+def test_of_a_long_run_the_longest_silence_of_each_stretch_is_told(write):
+    folder = write([beat(step, ts=1e9 + step + 500 * (step > 7001)) for step in range(20_000)])
+    silences = facts_of(read_run(folder))["silences"]
+    assert [1e9 + 7001, 501.0] in silences
+    starts = [since for since, _ in silences]
+    assert 1500 < len(starts) <= 2001
+    assert max(after - before for before, after in pairwise(starts)) < 600
 
 
 def test_a_thinned_series_keeps_every_loss_that_is_not_finite(write):

@@ -96,7 +96,7 @@ def test_a_run_that_ends_early_is_told_with_its_reason(smoke):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--steps", "9"], "--steps must be at least 10, got 9"),
+        (["--steps", "9"], "--steps must be from 10 to 1000000, got 9"),
         (["--set", "train.nothing=1"], "train.nothing"),
         (["--dataset", "text:nowhere.txt"], "nowhere.txt"),
         (["--config", "nothing"], "--config nothing"),

@@ -1,14 +1,14 @@
-"""FWD305 float64-computed-in-float32
+"""FWD305 narrower-than-its-dtype
 
-Detects: a module built in float64 that takes its values through a narrower type on the way; a note, not a finding.
-Matters: float64 then proves less than it seems to: comparisons with it are only as precise as the narrower type.
+Detects: a module that takes its values through a narrower type than its own on the way; a note, not a finding.
+Matters: its output is no finer than that type, and neither is what any comparison of outputs can show.
 Fix: let such a cast widen and never narrow, as in `x.to(torch.promote_types(x.dtype, torch.float32))`.
 
 Example:
     # faulty
-    x = x.float()  # narrows float64
+    scores = (q.bfloat16() @ k.mT.bfloat16()).to(q.dtype)
     # correct
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    scores = q @ k.mT
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Note
 from nsa_doctor.probes.model.built_module import comparable_specimen
 from nsa_doctor.probes.numerics.precision import effective_precision
@@ -29,20 +28,25 @@ _LENGTH = 33
 
 def run(subject: Subject) -> Iterator[Note]:
     built = comparable_specimen(subject)
-    if built.dtype != "float64":
-        raise NotApplicableError("it does not compute in float64")
     precision = effective_precision(built, min(_LENGTH, subject.max_length))
-    if precision.dtype != torch.float64:
-        place = precision.place
-        if not place.module_class:
-            place = replace(place, module_class=type(built.module).__name__)
-        yield Note(message=f"float64 passes through {str(precision.dtype)[6:]}", where=place)
+    own = getattr(torch, subject.dtype)
+    if precision.eps <= torch.finfo(own).eps:  # built in float64, it may well keep to its own float32
+        return
+    place = precision.place
+    if not place.module_class:
+        place = replace(place, module_class=type(built.module).__name__)
+    narrow = str(precision.dtype)[6:]
+    yield Note(
+        message=f"values pass through {narrow}, narrower than {subject.dtype}: no comparison is finer than "
+        f"{precision.eps:.2g}",
+        where=place,
+    )
 
 
 def planted(subject: Subject) -> Subject:
     def narrows(module: nn.Module, x: Tensor) -> Tensor:
         output: Tensor = subject.forward(module, x)
-        return output.float().to(output.dtype)
+        return output.bfloat16().to(output.dtype)
 
     return replace(subject, forward=narrows)
 

@@ -1,0 +1,118 @@
+"""What calls give in another process, and at other times, held against what they give here."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, Place
+from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.hooks.recording import Recording
+from nsa_doctor.probes.hooks.tracer import Tracer
+from nsa_doctor.probes.model.call_history import Call, CallHistory, Outcome
+from nsa_doctor.probes.model.fork import at_another_time, in_fork
+from nsa_doctor.probes.model.measure import trouble_of
+from nsa_doctor.probes.model.second_interpreter import outcomes_elsewhere
+from nsa_doctor.probes.numerics.divergence import divergence_of, recording_of
+from nsa_doctor.probes.numerics.earlier_calls import Judge, Symptom
+from nsa_doctor.probes.numerics.nonfinite_origin import Returned, origins
+from nsa_doctor.subject.contract import Subject
+
+_SECONDS = 60
+_HASH_SEED = 1
+_LEAST_FORKS, _MOST_FORKS = 3, 12  # until one has a number that is odd where this one's is even, or the other way
+# Hours apart and of every remainder by small numbers, so that whatever is made of a time changes in some of them.
+_AHEAD = tuple(3607.37 * number for number in range(1, 17))
+
+
+def in_forks(
+    history: CallHistory, expected: Mapping[Call, Outcome], judge: Judge, recording: Recording | None
+) -> dict[str, Any]:
+    """What differs in copies of this process, one of them at other times, from the outcomes expected; {} for nothing.
+
+    With a recording of the first call, operations are compared.
+    """
+    has_other_parity = False
+    for number in range(_MOST_FORKS):
+        if number >= _LEAST_FORKS and has_other_parity:
+            break
+        look = partial(_seen, history, expected, judge, recording, has_times=not number)
+        fork = in_fork(look, _SECONDS)
+        if fork.answer is None:
+            raise NotComparableError("a copy of the process gave no answer")
+        if fork.answer:
+            return fork.answer
+        has_other_parity = has_other_parity or fork.number % 2 != os.getpid() % 2
+    return {}
+
+
+def in_an_interpreter(subject: Subject, dtype: str, calls: Sequence[Call], judge: Judge) -> dict[str, Any]:
+    """What differs in an interpreter started for it from what is seen here; {} for nothing."""
+    here, here_again = (CallHistory(subject, dtype=dtype) for _ in range(2))
+    for call, other in zip(calls, outcomes_elsewhere(here, calls, _HASH_SEED, _SECONDS), strict=True):
+        first, second = here.step(call), here_again.step(call)
+        if first is None or second is None or judge(first, second) is not None:
+            return {}  # it is built otherwise each time: nothing can be compared
+        if (symptom := judge(first, other)) is not None:
+            told = {"words": symptom.words, "symptom": symptom.kind, "call": asdict(call), "operation": ""}
+            return {**told, "place": asdict(definition_place(first.module)), "way": "in another interpreter"}
+    return {}
+
+
+def _seen(
+    history: CallHistory,
+    expected: Mapping[Call, Outcome],
+    judge: Judge,
+    recording: Recording | None,
+    *,
+    has_times: bool,
+) -> dict[str, Any]:
+    """What differs in this process from the outcomes expected: a sentence, the place, the operation; {} for nothing.
+
+    The first call is made in inference mode too and, where `has_times`, at other times; `recording` is of it.
+    """
+    first = next(iter(expected))
+    ways: list[tuple[str, Call, AbstractContextManager[Any]]] = [
+        *(("in another process", call, nullcontext()) for call in expected),
+        *(("at another time", first, at_another_time(ahead)) for ahead in _AHEAD if has_times),
+    ]
+    if first.mode == "no_grad":  # last: what is kept of it may take part in no gradient
+        ways.append(("under torch.inference_mode()", first, torch.inference_mode()))
+    for way, call, manner in ways:
+        with manner:
+            outcome = history.step(call)
+            symptom = None if outcome is None else judge(expected[call], outcome)
+            if outcome is not None and symptom is not None:
+                place, operation = _origin(history, outcome, symptom, recording if call == first else None)
+                told = {"words": symptom.words, "symptom": symptom.kind, "operation": operation}
+                return {**told, "call": asdict(call), "place": asdict(place), "way": way}
+    return {}
+
+
+def _origin(history: CallHistory, outcome: Outcome, symptom: Symptom, recording: Recording | None) -> tuple[Place, str]:
+    whole, packages = definition_place(outcome.module), history.built.subject.packages
+    if outcome.failure is not None:
+        place = trouble_of(outcome.failure, packages).place
+        return (place, "") if place.file else (whole, "")
+    if symptom.kind == "not finite":
+
+        def rerun(tracer: Tracer) -> Returned:
+            again = history.step(outcome.call, tracer)
+            if again is None or again.output is None:
+                return []
+            return [(OUTPUT, {OUTPUT: again.output}), (GRADIENTS, again.gradients)]
+
+        found = origins(rerun, FrameFilter(packages))
+        born = None if found is None else next(iter(found[1]), None)
+        return (whole, "") if born is None else (born.place, born.operation)
+    if symptom.kind == "output" and recording is not None:
+        result = recording_of(history.built, lambda: history.output(outcome.call))
+        divergence = divergence_of(history.built, recording, result, {})
+        return divergence.place, divergence.operation
+    return whole, ""

@@ -1,0 +1,196 @@
+"""Trainable parameters that come to nothing: that no call uses, or whose values change no output."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import CodeType
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.checks._shared.unlearned import lengths_for, trainable, watched_pass
+from nsa_doctor.core.errors import Caught, NotComparableError, attempt
+from nsa_doctor.probes.gradients.influence import Mattering
+from nsa_doctor.probes.gradients.stuck import is_zero
+from nsa_doctor.probes.hooks.tensor_owners import holders, roots_of
+from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.model.state import preserved_state
+from nsa_doctor.probes.model.stepping import step
+from nsa_doctor.probes.model.training import new_optimizer
+from nsa_doctor.subject.contract import Subject
+
+_FURTHER = (3, 131, 260, 521)
+_NUM_SHUFFLED = 3
+_LARGE = 30.0
+_HANDLING = re.compile("init|reset|repr|param|optim|state_dict|load|freez|tie|apply|cuda|device")  # not computing
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+@dataclass
+class Looked:
+    """What became of each parameter over all passes: `used` somewhere, a gradient that is not zero, one that is."""
+
+    used: set[str] = field(default_factory=set)
+    moved: set[str] = field(default_factory=set)
+    zero: set[str] = field(default_factory=set)
+    passes: list[frozenset[str]] = field(default_factory=list)
+
+    def add(self, used: set[str], moved: set[str], zero: set[str]) -> None:
+        """Take in one pass."""
+        self.used |= used | moved | zero
+        self.moved |= moved
+        self.zero |= zero
+        self.passes.append(frozenset(used | moved | zero))
+
+
+@dataclass(frozen=True)
+class Idle:
+    """The topmost module (or the parameter itself) that comes to nothing: its path, its parameters, and how."""
+
+    path: str
+    names: tuple[str, ...]
+    is_used: bool
+    is_mentioned: bool
+
+
+def idle(subject: Subject) -> list[Idle]:
+    """What comes to nothing in every pass: of several lengths, batches, modes and values of parameters and inputs."""
+    sp = built(subject, mode="train")
+    every = [name for name, _ in trainable(sp.module)]
+    looked = Looked()
+    for look in _passes(subject):
+        if set(every) <= looked.moved:
+            return []
+        found = attempt(look)
+        if isinstance(found, Caught):
+            if isinstance(found.error, NotComparableError):
+                continue
+            raise found.error
+        looked.add(*found)
+    routed = set(_routed(sp.module, looked))
+    unused = [name for name in every if name not in looked.used and not name.startswith(tuple(routed))]
+    flat = [name for name in every if name in looked.zero - looked.moved and not name.startswith(tuple(routed))]
+    flat = [name for name in flat if not _matters(subject, name)]
+    return [*_topmost(sp.module, unused, is_used=False), *_topmost(sp.module, flat, is_used=True)]
+
+
+def _passes(subject: Subject) -> Iterator[Callable[[], tuple[set[str], set[str], set[str]]]]:
+    """Ways to look, the likeliest to show that all is used first."""
+    first, *others = lengths_for(subject)
+    further = [min(length, subject.max_length) for length in (*others, *_FURTHER)]
+    yield lambda: _look(built(subject, mode="train"), first)
+    for index in range(_NUM_SHUFFLED):
+        yield lambda index=index: _look(_shuffled(built(subject, mode="train"), index), first, seed=index + 1)
+    for length in dict.fromkeys(further):
+        yield lambda length=length: _look(built(subject, mode="train"), length, seed=length)
+    if subject.input == "embeddings":
+        yield lambda: _look(built(subject, mode="train"), first, scale=_LARGE)
+        yield lambda: _look(built(subject, mode="train"), first, scale=0.0)
+    if "eval" in subject.modes:
+        yield lambda: _look(built(subject, mode="eval"), first)
+    if subject.loss is not None or subject.train_step is not None:
+        yield lambda: _in_training(subject, first)
+
+
+def _look(sp: BuiltModule, length: int, seed: int = 0, scale: float = 1.0) -> tuple[set[str], set[str], set[str]]:
+    """Parameters used without a gradient, with one, and with one of zeros alone, in one pass."""
+    x = sp.input(length, batch=2, seed=sp.subject.seed + seed)
+    with preserved_state():
+        _, watch = watched_pass(sp, x * scale if scale != 1 else x, [])
+    kept = {id(root) for holder in holders(sp.module) if holder.tensor.grad_fn for root in roots_of(holder.tensor)}
+    named = trainable(sp.module)
+    used = {name for name, p in named if p.grad is None and (watch.place_of(p).file or id(p) in kept)}
+    zero = {name for name, p in named if p.grad is not None and is_zero(p.grad) and id(p) not in kept}
+    return used, {name for name, p in named if p.grad is not None and name not in zero}, zero
+
+
+def _in_training(subject: Subject, length: int) -> tuple[set[str], set[str], set[str]]:
+    """The same of the subject's own loss and training step, which may use more than the forward."""
+    sp = built(subject, mode="train")
+    x = sp.input(length, batch=2)
+    reached: dict[str, Tensor] = {}
+    if (loss := subject.loss) is not None:
+        with torch.enable_grad():
+            loss(sp.module, x).backward()
+        reached |= {name: p.grad for name, p in trainable(sp.module) if p.grad is not None}
+    if subject.train_step is not None:
+        sp = built(subject, mode="train")
+        reached |= dict(step(sp, new_optimizer(sp.module), x).gradients)
+    zero = {name for name, gradient in reached.items() if is_zero(gradient)}
+    return set(), set(reached) - zero, zero
+
+
+def _shuffled(sp: BuiltModule, index: int) -> BuiltModule:
+    """The values of each parameter in another order: what is chosen by scores is chosen otherwise."""
+    generator = torch.Generator().manual_seed(sp.subject.seed + index)
+    with torch.no_grad():
+        for parameter in sp.module.parameters():
+            order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
+            parameter.copy_(parameter.flatten()[order].view_as(parameter))
+    return sp
+
+
+def _matters(subject: Subject, name: str) -> bool:
+    """Whether other values of it change the output, with its module as it starts, shuffled and in general position."""
+    for index in range(_NUM_SHUFFLED):
+        sp = built(subject, mode="train", is_randomised=index > 0)
+        sp = _shuffled(sp, index) if index > 1 else sp
+        x = sp.input(lengths_for(subject)[-1])
+        found = attempt(lambda sp=sp, x=x: Mattering(sp, x).of_large(dict(sp.module.named_parameters())[name]))
+        if found is True or (isinstance(found, Caught) and not isinstance(found.error, NotComparableError)):
+            return True
+    return False
+
+
+def _routed(module: nn.Module, looked: Looked) -> Iterator[str]:
+    """Beginnings of names in containers of which some passes use other parts than others do: experts, say."""
+    for path, part in module.named_modules():
+        if isinstance(part, _CONTAINERS):
+            parts = [f"{path}.{name}.".removeprefix(".") for name, _ in part.named_children()]
+            chosen = {tuple(any(name.startswith(each) for name in used) for each in parts) for used in looked.passes}
+            if len({each for each in chosen if any(each)}) > 1:
+                yield f"{path}.".removeprefix(".")
+
+
+def _topmost(root: nn.Module, names: Sequence[str], *, is_used: bool) -> list[Idle]:
+    """One entry for each largest module all of whose trainable parameters are among these."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        path = name
+        while parent := path.rpartition(".")[0]:
+            inside = [other for other, _ in trainable(root) if other.startswith(f"{parent}.")]
+            if not set(inside) <= set(names):
+                break
+            path = parent
+        groups.setdefault(path, []).append(name)
+    return [Idle(path, tuple(own), is_used, _is_mentioned(root, path)) for path, own in groups.items()]
+
+
+def _is_mentioned(root: nn.Module, path: str) -> bool:
+    """Whether a method of the module that holds it names it: there is a way to use it that no pass has taken.
+
+    What starts, counts, saves or moves parameters does not use them. A part of a container is not named, and what goes
+    through the container passes it by.
+    """
+    owner, _, name = path.rpartition(".")
+    holder = root.get_submodule(owner)
+    if isinstance(holder, _CONTAINERS):
+        return False
+    methods = [value for kind in type(holder).__mro__ if kind is not nn.Module for value in vars(kind).values()]
+    codes = [getattr(getattr(each, "__wrapped__", each), "__code__", None) for each in methods]
+    return any(name in _names(code) for code in codes if code is not None and not _HANDLING.search(code.co_name))
+
+
+def _names(code: CodeType) -> set[str]:
+    """Every attribute and word that a function's code holds, the functions inside it too."""
+    words = {each for each in code.co_consts if isinstance(each, str)}
+    inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return {*code.co_names, *words}.union(*inner)
+
+
+def holder_of(root: nn.Module, found: Idle) -> nn.Module:
+    """The nearest module above it that is no container, whose forward leaves it out."""
+    path = found.path.rpartition(".")[0]
+    while isinstance(root.get_submodule(path), _CONTAINERS) and path:
+        path = path.rpartition(".")[0]
+    return root.get_submodule(path)

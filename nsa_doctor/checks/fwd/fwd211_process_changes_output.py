@@ -1,0 +1,92 @@
+"""FWD211 process-changes-output
+
+Detects: an output or a gradient that depends on the process: its number, the time, the seed of Python's hashes, or
+`torch.inference_mode()` in place of `torch.no_grad()`.
+Matters: ranks of one run, and a run that resumes, compute different models, and nothing measured is measured again.
+Fix: look at the line named for a process number, a clock, or the order of a set of strings, and give the function what
+it needs as an argument or a seed.
+
+Example:
+    # faulty
+    for name in {"compressed", "selected", "sliding"}:  # another order in each process
+        gates.append(self.gate[name](x))
+    # correct
+    for name in ("compressed", "selected", "sliding"):
+        gates.append(self.gate[name](x))
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from nsa_doctor.checks._shared.elsewhere import in_an_interpreter, in_forks
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.call_history import Call, CallHistory
+from nsa_doctor.probes.model.call_schedule import evaluated, trained
+from nsa_doctor.probes.model.module_state import ModuleState
+from nsa_doctor.probes.model.second_interpreter import can_be_named
+from nsa_doctor.probes.model.state import can_be_forked
+from nsa_doctor.probes.numerics.divergence import recording_of
+from nsa_doctor.probes.numerics.earlier_calls import differs_by
+from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.subject.contract import Subject
+
+_LENGTH = 17
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    calls = [call for call in (evaluated(subject), trained(subject)) if call.mode in subject.modes]
+    is_named = can_be_named(subject) and subject.profile != "smoke"
+    if not calls or not (can_be_forked() or is_named):
+        raise NotApplicableError("it can be run in this process alone")
+    sp = comparable_specimen(subject)
+    judge = differs_by(effective_precision(sp, min(_LENGTH, subject.max_length)).eps)
+    history = CallHistory(subject, dtype=sp.dtype)
+    start = ModuleState(history.built.module)
+    outcomes = {call: outcome for call in calls if (outcome := history.step(call)) is not None}
+    start.restore()  # a count that training keeps is the same again
+    found = in_forks(history, outcomes, judge, None) if can_be_forked() and outcomes else {}
+    if found.get("symptom") == "output":  # once more, to compare operations
+        recording = recording_of(history.built, lambda: history.output(calls[0]))
+        found = in_forks(history, outcomes, judge, recording) or found
+    if not found and is_named:
+        found = in_an_interpreter(subject, sp.dtype, calls, judge)
+    if found:
+        yield _finding(subject, found)
+
+
+def _finding(subject: Subject, found: dict[str, Any]) -> Finding:
+    call, at = Call(**found["call"]), f"; first in {found['operation']}" if found["operation"] else ""
+    return Finding(
+        message=f"{call} gives another result {found['way']}: {found['words']}{at}",
+        where=Place(**found["place"]),
+        evidence={"way": found["way"], "symptom": found["symptom"], "length": call.length, "batch": call.batch},
+        repro=again(subject, "FWD211"),
+    )
+
+
+def planted(subject: Subject) -> Subject:
+    def scaled_by_the_process(module: nn.Module, x: Tensor) -> Tensor:
+        output: Tensor = subject.forward(module, x)
+        return output * (1.0 + os.getpid() % 2)
+
+    return replace(subject, forward=scaled_by_the_process)
+
+
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    profile="smoke",
+    blocked_by=("FWD101", "FWD103", "FWD206", "FWD210", "NAN101"),
+    explained_by=("FWD206", "FWD210"),
+    priority=406,
+)

@@ -1,0 +1,83 @@
+"""GRD208 parameter-without-effect
+
+Detects: a trainable parameter that no call uses, whatever the length, the batch, the mode and the other weights are, or
+    that is used and changes no output. One that a method names, but no call tried has come to, is a note; so are none
+    of experts that no token is sent to.
+Matters: memory and optimizer state are spent on what cannot learn, a checkpoint holds noise, and DDP waits for its
+    gradient (find_unused_parameters=False). Most often a line of the forward was forgotten.
+Fix: use it in forward, or remove it; freeze it (`requires_grad_(False)`) where it waits for another stage.
+
+Example:
+    # faulty
+    self.up, self.gate = nn.Linear(dim, wide), nn.Linear(dim, wide)
+    y = self.down(silu(self.up(x)))  # and the gate is never called
+    # correct
+    y = self.down(silu(self.gate(x)) * self.up(x))
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, listed
+from nsa_doctor.checks._shared.without_effect import Idle, holder_of, idle
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.model.built_module import built
+from nsa_doctor.subject.contract import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding | Note]:
+    found = idle(subject)
+    if not found:
+        return
+    root = built(subject, mode="train").module
+    for each in [each for each in found if not each.is_mentioned or each.is_used][:MOST_FINDINGS]:
+        what = "without effect on any output, with a gradient of exact zeros" if each.is_used else "that no call uses"
+        yield Finding(
+            message=f"{listed(each.names)} {what}, at several lengths, batches and weights",
+            where=_place(root, each),
+            evidence={"parameters": ",".join(each.names), "num_parameters": len(each.names)},
+            repro=again(subject, "GRD208"),
+        )
+    if named := [each for each in found if each.is_mentioned and not each.is_used]:
+        others = f" (and {len(named) - 1} others)" if len(named) > 1 else ""
+        message = f"{named[0].path}{others} is used by no call that was tried, though its class names it"
+        yield Note(message=message, where=_place(root, named[0]))
+
+
+def _place(root: nn.Module, found: Idle) -> Place:
+    """The idle module, at the forward that leaves it out."""
+    path = found.path if found.path not in found.names else found.path.rpartition(".")[0]
+    return replace(
+        definition_place(holder_of(root, found)), module=path, module_class=type(root.get_submodule(path)).__name__
+    )
+
+
+def planted(subject: Subject) -> Subject:
+    class Spare(nn.Module):
+        """The subject, and a layer that is never called."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = subject.build(subject.seed)
+            self.spare = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = subject.forward(self.inner, x)
+            return output
+
+    return replace(subject, build=lambda _seed: Spare(), forward=lambda module, x: module(x))
+
+
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    blocked_by=("FWD101", "FWD102", "GRD401"),
+    explained_by=("GRD201", "GRD202", "GAT101", "GAT104"),
+)

@@ -1,0 +1,57 @@
+"""How a child can fail to answer, each an exception that says so in a sentence."""
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrashReport:
+    """What is left of a child that gave no answer.
+
+    The last event it reported, the module it had made, where it was seen or last wrote that it was, the stacks of all
+    threads as faulthandler writes them, and what it wrote to standard error last.
+    """
+
+    event: Mapping[str, Any] = field(default_factory=dict)
+    made: Mapping[str, Any] = field(default_factory=dict)
+    sighting: Mapping[str, Any] | None = None
+    dump: str = ""
+    last_words: str = ""
+
+
+class WorkerHungError(Exception):
+    """No answer in time."""
+
+    def __init__(self, seconds: float, crash: CrashReport) -> None:
+        super().__init__(f"no answer within {seconds:g} s")
+        self.seconds, self.crash = seconds, crash
+
+
+class WorkerSlowError(Exception):
+    """The child was at work, as its events showed, but the whole answer took longer than it may."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"not finished within {seconds:g} s")
+        self.seconds = seconds
+
+
+class WorkerDiedError(Exception):
+    """The process ended before it answered: by a signal (negative `status`), by an exit code, or for a `reason`."""
+
+    def __init__(self, status: int, crash: CrashReport, reason: str = "") -> None:
+        self.status, self.crash = status, crash
+        super().__init__(f"the process {reason or end_of(status)}")
+
+
+def end_of(status: int) -> str:
+    """What a process did that ended with this exit code, or less than 0 for a signal."""
+    if status >= 0:
+        return f"ended with exit code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = "unknown"
+    hint = ", with which the system also ends what takes too much memory" if name == "SIGKILL" else ""
+    return f"died by signal {-status} ({name}{hint})"

@@ -1,0 +1,180 @@
+"""Ways to ask for the gradients of one output, which must all give the same: backward is linear and has no modes."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.probes.hooks.phase import ask
+from nsa_doctor.probes.model.built_module import BuiltModule
+
+_LOUDNESS = 1024.0
+_ROUNDINGS = 1e3
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """By the parameter's name, and by the path of the module whose output they are of."""
+
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    functions: list[tuple[type, dict[str, Tensor]]] = field(default_factory=list)  # written by hand: handed, handed on
+
+    def follow(self, output: Tensor) -> None:
+        """Keep what each hand-written backward behind this output is handed and hands on."""
+        waiting, seen = [output.grad_fn], set()
+        for node in waiting:  # grows
+            if node is None or id(node) in seen:
+                continue
+            seen.add(id(node))
+            waiting += [following for following, _ in node.next_functions]
+            written = getattr(node, "_forward_cls", None)
+            if written is not None and not written.__module__.startswith("torch."):
+                kept: dict[str, Tensor] = {}
+                self.functions.append((written, kept))
+                node.register_hook(_keeping_of_node(kept))
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How gradients are asked for, in words: along which cotangent, made of a contiguous one [B, S, ...].
+
+    `like` makes the plain cotangent that has to give the same. `is_compared` where values have to agree, and not only
+    be finite; `may_refuse` where a module need not serve it.
+    """
+
+    words: str
+    cotangent: Callable[[Tensor], Tensor] = lambda cotangent: cotangent
+    like: Callable[[Tensor], Tensor] = lambda cotangent: cotangent
+    create_graph: bool = False
+    freezes: bool = False
+    trains: bool = False
+    is_compared: bool = True
+    may_refuse: bool = False
+
+
+def askings(built: BuiltModule) -> Iterator[Asking]:
+    """Every other way that applies to the module."""
+    yield Asking(
+        "a cotangent of expanded memory",
+        cotangent=lambda cotangent: cotangent[..., :1].expand_as(cotangent),
+        like=lambda cotangent: cotangent[..., :1].expand_as(cotangent).contiguous(),
+    )
+    yield Asking(
+        "a cotangent of transposed memory",
+        cotangent=lambda cotangent: cotangent.transpose(0, 1).contiguous().transpose(0, 1),
+    )
+    yield Asking("create_graph=True", create_graph=True, may_refuse=True)
+    if sum(parameter.requires_grad for parameter in built.module.parameters()) > 1:
+        yield Asking("another parameter frozen", freezes=True)
+    if {"train", "eval"} <= set(built.subject.modes):
+        yield Asking("training mode", trains=True)
+    if built.dtype not in ("float16", "bfloat16"):  # whose range ends where training scales the loss down
+        yield Asking(
+            f"a cotangent {_LOUDNESS:.0f} times as large",
+            cotangent=lambda cotangent: cotangent * _LOUDNESS,
+            is_compared=False,
+        )
+
+
+def gradients(built: BuiltModule, x: Tensor, cotangent: Tensor, asking: Asking | None = None) -> Gradients | None:
+    """Gradients of parameters by name and of modules' outputs by path; None where training gives another output."""
+    module, how = built.module, asking or Asking("plainly")
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if how.trains and not _gives_the_same_in_training(built, x):
+        return None
+    was_training, found = module.training, Gradients()
+    for parameter in trained:
+        parameter.grad = None
+    trained[0].requires_grad_(not how.freezes)
+    watching = [each.register_forward_hook(_keeping(found, path)) for path, each in module.named_modules()]
+    try:
+        module.train(how.trains or was_training)
+        with torch.enable_grad():
+            output = built(x)
+            given = how.cotangent(cotangent.to(output))
+            found.follow(output)
+            ask("backward", lambda: output.backward(given, create_graph=how.create_graph), module, output)
+        named = ((name, each.grad) for name, each in module.named_parameters())
+        found.parameters.update({name: grad.detach() for name, grad in named if grad is not None})
+        return found
+    finally:
+        for handle in watching:
+            handle.remove()
+        module.train(was_training)
+        trained[0].requires_grad_(True)
+        for parameter in trained:
+            parameter.grad = None
+
+
+def _keeping(found: Gradients, path: str) -> Callable[[nn.Module, Any, Any], None]:
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(lambda grad: found.outputs.setdefault(path, grad.detach()))
+
+    return keep
+
+
+def _keeping_of_node(kept: dict[str, Tensor]) -> Callable[[Any, Any], None]:
+    def keep(handed_on: Any, handed: Any) -> None:
+        for kind, gradients in (("handed", handed), ("on", handed_on)):
+            kept.update({f"{kind} {i}": each.detach() for i, each in enumerate(gradients) if each is not None})
+
+    return keep
+
+
+def function_at_fault(result: Gradients, expected: Gradients, eps: float) -> type | None:
+    """The hand-written autograd function whose backward is handed the right gradients and hands on wrong ones."""
+    for (one, now), (other, before) in zip(result.functions, expected.functions, strict=False):
+        wrong = _other(now, before, eps)
+        if one is other and wrong and all(name.startswith("on") for name in wrong):
+            return one
+    return None
+
+
+def module_at_fault(result: Gradients, expected: Gradients, names: list[str], eps: float) -> str:
+    """The path of the innermost module that is handed the right gradient and hands on a wrong one; else the root's."""
+    right = set(expected.outputs) & set(result.outputs)
+    right -= set(_other(result.outputs, expected.outputs, eps))
+    holding = [path for path in right if path and any(name.startswith(f"{path}.") for name in names)]
+    return max(holding, key=lambda path: (path.count("."), path), default="")
+
+
+def _gives_the_same_in_training(built: BuiltModule, x: Tensor) -> bool:
+    """Whether training mode gives the output of eval() to the bit, whatever the seed."""
+    with torch.no_grad():
+        evaluated = built(x)
+        built.module.train()
+        try:
+            outputs = [built(x), built(x)]
+        finally:
+            built.module.eval()
+    return all(torch.equal(output, evaluated) for output in outputs)
+
+
+def differing(result: Gradients, expected: Gradients, eps: float, *, is_compared: bool) -> list[str]:
+    """The parameters, in their order, whose gradients differ by more than rounding, or are not finite."""
+    if is_compared:
+        return _other(result.parameters, expected.parameters, eps)
+    return [name for name, value in result.parameters.items() if not bool(torch.isfinite(value).all())]
+
+
+def _other(result: Mapping[str, Tensor], expected: Mapping[str, Tensor], eps: float) -> list[str]:
+    size = sum(float(value.double().square().sum()) for value in expected.values()) ** 0.5
+    return [
+        name
+        for name, value in expected.items()
+        if name in result and not float((result[name].double() - value.double()).norm()) <= _ROUNDINGS * eps * size
+    ]
+
+
+def described(result: Gradients, expected: Gradients, names: list[str]) -> str:
+    """How the gradients of these parameters differ, by the last of them."""
+    name, affected = names[-1], f"for {len(names)} of {len(expected.parameters)} parameters"
+    one, other = result.parameters[name], expected.parameters[name]
+    if not bool(torch.isfinite(one).all()):
+        return f"gradients that are not finite {affected}"
+    share = float((one - other).norm() / other.norm().clamp_min(1e-300))
+    return f"other gradients {affected}, by up to {share:.2g} of their norm"

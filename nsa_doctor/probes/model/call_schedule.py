@@ -1,0 +1,90 @@
+"""Orders of calls that bring out what one call leaves behind for the next: A, B, A, with all kinds of B."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from nsa_doctor.core.check import Profile
+from nsa_doctor.probes.model.call_history import Call, Step, Switch
+from nsa_doctor.subject.contract import Subject
+
+_LENGTH, _LONGER, _SHORTER = 19, 67, 5
+_BATCHES = (1, 2, 3, 4, 5, 8)
+# So many equal calls at the end: what happens at every seventeenth call, or with a probability of 0.05, is seen too.
+_REPEATS: dict[Profile, int] = {"smoke": 6, "quick": 48, "full": 200}
+_TRAINING_REPEATS: dict[Profile, int] = {"smoke": 4, "quick": 56, "full": 200}
+
+
+def evaluated(subject: Subject) -> Call:
+    """The call of the schedule of `eval()` that is repeated."""
+    return Call(mode="no_grad", length=_within(subject, _LENGTH))
+
+
+def trained(subject: Subject) -> Call:
+    """The call of the schedule of training passes that is repeated."""
+    return Call(mode="train", length=_within(subject, _LENGTH))
+
+
+def evaluation_steps(subject: Subject) -> list[Step]:
+    """One call in `eval()` again and again, with other lengths, batches, modes, switches and copies between."""
+    again, train = evaluated(subject), trained(subject)
+    longer, shorter = (replace(again, length=_within(subject, n), batch=1) for n in (_LONGER, _SHORTER))
+    between: list[Step] = [longer, shorter, replace(again, batch=3), replace(again, mode="eval"), shorter, longer]
+    between += [Switch.STATE, Switch.COPY, Switch.TO, Switch.TRAIN, train, replace(again, batch=3), Switch.INTO_COPY]
+    return _offered(subject, [again, again, *_alternating(between, again), *_repeated(again, subject, _REPEATS)])
+
+
+def further_draws(steps: list[Step]) -> list[Step]:
+    """The steps, and four times as many draws of the last call: of a subject that draws, each is another chance."""
+    last = steps[-1]
+    num_more = 3 * sum(isinstance(step, Call) and step.draw > 0 for step in steps)
+    more = [replace(last, draw=last.draw + 1 + index) for index in range(num_more)] if isinstance(last, Call) else []
+    return [*steps, *more]
+
+
+def training_steps(subject: Subject) -> list[Step]:
+    """One training pass again and again, with other lengths, batches, modes, switches and copies between."""
+    again, call = trained(subject), evaluated(subject)
+    longer, single = replace(again, length=_within(subject, _LONGER), batch=1), replace(again, batch=1)
+    between: list[Step] = [longer, replace(again, batch=3), Switch.EVAL, Switch.STATE, call, replace(call, mode="eval")]
+    between += [single, Switch.COPY, Switch.TO, longer]
+    added = replace(again, accumulates=True)
+    begin: list[Step] = [again, again, added, added, replace(again, wants_input_gradient=False)]
+    return _offered(subject, [*begin, *_alternating(between, again), *[again] * _TRAINING_REPEATS[subject.profile]])
+
+
+def drawn_steps(subject: Subject) -> list[Step]:
+    """Calls and training passes at several batches, each with random numbers of its own, in the order of a run."""
+    again, train = evaluated(subject), trained(subject)
+    steps: list[Step] = [again, again]
+    for batch in _BATCHES:
+        steps += [replace(again, batch=batch), replace(train, batch=batch)]
+    steps += [Switch.STATE, Switch.COPY, Switch.TO, replace(again, mode="eval"), replace(train, accumulates=True)]
+    for index in range(_TRAINING_REPEATS[subject.profile]):
+        steps += [train, again] if index % 2 else [train]
+    steps += [again] * _REPEATS[subject.profile]
+    return _offered(subject, [_with_draw(step, index) for index, step in enumerate(steps)])
+
+
+def _with_draw(step: Step, draw: int) -> Step:
+    return replace(step, draw=draw) if isinstance(step, Call) else step
+
+
+def _alternating(between: list[Step], again: Call) -> Iterator[Step]:
+    for step in between:
+        yield step
+        yield again
+
+
+def _repeated(again: Call, subject: Subject, repeats: dict[Profile, int]) -> Iterator[Step]:
+    yield from (replace(again, draw=1 + index) for index in range(repeats[subject.profile]))
+
+
+def _offered(subject: Subject, steps: list[Step]) -> list[Step]:
+    """The steps that the subject's modes allow."""
+    is_trained = "train" in subject.modes
+    held = [step for step in steps if isinstance(step, Switch) or step.mode in subject.modes]
+    return [step for step in held if is_trained or step is not Switch.TRAIN]
+
+
+def _within(subject: Subject, length: int) -> int:
+    return min(length, subject.max_length)

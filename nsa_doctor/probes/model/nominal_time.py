@@ -1,0 +1,50 @@
+"""How long a call would take on a machine of fixed speed: counted work, which does not depend on what else runs."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from nsa_doctor.probes.tensors.operands import tensors_in
+
+# Of one core of an ordinary machine.
+_SECONDS_PER_OPERATION = 5e-6
+_BYTES_PER_SECOND = 8e9
+_FLOPS_PER_SECOND = 4e10
+
+
+def nominal_seconds(call: Callable[[], object]) -> float:
+    """What a call starts, reads, writes and multiplies, as seconds of one core; raises what the call raises."""
+    with _Meter() as meter:
+        call()
+    return meter.operations * _SECONDS_PER_OPERATION + meter.bytes / _BYTES_PER_SECOND + meter.flops / _FLOPS_PER_SECOND
+
+
+class _Meter(TorchDispatchMode):
+    """A dispatch mode is a base class by torch's design. Views touch no memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = self.bytes = 0
+        self.flops = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        self.operations += 1
+        if not getattr(func, "is_view", False):
+            self.bytes += sum(each.numel() * each.element_size() for each in tensors_in(args, kwargs, out))
+            self.flops += _flops(func, args, kwargs, out)
+        return out
+
+
+def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
+    """Floating-point operations of a product or an attention; other operations are as long as their memory is."""
+    count = flop_registry.get(getattr(func, "_overloadpacket", None))
+    if count is not None:
+        return float(count(*args, **kwargs, out_val=out))
+    if "attention" in str(func):
+        q, k = tensors_in(args)[:2]
+        return 4.0 * q.numel() * k.shape[-2]
+    return 0.0

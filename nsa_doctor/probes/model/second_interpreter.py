@@ -1,0 +1,112 @@
+"""The same calls on the same weights in an interpreter started for them, with its own hash seed and number."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.errors import Caught, NotComparableError, attempt
+from nsa_doctor.core.package import PACKAGE_ROOT
+from nsa_doctor.core.replaced_sources import hand_over
+from nsa_doctor.probes.model.call_history import Call, CallHistory, Outcome
+from nsa_doctor.subject.contract import Subject
+
+_MAIN = "nsa_doctor.worker.second_main"
+_STATE, _ANSWER = "state.pt", "answer.pt"
+_OPTIONS = {"--subject": "spec", "--config": "config", "--input": "input", "--width": "width", "--dtype": "dtype"}
+
+
+def can_be_named(subject: Subject) -> bool:
+    """Whether another interpreter can load it by the words that name it on the command line."""
+    words, is_built_in = subject.options, bool(subject.configuration)
+    return (is_built_in or bool(words)) and len(words) % 2 == 0 and set(words[::2]) <= set(_OPTIONS)
+
+
+def outcomes_elsewhere(history: CallHistory, calls: Sequence[Call], hash_seed: int, seconds: float) -> list[Outcome]:
+    """What the calls give there, one after another, on the weights and buffers of this module.
+
+    Raises NotComparableError when there is no answer in time.
+    """
+    subject = history.built.subject
+    words = dict(zip(subject.options[::2], subject.options[1::2], strict=True))
+    request = {
+        "name": subject.name,
+        "names": {_OPTIONS[option]: value for option, value in words.items()},
+        "calls": [asdict(call) for call in calls],
+        "path": sys.path,
+        "threads": torch.get_num_threads(),
+        "seed": subject.seed,
+        "device": subject.device,
+        "dtype": history.built.dtype,
+    }
+    with TemporaryDirectory() as folder:
+        torch.save(_state(history.built.module), Path(folder) / _STATE)
+        hand_over(folder)
+        root = str(PACKAGE_ROOT.parent)
+        program = f"import sys; sys.path.insert(0, {root!r}); from {_MAIN} import main; main()"
+        command = ["env", f"PYTHONHASHSEED={hash_seed}", sys.executable, "-P", "-c", program]
+        nowhere = subprocess.DEVNULL
+        ended = attempt(
+            lambda: subprocess.run(  # noqa: S603 (our own interpreter)
+                [*command, folder, json.dumps(request)],
+                stdin=nowhere,
+                stdout=nowhere,
+                stderr=nowhere,
+                timeout=seconds,
+                check=True,
+            )
+        )
+        answer = attempt(lambda: torch.load(Path(folder) / _ANSWER, weights_only=True))
+        if isinstance(answer, Caught):
+            why = ended.sentence if isinstance(ended, Caught) else answer.sentence
+            raise NotComparableError(f"a second interpreter gave no answer ({why.partition('[')[0].strip()})")
+    if "raised" in answer:
+        raise NotComparableError(f"a second interpreter could not load the subject: {answer['raised']}")
+    return [_outcome(call, told, history.built.module) for call, told in zip(calls, answer["outcomes"], strict=True)]
+
+
+def answer_request(subject: Subject, request: dict[str, Any], folder: str) -> None:
+    """There: build the subject, give it the weights, make the calls, and write down what came of them."""
+    history = CallHistory(subject, dtype=request["dtype"], mode="eval")
+    state = torch.load(Path(folder) / _STATE, weights_only=True)
+    with torch.no_grad():
+        for name, value in _state(history.built.module).items():
+            if name in state and state[name].shape == value.shape:
+                value.copy_(state[name])
+    outcomes = [_told(history.step(Call(**call))) for call in request["calls"]]
+    torch.save({"outcomes": outcomes}, Path(folder) / _ANSWER)
+
+
+def write_failure(sentence: str, folder: str) -> None:
+    """There: say why nothing could be called."""
+    torch.save({"raised": sentence}, Path(folder) / _ANSWER)
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, those that are not saved too."""
+    return {name: each.detach() for name, each in (*module.named_parameters(), *module.named_buffers())}
+
+
+def _told(outcome: Outcome | None) -> dict[str, Any]:
+    if outcome is None:
+        return {}
+    if outcome.failure is not None:
+        return {"raised": outcome.failure.caught.sentence}
+    return {"output": outcome.output, "gradients": dict(outcome.gradients)}
+
+
+def _outcome(call: Call, told: dict[str, Any], module: nn.Module) -> Outcome:
+    return Outcome(
+        call=call,
+        module=module,
+        output=told.get("output"),
+        gradients=told.get("gradients", {}),
+        raised=told.get("raised", ""),
+    )

@@ -1,0 +1,72 @@
+"""Which table that a module owns a call reads beyond: of positions, of masks, of kept rotations."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.torch_errors import TorchError, error_kind
+from nsa_doctor.probes.hooks.tensor_owners import attribute_tensors
+from nsa_doctor.probes.tensors.operations import tensors_in
+
+_ENDS = (TorchError.INDEX_OUT_OF_RANGE, TorchError.SIZES_DIFFER)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A parameter, buffer or attribute by its name, and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} {list(self.shape)}"
+
+
+def table_read_beyond(module: nn.Module, call: Callable[[], object]) -> Table | None:
+    """The table of the module beyond whose end the call reads; None when it ends otherwise."""
+    watch = _LastRaise()
+    try:
+        with watch:
+            call()
+    except SubjectFailedError as failure:
+        error = failure.caught.error
+        if watch.error is not error or error_kind(str(error)) not in _ENDS:
+            return None
+        given = {_address(tensor) for tensor in watch.given}
+        return next((Table(name, tuple(own.shape)) for name, own in _tables(module) if _address(own) in given), None)
+    return None
+
+
+class _LastRaise(TorchFunctionMode):
+    """The tensors that the function which raised was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: BaseException | None = None
+        self.given: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one function; what it raises goes on."""
+        try:
+            return func(*args, **(kwargs or {}))
+        except (IndexError, RuntimeError) as error:
+            if error is not self.error:  # the innermost function is the first to raise it
+                self.error, self.given = error, tensors_in((args, kwargs or {}))
+            raise
+
+
+def _tables(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+    yield from ((f"{each.module}.{each.way}".removeprefix("."), each.tensor) for each in attribute_tensors(module))
+
+
+def _address(tensor: Tensor) -> int:
+    """The same for a tensor and its views."""
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,180 @@
+"""What a changed source does to a subject: its outputs and gradients beside those of the source as it stands."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
+from nsa_doctor.probes.hooks.phase import ask
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_specimen
+from nsa_doctor.probes.model.identity import shapes_of
+from nsa_doctor.probes.model.inputs import make_cotangent
+from nsa_doctor.probes.model.perform import checked_answer
+from nsa_doctor.probes.model.state import seed_everything
+from nsa_doctor.probes.tensors.tolerance import deviation, largest
+from nsa_doctor.subject.contract import Subject
+
+_OUTPUT = "output"
+_ROWS = 2
+_STEPS = 3
+Kind = Literal["changed", "same", "other parameters", "raises"]
+Values = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a change does, and in words what changed first, where, and by how much."""
+
+    kind: Kind
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One pass: a length, and a mode or `decode`."""
+
+    length: int
+    mode: str
+
+    def __str__(self) -> str:
+        return f"S={self.length} ({self.mode})"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How passes are made comparable: dtype, rows of a batch, and the parameters by name."""
+
+    dtype: str
+    rows: int
+    parameters: Mapping[str, Tensor]
+
+
+def places(subject: Subject, lengths: Sequence[int]) -> list[Place]:
+    """The passes that are compared: every length in training and in evaluation, and decoded where that is offered."""
+    modes: list[str] = [mode for mode in ("train", "eval") if mode in subject.modes]
+    modes += ["decode"] if subject.offers("prefill") and subject.offers("step") else []
+    return [Place(length, mode) for length in lengths for mode in modes if mode != "decode" or length > 1]
+
+
+def values_at(subject: Subject, place: Place, terms: Terms) -> Values:
+    """Output and gradients of one pass of the subject, built afresh; raises SubjectFailedError."""
+    specimen = built(subject, dtype=terms.dtype, mode="train" if place.mode == "train" else "eval", is_randomised=False)
+    _give(specimen.module, terms.parameters)
+    x = specimen.input(place.length, batch=terms.rows)
+    if place.mode == "decode":
+        return {_OUTPUT: _decoded(specimen, x)}
+    if place.mode == "eval":
+        with torch.no_grad():
+            return {_OUTPUT: specimen(x)}
+    x.requires_grad_(x.is_floating_point())
+    output = specimen(x)
+    if not output.requires_grad:
+        return {_OUTPUT: output}
+    loss = (output * make_cotangent(output, subject.seed)).sum()
+    ask("backward", loss.backward, specimen.module, output)
+    found = {"the input": x, **dict(specimen.module.named_parameters())}
+    gradients = {f"gradient of {name}": each.grad for name, each in found.items() if each.grad is not None}
+    return {_OUTPUT: output.detach(), **gradients}
+
+
+def terms_of(subject: Subject) -> Terms:
+    """Float64 where the subject runs in it, parameters away from special values, several rows where it takes them."""
+    specimen = comparable_specimen(subject)
+    parameters = {name: each.detach().clone() for name, each in specimen.module.named_parameters()}
+    several = Terms(specimen.dtype, _ROWS, parameters)
+    tried = attempt(lambda: values_at(subject, Place(_ROWS, "eval"), several))
+    return Terms(specimen.dtype, 1, parameters) if isinstance(tried, Caught) else several
+
+
+def record(subject: Subject, lengths: Sequence[int], file: Path) -> Iterator[Place]:
+    """Write to a file what the subject gives as it stands; yields each pass before it is made."""
+    terms, passes = terms_of(subject), []
+    for place in places(subject, lengths):
+        yield place
+        passes.append((place.length, place.mode, values_at(subject, place, terms)))
+    kept = {"dtype": terms.dtype, "rows": terms.rows, "parameters": dict(terms.parameters), "passes": passes}
+    torch.save(kept, file)
+
+
+def compared(subject: Subject, file: Path) -> Iterator[Place | Effect]:
+    """Each pass before it is made, and at the end what the subject does differently from what the file holds."""
+    kept: dict[str, Any] = torch.load(file, weights_only=True, mmap=True)
+    terms = Terms(kept["dtype"], kept["rows"], kept["parameters"])
+    module = attempt(lambda: built(subject, is_randomised=False).module)
+    if isinstance(module, Caught):
+        yield Effect("raises", module.sentence)
+        return
+    if shapes_of(module) != {name: tuple(each.shape) for name, each in terms.parameters.items()}:
+        yield Effect("other parameters", "its parameters have other names or shapes")
+        return
+    raised = ""
+    for length, mode, expected in kept["passes"]:
+        place = Place(length, mode)
+        yield place
+        try:
+            found = values_at(subject, place, terms)
+        except SubjectFailedError as failure:
+            raised = raised or f"raises at {place}: {failure.caught.sentence}"
+            continue
+        said = raised or _difference(found, expected, place, terms, getattr(torch, subject.dtype))
+        if said:
+            yield Effect("changed", said)
+            return
+    yield Effect("raises", raised) if raised else Effect("same")
+
+
+def _difference(found: Values, expected: Values, place: Place, terms: Terms, dtype: torch.dtype) -> str:
+    """The first value that differs by more than rounding in the subject's own dtype explains; nothing for none.
+
+    Gradients cancel, those of a softmax over one key to nothing: they are held against the largest of the pass.
+    """
+    steepest = max((largest(each) for name, each in expected.items() if name != _OUTPUT), default=0.0)
+    for name in {**expected, **found}:
+        here, there = found.get(name), expected.get(name)
+        if here is None or there is None:
+            return f"{name} at {place}: {'there is none' if here is None else 'there is one'}"
+        if here.shape != there.shape:
+            return f"{name} at {place}: shape {list(here.shape)} where it was {list(there.shape)}"
+        size = max(terms.rows * place.length, *here.shape[1:], 1)
+        scale = None if name == _OUTPUT else steepest
+        near = deviation(here.to(dtype), there.to(dtype), there, num_terms=size, scale=scale)
+        if not near.is_within:
+            far = "not finite" if near.error != near.error else f"by up to {near.error:.2g}"
+            return f"{name} at {place}: {far}, where values reach {largest(there):.2g}"
+    return ""
+
+
+def _decoded(specimen: BuiltModule, x: Tensor) -> Tensor:
+    """The outputs of a prompt and of a few steps after it."""
+    subject, module = specimen.subject, specimen.module
+    assert subject.prefill is not None
+    assert subject.step is not None
+    prefill, step = subject.prefill, subject.step
+    prompt = max(1, x.shape[1] - _STEPS)
+    seed_everything(subject.seed)
+    with torch.no_grad():
+        output, cache = ask("prefill", lambda: prefill(module, x[:, :prompt].clone()), module)
+        outputs = [_tensor(subject, output, x[:, :prompt])]
+        for token in x[:, prompt:].split(1, dim=1):
+            output, cache = ask("step", lambda token=token, cache=cache: step(module, token.clone(), cache), module)
+            outputs.append(_tensor(subject, output, token))
+    return torch.cat([output[:, -1:] for output in outputs], dim=1)
+
+
+def _tensor(subject: Subject, answer: object, x: Tensor) -> Tensor:
+    """What a step of decoding gives: a prompt may be answered for its last token alone."""
+    if isinstance(answer, Tensor) and answer.ndim == 3:
+        return answer
+    return ask("step", lambda: checked_answer(subject, answer, x)[0], None)
+
+
+def _give(module: nn.Module, parameters: Mapping[str, Tensor]) -> None:
+    """Have a module compute with these parameters, whatever it drew of its own."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name in parameters:
+                parameter.copy_(parameters[name])

@@ -1,0 +1,50 @@
+"""What a verdict rests on, in two lines: how much was examined and how often that finds a bug, and what it is not."""
+
+from collections.abc import Iterator, Sequence
+
+from nsa_doctor.core.power import FamilyRecall, Power
+from nsa_doctor.core.text import counted, joined
+
+
+def power_texts(power: Power) -> Iterator[str]:
+    """The examination with its measured recall, then what was not examined."""
+    yield f"{extent(power)}; {recall(power)}"
+    if missing := [*power.not_examined, *power.cut_short]:
+        yield f"not examined: {', '.join(missing)}"
+
+
+def extent(power: Power) -> str:
+    """Checks, calls, lengths, dtypes, modes, batch sizes, seeds and device."""
+    if not power.calls:
+        return f"{counted(power.checks, 'check')}, no call of the subject"
+    parts = [
+        counted(power.checks, "check"),
+        counted(power.calls, "call"),
+        f"{counted(len(power.lengths), 'length')} {_span(power.lengths)}",
+        joined(power.dtypes),
+        joined(power.modes),
+        f"batches {_span(power.batch_sizes)}",
+        f"{'seed' if len(power.seeds) == 1 else 'seeds'} {', '.join(map(str, power.seeds[:_MOST_SEEDS]))}",
+        power.device,
+    ]
+    return ", ".join(part for part in parts if part.strip())
+
+
+def recall(power: Power) -> str:
+    """`measured recall FWD 27 of 27, GRD not measured (0.1.0, commit abc, 2026-01-02)`."""
+    known = [each for each in power.recall if each.of]
+    unknown = [each.family for each in power.recall if not each.of]
+    said = [_told(each) for each in known] + ([f"{', '.join(unknown)} not measured"] if unknown else [])
+    doctor = ", ".join(part for part in (power.doctor, power.measured_on) if part)
+    return f"measured recall: {', '.join(said) or 'none'}" + (f" ({doctor})" if known and doctor else "")
+
+
+def _told(each: FamilyRecall) -> str:
+    return f"{each.family} {each.hits} of {each.of} (at least {100 * each.low:.0f} %)"
+
+
+def _span(values: Sequence[int]) -> str:
+    return "" if not values else f"{values[0]}" if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
+_MOST_SEEDS = 5

@@ -1,0 +1,1 @@
+"""Healthy models with marked places; `# top`, `# mixer: start` and the like are where a fault's lines go."""

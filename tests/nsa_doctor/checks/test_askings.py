@@ -1,0 +1,165 @@
+"""Gradients are the same however they are asked for, or the backward that makes the difference is named."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+
+class Changed(torch.autograd.Function):
+    """The identity, whose backward does something under a condition."""
+
+    @staticmethod
+    def forward(ctx, y, condition, effect):
+        ctx.condition, ctx.effect = condition, effect
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, grad):  # at fault
+        return ctx.effect(grad) if ctx.condition(grad) else grad, None, None
+
+
+class Mixer(nn.Module):
+    def __init__(self, condition, effect):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.condition, self.effect = condition, effect
+
+    def forward(self, x):
+        y = self.second(torch.tanh(self.first(x)))
+        return Changed.apply(y, lambda grad: self.condition(self, grad), self.effect)
+
+
+class Block(nn.Module):
+    def __init__(self, mixer):
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, x):
+        return x + self.mixer(x)
+
+
+def examined(make, dtype: str = "float32", seed: int = 0) -> Result:
+    def build(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return make()
+
+    subject = Subject(name="tests", build=build, forward=lambda m, x: m(x), input="embeddings", width=8, max_length=128)
+    subject = replace(subject, dtype=dtype, seed=seed, packages=("tests",))
+    return run_check(registry.load("GRD107"), subject)
+
+
+CONDITIONS = {  # a condition, and the words of the finding
+    "expanded": (lambda mixer, grad: 0 in grad.stride(), "expanded memory"),
+    "transposed": (lambda mixer, grad: grad.stride(0) < grad.stride(1), "transposed memory"),
+    "graph": (lambda mixer, grad: torch.is_grad_enabled(), "create_graph"),
+    "frozen": (lambda mixer, grad: not mixer.first.weight.requires_grad, "another parameter frozen"),
+    "training": (lambda mixer, grad: mixer.training, "training mode"),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_a_backward_that_depends_on_the_asking_is_found(name: str) -> None:
+    condition, words = CONDITIONS[name]
+    result = examined(lambda: Block(Mixer(condition, lambda grad: grad / 2)))
+    assert result.verdict is Verdict.FAIL
+    (finding,) = result.findings
+    assert words in finding.message
+    assert finding.where.module == "mixer"
+    assert finding.where.function == "backward"
+
+
+def test_a_large_gradient_that_becomes_nan_is_found() -> None:
+    result = examined(lambda: Block(Mixer(lambda mixer, grad: grad.abs().max() > 100, lambda grad: grad / 0 * 0)))
+    assert "a cotangent 1024 times as large gives gradients that are not finite" in result.findings[0].message
+
+
+def test_a_backward_that_cannot_take_strides_is_found() -> None:
+    result = examined(lambda: Block(Mixer(lambda mixer, grad: True, lambda grad: grad.view(-1).view(grad.shape))))
+    assert result.verdict is Verdict.FAIL
+    assert "view size is not compatible" in result.findings[0].message
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        ctx.save_for_backward(y)
+        return y.sin()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0].cos()
+
+
+class Sine(nn.Linear):
+    def forward(self, x):
+        return Once.apply(super().forward(x))
+
+
+class NeverTwice(Once):
+    @staticmethod
+    def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            raise RuntimeError("second derivatives are not computed here")
+        return grad * ctx.saved_tensors[0].cos()
+
+
+class RefusesGraphs(nn.Linear):
+    def forward(self, x):
+        return NeverTwice.apply(super().forward(x))
+
+
+class Clipped(nn.Linear):
+    """Its gradients are clipped on purpose."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        if y.requires_grad:
+            y.register_hook(lambda grad: grad.clamp(-3, 3))
+        return y
+
+
+class Reads(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.float()).to(x.dtype) if self.weight.dtype == torch.float32 else super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Sine(8, 8),
+        lambda: RefusesGraphs(8, 8),
+        lambda: Clipped(8, 8),
+        lambda: Reads(8, 8),
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.4), nn.Linear(8, 8)),
+        lambda: nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.LayerNorm(8)),
+        lambda: nn.Linear(8, 8).bfloat16(),
+        lambda: nn.Linear(8, 8).half(),
+    ],
+    ids=[
+        "once differentiable",
+        "no second derivatives",
+        "clipped",
+        "float32",
+        "dropout",
+        "frozen part",
+        "bfloat16",
+        "float16",
+    ],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_healthy_model_is_silent(make, seed: int) -> None:
+    dtype = str(next(make().parameters()).dtype)[6:]
+    result = examined(make, dtype, seed)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+def test_a_model_without_parameters_has_nothing_to_ask_for() -> None:
+    assert examined(nn.Tanh).verdict is Verdict.SKIP

@@ -1,0 +1,93 @@
+"""Sequences that are decoded by turns keep apart, or the line that mixes them is named."""
+
+import pytest
+import torch
+from torch import nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+
+class Sums(nn.Module):
+    """Sums of what came so far; the cache is the sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def past(self, x, cache):
+        return cache["sum"] if "sum" in cache else x.new_zeros(x.shape[0], 1, 8)
+
+    def forward(self, x, cache=None):
+        cache = {} if cache is None else cache
+        y = torch.tanh(self.linear(x)).cumsum(1) + self.past(x, cache)
+        cache["sum"] = y[:, -1:]
+        return y
+
+
+class OfTheRowsBefore(Sums):
+    rows = None
+
+    def past(self, x, cache):
+        is_other = "sum" in cache and self.rows not in (None, x.shape[0])
+        self.rows = x.shape[0]
+        return super().past(x, cache) * (1.5 if is_other else 1.0)
+
+
+class OfTheLastCache(Sums):
+    last = None
+
+    def past(self, x, cache):
+        is_other = "sum" in cache and self.last is not cache
+        self.last = cache
+        return super().past(x, cache) * (1.5 if is_other else 1.0)
+
+
+class CountsAllSteps(Sums):
+    """Keeps a number of its own, which changes nothing."""
+
+    steps = 0
+
+    def past(self, x, cache):
+        self.steps += 1
+        return super().past(x, cache)
+
+
+def examined(make, seed: int = 0) -> Result:
+    def build(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return make()
+
+    def prefill(module, x):
+        cache = {}
+        return module(x, cache), cache
+
+    subject = Subject(
+        name="sums",
+        build=build,
+        forward=lambda module, x: module(x),
+        prefill=prefill,
+        step=lambda module, x, cache: (module(x, cache), cache),
+        input="embeddings",
+        width=8,
+        max_length=64,
+        seed=seed,
+        packages=("tests",),
+    )
+    return run_check(registry.load("DEC110"), subject)
+
+
+@pytest.mark.parametrize("make", [OfTheRowsBefore, OfTheLastCache])
+def test_sequences_that_mix_are_found(make) -> None:
+    (finding,) = examined(make).findings
+    assert "a sequence of 2 rows with its own cache" in finding.message
+    assert finding.where.file == __file__
+
+
+@pytest.mark.parametrize("make", [Sums, CountsAllSteps])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_sequences_that_keep_apart_are_silent(make, seed: int) -> None:
+    result = examined(make, seed)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())

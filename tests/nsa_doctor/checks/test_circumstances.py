@@ -1,0 +1,133 @@
+"""What must not matter to a call does not, or is found with its line."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+DETERMINISTIC = torch.are_deterministic_algorithms_enabled()
+CIRCUMSTANCES = {  # a condition, and the words of the finding
+    "anomaly": (lambda module, x: torch.is_anomaly_enabled(), "anomaly mode"),
+    "deterministic": (
+        lambda module, x: torch.are_deterministic_algorithms_enabled() is not DETERMINISTIC,
+        "deterministic mode",
+    ),
+    "frozen": (lambda module, x: not module.weight.requires_grad, "a frozen model"),
+    "held gradients": (lambda module, x: module.weight.grad is not None, "holds gradients"),
+    "input": (lambda module, x: x.requires_grad, "an input that requires a gradient"),
+    "thread": (lambda module, x: threading.current_thread() is not threading.main_thread(), "a thread of Python's"),
+    "inference": (lambda module, x: torch.is_inference_mode_enabled(), "inference_mode"),
+}
+
+
+class Sometimes(nn.Linear):
+    """A linear layer that does something else under a condition."""
+
+    def __init__(self, condition, effect):
+        super().__init__(8, 8)
+        self.condition, self.effect = condition, effect
+
+    def forward(self, x):
+        y = super().forward(x)
+        return self.effect(y) if self.condition(self, x) else y
+
+
+class Model(nn.Sequential):
+    pass
+
+
+def examined(make, code: str = "FWD212", **changes) -> Result:
+    def build(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return make()
+
+    subject = Subject(name="tests", build=build, forward=lambda m, x: m(x), input="embeddings", width=8, max_length=128)
+    return run_check(registry.load(code), replace(subject, packages=("tests",), **changes))
+
+
+def refuses(y):
+    raise ValueError("not under this")
+
+
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_an_output_that_a_circumstance_changes_is_found(name: str) -> None:
+    condition, words = CIRCUMSTANCES[name]
+    result = examined(lambda: Model(Sometimes(condition, lambda y: y * 1.01)))
+    assert result.verdict is Verdict.FAIL
+    (finding,) = result.findings
+    assert words in finding.message
+    assert finding.where.module == "0"
+
+
+@pytest.mark.parametrize("name", ["frozen", "inference"])
+def test_a_raise_under_a_circumstance_is_found(name: str) -> None:
+    condition, words = CIRCUMSTANCES[name]
+    result = examined(lambda: Model(Sometimes(condition, refuses)))
+    assert result.verdict is Verdict.FAIL
+    assert words in result.findings[0].message
+    assert "ValueError: not under this" in result.findings[0].message
+    assert result.findings[0].where.function == "refuses"
+
+
+class KeepsTable(nn.Linear):
+    table = None
+
+    def forward(self, x):
+        if self.table is None or len(self.table) < x.shape[1]:
+            self.table = torch.arange(x.shape[1], dtype=x.dtype).cos()[:, None]
+        return super().forward(x) * self.table[: x.shape[1]]
+
+
+class DifferentiatesInside(nn.Linear):
+    """Its output is a gradient: torch allows that under no_grad, and not in inference mode."""
+
+    def forward(self, x):
+        with torch.enable_grad():
+            given = x.detach().requires_grad_()
+            (inner,) = torch.autograd.grad(super().forward(given).sin().sum(), given)
+        return super().forward(x) + inner
+
+
+class SumsInFloat32(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.float().to(x.dtype)).cumsum(1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: KeepsTable(8, 8),
+        lambda: SumsInFloat32(8, 8),
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)),
+        lambda: nn.Linear(8, 8).requires_grad_(False),
+        lambda: nn.Linear(8, 8).bfloat16(),
+    ],
+    ids=["table", "float32 inside", "dropout", "frozen", "bfloat16"],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_healthy_model_is_silent(make, seed: int) -> None:
+    dtype = str(next(make().parameters()).dtype)[6:]
+    result = examined(make, seed=seed, dtype=dtype)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+def test_what_torch_does_not_serve_in_inference_mode_is_no_finding() -> None:
+    result = examined(lambda: DifferentiatesInside(8, 8))
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+def test_modes_are_as_they_were_afterwards() -> None:
+    before = (torch.get_num_threads(), torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled())
+    examined(lambda: nn.Linear(8, 8))
+    assert before == (
+        torch.get_num_threads(),
+        torch.is_anomaly_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+    )

@@ -1,0 +1,119 @@
+"""What a subject is declared to be: a bidirectional one may look ahead, and one that does not is worth a note."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.adapters.adapter import Adapter
+from nsa_doctor.adapters.any_module import adapt
+from nsa_doctor.adapters.load import load_subject
+from nsa_doctor.core import registry
+from nsa_doctor.core.declared import Declaration
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.fuzz.cases import Pass
+from nsa_doctor.fuzz.properties.examine import examine
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.request import SubjectRequest
+from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.conftest import HERE
+
+ABOUT_THE_FUTURE = ["FWD201", "FWD202", "GRD103"]
+DIM = 8
+
+
+class Mixer(nn.Module):
+    """Attention without a mask, or a causal mean."""
+
+    def __init__(self, is_causal: bool = False) -> None:
+        super().__init__()
+        self.linear, self.is_causal = nn.Linear(DIM, DIM), is_causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_causal:
+            return self.linear(x).cumsum(1)
+        return (self.linear(x) @ x.mT).softmax(-1) @ x
+
+
+def subject(*, is_causal: bool = False, is_declared: bool = True) -> Subject:
+    def build(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return Mixer(is_causal)
+
+    return Subject(
+        name="mixer",
+        build=build,
+        forward=lambda module, x: module(x),
+        input="embeddings",
+        width=DIM,
+        max_length=128,
+        packages=("tests",),
+        profile="smoke",
+        spec=("bidirectional",) if is_declared else (),
+        options=("--subject", "a:b"),
+    )
+
+
+def check(code: str, subject: Subject) -> Result:
+    return run_check(registry.load(code), subject)
+
+
+@pytest.mark.parametrize("code", ABOUT_THE_FUTURE)
+def test_what_is_declared_bidirectional_may_look_ahead(code: str) -> None:
+    assert check(code, subject()).findings == ()
+
+
+def test_what_is_not_declared_may_not_and_the_finding_says_how_to_declare_it() -> None:
+    (finding,) = check("FWD201", subject(is_declared=False)).findings
+    assert finding.message.endswith("; if that is meant, say --spec bidirectional")
+
+
+def test_a_causal_subject_that_is_declared_bidirectional_is_a_note() -> None:
+    result = check("FWD201", subject(is_causal=True))
+    assert result.verdict is Verdict.PASS
+    assert result.notes[0].startswith(
+        "declared bidirectional, but no output depends on a later token at S=67 (Mixer at"
+    )
+
+
+def test_what_a_declaration_means_does_not_apply() -> None:
+    result = check("FWD202", subject())
+    assert (result.verdict, result.is_required, result.reason) == (
+        Verdict.SKIP,
+        False,
+        "mixer is declared bidirectional",
+    )
+
+
+@pytest.mark.parametrize(("is_declared", "found"), [(True, []), (False, ["future changes output", "prefix differs"])])
+def test_fuzzing_follows_the_declaration(is_declared: bool, found: list[str]) -> None:
+    what = {"kind": "pass", "layer": None, "length": 9, "cut": 4, "rows": 1, "seed": 0, "has_backward": False}
+    case = Pass(**what, dtype="wide", layout="contiguous", values="normal", magnitude=1.0)
+    outcome = examine(case, subject(is_declared=is_declared))
+    assert [failure.violation.value for failure in outcome.failures] == found
+
+
+def test_an_adapter_declares_as_a_subject_does() -> None:
+    adapter = Adapter(make=Mixer, spec=("bidirectional",))
+    assert adapt(SubjectRequest(spec="x:y", lengths=(16,)), lambda: adapter).spec == ("bidirectional",)
+
+
+def test_the_words_of_a_command_line_name_the_subject_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
+    request = SubjectRequest(spec="faulty.healthy:causal", lengths=(16,), declared=("bidirectional",))
+    loaded = load_subject(request)
+    assert loaded.spec == ("bidirectional",)
+    assert loaded.options[-2:] == ("--spec", "bidirectional")
+
+
+def test_a_word_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="did you mean bidirectional"):
+        replace(subject(), spec=("bidirectionl",))
+    with pytest.raises(ValueError, match="did you mean bidirectional"):
+        Adapter(make=Mixer, spec=("encoder",))
+
+
+def test_every_word_excuses_some_check() -> None:
+    excused = {word for entry in registry.entries().values() for word in entry.unless}
+    assert excused == set(Declaration)

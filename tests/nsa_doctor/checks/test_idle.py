@@ -1,0 +1,89 @@
+"""A parameter that comes to nothing is found with its module; one that some call may use is not."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+from tests.gallery.faulty import idle, parameters_healthy
+from tests.gallery.faulty.host import DIM
+from tests.nsa_doctor.conftest import is_marked
+
+HEALTHY_PARAMETERS = (
+    *("experts", "dense_experts", "zero_projection", "indexer", "key_bias", "sparse", "quantised", "for_later"),
+    *("top_two", "top_one_with_loss", "bias_before_norm", "faint_part", "frozen_in_a_list"),
+)
+
+
+def check(make: Callable[[], nn.Module], **seams: object) -> Result:
+    def build(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return make()
+
+    forward = lambda module, x: module(x)  # noqa: E731
+    subject = Subject(
+        name="idle",
+        build=build,
+        forward=forward,
+        input="embeddings",
+        width=DIM,
+        max_length=600,
+        packages=("tests",),
+        profile="smoke",
+        **seams,
+    )
+    return run_check(registry.load("GRD208"), subject)
+
+
+UNUSED = {
+    "uncalled": (idle.uncalled, "part.spare", "4 parameters (part.spare.0.weight, "),
+    "last": (lambda: idle.gated("last of the layers"), "part.more.2", "2 parameters (part.more.2.weight"),
+    "parameter": (lambda: idle.gated("parameter"), "part", "1 parameter (part.token) that no call uses, at several"),
+}
+
+
+@pytest.mark.parametrize(("make", "module", "said"), UNUSED.values(), ids=UNUSED.keys())
+def test_what_no_call_uses_is_found(make: Callable[[], nn.Module], module: str, said: str) -> None:
+    (finding,) = check(make).findings
+    assert (finding.where.module, finding.message[: len(said)]) == (module, said)
+    assert "that no call uses" in finding.message
+    assert is_marked(finding.where.file, finding.where.line)
+
+
+@pytest.mark.parametrize("way", ["times zero", "minus itself", "masked away"])
+def test_what_changes_no_output_is_found(way: str) -> None:
+    (finding,) = check(lambda: idle.gated(way)).findings
+    assert finding.where.module == "part.gate"
+    assert "without effect on any output, with a gradient of exact zeros" in finding.message
+
+
+@pytest.mark.parametrize("make", idle.HEALTHY.values(), ids=idle.HEALTHY.keys())
+def test_what_some_call_uses_is_passed_over(make: Callable[[], nn.Module]) -> None:
+    result = check(make)
+    assert (result.verdict, result.findings, result.notes) == (Verdict.PASS, (), ())
+
+
+@pytest.mark.parametrize("name", HEALTHY_PARAMETERS)
+def test_what_learns_or_rightly_does_not_is_passed_over(name: str) -> None:
+    assert check(getattr(parameters_healthy, name)).findings == ()
+
+
+def test_what_its_class_may_be_asked_for_is_a_note() -> None:
+    result = check(idle.later)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+    (note,) = result.notes
+    assert note.startswith("part.other is used by no call that was tried, though its class names it (part.other")
+
+
+def test_what_the_training_step_uses_is_passed_over() -> None:
+    def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+        loss = module.part.spare(module(x)).square().mean()
+        loss.backward()
+        return loss
+
+    assert check(idle.uncalled, train_step=step).findings == ()
