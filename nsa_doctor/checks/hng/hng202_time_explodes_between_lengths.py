@@ -15,12 +15,14 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.lengths import spread_lengths
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.cost.time_cliffs import Cliff, confirmed
+from nsa_doctor.probes.cost.time_cliffs import Cliff, Look, confirmed
 from nsa_doctor.probes.cost.timing import Stopwatch
+from nsa_doctor.probes.cost.work import count_work
 from nsa_doctor.subject.contract import Subject
 
 _SHORT = (8, 12, 16, 20, 24, 28)  # time that doubles with every token is seen here, before it does not end
 _NUM_LENGTHS = {"smoke": 6, "quick": 12, "full": 60}
+_SOON = 0.1  # seconds
 _LONGEST_IN_ALL = 8.0  # seconds
 _LONGEST_PASS = 2.0  # seconds; what took longer is compared with the length before, and no further one is tried
 
@@ -35,13 +37,17 @@ def run(subject: Subject) -> Iterator[Finding]:
     lengths = sorted({*(length for length in _SHORT if length <= longest), *middle, *beside})
     watch.seconds(lengths[0], 2)  # the first pass loads and builds
     times: dict[int, float] = {}
+    looks: dict[int, Look] = {}
     for length in lengths:
         if length in _SHORT and _expected(times) > _LONGEST_PASS:
             break
         (times[length],) = watch.seconds(length)
+        # Where a pass takes long, its time tells; where it is over at once, the operations do, on any machine.
+        is_counted = times[length] < _SOON
+        looks[length] = Look(times[length], count_work(subject, length, mode).num_operations if is_counted else 0)
         before = list(times)[-3:-1] if length in _SHORT else list(times)[-2:-1]
         for other in before:
-            cliff = Cliff.between(other, length, times[other], times[length])
+            cliff = Cliff.between(other, length, looks[other], looks[length])
             if cliff is not None and (found := confirmed(subject, watch, cliff)) is not None:
                 yield _finding(subject, found, times)
                 return

@@ -1,5 +1,6 @@
 """Two neighbouring lengths of which one takes many times as long: suspected by one look, confirmed by several."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from nsa_doctor.core.measurement import Place
@@ -18,6 +19,14 @@ _REPEATS = 3
 _ROUNDS = 2
 
 
+@dataclass(frozen=True)
+class Look:
+    """One pass: the time it took and the operations it started (0 where they were not counted)."""
+
+    seconds: float
+    num_operations: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cliff:
     """The slow length of two neighbours and the fast one; `where` and `counted` are known once it is confirmed."""
@@ -30,11 +39,14 @@ class Cliff:
     counted: str = ""
 
     @classmethod
-    def between(cls, shorter: int, longer: int, shorter_seconds: float, longer_seconds: float) -> "Cliff | None":
-        """A cliff between two lengths as one measurement shows it; None where time grows as it may."""
-        up = cls(slow=longer, fast=shorter, slow_seconds=longer_seconds, fast_seconds=shorter_seconds)
-        down = cls(slow=shorter, fast=longer, slow_seconds=shorter_seconds, fast_seconds=longer_seconds)
-        return next((cliff for cliff in (up, down) if cliff._is_suspect()), None)
+    def between(cls, shorter: int, longer: int, first: "Look", second: "Look") -> "Cliff | None":
+        """A cliff between two lengths as one look shows it; None where time and operations grow as they may."""
+        ends = ((shorter, first), (longer, second))
+        for (fast, at_fast), (slow, at_slow) in (ends, ends[::-1]):
+            cliff = cls(slow=slow, fast=fast, slow_seconds=at_slow.seconds, fast_seconds=at_fast.seconds)
+            if cliff.is_suspect() or takes_many_more(cliff, at_slow.num_operations, at_fast.num_operations):
+                return cliff
+        return None
 
     @property
     def ratio(self) -> float:
@@ -46,36 +58,47 @@ class Cliff:
         """How many times as long it may take: with the cube of the length, and a margin."""
         return _LEAST_RATIO * max(1.0, self.slow / self.fast) ** 3
 
-    def _is_suspect(self) -> bool:
+    def is_suspect(self) -> bool:
+        """Whether it is worth a second look."""
         # Half of what is needed: a first look may be off.
         return self.ratio * 2 > self.allowed and self.slow_seconds - self.fast_seconds > _SUSPECT_SECONDS
 
 
 def confirmed(subject: Subject, watch: Stopwatch, cliff: Cliff) -> Cliff | None:
     """The cliff with its place, if counting shows it, or the best of several passes in each of two rounds."""
-    measured = _measured_again(watch, cliff)
-    if measured is None:
-        return None
     fast, slow = (count_work(subject, length, watch.mode) for length in (cliff.fast, cliff.slow))
-    more = slow.num_operations - fast.num_operations
-    if slow.num_operations > cliff.allowed / 2 * fast.num_operations and more > _LEAST_OPERATIONS:
+    if takes_many_more(cliff, slow.num_operations, fast.num_operations):
         counted = f"; {slow.num_operations:,} operations and {fast.num_operations:,}"
-        return replace(measured, where=_grown(slow, fast).place, counted=counted)
-    if measured.ratio > cliff.allowed and measured.slow_seconds - measured.fast_seconds > _LEAST_SECONDS:
-        return replace(measured, where=watch.hottest(cliff.slow))
+        measured = _least(_rounds(watch, cliff))
+        # A faster machine moves no count, so the clock need only agree on which of the two is slow.
+        return replace(measured, where=_grown(slow, fast).place, counted=counted) if measured.ratio > 2 else None
+    rounds = []
+    for measured in _rounds(watch, cliff):
+        if not measured.is_suspect():
+            return None
+        rounds.append(measured)
+    least = _least(rounds)
+    if least.ratio > cliff.allowed and least.slow_seconds - least.fast_seconds > _LEAST_SECONDS:
+        return replace(least, where=watch.hottest(cliff.slow))
     return None
 
 
-def _measured_again(watch: Stopwatch, cliff: Cliff) -> Cliff | None:
-    """The least ratio of two rounds; None as soon as one no longer looks like a cliff."""
-    rounds = []
+def takes_many_more(cliff: Cliff, slow_operations: int, fast_operations: int) -> bool:
+    """Whether the slow length starts so many more operations that the length alone does not explain them."""
+    more = slow_operations - fast_operations
+    return more > _LEAST_OPERATIONS and slow_operations > cliff.allowed / 2 * fast_operations
+
+
+def _rounds(watch: Stopwatch, cliff: Cliff) -> Iterator[Cliff]:
+    """The cliff as each of several rounds measures it, by the best of a few passes."""
     for _ in range(_ROUNDS):
         repeats = 1 if cliff.slow_seconds > _LONG_SECONDS else _REPEATS  # what takes that long is no hiccup
         slow, fast = min(watch.seconds(cliff.slow, repeats)), min(watch.seconds(cliff.fast, _REPEATS))
-        rounds.append(replace(cliff, slow_seconds=slow, fast_seconds=fast))
-        if not rounds[-1]._is_suspect():
-            return None
-    return min(rounds, key=lambda again: again.ratio)
+        yield replace(cliff, slow_seconds=slow, fast_seconds=fast)
+
+
+def _least(rounds: Iterable[Cliff]) -> Cliff:
+    return min(rounds, key=lambda measured: measured.ratio)
 
 
 def _grown(slow: Work, fast: Work) -> LineWork:
