@@ -16,6 +16,7 @@ from nsa_doctor.probes.hooks.swallowed import Site, Swallowed, swallowed_excepti
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.fallbacks import Signs, signs_of_fallbacks
 from nsa_doctor.probes.model.flagged import OperationCounter
+from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.subject.contract import Subject
 
@@ -174,7 +175,8 @@ def _forward(sp: BuiltModule, words: str, x: Tensor) -> _Planned:
 
 def _trained(subject: Subject, length: int) -> None:
     trained = built(subject, mode="train")
-    gradients(trained, subject.forward, trained.input(length, 2))
+    answer = lambda module, x: checked_answer(subject, subject.forward(module, x), x)[0]  # noqa: E731
+    gradients(trained, answer, trained.input(length, 2))
 
 
 def _decoded(sp: BuiltModule, x: Tensor) -> None:

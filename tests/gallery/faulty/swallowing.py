@@ -31,7 +31,7 @@ class _Attends(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         try:
             return self.fast(x)
-        except Exception:  # here  # noqa: BLE001
+        except Exception:  # noqa: BLE001 # here
             return self.slow(x)
 
     def fast(self, x: Tensor) -> Tensor:
