@@ -23,13 +23,14 @@ from nsa_doctor.checks._shared.decoded import departures
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.probes.attention.decoding import decoding_specimen, lengths_to_decode
+from nsa_doctor.probes.attention.decoding import decoding_specimen, lengths_to_decode, require_steps_of_several
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     sp = decoding_specimen(subject)
+    require_steps_of_several(sp)
     short, long = lengths_to_decode(subject)
     for size in _sizes(subject):
         found = list(departures(sp, "DEC102", short, _parts(short, size), f"decoding {size} tokens at a time"))

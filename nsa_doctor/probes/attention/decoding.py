@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.origin import origin
-from nsa_doctor.probes.hooks.phase import ask
+from nsa_doctor.probes.hooks.phase import ask, unobserved
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_specimen
 from nsa_doctor.probes.model.state import seed_everything
@@ -66,6 +66,20 @@ def decoding_specimen(subject: Subject) -> BuiltModule:
     except SubjectFailedError:
         return built(subject)
     return wide
+
+
+def require_steps_of_several(sp: BuiltModule) -> None:
+    """NotApplicableError for a step that takes one token at a time: it refuses two, three and eight alike."""
+    refusal = ""
+    with unobserved():
+        for prompt, size in ((1, 8), (5, 3), (4, 2)):
+            try:
+                decode(sp, sp.input(prompt + size), [prompt, size])
+            except SubjectFailedError as failure:
+                refusal = failure.caught.sentence
+            else:
+                return
+    raise NotApplicableError(f"its step takes one token at a time ({refusal})")
 
 
 def differs(sp: BuiltModule, x: Tensor, decoded: Decoded, first: int = 0) -> Departure | None:
