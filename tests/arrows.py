@@ -57,7 +57,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.train.*": ("nsa.train.*", "nsa.data", "nsa.data.*", "nsa", *MODEL),
 }
 # Room of the doctor: the rooms it may import, at once or late. There is no circle, as TopologicalSorter would say.
-PROBES = ("probes.tensors", "probes.hooks", "probes.model", "probes.numerics")
+PROBES = ("probes.internal", "probes.tensors", "probes.hooks", "probes.model", "probes.numerics")
 ARTIFACTS = ("artifacts", "artifacts.checkpoint", "artifacts.data", "artifacts.training_run")
 ROOMS: dict[str, tuple[str, ...]] = {
     "core": (),
@@ -66,10 +66,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "render": ("core",),
     "engine": ("core", "isolation"),
     "probes": (),
-    "probes.tensors": ("core", "subject"),
-    "probes.hooks": ("core", "isolation", "subject", *PROBES[:1]),
-    "probes.model": ("core", "subject", *PROBES[:2]),
-    "probes.numerics": ("core", "subject", *PROBES[:3]),
+    "probes.internal": ("core",),
+    "probes.tensors": ("core", "subject", *PROBES[:1]),
+    "probes.hooks": ("core", "isolation", "subject", *PROBES[:2]),
+    "probes.model": ("core", "subject", *PROBES[:3]),
+    "probes.numerics": ("core", "subject", *PROBES[:4]),
     "probes.attention": ("core", "subject", *PROBES),
     "probes.gradients": ("core", "subject", *PROBES),
     "probes.cost": ("core", "subject", *PROBES),
