@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef  # undocumented; public: none
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.parameter import UninitializedTensorMixin as UninitializedTensorMixin  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves as tree_leaves  # public: `torch.utils.pytree`, not in every torch
@@ -34,15 +33,30 @@ PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"  # attribut
 class DispatchWatcher(TorchDispatchMode):
     """Sees every operation while it is entered; what watches defines `run_operation`. Public: none.
 
-    Operations of a higher order, such as flex attention, come through it too. Torch does not skip its compiler for it,
-    which would import all of the compiler.
+    What was compiled runs uncompiled meanwhile, or torch would compile this too.
     """
 
-    supports_higher_order_operators = True
+    supports_higher_order_operators = True  # flex attention is one
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._uncompiled: list[AbstractContextManager[Any]] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False
+        return False  # skipping it would import all of it
+
+    def __enter__(self) -> Self:
+        """Watch from now on."""
+        self._uncompiled.append(uncompiled())
+        self._uncompiled[-1].__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        """Watch no more."""
+        super().__exit__(*raised)
+        self._uncompiled.pop().__exit__(*raised)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -16,7 +16,7 @@ from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places, definition_place
 from nsa_doctor.probes.hooks.tensor_owners import Holder, holders
 from nsa_doctor.probes.hooks.tracer import NodePlaces
-from nsa_doctor.probes.internal import DispatchWatcher, memory_of, next_number, number_of, tree_leaves, uncompiled
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, next_number, number_of, tree_leaves
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import seed_everything
@@ -73,7 +73,7 @@ class Graphs:
             self._remember()
             self._begun = next_number()
             try:
-                with uncompiled(), self._places.watching(), _Noting(self), self._noting_stores():
+                with self._places.watching(), _Noting(self), self._noting_stores():
                     call(self)
             except SubjectFailedError as failure:
                 if not number or error_kind(str(failure)) is not TorchError.GRAPH_FREED or not self._stale():

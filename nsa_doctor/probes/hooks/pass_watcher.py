@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.tracer import NodePlaces
-from nsa_doctor.probes.internal import DispatchWatcher, uncompiled
+from nsa_doctor.probes.internal import DispatchWatcher
 
 
 class PassWatcher(DispatchWatcher):
-    """Sees every operation of forward and backward, and no other; what was compiled runs uncompiled."""
+    """Sees every operation of forward and backward, and no other."""
 
     def __init__(self, packages: tuple[str, ...]) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class PassWatcher(DispatchWatcher):
         if name == "build":
             yield
             return
-        with uncompiled(), self, self._places.watching():
+        with self, self._places.watching():
             yield
 
     def know(self, module: nn.Module, x: Tensor) -> None:

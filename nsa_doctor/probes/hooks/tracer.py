@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.lineage import KINDS, Kind, Lineage, Record, of_kind
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import DispatchWatcher, memory_of, next_number, number_of, running_node, uncompiled
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, next_number, number_of, running_node
 from nsa_doctor.probes.tensors.finite import holds_nonfinite, is_countable, isfinite
 from nsa_doctor.probes.tensors.operations import (
     UNWRITTEN,
@@ -53,7 +53,7 @@ class Tracer(DispatchWatcher):
     def phase(self, name: str) -> Iterator[None]:
         """Trace the operations of one phase: build, forward or backward; what was compiled runs uncompiled."""
         self._phase = name
-        with uncompiled(), self, self._places.watching():
+        with self, self._places.watching():
             yield
 
     def know(self, module: nn.Module, x: Tensor) -> None:

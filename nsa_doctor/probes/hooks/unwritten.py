@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import DispatchWatcher, uncompiled
+from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.probes.tensors.operations import UNWRITTEN, operation_name
 
 Fill = Literal["zeros", "other"]
@@ -33,7 +33,7 @@ class Filled(DispatchWatcher):
     @contextmanager
     def filling(self) -> Iterator[None]:
         """Fill, until the region ends; what was compiled runs uncompiled."""
-        with uncompiled(), _alike_every_time(), self._places.watching(), self:
+        with _alike_every_time(), self._places.watching(), self:
             yield
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.internal import (
-    UninitializedTensorMixin,
     is_traceable_wrapper_subclass,
     memory_of,
     registered,
@@ -90,7 +90,7 @@ class ModuleState:
 
     def _keep_tensor(self, tensor: Tensor) -> Iterable[Any]:
         is_left_out = isinstance(tensor, nn.Parameter) and not self._with_parameters
-        if is_left_out or isinstance(tensor, UninitializedTensorMixin) or tensor.is_meta:
+        if is_left_out or is_lazy(tensor) or tensor.is_meta:
             return ()
         wrapper: Any = tensor
         if is_traceable_wrapper_subclass(wrapper):
@@ -137,7 +137,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
 
 def _is_lazy(module: nn.Module) -> bool:
     """Whether its first pass gives it shapes and another class, which cannot be taken back."""
-    return any(isinstance(tensor, UninitializedTensorMixin) for tensor in registered(module).values())
+    return any(is_lazy(tensor) for tensor in registered(module).values())
 
 
 def _is_sharded(value: Any) -> bool:

@@ -16,7 +16,7 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import DispatchWatcher, tree_map, uncompiled
+from nsa_doctor.probes.internal import DispatchWatcher, tree_map
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
 
@@ -45,7 +45,7 @@ def first_merging(sp: BuiltModule, x: Tensor) -> Merging | None:
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
     watcher = _Watcher(places)
-    with torch.no_grad(), uncompiled(), watcher, places.watching():
+    with torch.no_grad(), watcher, places.watching():
         sp(x)
     return watcher.found
 

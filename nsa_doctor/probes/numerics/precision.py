@@ -9,7 +9,7 @@ from torch import Tensor
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import DispatchWatcher, uncompiled
+from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 _NUM_PERTURBATIONS = 3
@@ -35,7 +35,7 @@ def effective_precision(built: BuiltModule, length: int) -> Precision:
     places.know(built.module)
     own = getattr(torch, built.dtype)
     watcher = _CastWatcher(places, own)
-    with torch.no_grad(), uncompiled(), watcher, places.watching():
+    with torch.no_grad(), watcher, places.watching():
         built(built.input(length))
     return Precision(watcher.narrowest, watcher.place)
 
