@@ -36,9 +36,9 @@ def name_in_python_3(module: str, name: str) -> tuple[str, str]:
     return _compat_pickle.IMPORT_MAPPING.get(module, module), name
 
 
-def is_compiler_loaded() -> bool:
-    """Whether anything has imported torch's compiler, by the name of its module since torch 2.0.
+def may_compile() -> bool:
+    """Whether torch's compiler is imported, or flex attention is, which imports it at its first call.
 
-    Public: none; `torch.compiler` imports it to answer, which takes seconds.
+    By the names of their modules, since torch 2.5. Public: none; `torch.compiler` imports it to answer, for seconds.
     """
-    return COMPILER in sys.modules
+    return not sys.modules.keys().isdisjoint((COMPILER, "torch.nn.attention.flex_attention"))

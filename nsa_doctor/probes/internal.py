@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves as tree_leaves  # public: `torch.uti
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils.flop_counter import flop_registry
 
-from nsa_doctor.core.internal import frame_above, is_compiler_loaded
+from nsa_doctor.core.internal import frame_above, may_compile
 
 NORMS_BY_BATCH = _NormBase  # batch and instance norm; public: their dozen classes, but not what users derive from it
 DROPOUTS = _DropoutNd  # likewise
@@ -71,7 +71,7 @@ class DispatchWatcher(TorchDispatchMode):
 
 def uncompiled() -> AbstractContextManager[Any]:
     """A region in which what was compiled runs uncompiled, so that each operation can be seen."""
-    return torch.compiler.set_stance("force_eager") if is_compiler_loaded() else nullcontext()
+    return torch.compiler.set_stance("force_eager") if may_compile() else nullcontext()
 
 
 def untraced() -> AbstractContextManager[None]:
