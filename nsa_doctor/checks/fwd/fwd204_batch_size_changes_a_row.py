@@ -74,7 +74,7 @@ CHECK = Check(
     planted=planted,
     profile="smoke",
     blocked_by=("FWD206",),
-    explained_by=("FWD203", "FWD201"),
+    explained_by=("FWD203", "FWD201", "FWD308"),
     priority=440,
     fuzzed=("row alone differs",),
 )

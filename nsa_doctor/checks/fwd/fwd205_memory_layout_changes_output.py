@@ -86,7 +86,7 @@ CHECK = Check(
     run=run,
     planted=planted,
     blocked_by=("FWD206",),
-    explained_by=("FWD208",),
+    explained_by=("FWD208", "FWD308"),
     priority=450,
     fuzzed=("depends on strides",),
 )

@@ -28,7 +28,7 @@ def readers(packages: Sequence[str], flag: str) -> Iterator[Place]:
 
 def operations_of(call: Any, module: nn.Module, x: Tensor, flags: dict[str, str]) -> int:
     """How many operations `call(module, x)` starts while these flags are set."""
-    counter = _Counter()
+    counter = OperationCounter()
     with patch.dict("os.environ", flags), torch.no_grad(), counter:
         call(module, x)
     return counter.count
@@ -47,7 +47,9 @@ def _function_at(tree: ast.Module, line: int) -> str:
     return max(around, key=lambda each: each.lineno).name if around else "<module>"
 
 
-class _Counter(DispatchWatcher):
+class OperationCounter(DispatchWatcher):
+    """Counts the operations that start in its region."""
+
     def __init__(self) -> None:
         super().__init__()
         self.count = 0

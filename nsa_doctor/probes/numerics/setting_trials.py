@@ -1,0 +1,81 @@
+"""Which settings a subject has, and what each does to it."""
+
+import torch
+
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.model.settings import Setting, options_of, values_of, variables_named, variables_read
+from nsa_doctor.probes.numerics.trials import Trial, try_out
+
+_LENGTH = 17
+
+
+def settings_of(sp: BuiltModule) -> list[Setting]:
+    """Variables that its sources ask for or that are read while it is built or called, and options of its classes.
+
+    Those come first that choose how something is computed.
+    """
+    read = {**variables_named(sp.subject.packages), **_read(sp)}
+    variables = [
+        Setting(name=name, value=value, place=place) for name, place in read.items() for value in values_of(name, place)
+    ]
+    found = [*variables, *options_of(sp.module, sp.subject.packages)]
+    return sorted(found, key=lambda setting: not setting.says_how)
+
+
+class SettingTrials:
+    """Tries settings, each once, beside one trial with nothing set."""
+
+    def __init__(self, sp: BuiltModule) -> None:
+        self._sp = sp
+        self._plain = try_out(sp, None)
+        self._tried: dict[Setting, Trial | None] = {}
+
+    @property
+    def are_repeatable(self) -> bool:
+        """Whether a second trial with nothing set gives the same."""
+        return self._plain.is_same(try_out(self._sp, None))
+
+    def fault(self, setting: Setting) -> str:
+        """What is wrong under a setting, in words; empty where nothing is."""
+        trial = self._trial(setting)
+        if trial is None or self._plain.raised or trial.raised or trial.is_same(self._plain):
+            return ""
+        if setting.says_how and trial.parameters == self._plain.parameters:
+            words = self._plain.changed(trial)
+            if words:
+                return f"{setting} chooses, by its name, how something is computed, and changes what is: {words}"
+        return self._half_followed(setting, trial) if setting.owner is None else ""
+
+    def is_idle(self, setting: Setting) -> bool:
+        """Whether the setting changes nothing that can be seen."""
+        trial = self._trial(setting)
+        return trial is not None and trial.is_same(self._plain)
+
+    def _half_followed(self, setting: Setting, early: Trial) -> str:
+        """Whether a variable set after the subject is built is followed, and not as if it had been set before."""
+        late = try_out(self._sp, setting, is_late=True)
+        if late.raised or late.is_same(self._plain) or early.parameters != late.parameters:
+            return ""
+        words = early.changed(late)
+        head = f"{setting} is read while the subject is built and again in its calls: set between the two, "
+        return f"{head}{words} of what it is when set before" if words else ""
+
+    def _trial(self, setting: Setting) -> Trial | None:
+        if setting not in self._tried:
+            try:
+                self._tried[setting] = try_out(self._sp, setting)
+            except NotComparableError:
+                self._tried[setting] = None
+        return self._tried[setting]
+
+
+def _read(sp: BuiltModule) -> dict[str, Place]:
+    subject = sp.subject
+    with variables_read(FrameFilter(subject.packages), sp.module) as found:
+        again = built(subject, dtype=sp.dtype)
+        with torch.no_grad():
+            again(again.input(min(_LENGTH, subject.max_length)))
+    return found

@@ -1,0 +1,61 @@
+"""A setting that changes what it should only compute otherwise is found; those that nobody follows are noted."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from nsa_doctor.adapters.load import SubjectRequest, load_subject
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.conftest import HERE, is_marked
+
+Examine = Callable[[str], Result]
+
+
+@pytest.fixture
+def examine(monkeypatch: pytest.MonkeyPatch) -> Examine:
+    monkeypatch.syspath_prepend(HERE)
+
+    def run(name: str) -> Result:
+        subject = load_subject(SubjectRequest(spec=f"faulty.settable:{name}", lengths=(16,)))
+        return run_check(registry.load("ENV104"), replace(subject, profile="quick"))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("triton", "SETTABLE_USE_TRITON=1 chooses, by its name, how something is computed"),
+        ("half", "SETTABLE_WIDE=1 is read while the subject is built and again in its calls"),
+    ],
+)
+def test_a_variable_is_named_where_it_is_read(name: str, words: str, examine: Examine) -> None:
+    (finding,) = examine(name).findings
+    assert words in finding.message
+    assert is_marked(finding.where.file, finding.where.line)
+
+
+def test_one_that_is_read_on_import_is_tried_too(examine: Examine) -> None:
+    (finding,) = examine("on_import").findings
+    assert finding.evidence["setting"] == "SETTABLE_USE_FUSED"
+    assert finding.where.function == "<module>"
+
+
+def test_an_option_is_named_where_it_is_declared(examine: Examine) -> None:
+    (finding,) = examine("other_scale").findings
+    assert (finding.evidence["setting"], finding.evidence["value"]) == ("Config.impl", "eager")
+    assert finding.where.module_class == "Config"
+
+
+def test_a_path_that_gives_the_same_passes_and_settings_without_effect_are_noted(examine: Examine) -> None:
+    before = dict(os.environ)
+    result = examine("healthy")
+    assert result.verdict is Verdict.PASS
+    (note,) = result.notes
+    assert all(name in note for name in ("Config.forgotten", "Config.use_flash", "SETTABLE_USE_FUSED"))
+    assert not any(name in note for name in ("impl", "normalised"))
+    assert dict(os.environ) == before
