@@ -6,7 +6,7 @@ Each function says what it takes and which public name there is for it. All are 
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Self, cast
@@ -27,7 +27,7 @@ from nsa_doctor.core.internal import frame_above, may_compile
 
 NORMS_BY_BATCH = _NormBase  # batch and instance norm; public: their dozen classes, but not what users derive from it
 DROPOUTS = _DropoutNd  # likewise
-PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"  # attributes in which nn.Module registers them
+PARAMETERS, BUFFERS, MODULES = REGISTRIES = "_parameters", "_buffers", "_modules"  # where nn.Module registers them
 
 
 class DispatchWatcher(TorchDispatchMode):
@@ -188,14 +188,14 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
     return None if formula is None else int(formula(*args, **kwargs, out_val=result))
 
 
-def registered(module: nn.Module) -> dict[str, Any]:
+def registered(module: nn.Module, registries: Sequence[str] = REGISTRIES) -> dict[str, Any]:
     """Parameters, buffers and submodules as registered, past what `named_parameters` of the subject's may answer."""
-    return {**module._parameters, **module._buffers, **module._modules}
+    return {name: each for registry in registries for name, each in getattr(module, registry).items()}
 
 
 def registries(module: nn.Module) -> frozenset[str]:
     """The attributes in which a module keeps what is registered with it, and its hooks. Public: none."""
-    return frozenset({PARAMETERS, BUFFERS, MODULES, *(name for name in vars(module) if "_hooks" in name)})
+    return frozenset({*REGISTRIES, *(name for name in vars(module) if "_hooks" in name)})
 
 
 def convert_tensors(module: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
