@@ -110,7 +110,7 @@ def modes_are_noticed() -> None:
         assert internal.is_traced()
 
 
-def storages_are_told_apart() -> None:
+def storages_differ() -> None:
     x, other, empty, also_empty = torch.ones(4), torch.ones(4), torch.empty(0), torch.empty(0)
     assert internal.memory_of(x) == internal.memory_of(x[1:]) == internal.storage_key(x.untyped_storage())
     assert internal.memory_of(x) != internal.memory_of(other)
@@ -277,8 +277,8 @@ LOST: dict[str, tuple[Callable[[], None], str]] = {
     "untraced": (untraced_operations_are_not_seen, "a recording records its own copies (first divergences)"),
     "below_autograd": (composite_operations_stay_whole, "FWD212 cannot locate what inference mode changes"),
     "is_traced": (modes_are_noticed, "a probe takes what observing computes for the subject's (NAN101, PRF101)"),
-    "memory_of": (storages_are_told_apart, "writes, allocations and origins go to the wrong tensor (NAN101, PRF301)"),
-    "storage_key": (storages_are_told_apart, "state is put back into other memory (every check that calls twice)"),
+    "memory_of": (storages_differ, "writes, allocations and origins go to the wrong tensor (NAN101, PRF301)"),
+    "storage_key": (storages_differ, "state is put back into other memory (every check that calls twice)"),
     "StorageWeakRef": (a_storage_is_seen_to_end, "memory given back is taken for what it was (NAN101, PRF101)"),
     "version_of": (writes_are_counted, "writes in place are not seen (GRD401, GRD402, fuzz)"),
     "is_view": (views_are_known, "a view counts as a tensor of the graph (GRD101)"),
