@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa.config import load_config
 from nsa.nn import NSAttention
@@ -24,6 +23,7 @@ from nsa.ops.geometry import EMPTY_SLOT, Geometry
 from nsa.ops.select import vectorized
 from nsa_doctor.cases.case import examine, found, on_cuda, sick_layer
 from nsa_doctor.cases.record import Case, Plant
+from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.subject.contract import Subject
 
 _CONFIG = "m7c_125m_fast_log"
@@ -47,16 +47,16 @@ def reproduce() -> None:
     assert len(totals) == 1, f"the number of operations of a choice depends on the length: {sorted(totals)}"
 
 
-class Operations(TorchDispatchMode):
-    """Counts what is dispatched. A dispatch mode is a base class by torch's design."""
+class Operations(DispatchWatcher):
+    """Counts what is dispatched."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.counts[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
+        return super().run_operation(func, args, kwargs)
 
 
 def sorts_every_token(importance: Tensor, geometry: Geometry, first_query: int) -> Tensor:

@@ -57,7 +57,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.train.*": ("nsa.train.*", "nsa.data", "nsa.data.*", "nsa", *MODEL),
 }
 # Room of the doctor: the rooms it may import, at once or late. There is no circle, as TopologicalSorter would say.
-PROBES = ("probes.tensors", "probes.hooks", "probes.model", "probes.numerics")
+PROBES = ("probes.internal", "probes.tensors", "probes.hooks", "probes.model", "probes.numerics")
 ARTIFACTS = ("artifacts", "artifacts.checkpoint", "artifacts.data", "artifacts.training_run")
 ROOMS: dict[str, tuple[str, ...]] = {
     "core": (),
@@ -66,11 +66,13 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "render": ("core",),
     "engine": ("core", "isolation"),
     "probes": (),
-    "probes.tensors": ("core", "subject"),
-    "probes.hooks": ("core", "isolation", "subject", *PROBES[:1]),
-    "probes.model": ("core", "subject", *PROBES[:2]),
-    "probes.numerics": ("core", "subject", *PROBES[:3]),
+    "probes.internal": ("core",),
+    "probes.tensors": ("core", "subject", *PROBES[:1]),
+    "probes.hooks": ("core", "isolation", "subject", *PROBES[:2]),
+    "probes.model": ("core", "subject", *PROBES[:3]),
+    "probes.numerics": ("core", "subject", *PROBES[:4]),
     "probes.attention": ("core", "subject", *PROBES),
+    "probes.behaviour": ("core", "subject", *PROBES, "probes.attention"),
     "probes.gradients": ("core", "subject", *PROBES),
     "probes.cost": ("core", "subject", *PROBES),
     "adapters": ("core", "subject", "probes.model", "probes.attention"),
@@ -107,6 +109,11 @@ PLUGIN_OF_PYTEST = (
 # Distribution: the name it is imported by, where the two differ.
 IMPORT_NAMES = {"pyyaml": "yaml"}
 KERNELS = ("nsa.ops.kernel_tiles", "nsa.ops.*.triton")  # imported late, and only where Triton came with torch
+# Which flags there are, which of them a subject reads, and bugs that read one.
+READ_THE_ENVIRONMENT = (
+    *("nsa.backends", "nsa_doctor.probes.hooks.environment_reads"),
+    "nsa_doctor.checks.env.env104_setting_not_followed",
+)
 IMPORTERS = ("import_module", "importlib.import_module", "__import__")
 
 
@@ -225,7 +232,7 @@ def declared_names(root: Path) -> set[str]:
 
 
 def environment_reads(module: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    if module == "nsa.backends":
+    if module in READ_THE_ENVIRONMENT:
         return
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) and node.module == "os" else []

@@ -1,12 +1,12 @@
 """Files that say where every thread stands."""
 
 import faulthandler
-import sys
 import threading
 import time
 from pathlib import Path
 
 from nsa.train.files import create_unique
+from nsa.train.internal import numbers_of_threads
 
 
 def dump_stacks(folder: Path, prefix: str, why: str) -> Path | None:
@@ -19,7 +19,7 @@ def dump_stacks(folder: Path, prefix: str, why: str) -> Path | None:
         with path.open("w", encoding="utf-8") as file:
             file.write(f"{why}\n{time.strftime('%Y-%m-%dT%H:%M:%S%z')}\n")
             names = {thread.ident: thread.name for thread in threading.enumerate()}
-            for ident in sys._current_frames():
+            for ident in numbers_of_threads():
                 file.write(f"0x{ident:016x} is {names.get(ident, 'a thread Python does not know')}\n")
             file.write("\n")
             file.flush()

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from nsa_doctor.adapters.adapter import Adapter
 from nsa_doctor.adapters.input_discovery import ask, caller, is_lazy, parameter_names
@@ -141,7 +140,7 @@ def _native_dtype(module: nn.Module) -> str:
     """The dtype most of the parameters' values have; float32 when there are none."""
     counts: dict[str, int] = {}
     for parameter in module.parameters():
-        if not isinstance(parameter, UninitializedTensorMixin):
+        if not nn.parameter.is_lazy(parameter):
             name = str(parameter.dtype).removeprefix("torch.")
             counts[name] = counts.get(name, 0) + parameter.numel()
     known = [name for name in counts if name in DTYPES]
@@ -172,7 +171,7 @@ def _dims(module: nn.Module) -> Iterator[Any]:
         shape = getattr(child, "normalized_shape", None)
         yield shape[-1] if isinstance(shape, (tuple, list)) and shape else None
     for parameter in module.parameters():
-        yield from () if isinstance(parameter, UninitializedTensorMixin) else reversed(parameter.shape)
+        yield from () if nn.parameter.is_lazy(parameter) else reversed(parameter.shape)
     if is_lazy(module):
         for child in module.modules():
             yield getattr(child, "out_features", None) or getattr(child, "out_channels", None)

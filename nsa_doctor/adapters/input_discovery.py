@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.frames import FrameFilter
@@ -43,7 +42,7 @@ def caller(name: str | None) -> Callable[[nn.Module, Tensor], Any]:
 def is_lazy(module: nn.Module) -> bool:
     """Whether some parameter or buffer gets its shape in the first forward."""
     held = (*module.parameters(), *module.buffers())
-    return any(isinstance(tensor, UninitializedTensorMixin) for tensor in held)
+    return any(nn.parameter.is_lazy(tensor) for tensor in held)
 
 
 def ask(

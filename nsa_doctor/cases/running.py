@@ -12,6 +12,7 @@ from nsa_doctor.cases.catalogue import Card
 from nsa_doctor.cases.record import CaseOutcome
 from nsa_doctor.core.errors import Caught
 from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.internal import COMPILER
 from nsa_doctor.isolation.failures import WorkerDiedError, WorkerHungError
 from nsa_doctor.isolation.side_by_side import side_by_side
 from nsa_doctor.isolation.worker_process import STARTUP_SECONDS, WorkerProcess
@@ -26,7 +27,7 @@ IMPORTED = (
     "nsa_doctor.render.reading",
     "nsa_doctor.engine.run",
     "nsa_doctor.artifacts.training_run.watch",
-    "torch._dynamo",  # an optimizer's first step would import it
+    COMPILER,  # an optimizer's first step would import it
 )
 ROOM, WARM_ROOM = "nsa_doctor.cases.worker_main", "nsa_doctor.cases.warm_main"
 _SPARE_SECONDS = 60.0  # for the end of a case that was late

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from nsa_doctor.cli import options
+from nsa_doctor.cli.option_groups import ReportOptions
 from nsa_doctor.core import signals
 from nsa_doctor.core.finding import Report
 from nsa_doctor.core.writing import CannotWriteError, check_writable, is_terminal, say, write_whole
@@ -23,12 +24,12 @@ class Delivery:
     quiet: bool
 
     @classmethod
-    def asked(cls, form: str | None, output: Path | None, traceback: bool, quiet: bool) -> Self:
+    def asked(cls, report: ReportOptions) -> Self:
         """Check the options before the work starts: what cannot be written would be lost after it."""
-        made = cls(form=options.report_format(form, output), output=output, traceback=traceback, quiet=quiet)
-        if output is not None:
-            check_writable(output)
-        return made
+        form = options.report_format(report.form, report.output)
+        if report.output is not None:
+            check_writable(report.output)
+        return cls(form=form, output=report.output, traceback=report.traceback, quiet=report.quiet)
 
     def __call__(self, report: Report) -> int:
         """Print the report, write it to a file when one was named, and give the exit code.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from nsa_doctor.cli import options
+from nsa_doctor.cli.option_groups import SubjectOptions
 from nsa_doctor.core.errors import OptionError, UsageError
 from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.nearest import one_of
@@ -45,12 +46,8 @@ def fuzz_request(
     if replay is not None:
         return _replay(replay, target, subject, timeout, {**about_search, **about_subject})
     examination_request = options.examined(
+        SubjectOptions(config=config, subject=subject, input_kind=input_kind, width=width, spec=spec),
         device=device or "cpu",
-        config=config,
-        subject=subject,
-        input_kind=input_kind,
-        width=width,
-        spec=spec,
         seed=seed or 0,
         timeout=timeout,
         dtype=dtype,
@@ -99,13 +96,10 @@ def _replay(
     if saved.spec != subject:
         found_on = f"--subject {saved.spec}" if saved.spec else "the built-in subject, without --subject"
         raise UsageError(f"{path}: was found on {found_on}; say so to try it again")
+    spec = ",".join(saved.declared) or None
     options.examined(
+        SubjectOptions(config=saved.config, subject=subject, input_kind=saved.input, width=saved.width, spec=spec),
         device=saved.device,
-        config=saved.config,
-        subject=subject,
-        input_kind=saved.input,
-        width=saved.width,
-        spec=",".join(saved.declared) or None,
         seed=saved.seed,
         timeout=timeout,
         dtype=saved.dtype,

@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import cast
 
+from nsa_doctor.cli.option_groups import SubjectOptions
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import PROFILES, Profile
 from nsa_doctor.core.declared import declarations
@@ -35,41 +36,37 @@ _SPEC = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def examined(
+    whom: SubjectOptions,
     *,
     device: str,
-    config: str | None,
-    subject: str | None,
-    input_kind: str | None,
-    width: int | None,
     seed: int,
     timeout: float,
-    spec: str | None = None,
     dtype: str | None = None,
     profile: str = "quick",
 ) -> ExaminationRequest:
     """Check the options that say whom to examine and how, which most commands have; raises OptionError."""
+    subject = None if whom.subject is None else _spec(whom.subject)
     if subject is not None:
-        subject = _spec(subject)
-        if config is not None:
+        if whom.config is not None:
             raise OptionError("--config is for the built-in subject and has no effect with --subject; leave one out")
-    elif input_kind is not None:
+    elif whom.input_kind is not None:
         raise OptionError("--input is for a --subject; the built-in one takes embeddings; leave it out")
-    elif width is not None:
+    elif whom.width is not None:
         raise OptionError("--width is for a --subject; the built-in one has its own; leave it out")
-    elif spec is not None:
+    elif whom.spec is not None:
         raise OptionError("--spec is for a --subject; the built-in one is causal; leave it out")
-    if width is not None and not 1 <= width <= _LARGEST_WIDTH:
-        raise OptionError(f"--width must be from 1 to {_LARGEST_WIDTH}, got {width}")
+    if whom.width is not None and not 1 <= whom.width <= _LARGEST_WIDTH:
+        raise OptionError(f"--width must be from 1 to {_LARGEST_WIDTH}, got {whom.width}")
     if not 0 <= seed <= _LARGEST_SEED:
         raise OptionError(f"--seed must be from 0 to {_LARGEST_SEED}, got {seed}")
     if not (math.isfinite(timeout) and timeout > 0):
         raise OptionError(f"--timeout must be a number of seconds above 0, got {timeout:g}")
     return ExaminationRequest(
         spec=subject,
-        config=config,
-        input=None if input_kind is None else one_of("--input", input_kind, ("embeddings", "tokens")),
-        width=width,
-        declared=() if spec is None else declarations("--spec", spec.split(",")),
+        config=whom.config,
+        input=None if whom.input_kind is None else one_of("--input", whom.input_kind, ("embeddings", "tokens")),
+        width=whom.width,
+        declared=() if whom.spec is None else declarations("--spec", whom.spec.split(",")),
         device=device_option(device),
         dtype=None if dtype is None else one_of("--dtype", dtype, DTYPES),
         seed=seed,

@@ -54,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if options.healthy:
         plans = [plan for plan in plans if isinstance(plan[1], Variant)]
     if options.sample is not None:
-        plans = random.Random(options.seed).sample(plans, min(options.sample, len(plans)))  # noqa: S311 (no secret)
+        plans = random.Random(options.seed).sample(plans, min(options.sample, len(plans)))
     done: list[Examined] = []
     with ThreadPoolExecutor(options.jobs) as pool:
         for examined in pool.map(lambda plan: examine(*plan, options.profile), plans):

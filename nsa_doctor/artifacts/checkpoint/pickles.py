@@ -5,7 +5,6 @@ is imported, nothing looked up, nothing compared or hashed, so that no pickle ca
 name that is not on the caller's list is a FaultError that tells it.
 """
 
-import _compat_pickle
 import math
 import pickletools
 import struct
@@ -25,6 +24,7 @@ from nsa_doctor.artifacts.checkpoint.loader_cost import (
 )
 from nsa_doctor.artifacts.checkpoint.pickled_values import Kept, Made, Name, Row, Table
 from nsa_doctor.artifacts.checkpoint.symbols import is_called
+from nsa_doctor.core.internal import name_in_python_3
 
 _CLOCK_EVERY = 65_536
 _MOST_BITS = int(MOST_DIGITS * math.log2(10))
@@ -206,12 +206,8 @@ class _Machine:
 
     def _named(self, module: str, name: str) -> Name:
         """The name, if it may be asked for; what Python 2 called otherwise under its name of today, as pickle does."""
-        if self._protocol >= _PYTHON_3:
-            pass
-        elif (module, name) in _compat_pickle.NAME_MAPPING:
-            module, name = _compat_pickle.NAME_MAPPING[module, name]
-        elif module in _compat_pickle.IMPORT_MAPPING:
-            module = _compat_pickle.IMPORT_MAPPING[module]
+        if self._protocol < _PYTHON_3:
+            module, name = name_in_python_3(module, name)
         text = f"{module}.{name}"
         if not self._is_allowed(text):
             raise self._unsafe(f"asks for {quoted(text)}")

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from nsa_doctor.artifacts.data.workers import stacks_of_children
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter, Line
+from nsa_doctor.core.internal import frames_of_threads
 from nsa_doctor.core.measurement import Place
 
 _PROCESSES = f"{Path(multiprocessing.__file__).parent}/"
@@ -30,7 +30,7 @@ class Caller:
 
     def __init__(self, frames: FrameFilter) -> None:
         self._frames = frames
-        self._others = set(sys._current_frames())
+        self._others = set(frames_of_threads())
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="nsa-doctor-data", daemon=True)
@@ -54,7 +54,7 @@ class Caller:
 
     def standing(self) -> Place:
         """The deepest line of the loader's own code, in this thread or in one that it has started."""
-        frames = sys._current_frames()
+        frames = frames_of_threads()
         started = [thread for thread in frames if thread not in self._others and thread != self._thread.ident]
         best, best_key = Place(), (0, 0)
         for thread in (self._thread.ident or 0, *started):

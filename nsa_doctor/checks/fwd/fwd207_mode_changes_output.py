@@ -24,13 +24,14 @@ from nsa_doctor.checks._shared.compared import confirmed, odd_lengths, one, told
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
+from nsa_doctor.probes.internal import DROPOUTS, NORMS_BY_BATCH
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
-_DEPEND_ON_MODE = (nn.modules.batchnorm._NormBase, nn.MultiheadAttention, nn.TransformerEncoderLayer)
+_DEPEND_ON_MODE = (NORMS_BY_BATCH, nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -56,7 +57,7 @@ def _examine(subject: Subject, length: int, what: str, mode: Mode) -> Finding | 
 def _changed(subject: Subject, length: int, mode: Mode) -> Departure | None:
     other, evaluated = comparable_specimen(subject, mode=mode), comparable_specimen(subject)
     modules = list(other.module.modules())
-    drops = any(isinstance(module, nn.modules.dropout._DropoutNd | nn.RNNBase) and _rate(module) for module in modules)
+    drops = any(isinstance(module, DROPOUTS | nn.RNNBase) and _rate(module) for module in modules)
     if mode == "train" and (drops or any(isinstance(module, _DEPEND_ON_MODE) for module in modules)):
         return None
     base = baseline(evaluated, evaluated.input(length))

@@ -26,8 +26,8 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.behaviour.swallowing import Watched, watch_calls
 from nsa_doctor.probes.hooks.swallowed import Swallowed
-from nsa_doctor.probes.numerics.swallowing import Watched, watch_calls
 from nsa_doctor.subject.contract import Subject
 
 _MOST_NOTES = 3

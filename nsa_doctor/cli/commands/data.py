@@ -6,9 +6,12 @@ import typer
 
 from nsa_doctor.cli import option_types as given
 from nsa_doctor.cli.delivery import Delivery
+from nsa_doctor.cli.option_groups import ReportOptions, grouped
 
 
+@grouped
 def data(
+    *,
     config: given.Config = None,
     dataset: Annotated[str | None, typer.Option(help="In place of the configuration's: text:PATH, …")] = None,
     changes: Annotated[
@@ -27,10 +30,7 @@ def data(
     vocab_size: Annotated[int | None, typer.Option(help="Size of the vocabulary of a --subject.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows per batch of a --subject.")] = None,
     timeout: Annotated[float | None, typer.Option(help="Longest wait for a batch; else data.limit_seconds.")] = None,
-    form: given.Format = None,
-    output: given.Output = None,
-    quiet: given.Quiet = False,
-    traceback: given.Traceback = False,
+    report: ReportOptions,
 ) -> int:
     """Examine batches before a model sees them.
 
@@ -51,10 +51,10 @@ def data(
         vocab_size=vocab_size,
         batch_size=batch_size,
     )
-    deliver = Delivery.asked(form, output, traceback, quiet)
+    deliver = Delivery.asked(report)
     from nsa_doctor.artifacts.data import examine as looking
     from nsa_doctor.cli import progress
 
-    with progress.of_steps(quiet) as listener:
-        report = looking.data(request, listener)
-    return deliver(report)
+    with progress.of_steps(report.quiet) as listener:
+        found = looking.data(request, listener)
+    return deliver(found)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from nsa_doctor.cli import options
+from nsa_doctor.cli.option_groups import SubjectOptions
 from nsa_doctor.core.finding import Decision
 from nsa_doctor.core.writing import say
 
@@ -20,8 +21,6 @@ def env(
     from nsa_doctor.engine import machine
 
     form = options.report_format(form, None, allowed=("terminal", "json"))
-    told = machine.describe(
-        options.examined(device=device, config=None, subject=None, input_kind=None, width=None, seed=0, timeout=120.0)
-    )
+    told = machine.describe(options.examined(SubjectOptions(), device=device, seed=0, timeout=120.0))
     say(json.dumps(told, indent=2) + "\n" if form == "json" else machine.block(told), sys.stdout)
     return (Decision.NO_GO if told["misfits"] else Decision.GO).exit_code

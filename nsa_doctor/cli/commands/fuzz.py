@@ -7,10 +7,13 @@ import typer
 
 from nsa_doctor.cli import option_types as given
 from nsa_doctor.cli.delivery import Delivery
+from nsa_doctor.cli.option_groups import ReportOptions, grouped
 from nsa_doctor.core.reproduce import SECONDS
 
 
+@grouped
 def fuzz(
+    *,
     target: Annotated[str | None, typer.Argument(help="ranges, masks, select, attend, forward or all.")] = None,
     examples: Annotated[int | None, typer.Option(help="Inputs to try per target; 300 if not given.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same inputs; 0 if not given.")] = None,
@@ -28,10 +31,7 @@ def fuzz(
     replay: Annotated[Path | None, typer.Option(help="Try the input in this file again, and nothing else.")] = None,
     save: Annotated[Path | None, typer.Option(help="Where to save an input that fails.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds one input may take.")] = SECONDS["fuzz"],
-    form: given.Format = None,
-    output: given.Output = None,
-    quiet: given.Quiet = False,
-    traceback: given.Traceback = False,
+    report: ReportOptions,
 ) -> int:
     """Search for the smallest input that breaks a property.
 
@@ -58,7 +58,7 @@ def fuzz(
         timeout=timeout,
         impl=impl,
     )
-    deliver = Delivery.asked(form, output, traceback, quiet)
-    with progress.of_steps(quiet) as listener:
-        report = fuzzing.fuzz(request, listener)
-    return deliver(report)
+    deliver = Delivery.asked(report)
+    with progress.of_steps(report.quiet) as listener:
+        found = fuzzing.fuzz(request, listener)
+    return deliver(found)

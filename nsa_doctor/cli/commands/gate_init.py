@@ -10,6 +10,7 @@ from nsa_doctor.cli import option_types as given
 from nsa_doctor.cli import options
 from nsa_doctor.cli.delivery import ENDED_EARLY
 from nsa_doctor.cli.evidence import read_run_option
+from nsa_doctor.cli.option_groups import SubjectOptions
 from nsa_doctor.core import signals
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.reproduce import SECONDS, reproduce
@@ -46,9 +47,9 @@ def gate_init(
     check_writable(output)
     if output.exists() and not overwrite:
         raise UsageError(f"--output {output}: is there already, and people write into policy files; add --overwrite")
-    whom: dict[str, Any] = {"subject": subject, "config": config, "width": width, "spec": spec, "dtype": dtype}
-    how: dict[str, Any] = {"device": device, "timeout": timeout}
-    examination_request = options.examined(**whom, **how, input_kind=input_kind, seed=seed, profile=profile)
+    whom = SubjectOptions(config=config, subject=subject, input_kind=input_kind, width=width, spec=spec)
+    how: dict[str, Any] = {"dtype": dtype, "device": device, "timeout": timeout}
+    examination_request = options.examined(whom, **how, seed=seed, profile=profile)
     request = options.run_request(
         examination_request=examination_request, select=None, ignore=None, jobs=jobs, fail_fast=False
     )
@@ -68,7 +69,7 @@ def gate_init(
         return report.decision.exit_code
     signals.ignore_signals()
     write_whole(output, draft(report, numbers_of(record) if record else {}, record.device_name if record else ""))
-    line = reproduce("go-no-go", policy=output, run=run, **whom, input=input_kind, **how, seed=seed or None)
+    line = reproduce("go-no-go", policy=output, run=run, **whom.words(), **how, seed=seed or None)
     say(f"written: {output}; try it with: {line}\n", sys.stdout)
     return 0
 

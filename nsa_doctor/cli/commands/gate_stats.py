@@ -4,12 +4,14 @@ from typing import Annotated
 
 import typer
 
-from nsa_doctor.cli import option_types as given
 from nsa_doctor.cli.delivery import Delivery
+from nsa_doctor.cli.option_groups import ReportOptions, grouped
 from nsa_doctor.core.reproduce import SECONDS
 
 
+@grouped
 def gate_stats(
+    *,
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="Checkpoints, the earliest first.")],
     pattern: Annotated[
         str | None, typer.Option(help="What gates are called: a glob or a regular expression of tensor names.")
@@ -23,10 +25,7 @@ def gate_stats(
     timeout: Annotated[float, typer.Option(help="Seconds that reading one checkpoint may take.")] = SECONDS[
         "gate-stats"
     ],
-    form: given.Format = None,
-    output: given.Output = None,
-    quiet: given.Quiet = False,
-    traceback: given.Traceback = False,
+    report: ReportOptions,
 ) -> int:
     """Examine the gates of checkpoints, executing nothing.
 
@@ -38,7 +37,7 @@ def gate_stats(
     request = reading.stats_request(
         files=files, pattern=pattern, num_branches=num_branches, activation=activation, seed=seed, timeout=timeout
     )
-    deliver = Delivery.asked(form, output, traceback, quiet)
-    with progress.of_steps(quiet) as listener:
-        report = reading.gate_stats(request, listener)
-    return deliver(report)
+    deliver = Delivery.asked(report)
+    with progress.of_steps(report.quiet) as listener:
+        found = reading.gate_stats(request, listener)
+    return deliver(found)

@@ -15,6 +15,7 @@ from nsa_doctor.cli.evidence import (
     read_run_option,
     recompute_request,
 )
+from nsa_doctor.cli.option_groups import SubjectOptions, grouped
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.reproduce import SECONDS, reproduce
 from nsa_doctor.render.bundle import check_folder
@@ -28,7 +29,9 @@ _FOLDER = Path("go-no-go")
 _MOST_MUTANTS = 10_000
 
 
+@grouped
 def go_no_go(
+    *,
     policy: given.PolicyFile = None,
     run: given.RunFolder = None,
     recompute: given.Recompute = False,
@@ -40,11 +43,7 @@ def go_no_go(
     prove_seed: given.ProveSeed = 0,
     device: given.Device = "cpu",
     dtype: given.Dtype = None,
-    config: given.Config = None,
-    subject: given.Subject = None,
-    input_kind: given.Input = None,
-    width: given.Width = None,
-    spec: given.Spec = None,
+    whom: SubjectOptions,
     seed: given.Seed = 0,
     jobs: given.Jobs = None,
     timeout: given.CallSeconds = SECONDS["go-no-go"],
@@ -58,11 +57,10 @@ def go_no_go(
 
     What a GO is worth: `nsa-doctor go-no-go --subject my_pkg.attn:make --prove 20`.
     """
-    chosen = policy or ("foreign" if subject else "production")
+    chosen = policy or ("foreign" if whom.subject else "production")
     required = read_gate_option(chosen)
-    whom: dict[str, Any] = {"config": config, "subject": subject, "width": width, "spec": spec}
-    whom |= {"dtype": dtype, "device": device, "seed": seed}
-    examination_request = options.examined(**whom, input_kind=input_kind, timeout=timeout, profile=required.profile)
+    how: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, "timeout": timeout}
+    examination_request = options.examined(whom, **how, profile=required.profile)
     evidence: dict[str, Any] = {
         "run": read_run_option(run),
         "checkpoint": checkpoint_request(checkpoint),
@@ -74,7 +72,7 @@ def go_no_go(
     check_folder(output)
     given_evidence: dict[str, Any] = {"run": run, "recompute": recompute, "checkpoint": checkpoint, "data": data}
     given_evidence |= {"baseline": baseline, "because": because, "prove": prove, "prove_seed": prove_seed or None}
-    again = reproduce("go-no-go", policy=chosen, **given_evidence, **whom, input=input_kind, timeout=timeout)
+    again = reproduce("go-no-go", policy=chosen, **given_evidence, **whom.words(), **how)
     from nsa_doctor.cli import progress
     from nsa_doctor.policy import go_no_go as deciding
 

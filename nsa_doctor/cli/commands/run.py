@@ -7,40 +7,32 @@ import typer
 from nsa_doctor.cli import option_types as given
 from nsa_doctor.cli import options
 from nsa_doctor.cli.delivery import Delivery
+from nsa_doctor.cli.option_groups import ReportOptions, SubjectOptions, grouped
 from nsa_doctor.core.reproduce import SECONDS
 
 
+@grouped
 def run(
+    *,
     select: given.Select = None,
     ignore: given.Ignore = None,
     profile: Annotated[str, typer.Option(help="smoke (10 s), quick (a minute) or full (ten minutes).")] = "quick",
     device: given.Device = "cpu",
     dtype: given.Dtype = None,
-    config: given.Config = None,
-    subject: given.Subject = None,
-    input_kind: given.Input = None,
-    width: given.Width = None,
-    spec: given.Spec = None,
+    whom: SubjectOptions,
     seed: given.Seed = 0,
     jobs: given.Jobs = None,
     fail_fast: given.FailFast = False,
     timeout: given.CallSeconds = SECONDS["run"],
-    form: given.Format = None,
-    output: given.Output = None,
-    quiet: given.Quiet = False,
-    traceback: given.Traceback = False,
+    report: ReportOptions,
 ) -> int:
     """Run the checks that apply, or those selected.
 
     For example `nsa-doctor run --subject my_pkg.attn:make --select FWD,GRD`.
     """
     examination_request = options.examined(
+        whom,
         device=device,
-        config=config,
-        subject=subject,
-        input_kind=input_kind,
-        width=width,
-        spec=spec,
         seed=seed,
         timeout=timeout,
         dtype=dtype,
@@ -49,10 +41,10 @@ def run(
     request = options.run_request(
         examination_request=examination_request, select=select, ignore=ignore, jobs=jobs, fail_fast=fail_fast
     )
-    deliver = Delivery.asked(form, output, traceback, quiet)
+    deliver = Delivery.asked(report)
     from nsa_doctor.cli import progress
     from nsa_doctor.engine import run as running
 
-    with progress.of_steps(quiet) as listener:
-        report = running.run(request, listener)
-    return deliver(report)
+    with progress.of_steps(report.quiet) as listener:
+        found = running.run(request, listener)
+    return deliver(found)

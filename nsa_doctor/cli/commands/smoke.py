@@ -22,6 +22,7 @@ from nsa_doctor.cli.evidence import (
     read_gate_option,
     recompute_request,
 )
+from nsa_doctor.cli.option_groups import SubjectOptions
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.reproduce import SECONDS, reproduce
 from nsa_doctor.core.writing import is_terminal, say, write_whole
@@ -65,14 +66,7 @@ def smoke(
         raise UsageError(f"{folder}: holds an earlier run; remove it, or give another --output")
     wanted = shortened(config or "", dataset, steps, folder, device, changes or [])
     examination_request = options.examined(
-        device=device,
-        config=str(written),
-        subject=None,
-        input_kind=None,
-        width=None,
-        seed=0,
-        timeout=timeout,
-        profile=required.profile,
+        SubjectOptions(config=str(written)), device=device, seed=0, timeout=timeout, profile=required.profile
     )
     asked = examined_by(examination_request, required, jobs)
     check_folder(output)

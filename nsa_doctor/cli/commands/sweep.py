@@ -7,20 +7,19 @@ import typer
 from nsa_doctor.cli import option_types as given
 from nsa_doctor.cli import options
 from nsa_doctor.cli.delivery import Delivery
+from nsa_doctor.cli.option_groups import ReportOptions, SubjectOptions, grouped
 from nsa_doctor.core.reproduce import SECONDS
 
 _DTYPE_HELP = "float32, float64, bfloat16, float16; several with commas; else its own."
 
 
+@grouped
 def sweep(
+    *,
     seq: given.Lengths = "128,512,1024,2048",
     dtype: Annotated[str | None, typer.Option(help=_DTYPE_HELP)] = None,
     device: given.Device = "cpu",
-    config: given.Config = None,
-    subject: given.Subject = None,
-    input_kind: given.Input = None,
-    width: given.Width = None,
-    spec: given.Spec = None,
+    whom: SubjectOptions,
     values: Annotated[str, typer.Option(help="Kinds of input, separated by commas.")] = "normal",
     seed: given.Seed = 0,
     forward_only: Annotated[bool, typer.Option("--forward-only", help="No gradients.")] = False,
@@ -28,22 +27,15 @@ def sweep(
         bool, typer.Option("--boundaries", help="Add every length at which the geometry changes, and its neighbours.")
     ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds one length may take in one mode.")] = SECONDS["sweep"],
-    form: given.Format = None,
-    output: given.Output = None,
-    quiet: given.Quiet = False,
-    traceback: given.Traceback = False,
+    report: ReportOptions,
 ) -> int:
     """Sweep lengths, dtypes and modes for NaN and inf.
 
     Names the module, line and operation where a value first is not finite, as in `nsa-doctor sweep --seq 128,512`.
     """
     examination_request = options.examined(
+        whom,
         device=device,
-        config=config,
-        subject=subject,
-        input_kind=input_kind,
-        width=width,
-        spec=spec,
         seed=seed,
         timeout=timeout,
     )
@@ -55,10 +47,10 @@ def sweep(
         forward_only=forward_only,
         boundaries=boundaries,
     )
-    deliver = Delivery.asked(form, output, traceback, quiet)
+    deliver = Delivery.asked(report)
     from nsa_doctor.cli import progress
     from nsa_doctor.engine import sweep as sweeping
 
-    with progress.progress(quiet) as listener:
-        report = sweeping.sweep(request, listener)
-    return deliver(report)
+    with progress.progress(report.quiet) as listener:
+        found = sweeping.sweep(request, listener)
+    return deliver(found)

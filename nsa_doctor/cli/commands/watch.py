@@ -9,10 +9,13 @@ from nsa_doctor.cli import option_types as given
 from nsa_doctor.cli.delivery import Delivery
 from nsa_doctor.cli.evidence import recompute_request
 from nsa_doctor.cli.grammar import require_folder
+from nsa_doctor.cli.option_groups import ReportOptions, grouped
 from nsa_doctor.core.errors import UsageError
 
 
+@grouped
 def watch(
+    *,
     run_dir: Annotated[
         Path,
         typer.Argument(
@@ -34,10 +37,7 @@ def watch(
     device: Annotated[str | None, typer.Option(help="Where --recompute computes: cpu (the default) or cuda.")] = None,
     select: given.Select = None,
     ignore: given.Ignore = None,
-    form: given.Format = None,
-    output: given.Output = None,
-    quiet: given.Quiet = False,
-    traceback: given.Traceback = False,
+    report: ReportOptions,
 ) -> int:
     """Examine a live or finished training run.
 
@@ -57,14 +57,14 @@ def watch(
     request = watching.watch_request(
         place=run_dir, maps=maps or (), select=select, ignore=ignore, every=every, recompute=asked
     )
-    deliver = Delivery.asked(form, output, traceback, quiet)
+    deliver = Delivery.asked(report)
     if not follow:
-        with progress.of_steps(quiet or asked is None) as listener:
-            report = watching.watch(request, listener)
-        return deliver(report)
-    screen = FollowingScreen(quiet)
+        with progress.of_steps(report.quiet or asked is None) as listener:
+            found = watching.watch(request, listener)
+        return deliver(found)
+    screen = FollowingScreen(report.quiet)
     try:
-        report = watching.follow(request, screen)
+        found = watching.follow(request, screen)
     finally:
         screen.clear()
-    return deliver(report)
+    return deliver(found)

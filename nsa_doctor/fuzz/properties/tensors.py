@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.fuzz.cases import Layout
+from nsa_doctor.probes.internal import version_of
 
 _FILL = 119  # lies between the values of a sliced tensor: who ignores strides reads it
 
@@ -53,7 +54,7 @@ class Watch:
         """Watch these tensors too."""
         for name, tensor in arguments.items():
             memory = _memory(tensor)
-            self._kept.append((name, tensor, memory, memory.clone(), tensor._version))
+            self._kept.append((name, tensor, memory, memory.clone(), version_of(tensor)))
         return self
 
     def changed(self) -> list[str]:
@@ -62,7 +63,7 @@ class Watch:
 
     def written(self) -> list[str]:
         """Names of arguments that were written into, with the values they had or others."""
-        bumped = [name for name, tensor, _, _, version in self._kept if tensor._version != version]
+        bumped = [name for name, tensor, _, _, version in self._kept if version_of(tensor) != version]
         return [*self.changed(), *bumped]
 
 

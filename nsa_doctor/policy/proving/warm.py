@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.internal import COMPILER
 from nsa_doctor.isolation.openmp import keep_to_one_thread
 from nsa_doctor.isolation.start import Children
 
-_IMPORTED = ("nsa_doctor.worker.main", "nsa_doctor.worker.handlers", "torch._dynamo")  # a first step imports the last
+_IMPORTED = ("nsa_doctor.worker.main", "nsa_doctor.worker.handlers", COMPILER)  # a first step imports the last
 
 
 @contextmanager

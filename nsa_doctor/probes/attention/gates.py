@@ -4,9 +4,7 @@ They are found by what is computed and not by name, so in any module. What follo
 them, is a router: its unused outputs are as they should be.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +18,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.internal import uncompiled
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.subject.contract import Subject, WrongOutputError
@@ -129,9 +128,8 @@ def gates(sp: BuiltModule, x: Tensor) -> tuple[list[ObservedGate], Tensor]:
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
     finder = _Finder(sp.module, places, rows=x.shape[0], length=x.shape[1])
-    uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with torch.enable_grad():
-        with uncompiled, finder, places.watching():
+        with uncompiled(), finder, places.watching():
             output = sp.call(x.clone())
         found = joined_over_tokens([gate for gate in finder.gates if gate.is_used])
         if not found and sp.subject.gate is not None:

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from nsa_doctor.core.errors import Caught, NotApplicableError, NotComparableError, attempt
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.hooks.saved import uncompiled
+from nsa_doctor.probes.internal import tree_leaves, uncompiled
 from nsa_doctor.probes.model.built_module import BuiltModule, require_finite
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import preserved_state, seed_everything

@@ -1,21 +1,16 @@
 """Which memory is held, by the line that allocated it: counted storage by storage, the same on every device."""
 
-import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor
 
-from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Mode, Place, Point
-from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.hooks.tracer import NodePlaces
+from nsa_doctor.probes.hooks.pass_watcher import PassWatcher
+from nsa_doctor.probes.internal import memory_of, number_of, running_node, storage_key
 from nsa_doctor.probes.model.perform import Conditions, perform
 from nsa_doctor.probes.tensors.operands import tensors_in
 from nsa_doctor.subject.contract import Subject
@@ -44,75 +39,42 @@ def peak_memory(subject: Subject, length: int, mode: Mode = "train") -> Peak:
     )
 
 
-class Holdings(TorchDispatchMode):
-    """Follows every storage made while it watches, for as long as anything holds it, a graph in C++ too.
-
-    A dispatch mode is a base class by torch's design.
-    """
-
-    supports_higher_order_operators = True
+class Holdings(PassWatcher):
+    """Follows every storage made while it watches, for as long as anything holds it, a graph in C++ too."""
 
     def __init__(self, packages: tuple[str, ...]) -> None:
-        super().__init__()
+        super().__init__(packages)
         self.num_operations = self.held_bytes = self.made_bytes = self.peak_bytes = 0
         self.by_place: Counter[Place] = Counter()
         self.made_by_place: Counter[Place] = Counter()
         self.most_by_place: Counter[Place] = Counter()
-        self._places = Places(FrameFilter(packages))
-        self._nodes = NodePlaces()
-        self._phase = ""
         self._held: dict[int, Any] = {}
         self.round = 0  # what is allocated from now on belongs to it
         self._rounds: Counter[int] = Counter()
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import all of it
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Watch forward and backward; what was compiled runs uncompiled."""
-        self._phase = name
-        if name == "build":
-            yield
-            return
-        uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-        with uncompiled, self, self._places.watching():
-            yield
-
-    def know(self, module: nn.Module, x: Tensor) -> None:
-        """Learn the modules' names."""
-        self._places.know(module)
-
-    def follow(self, output: Tensor) -> None:
-        """Nothing to follow."""
-
     def holds(self, tensor: Tensor) -> bool:
         """Whether the tensor's memory was allocated while this watched."""
-        return any(held.untyped_storage()._cdata in self._held for held in tensors_in(tensor))
+        return any(memory_of(held) in self._held for held in tensors_in(tensor))
 
     def left_by(self, number: int) -> int:
         """Bytes allocated in that round that are still held."""
         return self._rounds[number]
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and account for the memory it took."""
-        kwargs = kwargs or {}
-        given = {tensor.untyped_storage()._cdata for tensor in tensors_in(args, kwargs)}
+        given = {memory_of(tensor) for tensor in tensors_in(args, kwargs)}
         result = func(*args, **kwargs)
         self.num_operations += 1
         if self._phase == "forward":
             self._nodes.note(self._places)
         for tensor in tensors_in(result):
-            if tensor.untyped_storage()._cdata not in given:
+            if memory_of(tensor) not in given:
                 self._hold(tensor)
         return result
 
     def _hold(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage_key(storage), storage.nbytes()
         if key in self._held or not size:
             return
         place = self._place()
@@ -139,8 +101,8 @@ class Holdings(TorchDispatchMode):
         place, is_own = self._places.here()
         if self._phase != "backward" or (is_own and place.module_class):
             return place
-        node = torch._C._current_autograd_node()
-        made = None if node is None else self._nodes.of(node._sequence_nr())
+        node = running_node()
+        made = None if node is None else self._nodes.of(number_of(node))
         if made is None:
             return self._places.owner(place)
         return replace(place, module=made[0].module, module_class=made[0].module_class) if is_own else made[0]

@@ -15,6 +15,7 @@ from nsa_doctor.core.errors import Caught, attempt
 
 _MOST_TENSORS = 6  # each costs a walk through all that the collector knows
 _DEEPEST = 3
+_LRU_CACHE: Any = type(functools.cache(lambda: None))
 _REMOVING = frozenset({"pop", "popitem", "popleft", "clear"})
 
 
@@ -53,7 +54,7 @@ def _is_bounded(value: Any, apart: set[int], depth: int) -> bool:
             continue
         if isinstance(around, deque) and around.maxlen is not None:
             return True
-        if isinstance(around, functools._lru_cache_wrapper) and around.cache_parameters()["maxsize"] is not None:
+        if isinstance(around, _LRU_CACHE) and around.cache_parameters()["maxsize"] is not None:
             return True
         if isinstance(around, (tuple, list, dict, deque)) and _is_bounded(around, apart, depth - 1):
             return True

@@ -15,7 +15,7 @@ from nsa_doctor.core.growth import least_exponent
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.cost.work import usual_mode
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.hooks.saved import uncompiled
+from nsa_doctor.probes.internal import uncompiled
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 

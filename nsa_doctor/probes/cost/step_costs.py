@@ -20,6 +20,7 @@ from nsa_doctor.probes.cost.alive import Holdings
 from nsa_doctor.probes.cost.bounds import are_in_bounded_containers, may_reach, takes_out
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import callable_place
+from nsa_doctor.probes.internal import MODULES, PARAMETERS
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.model.perform import NoWatcher, Watcher
@@ -148,7 +149,7 @@ class Steps:
         found: Counter[tuple[str, str]] = Counter()
         for path, module in self._specimen.module.named_modules():
             for name, value in vars(module).items():
-                if name not in ("_modules", "_parameters"):
+                if name not in (MODULES, PARAMETERS):
                     found[path, name] += sum(map(self._holdings.holds, _tensors(value, _DEEPEST)))
         (path, name), number = max(found.items(), key=lambda item: item[1], default=(("", ""), 0))
         if not number:

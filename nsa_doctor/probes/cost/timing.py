@@ -1,6 +1,5 @@
 """Times passes of a subject: on the CPU by the time its thread computes, so that other load disturbs little."""
 
-import sys
 import threading
 import time
 from collections import Counter
@@ -12,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.internal import frames_of_threads
 from nsa_doctor.core.measurement import Mode, Place
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places
@@ -77,7 +77,7 @@ def sampled(tell: Callable[[FrameType], _Told | None]) -> Iterator[Counter[_Told
 
     def look() -> None:
         while not ended.wait(_SAMPLE_SECONDS):
-            frame = sys._current_frames().get(watched)
+            frame = frames_of_threads().get(watched)
             told = None if frame is None else tell(frame)
             if told is not None:
                 seen[told] += 1

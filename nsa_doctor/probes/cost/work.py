@@ -1,6 +1,5 @@
 """Counts what one pass asks of the device, line by line: operations started from Python, and waits for the device."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -9,15 +8,13 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
-from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Mode, Place, Point
-from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.hooks.tracer import NodePlaces
+from nsa_doctor.probes.hooks.pass_watcher import PassWatcher
+from nsa_doctor.probes.internal import flops_of, memory_of, number_of, running_node
 from nsa_doctor.probes.model.perform import Conditions, perform
 from nsa_doctor.probes.tensors.dataflow import Dataflow
 from nsa_doctor.probes.tensors.operands import tensors_in
@@ -92,44 +89,23 @@ def count_work(subject: Subject, length: int, mode: Mode = "train") -> Work:
     )
 
 
-class _Counter(TorchDispatchMode):
-    """A dispatch mode is a base class by torch's design. Views are free; what starts no work is not counted."""
-
-    supports_higher_order_operators = True
+class _Counter(PassWatcher):
+    """Views are free; what starts no work is not counted."""
 
     def __init__(self, subject: Subject) -> None:
-        super().__init__()
+        super().__init__(subject.packages)
         self.lines: list[LineWork] = []
         self.flow = Dataflow()
         self.num_operations = self.cost = 0
-        self._places = Places(FrameFilter(subject.packages))
         self._reads = _HostReads(self)
         self._numbers: dict[tuple[str, str, int], int] = {}
-        self._nodes = NodePlaces()
         self._last_line = -1
-        self._phase = ""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import all of it
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count in forward and backward; what was compiled runs uncompiled."""
-        self._phase = name
-        if name == "build":
+        """Count in forward and backward, what the host reads too."""
+        with self._reads if name != "build" else nullcontext(), super().phase(name):
             yield
-            return
-        uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-        with uncompiled, self._reads, self, self._places.watching():
-            yield
-
-    def know(self, module: nn.Module, x: Tensor) -> None:
-        """Learn the modules' names."""
-        self._places.know(module)
-
-    def follow(self, output: Tensor) -> None:
-        """Nothing to follow."""
 
     def wait(self, name: str) -> None:
         """The host waits for the device here."""
@@ -137,19 +113,16 @@ class _Counter(TorchDispatchMode):
         if number is not None:
             self.lines[number].waits[name] += 1
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and account for it."""
-        kwargs = kwargs or {}
         inputs = tensors_in(args, kwargs)
         written = tensors_in(written_arguments(func, args, kwargs))
         result = func(*args, **kwargs)
         if self._phase == "forward":
             self._nodes.note(self._places)
         name = operation_name(func).rstrip("_")
-        held = {tensor.untyped_storage()._cdata for tensor in inputs}
-        fresh = [output for output in tensors_in(result) if output.untyped_storage()._cdata not in held]
+        held = {memory_of(tensor) for tensor in inputs}
+        fresh = [output for output in tensors_in(result) if memory_of(output) not in held]
         waits = _waits(name, func, args)
         works = (bool(fresh or written) or waits) and name not in _NO_WORK
         if works or fresh:
@@ -189,8 +162,8 @@ class _Counter(TorchDispatchMode):
 
     def _owned(self, place: Place) -> Place:
         """A line of a backward written in Python, with the module that holds it or that called its forward."""
-        place, node = self._places.owner(place), torch._C._current_autograd_node()
-        made = None if place.module_class or node is None else self._nodes.of(node._sequence_nr())
+        place, node = self._places.owner(place), running_node()
+        made = None if place.module_class or node is None else self._nodes.of(number_of(node))
         return place if made is None else replace(place, module=made[0].module, module_class=made[0].module_class)
 
 
@@ -228,8 +201,7 @@ def _waits(name: str, func: Any, args: tuple[Any, ...]) -> bool:
 
 def _products(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
     """Floating-point operations of a matrix product, a convolution or attention, as torch counts them."""
-    formula = flop_registry.get(getattr(func, "_overloadpacket", None))
-    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+    return flops_of(func, args, kwargs, result) or 0
 
 
 def _moves_to_cpu(tensor: Tensor, first: Any = None, device: Any = None, **_others: Any) -> bool:
@@ -237,13 +209,13 @@ def _moves_to_cpu(tensor: Tensor, first: Any = None, device: Any = None, **_othe
     named = first if isinstance(first, (str, torch.device)) else device
     if str(named) != "cpu":
         return False
-    caller = sys._getframe(2).f_code
+    caller = frame_above(2).f_code
     return tensor.device.type != "cpu" or (isinstance(named, str) and "cpu" in caller.co_consts)
 
 
 def _way_here() -> int:
     """Tells one way through the source from another: every instruction on the stack, each once, however deep."""
-    frame: FrameType | None = sys._getframe(3)
+    frame: FrameType | None = frame_above(4)
     way = set()
     while frame is not None:
         way.add((id(frame.f_code), frame.f_lasti))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.probes.hooks.phase import ask
+from nsa_doctor.probes.internal import function_of
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 _LOUDNESS = 1024.0
@@ -30,7 +31,7 @@ class Gradients:
                 continue
             seen.add(id(node))
             waiting += [following for following, _ in node.next_functions]
-            written = getattr(node, "_forward_cls", None)
+            written = function_of(node)
             if written is not None and not written.__module__.startswith("torch."):
                 kept: dict[str, Tensor] = {}
                 self.functions.append((written, kept))

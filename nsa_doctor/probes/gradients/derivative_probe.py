@@ -1,7 +1,6 @@
 """One specimen on one input, differentiated both ways: by autograd, and by moving tensors of its graph."""
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from nsa_doctor.probes.gradients.derivative import Agreement, Slope, compare
 from nsa_doctor.probes.hooks.flow import Flow, Recording
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.internal import hooks_on, uncompiled
 from nsa_doctor.probes.model.built_module import BuiltModule, require_finite
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.model.module_state import ModuleState
@@ -86,7 +86,7 @@ class DerivativeProbe:
         found.recording = flow.recording
         own = {id(hook) for hook in collected.hooks}
         for tensor in flow.recording.tensors:
-            hooks = list((tensor._backward_hooks or {}).values())
+            hooks = hooks_on(tensor)
             found.hooks.append([hook for hook in hooks if id(hook) not in own])
         passes = [
             self._backward(output, found, collected, keeps) for keeps in ([True, False] if is_repeated else [False])
@@ -156,11 +156,10 @@ class DerivativeProbe:
         with torch.enable_grad():
             if flow is None:
                 return call()
-            compiled = "torch._dynamo" in sys.modules
             if places is not None:
                 places.know(self.built.module)
             watching = nullcontext() if places is None else places.watching()
-            with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), watching:
+            with uncompiled(), watching:
                 with flow:
                     output = call()
                 flow.meet(output)

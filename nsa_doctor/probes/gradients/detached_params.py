@@ -13,7 +13,8 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.deliveries import Deliveries
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.hooks.saved import functions_seen, uncompiled
+from nsa_doctor.probes.hooks.saved import functions_seen
+from nsa_doctor.probes.internal import uncompiled
 from nsa_doctor.probes.tensors.operations import tensors_in
 
 _NEW_VALUES = ("zeros", "ones", "empty", "rand", "randn", "randint", "full", "new_", "arange", "bernoulli")

@@ -12,7 +12,8 @@ from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.gradients.derivative import Agreement, Slope
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe, Differential
-from nsa_doctor.probes.hooks.flow import Event, storage_of
+from nsa_doctor.probes.hooks.flow import Event
+from nsa_doctor.probes.internal import memory_of, version_of
 
 _ROUNDINGS = ("round", "floor", "ceil", "trunc", "fix", "sign", "sgn", "heaviside")
 _STEPS = (
@@ -153,7 +154,7 @@ def _straight_through(
 ) -> str:
     """The step function in the culprit's module past which autograd leads what no longer moves the output."""
     found = differentials[0]
-    here = storage_of(found.recording.tensors[number])
+    here = memory_of(found.recording.tensors[number])
     if event.function is not None:  # rounds in its own forward
         inside = [each for each in found.recording.events if each.inside is event.function and each.name in _STEPS]
         rounds = any(each.name in _ROUNDINGS for each in inside)
@@ -165,7 +166,7 @@ def _straight_through(
                 return each.name
     tried = 0
     for index in range(number, -1, -1) if event.loses_gradient else ():
-        reach = {storage_of(found.recording.tensors[index])}
+        reach = {memory_of(found.recording.tensors[index])}
         after = list(_downstream(found, index, reach))
         hard = [each for each in after if each.place.module == event.place.module and each.name in _STEPS]
         if not hard or not found.slopes[index] or (here not in reach and index != number):
@@ -186,7 +187,7 @@ def _is_autograds_alone(slope: Slope) -> bool:
 def _downstream(found: Differential, number: int, reach: set[int]) -> Iterator[Event]:
     """The calls that what lies in that memory goes through, in order; `reach` grows by what they write."""
     for event in found.recording.events:
-        sources = {storage_of(source) for source in event.outputs} if event.function is not None else set()
+        sources = {memory_of(source) for source in event.outputs} if event.function is not None else set()
         if event.at > number and (event.reads | sources) & reach:
             reach |= event.writes
             yield event
@@ -201,13 +202,13 @@ def _keeps_value(found: Differential, tensor: Tensor, number: int, event: Event)
     reach = set(event.writes)
     later = [each for each in _downstream(found, number, reach) if each.place.module == event.place.module]
     outputs = [output for each in (event, *later) for output in each.outputs if output.requires_grad]
-    return any(_equal(output, tensor) for output in outputs if storage_of(output) != storage_of(tensor))
+    return any(_equal(output, tensor) for output in outputs if memory_of(output) != memory_of(tensor))
 
 
 def _is_handed_on(found: Differential, output: Tensor, event: Event) -> bool:
     """Whether a function's output is the memory of an input that it has not written to."""
     before = found.recording.tensors[: event.at]
-    return output._version == 0 and any(storage_of(output) == storage_of(tensor) for tensor in before)
+    return version_of(output) == 0 and any(memory_of(output) == memory_of(tensor) for tensor in before)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -10,7 +10,7 @@ from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.hooks.saved import uncompiled
+from nsa_doctor.probes.internal import uncompiled
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 _FARTHEST = (1029, 521)  # beyond 1024, and beyond 512

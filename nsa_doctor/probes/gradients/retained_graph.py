@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.frames import FrameFilter
@@ -16,9 +14,9 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.torch_errors import TorchError, error_kind
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places, definition_place
-from nsa_doctor.probes.hooks.saved import uncompiled
 from nsa_doctor.probes.hooks.tensor_owners import Holder, holders
 from nsa_doctor.probes.hooks.tracer import NodePlaces
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, next_number, number_of, tree_leaves
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import seed_everything
@@ -73,9 +71,9 @@ class Graphs:
         for number, call in enumerate(calls):
             self._reached = []
             self._remember()
-            self._begun = torch._C._autograd._get_sequence_nr()
+            self._begun = next_number()
             try:
-                with uncompiled(), self._places.watching(), _Noting(self), self._noting_stores():
+                with self._places.watching(), _Noting(self), self._noting_stores():
                     call(self)
             except SubjectFailedError as failure:
                 if not number or error_kind(str(failure)) is not TorchError.GRAPH_FREED or not self._stale():
@@ -98,9 +96,9 @@ class Graphs:
 
     def _remember(self) -> None:
         """What hangs on the modules between two calls; a view of a parameter is as good as the parameter."""
-        memory = {_memory(parameter) for parameter in self.module.parameters()}
+        memory = {memory_of(parameter) for parameter in self.module.parameters()}
         for holder in holders(self.module):
-            if holder.tensor.grad_fn is not None and _memory(holder.tensor) in memory:
+            if holder.tensor.grad_fn is not None and memory_of(holder.tensor) in memory:
                 self._harmless |= set(_nodes([holder.tensor]))
             elif holder.tensor.grad_fn is not None:
                 self._held[holder.tensor.grad_fn] = holder
@@ -117,12 +115,12 @@ class Graphs:
     def _is_old(self, node: Any) -> bool:
         """Known from before, or made before this call though nothing that was returned led to it."""
         is_fine = node is None or hasattr(node, "variable") or node in self._harmless
-        return not is_fine and (node in self._known or node._sequence_nr() < self._begun)
+        return not is_fine and (node in self._known or number_of(node) < self._begun)
 
     def _told(self, stale: list[Any], raised: str) -> Kept:
-        first_used = sorted(stale, key=lambda node: int(node._sequence_nr()))  # the outermost module's are made last
+        first_used = sorted(stale, key=number_of)  # the outermost module's are made last
         found = [self._held[node] for node in first_used if node in self._held]
-        made = self._made.of(int(first_used[0]._sequence_nr()))
+        made = self._made.of(number_of(first_used[0]))
         place = made[0] if made else definition_place(self.module)
         if found:
             owner = self.module.get_submodule(found[0].module)
@@ -151,24 +149,16 @@ class Graphs:
             nn.Module.__setattr__ = plain  # type: ignore[method-assign]
 
 
-class _Noting(TorchDispatchMode):
-    """Sees every operation; a dispatch mode is a base class by torch's design."""
-
-    supports_higher_order_operators = True
+class _Noting(DispatchWatcher):
+    """Sees every operation."""
 
     def __init__(self, graphs: Graphs) -> None:
         super().__init__()
         self._graphs = graphs
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import all of it
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and note where it stands."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         self._graphs.operation()
         return result
 
@@ -217,7 +207,3 @@ def _nodes(tensors: Iterable[Tensor]) -> Iterator[Any]:
             seen.add(node)
             yield node
             waiting += [following for following, _ in node.next_functions]
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from nsa_doctor.core.errors import NotComparableError, SubjectFailedError, attempt
+from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.gradients.derivative import Agreement
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
@@ -111,7 +111,7 @@ class _Attached(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _is_called_there(self) -> bool:
-        frame: FrameType | None = sys._getframe(2)
+        frame: FrameType | None = frame_above(2)
         while frame is not None:
             if (frame.f_code.co_filename, frame.f_lineno) == (self._place.file, self._place.line):
                 return True

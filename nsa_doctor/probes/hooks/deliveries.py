@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsa_doctor.probes.internal import softmax_of
+
 
 class Deliveries:
     """How large gradients were on their way from a loss to its `leaves`, by hooks on every node."""
@@ -80,9 +82,7 @@ def _size(gradient: Tensor | None) -> float:
 
 
 def _is_softmax_of_one(node: Any) -> bool:
-    """By the shape of its output alone: what it saved may have been overwritten, and would raise."""
     if not node.name().startswith("SoftmaxBackward"):
         return False
-    shape = tuple(node._input_metadata[0].shape)
-    dim = node._saved_dim
+    shape, dim = softmax_of(node)
     return len(shape) > 0 and shape[dim if dim < len(shape) else -1] == 1 and math.prod(shape) > 1

@@ -1,7 +1,6 @@
 """Which variables of the environment a subject's own code reads, and on which line."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -9,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from nsa_doctor.core.errors import attempt
+from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
 
 _ASKING = ("__getitem__", "__contains__")  # get(), pop() and os.getenv() ask through the first
@@ -28,7 +28,7 @@ def environment_reads(place_of: Callable[[FrameType], Place | None]) -> Iterator
 
         def ask(environment: Any, name: Any) -> Any:
             if environment is os.environ and isinstance(name, str) and name not in found:
-                place = attempt(lambda: place_of(sys._getframe(2)))
+                place = attempt(lambda: place_of(frame_above(2)))
                 if isinstance(place, Place):
                     found[name] = place
             return original(environment, name)

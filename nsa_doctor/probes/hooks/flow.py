@@ -1,10 +1,7 @@
 """Follows one forward pass call by call: which tensors of the graph there were, who read them, and where."""
 
-import inspect
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import torch
@@ -13,9 +10,9 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.internal import function_of, function_running, is_view, memory_of, version_of
 from nsa_doctor.probes.tensors.operations import tensors_in
 
-_FUNCTIONS = inspect.getfile(torch.autograd.Function)
 _LOOKS = frozenset({"size", "dim", "stride", "numel", "is_floating_point", "backward", "register_hook", "__repr__"})
 
 
@@ -54,7 +51,7 @@ class Recording:
     def readers(self, number: int) -> list[Event]:
         """The calls that read the memory of that tensor, or that autograd knows as its users."""
         tensor = self.tensors[number]
-        key, node = storage_of(tensor), _node_of(tensor)
+        key, node = memory_of(tensor), _node_of(tensor)
         after = [event for event in self.events if event.at > number]
         calls = [event for event in after if event.function is not None]
         inside = [event for event in after if event.inside is not None and key in event.reads]
@@ -69,8 +66,8 @@ class Recording:
 
     def hidden_writes(self, number: int, readers: Sequence[Event]) -> list[Event]:
         """Writes that autograd does not see, into memory of the graph that those readers read or wrote."""
-        used = {storage_of(self.tensors[number])}.union(*(event.reads | event.writes for event in readers))
-        used &= {storage_of(tensor) for tensor in self.tensors}
+        used = {memory_of(self.tensors[number])}.union(*(event.reads | event.writes for event in readers))
+        used &= {memory_of(tensor) for tensor in self.tensors}
         return [event for event in self.events if event.at > number and event.writes_hidden and event.writes & used]
 
 
@@ -104,11 +101,11 @@ class Flow(TorchFunctionMode):
         given = tensors_in(args, kwargs)
         for tensor in given:
             self.meet(tensor)
-        version = [tensor._version for tensor in given] if self._places is not None else []
+        version = [version_of(tensor) for tensor in given] if self._places is not None else []
         had = any(tensor.requires_grad for tensor in given)  # detach_ takes it away
         result = func(*args, **kwargs)
         if self._places is not None:
-            changed = [tensor for tensor, before in zip(given, version, strict=True) if tensor._version != before]
+            changed = [tensor for tensor, before in zip(given, version, strict=True) if version_of(tensor) != before]
             self._note(func, given, changed, result, had)
         for tensor in tensors_in(result):
             self.meet(tensor)
@@ -119,11 +116,11 @@ class Flow(TorchFunctionMode):
         if self._places is not None:
             self._kept.append(tensor)  # no other may come to have its address
             self._meet_function(tensor)
-        key = (id(tensor), tensor._version)
+        key = (id(tensor), version_of(tensor))
         if key in self._seen or not _is_in_graph(tensor):
             return
-        memory = storage_of(tensor)
-        if tensor._is_view() and memory in self._memory:
+        memory = memory_of(tensor)
+        if is_view(tensor) and memory in self._memory:
             return
         self._seen.add(key)
         self._memory.add(memory)
@@ -134,7 +131,7 @@ class Flow(TorchFunctionMode):
     def _meet_function(self, tensor: Tensor) -> None:
         """A tensor that a hand-written autograd function made stands for the call of it, which torch hides."""
         node: Any = tensor.grad_fn
-        kind = getattr(node, "_forward_cls", None)
+        kind = function_of(node)
         if kind is None or id(node) in self._functions or self._places is None:
             return
         self._functions[id(node)] = node
@@ -146,7 +143,7 @@ class Flow(TorchFunctionMode):
                 place=place,
                 at=len(self.recording.tensors),
                 reads=frozenset(),
-                writes=frozenset({storage_of(tensor)}),
+                writes=frozenset({memory_of(tensor)}),
                 outputs=(tensor,),
                 function=kind,
                 nodes=sources,
@@ -165,7 +162,7 @@ class Flow(TorchFunctionMode):
         if not outputs and not changed and short not in _ESCAPES:
             return
         place = self._places.here()[0]
-        inside = None if torch.is_grad_enabled() else _function_running()
+        inside = None if torch.is_grad_enabled() else function_running()
         if inside is not None:
             self._insides[inside] = place
         had = inside is None and had
@@ -176,30 +173,14 @@ class Flow(TorchFunctionMode):
                 name=short,
                 place=place,
                 at=len(self.recording.tensors),
-                reads=frozenset(map(storage_of, given)),
-                writes=frozenset(map(storage_of, (*outputs, *changed))),
+                reads=frozenset(map(memory_of, given)),
+                writes=frozenset(map(memory_of, (*outputs, *changed))),
                 outputs=tuple(outputs),
                 loses_gradient=had and not keeps and (bool(floating) or short in _ESCAPES),
                 writes_hidden=inside is None and bool(changed) and not keeps,
                 inside=inside,
             )
         )
-
-
-def storage_of(tensor: Tensor) -> int:
-    """What tells one piece of memory from another."""
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
-
-
-def _function_running() -> type | None:
-    """The autograd function in Python whose forward is running, if one is."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "apply" and code.co_filename == _FUNCTIONS:
-            return frame.f_locals.get("cls")
-        frame = frame.f_back
-    return None
 
 
 def _is_in_graph(tensor: Tensor) -> bool:

@@ -6,9 +6,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.internal import StorageWeakRef, memory_of
 from nsa_doctor.probes.tensors.finite import isinf, isnan
 
 Kind = Literal["NaN", "inf"]
@@ -62,12 +62,12 @@ class Lineage:
 
     def has_writer(self, tensor: Tensor) -> bool:
         """Whether anything noted has written here."""
-        memory = self._memory.get(tensor.untyped_storage()._cdata)
+        memory = self._memory.get(memory_of(tensor))
         return memory is not None and bool(memory.writers or memory.holder)
 
     def sources(self, tensor: Tensor, kind: Kind) -> list[Record]:
         """The records that last wrote the values of that kind in `tensor`; none when no operation seen wrote them."""
-        memory = self._memory.get(tensor.untyped_storage()._cdata)
+        memory = self._memory.get(memory_of(tensor))
         if memory is None:
             return []
         writers = memory.last_writers(tensor, kind)
@@ -81,7 +81,7 @@ class Lineage:
         return [*newer, replace(held, parents={kind: older})]
 
     def _of(self, tensor: Tensor) -> "_Memory":
-        key = tensor.untyped_storage()._cdata
+        key = memory_of(tensor)
         memory = self._memory.get(key)
         if memory is None:
             if len(self._memory) >= self._purge_at:

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places, definition_place
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, schema_of
 from nsa_doctor.subject.contract import Subject
 
 
@@ -24,7 +23,7 @@ def origin(subject: Subject, module: nn.Module, call: Callable[[], Any], name: s
     with watcher, places.watching():
         answer = call()
     tensor = _tensor_of(answer, name)
-    place = None if tensor is None else watcher.made.get(_memory(tensor))
+    place = None if tensor is None else watcher.made.get(memory_of(tensor))
     if place is None or not place.file:
         return definition_place(module)
     if not place.module_class:
@@ -32,30 +31,25 @@ def origin(subject: Subject, module: nn.Module, call: Callable[[], Any], name: s
     return place if place.module_class else _within(place, module)
 
 
-class _Watcher(TorchDispatchMode):
+class _Watcher(DispatchWatcher):
     def __init__(self, places: Places) -> None:
         super().__init__()
         self.made: dict[int, Place] = {}
         self._places = places
         self._alive: list[Tensor] = []  # or memory would be given to another tensor
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and note where its result was made, or written to."""
-        result = func(*args, **(kwargs or {}))
-        given = {_memory(value) for value in args if isinstance(value, Tensor)}
+        result = func(*args, **kwargs)
+        given = {memory_of(value) for value in args if isinstance(value, Tensor)}
+        is_mutable = getattr(schema_of(func), "is_mutable", False)
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, Tensor) and (_memory(tensor) not in given or func._schema.is_mutable):
+            if isinstance(tensor, Tensor) and (memory_of(tensor) not in given or is_mutable):
                 place, is_own = self._places.here()
                 self._alive.append(tensor)
-                if is_own or _memory(tensor) not in self.made:
-                    self.made[_memory(tensor)] = place
+                if is_own or memory_of(tensor) not in self.made:
+                    self.made[memory_of(tensor)] = place
         return result
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
 
 
 def _tensor_of(answer: Any, name: str | None) -> Tensor | None:

@@ -1,7 +1,6 @@
 """Which module and which line of the subject's source is running."""
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +11,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from nsa_doctor.core.frames import FrameFilter, Line
+from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.package import own_file
 
@@ -49,7 +49,7 @@ class Places:
 
     def here(self) -> tuple[Place, bool]:
         """Where the caller stands, and whether a line of the subject's own code was found (not torch's, not none)."""
-        frame, rank, library = self._subject_frame(sys._getframe(1))
+        frame, rank, library = self._subject_frame(frame_above(1))
         if frame is None:
             return self._describe(self._called(), None), False
         line = Line(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places, definition_place
+from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.subject.contract import Subject
 
 
@@ -24,20 +24,14 @@ def first_draw(subject: Subject, module: nn.Module, call: Callable[[], object]) 
     return definition_place(module) if found is None or not found.file else found
 
 
-class _Watcher(TorchDispatchMode):
+class _Watcher(DispatchWatcher):
     def __init__(self, places: Places) -> None:
         super().__init__()
         self.place: Place | None = None
         self._places = places
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import all of it
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation; the first that its schema marks as drawing is kept."""
-        if self.place is None and torch.Tag.nondeterministic_seeded in func.tags:
+        if self.place is None and torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             self.place = self._places.here()[0]
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)

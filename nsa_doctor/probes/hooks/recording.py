@@ -8,11 +8,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, tree_leaves, untraced
 from nsa_doctor.probes.tensors.operations import operation_name, written_arguments
 
 _MOST_BYTES = 1 << 29
@@ -64,9 +63,7 @@ def record(run: Callable[[], Tensor], places: Places) -> Recording:
     return recorder.recording
 
 
-class _Recorder(TorchDispatchMode):
-    """A dispatch mode is a base class by torch's design."""
-
+class _Recorder(DispatchWatcher):
     def __init__(self, places: Places) -> None:
         super().__init__()
         self.recording = Recording()
@@ -76,13 +73,9 @@ class _Recorder(TorchDispatchMode):
         self._num_bytes = 0
         self._open: list[Call] = []
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import all of it
-
     def maker(self, tensor: Tensor) -> int:
         """The last operation that wrote into this tensor's memory; -1 when none seen did."""
-        return self._makers.get(tensor.untyped_storage()._cdata, -1)
+        return self._makers.get(memory_of(tensor), -1)
 
     @contextmanager
     def calls(self) -> Iterator[None]:
@@ -95,17 +88,14 @@ class _Recorder(TorchDispatchMode):
             before.remove()
             after.remove()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and keep a copy of its results while there is room."""
-        kwargs = kwargs or {}
         makers = tuple(dict.fromkeys(self.maker(tensor) for tensor in _tensors((args, kwargs))))
         result = func(*args, **kwargs)
         index = len(self.recording.operations)
         results = _tensors(result)
         for tensor in (*results, *_tensors(written_arguments(func, args, kwargs))):
-            self._makers[tensor.untyped_storage()._cdata] = index
+            self._makers[memory_of(tensor)] = index
             self._held.append(tensor)
         place = self._places.here()[0]
         self.recording.operations.append(Operation(operation_name(func), self._copies(results), makers, place))
@@ -126,7 +116,7 @@ class _Recorder(TorchDispatchMode):
         self._num_bytes += sum(tensor.nbytes for tensor in tensors)
         if self._num_bytes > _MOST_BYTES:
             return ()
-        with torch._C._DisableTorchDispatch():
+        with untraced():
             return tuple(tensor.detach().clone() for tensor in tensors)
 
 

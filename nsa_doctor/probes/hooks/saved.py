@@ -1,18 +1,18 @@
 """Watches what autograd keeps for backward: what each tensor held when it was saved, and what it holds when used."""
 
 import re
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, _SingleLevelFunction
+from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import saved_tensors_hooks
 
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.internal import functions_applied_by, running_node, uncompiled, version_of
 
 Around = Callable[[str, Callable[[], Any], tuple[Any, ...]], Any]
 
@@ -151,11 +151,6 @@ def num_differing(a: Tensor, b: Tensor) -> int:
         return int((~same).sum())
 
 
-def version_of(tensor: Tensor) -> int:
-    """How often its memory was written into; 0 where that is not counted."""
-    return 0 if tensor.is_inference() else int(tensor._version)
-
-
 def is_plain(value: object) -> bool:
     """Whether this is a dense tensor with memory behind it."""
     return (
@@ -169,7 +164,7 @@ def is_plain(value: object) -> bool:
 
 def running_operation() -> str:
     """The operation whose backward is running: sigmoid for SigmoidBackward0."""
-    node = torch._C._current_autograd_node()
+    node = running_node()
     return "backward" if node is None else operation_of(node.name())
 
 
@@ -179,11 +174,6 @@ def operation_of(node: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower() if name else node
 
 
-def uncompiled() -> AbstractContextManager[Any]:
-    """A region in which what was compiled runs uncompiled, so that each operation can be seen."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
 @contextmanager
 def functions_seen(see: Callable[[FunctionCtx], None], around: Around | None = None) -> Iterator[None]:
     """Show the ctx of every custom Function once it has run forward: each one's `super().apply` comes through here.
@@ -191,8 +181,7 @@ def functions_seen(see: Callable[[FunctionCtx], None], around: Around | None = N
     `around`, given the Function's name, a call that applies it and its arguments, is to make that call.
     """
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        run = lambda: super(_SingleLevelFunction, cls).apply(*args, **kwargs)  # noqa: E731
+    def apply(cls: type, run: Callable[[], Any], args: tuple[Any, ...]) -> Any:
         output = run() if around is None else around(cls.__name__, run, args)
         outputs = output if isinstance(output, (tuple, list)) else [output]
         seen = {id(t.grad_fn): t.grad_fn for t in outputs if isinstance(t, Tensor) and t.grad_fn is not None}
@@ -201,8 +190,5 @@ def functions_seen(see: Callable[[FunctionCtx], None], around: Around | None = N
                 see(ctx)
         return output
 
-    setattr(_SingleLevelFunction, "apply", classmethod(apply))  # noqa: B010 (torch declares it elsewhere)
-    try:
+    with functions_applied_by(apply):
         yield
-    finally:
-        del _SingleLevelFunction.apply  # type: ignore[attr-defined]

@@ -7,7 +7,6 @@ them while the thread leaves the function. A thread that runs no Python, or is n
 import gc
 import queue
 import signal
-import sys
 import threading
 import time
 import weakref
@@ -21,6 +20,7 @@ from torch.autograd.function import FunctionCtx
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter, is_before_the_fork
+from nsa_doctor.core.internal import frames_of_threads
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.loops import loop_around
 from nsa_doctor.probes.hooks.phase import Phases
@@ -266,7 +266,7 @@ def _current_frames() -> dict[int, FrameType]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        return sys._current_frames()
+        return frames_of_threads()
     finally:
         if was_enabled:
             gc.enable()

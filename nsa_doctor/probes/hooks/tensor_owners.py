@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from nsa_doctor.probes.internal import BUFFERS, registered, registries
+
 _DEEPEST = 6
 _MOST_ITEMS = 4096
 
@@ -25,11 +27,11 @@ def holders(root: nn.Module) -> Iterator[Holder]:
     """Every tensor that wants a gradient and hangs on a module otherwise than as a parameter."""
     seen = {id(module) for module in root.modules()}
     for path, module in root.named_modules():
-        registered = {"_parameters", "_modules", *_hooks(module)}
+        apart = registries(module) - {BUFFERS}
         for attribute, value in list(vars(module).items()):
-            if attribute in registered:
+            if attribute in apart:
                 continue
-            named = value.items() if attribute == "_buffers" else [(attribute, value)]
+            named = value.items() if attribute == BUFFERS else [(attribute, value)]
             for name, item in named:
                 for way, tensor in _tensors(item, name, _DEEPEST, seen):
                     yield Holder(tensor, path, type(module).__name__, name, way)
@@ -75,8 +77,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [(f"[{index}]", part) for index, part in enumerate(list(value)[:_MOST_ITEMS])]
     if isinstance(value, nn.Module):
-        held = {**value._parameters, **value._buffers, **value._modules, **vars(value)}
-        apart = {"_parameters", "_buffers", "_modules", *_hooks(value)}
+        held, apart = {**registered(value), **vars(value)}, registries(value)
         return [(f".{name}", part) for name, part in held.items() if name not in apart]
     cells = getattr(value, "__closure__", None)
     if cells is not None:
@@ -94,7 +95,3 @@ def _content(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # not yet filled
         return None
-
-
-def _hooks(module: nn.Module) -> set[str]:
-    return {name for name in vars(module) if "_hooks" in name}

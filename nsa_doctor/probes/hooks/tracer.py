@@ -1,20 +1,19 @@
 """Watches every operation of one pass and keeps the lineage of what is not finite."""
 
 import bisect
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.lineage import KINDS, Kind, Lineage, Record, of_kind
 from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, next_number, number_of, running_node
 from nsa_doctor.probes.tensors.finite import holds_nonfinite, is_countable, isfinite
 from nsa_doctor.probes.tensors.operations import (
     UNWRITTEN,
@@ -28,15 +27,13 @@ from nsa_doctor.probes.tensors.operations import (
 Cause = tuple[str, str, int, str]
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(DispatchWatcher):
     """Records where non-finite values come from. Slow: for a second pass, after a first one found some.
 
     `cured` lists causes whose newborn values are replaced by `cure`, to see what becomes of the rest.
     `poison_unwritten` fills memory that torch.empty left unwritten with NaN.
     A dispatch mode is a base class by torch's design.
     """
-
-    supports_higher_order_operators = True
 
     def __init__(
         self, places: Places, cured: frozenset[Cause] = frozenset(), poison_unwritten: bool = False, cure: float = 0.0
@@ -52,16 +49,11 @@ class Tracer(TorchDispatchMode):
         self._nodes = NodePlaces()
         self._running: int | None = None
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import all of it
-
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Trace the operations of one phase: build, forward or backward; what was compiled runs uncompiled."""
         self._phase = name
-        uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-        with uncompiled, self, self._places.watching():
+        with self, self._places.watching():
             yield
 
     def know(self, module: nn.Module, x: Tensor) -> None:
@@ -88,21 +80,18 @@ class Tracer(TorchDispatchMode):
         found = None if self._running is None else self._nodes.of(self._running)
         return None if found is None else found[0]
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and account for what it wrote."""
-        kwargs = kwargs or {}
         inputs = [tensor for tensor in tensors_in(args, kwargs) if is_countable(tensor)]
         written = [tensor for tensor in tensors_in(written_arguments(func, args, kwargs)) if is_countable(tensor)]
         overwritten = {id(tensor): self._parents([tensor]) for tensor in written}
         result = func(*args, **kwargs)
         self._count += 1
         self._nodes.note(self._places)
-        storages = {tensor.untyped_storage()._cdata for tensor in inputs}
+        storages = {memory_of(tensor) for tensor in inputs}
         for output in [tensor for tensor in tensors_in(result) if is_countable(tensor)]:
             if not any(output is tensor for tensor in written):
-                shares = output.untyped_storage()._cdata in storages
+                shares = memory_of(output) in storages
                 self._account(func, output, inputs, {}, is_view=shares)
         for tensor in written:
             others = [other for other in inputs if other is not tensor]
@@ -112,7 +101,7 @@ class Tracer(TorchDispatchMode):
         return result
 
     def _run(self, node: Any, _gradients: Any) -> None:
-        self._running = node._sequence_nr()
+        self._running = number_of(node)
 
     def _account(
         self, func: Any, output: Tensor, inputs: Sequence[Tensor], before: dict[Kind, list[Record]], is_view: bool
@@ -180,9 +169,9 @@ class Tracer(TorchDispatchMode):
 
     def _record(self, operation: str) -> Record:
         place, is_own = self._places.here()
-        node = torch._C._current_autograd_node()
+        node = running_node()
         if self._phase == "backward" and node is not None and not (is_own and place.module_class):
-            forward, forward_is_own = self._nodes.of(node._sequence_nr()) or (place, is_own)
+            forward, forward_is_own = self._nodes.of(number_of(node)) or (place, is_own)
             operation = f"{operation} in {node.name().rpartition('::')[2]}"
             if is_own:  # a backward written in Python: its own line, in the module that holds it or called it
                 place = self._places.owner(place)
@@ -202,7 +191,7 @@ class NodePlaces:
 
     def note(self, places: Places) -> None:
         """Called after each operation: numbers given since the last call were given here."""
-        latest = torch._C._autograd._get_sequence_nr() - 1
+        latest = next_number() - 1
         if latest >= 0 and (not self._last or latest > self._last[-1]):
             here = places.here()
             if here[1] or here[0].module_class:

@@ -1,24 +1,23 @@
 """Fills memory that was asked for and not written, and says where it was asked for."""
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.probes.tensors.operations import UNWRITTEN, operation_name
 
 Fill = Literal["zeros", "other"]
 _LARGE = 977.0  # within every dtype, and not what memory that was just given back holds
 
 
-class Filled(TorchDispatchMode):
+class Filled(DispatchWatcher):
     """Fills what `torch.empty` and its like return: with zeros, or with other values that are no worse.
 
     Of whole numbers, which may be indices, other values are 0, 1, 2 …. `is_chosen` says of which places memory is to
@@ -31,22 +30,15 @@ class Filled(TorchDispatchMode):
         self.asked: dict[Place, None] = {}
         self._places, self._is_chosen = places, is_chosen
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import all of it
-
     @contextmanager
     def filling(self) -> Iterator[None]:
         """Fill, until the region ends; what was compiled runs uncompiled."""
-        uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-        with uncompiled, _alike_every_time(), self._places.watching(), self:
+        with _alike_every_time(), self._places.watching(), self:
             yield
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation, and write into what it left unwritten."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if operation_name(func) in UNWRITTEN and isinstance(result, Tensor) and result.numel():
             place, is_own = self._places.here()
             if is_own and result.layout == torch.strided and not result.is_meta:

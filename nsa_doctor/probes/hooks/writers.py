@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
@@ -20,9 +19,8 @@ from nsa_doctor.probes.hooks.saved import (
     functions_seen,
     is_plain,
     num_differing,
-    uncompiled,
-    version_of,
 )
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, number_of, running_node, uncompiled, version_of
 from nsa_doctor.probes.tensors.operations import operation_name, tensors_in, written_arguments
 
 OUTSIDE = "code outside torch's operations"
@@ -100,7 +98,7 @@ class WriterWatch(SavedWatch):
         write: Write | None = None
         if written:
             write = Write(operation_name(func), self._places.here()[0])
-            self._last_writes |= {tensor.untyped_storage()._cdata: write for tensor in written}
+            self._last_writes |= {memory_of(tensor): write for tensor in written}
         for saved in self._changed():
             self._settle(saved, write or Write(operation_name(func), self._places.here()[0]))
         return result
@@ -111,7 +109,7 @@ class WriterWatch(SavedWatch):
             self._settle(saved, Write(OUTSIDE, self._line))
         bumped = [saved for saved in self._waiting if not saved.keeper and version_of(saved.tensor) != saved.version]
         for saved in bumped:
-            known = self._last_writes.get(saved.tensor.untyped_storage()._cdata)
+            known = self._last_writes.get(memory_of(saved.tensor))
             self._settle(saved, known or Write(OUTSIDE, self._line))
 
     def _changed(self) -> list[Saved]:
@@ -145,24 +143,16 @@ class WriterWatch(SavedWatch):
         return self._trace
 
 
-class _EveryOperation(TorchDispatchMode):
-    """Hands every operation to a watch; a dispatch mode is a base class by torch's design."""
-
-    supports_higher_order_operators = True
+class _EveryOperation(DispatchWatcher):
+    """Hands every operation to a watch."""
 
     def __init__(self, watch: "WriterWatch | GradientWatch") -> None:
         super().__init__()
         self._watch = watch
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import all of it
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation under the eyes of the watch."""
-        return self._watch.dispatched(func, args, kwargs or {})
+        return self._watch.dispatched(func, args, kwargs)
 
 
 class GradientWatch:
@@ -200,19 +190,19 @@ class GradientWatch:
     def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation; note a line of the subject that writes into a gradient."""
         written = [tensor for tensor in tensors_in(written_arguments(func, args, kwargs)) if is_plain(tensor)]
-        if written and self._gradients & {tensor.untyped_storage()._cdata for tensor in written}:
+        if written and self._gradients & {memory_of(tensor) for tensor in written}:
             place, is_own = self._places.here()
             if is_own:
                 self.writes.append(Write(operation_name(func), self._owned(place)))
         return func(*args, **kwargs)
 
     def _see_function(self, ctx: Any) -> None:
-        self._applied[ctx._sequence_nr()] = self._places.here()[0]
+        self._applied[number_of(ctx)] = self._places.here()[0]
 
     def _owned(self, place: Place) -> Place:
         """The place with its module: the one whose source it is, or that applied the Function whose backward runs."""
-        owned, node = self._places.owner(place), torch._C._current_autograd_node()
-        applied = None if node is None else self._applied.get(node._sequence_nr())
+        owned, node = self._places.owner(place), running_node()
+        applied = None if node is None else self._applied.get(number_of(node))
         if owned.module_class or applied is None:
             return owned
         return replace(place, module=applied.module, module_class=applied.module_class)
@@ -223,5 +213,5 @@ class GradientWatch:
             with torch.no_grad():
                 return tuple(g.clone() if is_plain(g) else g for g in gradients)
         self._kept += plain
-        self._gradients |= {gradient.untyped_storage()._cdata for gradient in plain}
+        self._gradients |= {memory_of(gradient) for gradient in plain}
         return None

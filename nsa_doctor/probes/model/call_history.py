@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+from torch.nn.parameter import is_lazy
 
 from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Mode
@@ -238,5 +238,5 @@ def _running_state_kept(module: nn.Module | None) -> Iterator[None]:
 def _running(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     held = [*module.named_buffers(), *(each for each in module.named_parameters() if not each[1].requires_grad)]
     for name, value in held:
-        if value.layout == torch.strided and not isinstance(value, UninitializedTensorMixin):
+        if value.layout == torch.strided and not is_lazy(value):
             yield name, value

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.forks import has_no_threads
+from nsa_doctor.probes.internal import below_autograd
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.subject.contract import Subject
 
@@ -34,7 +35,7 @@ def plainly(built: BuiltModule, x: Tensor, circumstance: str) -> Tensor:
     with torch.no_grad():
         if circumstance != _INFERENCE:
             return built(x)
-        with torch._C._AutoDispatchBelowAutograd():  # inference mode breaks no operation up, as autograd does
+        with below_autograd():  # inference mode breaks no operation up, as autograd does
             return built(x)
 
 

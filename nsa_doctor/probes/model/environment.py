@@ -12,6 +12,7 @@ import torch
 from nsa_doctor.core.environment import Environment, Gpu
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.own_nsa import ours
+from nsa_doctor.probes.internal import newest_cuda
 
 _HEAD_SIZE = 64
 _NAMED = ("nsa-doctor", "numpy", "safetensors", "triton", "flash-attn", "transformer-engine", "xformers")
@@ -86,7 +87,7 @@ def _driver_cuda() -> tuple[int, int] | None:
     """The newest CUDA the driver serves, as it tells torch: 12080 is 12.8."""
     if torch.version.cuda is None:
         return None
-    told = attempt(lambda: int(torch._C._cuda_getDriverVersion()))  # type: ignore[attr-defined]
+    told = attempt(newest_cuda)
     return None if isinstance(told, Caught) or not told else (told // 1000, told % 1000 // 10)
 
 

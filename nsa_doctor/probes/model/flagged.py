@@ -8,10 +8,10 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.probes.model.identity import loaded_files
 
 
@@ -47,17 +47,14 @@ def _function_at(tree: ast.Module, line: int) -> str:
     return max(around, key=lambda each: each.lineno).name if around else "<module>"
 
 
-class OperationCounter(TorchDispatchMode):
+class OperationCounter(DispatchWatcher):
     """Counts the operations that start in its region."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import all of it
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation and count it."""
         self.count += 1
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)

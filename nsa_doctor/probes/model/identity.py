@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+from torch.nn.parameter import is_lazy
 
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.identity import digest, digest_of_bytes
@@ -35,12 +35,12 @@ def _class(part: nn.Module) -> str:
 
 
 def _shape(tensor: Tensor) -> list[int]:
-    return [] if isinstance(tensor, UninitializedTensorMixin) else list(tensor.shape)
+    return [] if is_lazy(tensor) else list(tensor.shape)
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape of every parameter, by its name; lazy ones have none yet."""
-    known = {name: each for name, each in module.named_parameters() if not isinstance(each, UninitializedTensorMixin)}
+    known = {name: each for name, each in module.named_parameters() if not is_lazy(each)}
     return {name: tuple(parameter.shape) for name, parameter in known.items()}
 
 

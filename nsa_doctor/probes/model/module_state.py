@@ -10,10 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.nn.parameter import is_lazy
 
 from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.probes.internal import (
+    is_traceable_wrapper_subclass,
+    memory_of,
+    registered,
+    storage_key,
+)
 
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size})
 # Whose objects hold nothing of the subject's.
@@ -85,7 +90,7 @@ class ModuleState:
 
     def _keep_tensor(self, tensor: Tensor) -> Iterable[Any]:
         is_left_out = isinstance(tensor, nn.Parameter) and not self._with_parameters
-        if is_left_out or isinstance(tensor, UninitializedTensorMixin) or tensor.is_meta:
+        if is_left_out or is_lazy(tensor) or tensor.is_meta:
             return ()
         wrapper: Any = tensor
         if is_traceable_wrapper_subclass(wrapper):
@@ -96,7 +101,7 @@ class ModuleState:
         if isinstance(placed, Caught):  # a sparse one has no memory that it could show
             return ()
         self._tensors.append(placed)
-        key = placed.storage._cdata
+        key = storage_key(placed.storage)
         if key not in self._bytes:
             self._bytes[key] = (placed.storage, _bytes_of(placed.storage).to("cpu", copy=True))
         return [placed.gradient]
@@ -115,7 +120,7 @@ class _Placed:
         tensor = self._tensor
         if tensor.is_leaf and tensor.grad is not self.gradient:
             tensor.grad = None  # of whatever shape the tensor has meanwhile
-        if tensor.untyped_storage()._cdata != self.storage._cdata or _view(tensor) != self._view:
+        if memory_of(tensor) != storage_key(self.storage) or _view(tensor) != self._view:
             dtype, *view = self._view
             tensor.data = torch.empty(0, dtype=dtype, device=self.storage.device).set_(self.storage, *view)
         if tensor.is_leaf and tensor.grad is not self.gradient:
@@ -132,8 +137,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
 
 def _is_lazy(module: nn.Module) -> bool:
     """Whether its first pass gives it shapes and another class, which cannot be taken back."""
-    held = (*module._parameters.values(), *module._buffers.values())
-    return any(isinstance(tensor, UninitializedTensorMixin) for tensor in held)
+    return any(is_lazy(tensor) for tensor in registered(module).values())
 
 
 def _is_sharded(value: Any) -> bool:

@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
-
+from nsa_doctor.probes.internal import DispatchWatcher, flops_of
 from nsa_doctor.probes.tensors.operands import tensors_in
 
 # Of one core of an ordinary machine.
@@ -21,16 +19,16 @@ def nominal_seconds(call: Callable[[], object]) -> float:
     return meter.operations * _SECONDS_PER_OPERATION + meter.bytes / _BYTES_PER_SECOND + meter.flops / _FLOPS_PER_SECOND
 
 
-class _Meter(TorchDispatchMode):
-    """A dispatch mode is a base class by torch's design. Views touch no memory."""
+class _Meter(DispatchWatcher):
+    """Views touch no memory."""
 
     def __init__(self) -> None:
         super().__init__()
         self.operations = self.bytes = 0
         self.flops = 0.0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation and count it."""
         out = func(*args, **kwargs)
         self.operations += 1
         if not getattr(func, "is_view", False):
@@ -41,9 +39,9 @@ class _Meter(TorchDispatchMode):
 
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     """Floating-point operations of a product or an attention; other operations are as long as their memory is."""
-    count = flop_registry.get(getattr(func, "_overloadpacket", None))
+    count = flops_of(func, args, kwargs, out)
     if count is not None:
-        return float(count(*args, **kwargs, out_val=out))
+        return float(count)
     if "attention" in str(func):
         q, k = tensors_in(args)[:2]
         return 4.0 * q.numel() * k.shape[-2]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, Census, Mode
 from nsa_doctor.probes.hooks.phase import listener
+from nsa_doctor.probes.internal import is_traced
 from nsa_doctor.probes.model.snapshot import Snapshot
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.tensors.answer import split_answer
@@ -100,7 +101,7 @@ class Observer:
         if phase != "backward" or module is None or call is None or module is not call.module:
             return
         self._served.add((call.dtype, call.has_autocast, "backward"))
-        if _is_traced():
+        if is_traced():
             return
         gradients = {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
         if any(holds_nonfinite(gradient) for gradient in gradients.values()):
@@ -148,7 +149,7 @@ class Observer:
         mode: Mode = "train" if module.training else ("eval" if torch.is_grad_enabled() else "no_grad")
         call = Call(number=self._num_calls, seam=seam, dtype=self.subject.dtype, mode=mode, module=module)
         x = next((each for each in args if isinstance(each, Tensor)), None)
-        if x is None or _is_traced():  # where every use of a tensor is seen, looking at one would be a use
+        if x is None or is_traced():  # where every use of a tensor is seen, looking at one would be a use
             return call
         rows, length = (int(x.shape[0]), int(x.shape[1])) if x.ndim > 1 else (1, 0)
         dtypes = {str(value.dtype)[6:] for value in module.parameters() if value.is_floating_point()}
@@ -222,8 +223,3 @@ def _sizes(module: nn.Module) -> dict[str, float]:
             held = value.detach()
             sizes[name] = float(held.abs().max()) if bool(isfinite(held).all()) else float("inf")
     return sizes
-
-
-def _is_traced() -> bool:
-    """Whether a mode of torch sees every operation, and would see those made here too."""
-    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._len_torch_function_stack() > 0

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.probes.internal import convert_tensors
+
 
 @dataclass
 class StateChanges:
@@ -48,7 +50,7 @@ def cast(module: nn.Module, dtype: torch.dtype | None, device: torch.device | st
             return tensor.to(wide)
         return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-    return module._apply(converted)
+    return convert_tensors(module, converted)
 
 
 def seed_everything(seed: int) -> None:

@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.hooks.saved import uncompiled
+from nsa_doctor.probes.internal import DispatchWatcher, tree_map
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
 
@@ -47,14 +45,12 @@ def first_merging(sp: BuiltModule, x: Tensor) -> Merging | None:
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
     watcher = _Watcher(places)
-    with torch.no_grad(), uncompiled(), watcher, places.watching():
+    with torch.no_grad(), watcher, places.watching():
         sp(x)
     return watcher.found
 
 
-class _Watcher(TorchDispatchMode):
-    """A dispatch mode is a base class by torch's design."""
-
+class _Watcher(DispatchWatcher):
     def __init__(self, places: Places) -> None:
         super().__init__()
         self.found: Merging | None = None
@@ -63,15 +59,8 @@ class _Watcher(TorchDispatchMode):
         self._origin: dict[int, Place] = {}
         self._alive: list[Tensor] = []  # or an id would be given to another
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import all of it
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation, and again on what its arguments should have been."""
-        kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if self.found is None:
             name = operation_name(func).rstrip("_")

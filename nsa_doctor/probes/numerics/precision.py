@@ -1,17 +1,15 @@
 """In which precision a subject really computes, and how far rounding alone moves its output."""
 
-import sys
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 _NUM_PERTURBATIONS = 3
@@ -37,8 +35,7 @@ def effective_precision(built: BuiltModule, length: int) -> Precision:
     places.know(built.module)
     own = getattr(torch, built.dtype)
     watcher = _CastWatcher(places, own)
-    uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with torch.no_grad(), uncompiled, watcher, places.watching():
+    with torch.no_grad(), watcher, places.watching():
         built(built.input(length))
     return Precision(watcher.narrowest, watcher.place)
 
@@ -62,21 +59,15 @@ def least_noise(output: Tensor, eps: float) -> Tensor:
     return _SAFETY * eps * output.double().abs().flatten(2).amax(-1)
 
 
-class _CastWatcher(TorchDispatchMode):
+class _CastWatcher(DispatchWatcher):
     def __init__(self, places: Places, own: torch.dtype) -> None:
         super().__init__()
         self.narrowest, self.place = own, Place()
         self._places = places
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import all of it
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation; a result narrower than its floating-point input lowers the precision."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         given = next((value for value in args if isinstance(value, Tensor) and value.is_floating_point()), None)
         if isinstance(result, Tensor) and result.is_floating_point() and given is not None and result.numel() > 1:
             eps = torch.finfo(result.dtype).eps

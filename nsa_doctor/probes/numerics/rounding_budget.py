@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
+from nsa_doctor.probes.internal import tree_leaves, tree_map
 from nsa_doctor.probes.model.built_module import BuiltModule, built, require_finite
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.precision import effective_precision

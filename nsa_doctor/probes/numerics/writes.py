@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.probes.hooks.places import Places, definition_place
+from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.probes.numerics.divergence import Divergence
 from nsa_doctor.probes.tensors.operations import operation_name
 from nsa_doctor.subject.contract import Subject
@@ -51,23 +51,17 @@ def _writer(subject: Subject, module: nn.Module, call: Call, given: Mapping[str,
     return watcher.found or Divergence("", definition_place(module))
 
 
-class _Watcher(TorchDispatchMode):
-    """Looks at a tensor after every operation. A dispatch mode is a base class by torch's design."""
+class _Watcher(DispatchWatcher):
+    """Looks at a tensor after every operation."""
 
     def __init__(self, x: Tensor, places: Places) -> None:
         super().__init__()
         self.found: Divergence | None = None
         self._x, self._kept, self._places = x, x.clone(), places
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import all of it
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation, then compare."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if self.found is None and bool(_changed(self._x, self._kept).any()):
             self.found = Divergence(operation_name(func), self._places.here()[0])
         return result

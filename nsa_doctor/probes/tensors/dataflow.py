@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
+
+from nsa_doctor.probes.internal import StorageWeakRef, memory_of
 
 _ACCUMULATING = frozenset({"add", "sub", "addcmul", "addmm", "baddbmm", "index_add", "scatter_add", "scatter_reduce"})
 _MOVING = frozenset(
@@ -63,7 +64,7 @@ class Dataflow:
         number = len(self.nodes)
         self.nodes.append(Node(line, name, is_arithmetic, tuple(sources - {-1}), tuple(others - sources - {-1})))
         for tensor in fresh:
-            self._memory[_key(tensor)] = _Memory(number, StorageWeakRef(tensor.untyped_storage()))
+            self._memory[memory_of(tensor)] = _Memory(number, StorageWeakRef(tensor.untyped_storage()))
         for tensor in written:
             self._write(tensor, number)
 
@@ -95,7 +96,7 @@ class Dataflow:
         return any((n.line, n.name) == (node.line, node.name) and readers[source] == 1 for source, n in earlier)
 
     def _writers(self, tensor: Tensor) -> set[int]:
-        memory = self._memory.get(_key(tensor))
+        memory = self._memory.get(memory_of(tensor))
         if memory is None:
             return {-1}
         if memory.elements is None:
@@ -106,17 +107,13 @@ class Dataflow:
 
     def _write(self, tensor: Tensor, number: int) -> None:
         total = tensor.untyped_storage().nbytes() // max(1, tensor.element_size())
-        memory = self._memory.setdefault(_key(tensor), _Memory(-1, StorageWeakRef(tensor.untyped_storage())))
+        memory = self._memory.setdefault(memory_of(tensor), _Memory(-1, StorageWeakRef(tensor.untyped_storage())))
         if tensor.numel() >= total or total > _LARGEST_MAP:
             memory.writer, memory.elements = number, None
             return
         if memory.elements is None or memory.elements.numel() != total:
             memory.elements = torch.full((total,), memory.writer, dtype=torch.int32, device="cpu")
         _same_view(memory.elements, tensor).fill_(number)
-
-
-def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _same_view(elements: Tensor, tensor: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from nsa_doctor.probes.internal import overload_of, schema_of
+
 UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
 _OVERWRITING = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"})
 
@@ -16,18 +18,18 @@ def reads_masks(operation: str) -> bool:
 
 def operation_name(func: Any) -> str:
     """The operator's plain name: aten::_softmax is softmax."""
-    name = func._schema.name if hasattr(func, "_schema") else str(func)
-    return str(name).rpartition("::")[2].lstrip("_")
+    schema = schema_of(func)
+    return str(func if schema is None else schema.name).rpartition("::")[2].lstrip("_")
 
 
 def overwrites(func: Any) -> bool:
     """Whether the operation writes its result without reading what was there."""
-    return operation_name(func) in _OVERWRITING or getattr(func, "_overloadname", "").endswith("out")
+    return operation_name(func) in _OVERWRITING or overload_of(func).endswith("out")
 
 
 def written_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments an operation writes into, as its schema declares."""
-    schema = getattr(func, "_schema", None)
+    schema = schema_of(func)
     if schema is None or not schema.is_mutable:
         return []
     found = []
@@ -40,7 +42,7 @@ def written_arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 def tensors_in(*values: object) -> list[Tensor]:
     """The tensors among what an operation takes or returns, in order: it nests them in sequences and mappings alone.
 
-    For every operation of a pass: `torch.utils._pytree`, which knows containers of users too, takes many times as long.
+    For every operation of a pass: torch's own walk, which knows containers of users too, takes many times as long.
     """
     found: list[Tensor] = []
     for value in values:

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+
+from nsa_doctor.probes.internal import tree_map
 
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
 _CASTS = ("float", "bfloat16", "half")

@@ -9,6 +9,7 @@ from nsa.nn import transformer
 from nsa.nn.norm import RMSNorm
 from nsa_doctor.adapters.nsa_model import builtin_model, model_subject, oracle
 from nsa_doctor.cli import options
+from nsa_doctor.cli.option_groups import SubjectOptions
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Verdict
 from nsa_doctor.worker.run_check import run_check
@@ -30,9 +31,9 @@ def test_the_model_is_what_the_equations_say(changes):
 
 
 def test_it_has_a_name_on_the_command_line():
-    assert options.examined(
-        device="cpu", config=None, subject="nsa-model", input_kind=None, width=None, seed=0, timeout=30.0
-    ).spec == ("nsa_doctor.adapters.nsa_model:builtin_model")
+    whom = SubjectOptions(subject="nsa-model")
+    request = options.examined(whom, device="cpu", seed=0, timeout=30.0)
+    assert request.spec == "nsa_doctor.adapters.nsa_model:builtin_model"
     assert builtin_model().width == 256
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from nsa_doctor.cli.delivery import Delivery, deliver_bundle
 from nsa_doctor.cli.main import app, serve
+from nsa_doctor.cli.option_groups import ReportOptions
 from nsa_doctor.core import registry
 from nsa_doctor.core.writing import CannotWriteError, check_writable
 from nsa_doctor.isolation import start
@@ -168,7 +169,7 @@ def refuse(*_: object) -> None:
 def test_a_report_that_cannot_be_written_is_printed_in_its_format(
     quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    deliver = Delivery.asked("md", tmp_path / "report.md", traceback=False, quiet=quiet)
+    deliver = Delivery.asked(ReportOptions(form="md", output=tmp_path / "report.md", quiet=quiet))
     monkeypatch.setattr("nsa_doctor.cli.delivery.write_whole", refuse)
     with pytest.raises(CannotWriteError):
         deliver(examined())
@@ -186,7 +187,7 @@ def test_a_bundle_that_cannot_be_written_is_printed_as_json(
 
 def test_a_report_that_cannot_be_printed_is_still_written(tmp_path: Path, full: Callable[[], None]) -> None:
     full()
-    deliver = Delivery.asked("md", tmp_path / "report.md", traceback=False, quiet=False)
+    deliver = Delivery.asked(ReportOptions(form="md", output=tmp_path / "report.md", quiet=False))
     with pytest.raises(CannotWriteError, match="standard output: cannot be written"):
         deliver(examined())
     assert (tmp_path / "report.md").read_text(encoding="utf-8").startswith("## nsa-doctor: NO-GO")

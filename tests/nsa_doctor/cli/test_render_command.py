@@ -11,6 +11,7 @@ import pytest
 
 from nsa_doctor.cli.delivery import Delivery
 from nsa_doctor.cli.main import serve
+from nsa_doctor.cli.option_groups import ReportOptions
 from nsa_doctor.core.writing import CannotWriteError
 from nsa_doctor.render import json as as_json
 from nsa_doctor.render.formats import FORMATS, render_as
@@ -157,7 +158,7 @@ def test_other_commands_write_every_format_too(
     form: str | None, name: str, starts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nsa_doctor.core.signals.ignore_signals", lambda: None)
-    deliver = Delivery.asked(form, tmp_path / name, traceback=False, quiet=True)
+    deliver = Delivery.asked(ReportOptions(form=form, output=tmp_path / name, quiet=True))
     assert deliver(examined()) == 1
     assert (tmp_path / name).read_text(encoding="utf-8").startswith(starts)
 
@@ -171,4 +172,4 @@ def test_a_format_of_no_kind_is_refused_by_other_commands(capsys: pytest.Capture
 
 def test_delivery_refuses_what_it_could_not_write() -> None:
     with pytest.raises(CannotWriteError, match="cannot be written"):
-        Delivery.asked(None, Path("/nowhere/a.md"), traceback=False, quiet=True)
+        Delivery.asked(ReportOptions(output=Path("/nowhere/a.md"), quiet=True))

@@ -1,7 +1,9 @@
 """Counted work as time: more for more work, and the same whatever else the machine does."""
 
+import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from nsa_doctor.probes.model.nominal_time import nominal_seconds
 
@@ -29,3 +31,10 @@ def test_attention_in_one_operation_costs_more_than_its_memory():
 def test_a_view_costs_no_memory():
     x = torch.randn(1000, 1000)
     assert nominal_seconds(lambda: x.mT) < nominal_seconds(lambda: x + 1) / 10
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_costs_what_it_runs():
+    x, y = torch.randn(1, 1, 16, 16), torch.randn(1, 1, 256, 16)
+    with torch.no_grad():
+        assert 0 < nominal_seconds(lambda: flex_attention(x, x, x)) < nominal_seconds(lambda: flex_attention(y, y, y))

@@ -1,0 +1,211 @@
+"""What the doctor takes from torch that torch does not promise: its private names are used here alone.
+
+Each function says what it takes and which public name there is for it. All are known of torch 2.11 to 2.13;
+`tests/nsa_doctor/probes/test_internal.py` says of each what the doctor loses without it. Those of CPython are in
+`core/internal.py`.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import _SingleLevelFunction
+from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef  # undocumented; public: none
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves as tree_leaves  # public: `torch.utils.pytree`, not in every torch
+from torch.utils._pytree import tree_map as tree_map
+from torch.utils.flop_counter import flop_registry
+
+from nsa_doctor.core.internal import frame_above, may_compile
+
+NORMS_BY_BATCH = _NormBase  # batch and instance norm; public: their dozen classes, but not what users derive from it
+DROPOUTS = _DropoutNd  # likewise
+PARAMETERS, BUFFERS, MODULES = REGISTRIES = "_parameters", "_buffers", "_modules"  # where nn.Module registers them
+
+
+class DispatchWatcher(TorchDispatchMode):
+    """Sees every operation while it is entered; what watches defines `run_operation`. Public: none.
+
+    What was compiled runs uncompiled meanwhile, or torch would compile this too.
+    """
+
+    supports_higher_order_operators = True  # flex attention is one
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._uncompiled: list[AbstractContextManager[Any]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it would import all of it
+
+    def __enter__(self) -> Self:
+        """Watch from now on."""
+        self._uncompiled.append(uncompiled())
+        self._uncompiled[-1].__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        """Watch no more."""
+        super().__exit__(*raised)
+        self._uncompiled.pop().__exit__(*raised)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Hand an operation on, as torch calls it."""
+        return self.run_operation(func, args, kwargs or {})
+
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation; what it returns is what the subject gets."""
+        return func(*args, **kwargs)
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """A region in which what was compiled runs uncompiled, so that each operation can be seen."""
+    return torch.compiler.set_stance("force_eager") if may_compile() else nullcontext()
+
+
+def untraced() -> AbstractContextManager[None]:
+    """A region whose operations no dispatch mode sees: `torch._C._DisableTorchDispatch`. Public: none."""
+    return cast("AbstractContextManager[None]", torch._C._DisableTorchDispatch())
+
+
+def below_autograd() -> AbstractContextManager[None]:
+    """A region in which no operation is broken up as autograd does: `_AutoDispatchBelowAutograd`. Public: none."""
+    return cast("AbstractContextManager[None]", torch._C._AutoDispatchBelowAutograd())
+
+
+def is_traced() -> bool:
+    """Whether a mode sees every operation: the lengths of torch's two stacks of modes. Public: none."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._len_torch_function_stack() > 0
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """Tells one storage from another while both live: the address `_cdata`. Public: `data_ptr`, 0 of an empty one."""
+    return int(storage._cdata)
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Tells one piece of memory from another: of the storage, or of the tensor itself where it has none."""
+    return storage_key(tensor.untyped_storage()) if tensor.layout == torch.strided else id(tensor)
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often its memory was written into, by `_version`; 0 where that is not counted. Public: none."""
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Whether autograd knows it as a view, by `_is_view`. Public: none (`_base` is private too)."""
+    return bool(tensor._is_view())
+
+
+def hooks_on(tensor: Tensor) -> list[Callable[[Tensor], Tensor | None]]:
+    """The hooks put on a tensor by `register_hook`: its `_backward_hooks`. Public: none."""
+    return list((tensor._backward_hooks or {}).values())
+
+
+def running_node() -> Any:
+    """The node whose backward is running, or None: `torch._C._current_autograd_node`. Public: none."""
+    return torch._C._current_autograd_node()
+
+
+def number_of(node: Any) -> int:
+    """The running number that a node was given when it was made: `_sequence_nr`. Public: none."""
+    return int(node._sequence_nr())
+
+
+def next_number() -> int:
+    """The number that the next node of this thread is given: `torch._C._autograd._get_sequence_nr`. Public: none."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def function_of(node: Any) -> type | None:
+    """The autograd function in Python that made a node, by `_forward_cls`; None of torch's own. Public: none."""
+    return cast("type | None", getattr(node, "_forward_cls", None))
+
+
+def softmax_of(node: Any) -> tuple[tuple[int, ...], int]:
+    """Shape and dim of the softmax that made a node: `_input_metadata`, `_saved_dim`. Public: none.
+
+    Not by what it saved, which may have been overwritten and would raise.
+    """
+    return tuple(node._input_metadata[0].shape), int(node._saved_dim)
+
+
+def function_running() -> type | None:
+    """The autograd function in Python whose forward is running, by the frame of `Function.apply`. Public: none."""
+    frame: FrameType | None = frame_above(1)
+    while frame is not None:
+        if frame.f_code.co_name == "apply" and frame.f_code.co_filename == _FUNCTIONS:
+            return frame.f_locals.get("cls")
+        frame = frame.f_back
+    return None
+
+
+@contextmanager
+def functions_applied_by(apply: Callable[[type, Callable[[], Any], tuple[Any, ...]], Any]) -> Iterator[None]:
+    """A region in which `apply` applies every autograd function in Python: given it, the plain call, its arguments.
+
+    Each one's `super().apply` comes through `_SingleLevelFunction`. Public: none.
+    """
+
+    def through(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return apply(cls, lambda: super(_SingleLevelFunction, cls).apply(*args, **kwargs), args)
+
+    setattr(_SingleLevelFunction, "apply", classmethod(through))  # noqa: B010 (torch declares it elsewhere)
+    try:
+        yield
+    finally:
+        del _SingleLevelFunction.apply  # type: ignore[attr-defined]
+
+
+def schema_of(func: Any) -> Any:
+    """An operation's schema, by `_schema`; None of one of a higher order. Public: none."""
+    return getattr(func, "_schema", None)
+
+
+def overload_of(func: Any) -> str:
+    """The name of an operation's overload, by `_overloadname`; "" of one that has none. Public: none."""
+    return str(getattr(func, "_overloadname", ""))
+
+
+def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int | None:
+    """Floating-point operations of a product or an attention, by torch's formula for its `_overloadpacket`, or None.
+
+    Public: `torch.utils.flop_counter.FlopCounterMode`, a mode of its own.
+    """
+    formula = flop_registry.get(getattr(func, "_overloadpacket", None))
+    return None if formula is None else int(formula(*args, **kwargs, out_val=result))
+
+
+def registered(module: nn.Module, registries: Sequence[str] = REGISTRIES) -> dict[str, Any]:
+    """Parameters, buffers and submodules as registered, past what `named_parameters` of the subject's may answer."""
+    return {name: each for registry in registries for name, each in getattr(module, registry).items()}
+
+
+def registries(module: nn.Module) -> frozenset[str]:
+    """The attributes in which a module keeps what is registered with it, and its hooks. Public: none."""
+    return frozenset({*REGISTRIES, *(name for name in vars(module) if "_hooks" in name)})
+
+
+def convert_tensors(module: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Convert each tensor of a module where it stands, by `_apply`. Public: `Module.to`, which converts in one way."""
+    return module._apply(convert)
+
+
+def newest_cuda() -> int:
+    """The newest CUDA that the driver serves, 12080 for 12.8: `torch._C._cuda_getDriverVersion`. Public: none."""
+    return int(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
+
+
+_FUNCTIONS = inspect.getfile(torch.autograd.Function)
