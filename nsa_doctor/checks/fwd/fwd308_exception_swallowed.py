@@ -17,6 +17,7 @@ Example:
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,10 +74,9 @@ def _finding(subject: Subject, swallowed: Swallowed, message: str) -> Finding:
 def planted(subject: Subject) -> Subject:
     def falls_back(module: nn.Module, x: Tensor) -> Tensor:
         output: Tensor = subject.forward(module, x)
-        try:
+        with suppress(Exception):
             return output.scaled(1.0)  # type: ignore[attr-defined]
-        except Exception:  # noqa: BLE001 (the bug)
-            return output
+        return output
 
     return replace(subject, forward=falls_back)
 

@@ -55,7 +55,7 @@ class Trial:
 
 
 def try_out(reference: BuiltModule, setting: Setting | None, *, is_late: bool = False) -> Trial:
-    """Build the subject anew with the weights of the reference and call it, all under the setting.
+    """Build the subject once more with the weights of the reference and call it, all under the setting.
 
     With `is_late` it is built without, and called with it. Raises NotComparableError when there is no answer.
     """
