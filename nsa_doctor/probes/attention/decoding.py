@@ -46,9 +46,9 @@ def decode(
     with torch.no_grad():
         for part in x.split(list(sizes), dim=1):
             if start == 0:
-                answer = ask("prefill", lambda part=part: _checked(prefill(module, part.clone())), module)
+                answer = ask("prefill", lambda part=part: checked_decoding(prefill(module, part.clone())), module)
             else:
-                answer = ask("step", lambda p=part, c=cache: _checked(step(module, p.clone(), c)), module)
+                answer = ask("step", lambda p=part, c=cache: checked_decoding(step(module, p.clone(), c)), module)
             output, cache = answer
             between(cache)
             told = min(output.shape[1], part.shape[1])  # some answer for the last token alone
@@ -169,7 +169,7 @@ def _agree(whole: Any, part: Any, token: int, offset: int, length: int, width: i
     return bool(((first - second).abs() <= bound).all())
 
 
-def _checked(answer: Any) -> tuple[Tensor, Any]:
+def checked_decoding(answer: Any) -> tuple[Tensor, Any]:
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Tensor) or answer[0].ndim < 3:
         kind = type(answer).__name__
         raise WrongOutputError(f"decoding must return (output [B, T, ...], cache), got {kind}")

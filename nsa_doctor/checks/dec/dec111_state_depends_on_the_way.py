@@ -1,0 +1,129 @@
+"""DEC111 state-depends-on-the-way
+
+Detects: a field of the KV cache or state that a prompt taken in at once, or in parts, leaves other than its tokens one
+    by one do, where that changes what is decoded from it, now or once windows have moved and blocks are complete.
+Matters: keys rotated by one way and raw by the other, or a field that no prompt fills, spoil all that follows.
+Fix: have one function write each field of the state, whichever way tokens come in; compare the field that is named.
+
+Example:
+    # faulty
+    state.k_cmp = compress(k)  # a prompt; steps append compress(rotate(k))
+    # correct
+    state.k_cmp = compress(rotate(k))
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from nsa_doctor.checks._shared.of_state import Blamed, blamed
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.cache_ways import Way, Ways, differences, ways_to_feed
+from nsa_doctor.probes.attention.decoding import decoding_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.model.state_fields import fields_of
+from nsa_doctor.probes.numerics.compare import Departure, baseline
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.geometry_rules import rules_of
+
+_LENGTHS, _FURTHER, _MOST_TOKENS = (37, 32, 17, 65), 43, 150
+_MOST_LENGTHS = {"smoke": 1, "quick": 2, "full": 4}
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    sp = decoding_specimen(subject)
+    for length, further in _lengths(subject):
+        found = list(_compared(sp, length, further))
+        yield from found
+        if found:
+            return
+
+
+def _compared(sp: BuiltModule, length: int, further: int) -> Iterator[Finding]:
+    x = sp.input(length + further)
+    ways = Ways(sp, x, baseline(sp, x))
+    one_by_one = ways.way("its tokens one by one", [1] * length)
+    for name, sizes in ways_to_feed(length):
+        way = ways.quietly(name, sizes) if max(sizes[1:], default=1) > 1 else ways.way(name, sizes)
+        apart = [] if way is None else differences(way, one_by_one, one_by_one)
+        if way is None or not apart or (departure := ways.depart(way, one_by_one)) is None:
+            continue
+        if not _shows_in_own_dtype(sp, way, one_by_one):
+            continue
+        wrong, right = ways.wrong_and_right(way, one_by_one)
+        for cause in blamed(ways, wrong, right, apart):
+            yield _finding(sp.subject, cause, way, wrong, departure)
+        return
+
+
+def _lengths(subject: Subject) -> list[tuple[int, int]]:
+    """How many tokens leave the state, and how many are decoded from it: past the edges of windows and blocks."""
+    most = min(subject.max_length, 600 if subject.profile == "full" else _MOST_TOKENS)
+    wanted: tuple[int, ...]
+    try:
+        rules = rules_of(subject)
+        further = min(max(rules.l, rules.l_sel) + rules.d + 1, most // 2)
+        wanted = (rules.w + 1, rules.l_sel, rules.l + rules.d, rules.l_sel + 1, 2 * rules.l_sel - 1)
+    except NotApplicableError:
+        wanted, further = _LENGTHS, min(_FURTHER, most // 2)
+    fitting = [length for length in dict.fromkeys(wanted) if 1 < length <= most - further] or [max(2, most - further)]
+    return [(length, further) for length in fitting[: _MOST_LENGTHS[subject.profile]]]
+
+
+def _shows_in_own_dtype(sp: BuiltModule, way: Way, other: Way) -> bool:
+    """Whether it departs in the subject's own dtype too: a state may be kept in that."""
+    if sp.dtype == sp.subject.dtype:
+        return True
+    own = built(sp.subject)
+    own.module.load_state_dict(sp.module.state_dict())
+    x = own.input(way.tokens[-1] + 1)
+    ways = Ways(own, x, baseline(own, x))
+    return ways.depart(ways.way(way.name, way.sizes), ways.way(other.name, other.sizes)) is not None
+
+
+def _finding(subject: Subject, cause: Blamed, way: Way, wrong: Way, departure: Departure) -> Finding:
+    first = cause.fields[0]
+    also = "".join(f", as does {each.path}" for each in cause.fields[1:3])
+    more = f" and {len(cause.fields) - 3} more" if len(cause.fields) > 3 else ""
+    cure = "; with what the other way leaves there it does not" if cause.is_all else ""
+    at = way.at + departure.first_token
+    return Finding(
+        message=f"state after {way.at} tokens fed as {way.name} and as single tokens: {first.path} {first.told}{also}"
+        f"{more}; what is decoded from it departs at token {at}, by up to {departure.error:.2g} (tolerance "
+        f"{departure.floor:.1g}){cure}",
+        where=cause.place,
+        evidence={
+            "branch": first.path,
+            "fields": ", ".join(each.path for each in cause.fields),
+            "length": way.at,
+            "position": first.position,
+            "difference": first.error,
+            "wrong way": wrong.name,
+            "first token": at,
+            "error": departure.error,
+        },
+        repro=again(subject, "DEC111"),
+    )
+
+
+def planted(subject: Subject) -> Subject:
+    prefill = subject.prefill
+    assert prefill is not None
+
+    def forgets_the_scale(module: nn.Module, x: Tensor) -> tuple[Tensor, Any]:
+        """Leaves the first floating-point tensor of the cache half as large, where a prompt has more than a token."""
+        output, cache = prefill(module, x)
+        found = [each.value for each in fields_of(cache, "cache").values() if isinstance(each.value, Tensor)]
+        for value in [value for value in found if value.is_floating_point()][: x.shape[1] > 1]:
+            value.mul_(0.5)
+        return output, cache
+
+    return replace(subject, prefill=forgets_the_scale)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("prefill", "step"), blocked_by=("FWD206", "NAN101"))
