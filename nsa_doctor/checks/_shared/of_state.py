@@ -27,12 +27,12 @@ def blamed(ways: Ways, wrong: Way, right: Way, apart: Sequence[FieldDifference])
 
     Where outputs differ already, what lies beyond the part of the module that is guilty follows, and is left out.
     """
-    writes, others = (ways.writers(way, apart) for way in (wrong, right))
-    guilty = ways.guilty(wrong)
+    writes, guilty = ways.writers(wrong, apart), ways.guilty(wrong)
     if guilty:
         apart = [each for each in apart if each.path in writes and _is_inside(writes[each.path], guilty)]
     if not apart:
         return
+    others = ways.writers(right, apart)
     matter, is_all = _that_matter(ways, wrong, right, [each for each in apart if each.path in right.fields])
     by_place: dict[Place, list[FieldDifference]] = {}
     for each in matter:

@@ -32,7 +32,8 @@ def run(subject: Subject) -> Iterator[Finding]:
     sp = decoding_specimen(subject)
     short, long = lengths_to_decode(subject)
     for size in _sizes(subject):
-        found = list(departures(sp, "DEC102", short, _parts(short, size), f"decoding {size} tokens at a time"))
+        what = f"decoding {size} tokens at a time"
+        found = list(departures(sp, "DEC102", short, _parts(short, size), what, known=[1] * short))
         if found:
             yield from found
             return
@@ -40,7 +41,8 @@ def run(subject: Subject) -> Iterator[Finding]:
     sizes: list[int] = []
     while sum(sizes) < long:
         sizes.append(min(generator.randint(1, max(2, long // 6)), long - sum(sizes)))
-    yield from departures(sp, "DEC102", long, sizes, f"decoding in parts of {', '.join(map(str, sizes))} tokens")
+    what = f"decoding in parts of {', '.join(map(str, sizes))} tokens"
+    yield from departures(sp, "DEC102", long, sizes, what, known=[1] * long)
 
 
 def _sizes(subject: Subject) -> list[int]:
@@ -67,6 +69,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, step=sick)
 
 
-CHECK = Check(
-    doc=__doc__, run=run, planted=planted, needs=("prefill", "step"), blocked_by=("DEC101", "FWD206", "NAN101")
-)
+CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("prefill", "step"), blocked_by=("FWD206", "NAN101"))

@@ -37,28 +37,29 @@ _MOST_LENGTHS = {"smoke": 1, "quick": 2, "full": 4}
 
 def run(subject: Subject) -> Iterator[Finding]:
     sp = decoding_specimen(subject)
-    for length, further in _lengths(subject):
-        found = list(_compared(sp, length, further))
-        yield from found
-        if found:
+    for index, (length, further) in enumerate(_lengths(subject)):
+        is_brief = index > 0 and subject.profile != "full"
+        found = _compared(sp, length, further, ways_to_feed(length)[: 1 if is_brief else None])
+        if found is not None:
+            yield from found
             return
 
 
-def _compared(sp: BuiltModule, length: int, further: int) -> Iterator[Finding]:
+def _compared(sp: BuiltModule, length: int, further: int, feeds: list[tuple[str, list[int]]]) -> list[Finding] | None:
+    """None where nothing departs; no findings where what departs follows from a fault of another kind."""
     x = sp.input(length + further)
     ways = Ways(sp, x, baseline(sp, x))
     one_by_one = ways.way("its tokens one by one", [1] * length)
-    for name, sizes in ways_to_feed(length):
+    for name, sizes in feeds:
         way = ways.quietly(name, sizes) if max(sizes[1:], default=1) > 1 else ways.way(name, sizes)
         apart = [] if way is None else differences(way, one_by_one, one_by_one)
         if way is None or not apart or (departure := ways.depart(way, one_by_one)) is None:
             continue
-        if not _shows_in_own_dtype(sp, way, one_by_one):
-            continue
-        wrong, right = ways.wrong_and_right(way, one_by_one)
-        for cause in blamed(ways, wrong, right, apart):
-            yield _finding(sp.subject, cause, way, wrong, departure)
-        return
+        if _shows_in_own_dtype(sp, way, one_by_one):
+            wrong, right = ways.wrong_and_right(way, one_by_one)
+            causes = blamed(ways, wrong, right, apart)
+            return [_finding(sp.subject, cause, way, wrong, departure) for cause in causes]
+    return None
 
 
 def _lengths(subject: Subject) -> list[tuple[int, int]]:

@@ -127,6 +127,7 @@ def _compared(
     hit = differs.movedim(dimension, 0).flatten(1).any(1) if has_dimension and one.ndim > 1 else differs  # type: ignore[arg-type]
     position = int(hit.nonzero()[0, 0]) if has_dimension else None
     apart = (one.double() - two.double()).abs()[differs]
+    size = torch.maximum(one.double().abs(), two.double().abs())[differs]
     at = [part.select(dimension, position) if has_dimension else part for part in (one, two)]  # type: ignore[arg-type]
     shifted = None if not has_dimension else _elsewhere(at[0], two, dimension, eps)  # type: ignore[arg-type]
     return FieldDifference(
@@ -137,11 +138,16 @@ def _compared(
         position=position,
         num_positions=int(hit.sum()),
         num_compared=hit.numel(),
-        error=float(apart.max()),
-        scale=float(torch.maximum(one.double().abs(), two.double().abs())[differs].max()),
+        error=_largest(apart),
+        scale=_largest(size),
         kind=_kind(at[0], at[1]) if shifted is None else f"the first way leaves there what belongs at {shifted}",
         is_shifted=shifted is not None,
     )
+
+
+def _largest(values: Tensor) -> float:
+    """The largest that is finite: memory that nobody wrote may hold anything."""
+    return float(torch.where(torch.isfinite(values), values, 0.0).max())
 
 
 def _differing(one: Tensor, two: Tensor, eps: float) -> Tensor:
