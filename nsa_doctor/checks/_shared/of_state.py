@@ -1,11 +1,13 @@
 """Which fields make two ways of filling a state decode differently, and the line of the subject that wrote them."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.attention.cache_ways import Way, Ways
-from nsa_doctor.probes.hooks.field_writers import Write
+from nsa_doctor.probes.hooks.field_writers import OwnLine, Write
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.numerics.compare import Departure
 from nsa_doctor.probes.numerics.field_difference import FieldDifference
@@ -15,30 +17,39 @@ _MOST_TRIED = 24
 
 @dataclass(frozen=True)
 class Blamed:
-    """Fields written on one line that make the wrong way decode differently; with these replaced it may be right."""
+    """Fields that functions of one name left so that the wrong way decodes differently, each with its line.
 
-    fields: tuple[FieldDifference, ...]
-    place: Place
+    `is_all` where what follows is right with these fields replaced.
+    """
+
+    fields: tuple[tuple[FieldDifference, Place], ...]
     is_all: bool
 
+    @property
+    def place(self) -> Place:
+        """The line of the first."""
+        return self.fields[0][1]
 
-def blamed(ways: Ways, wrong: Way, right: Way, apart: Sequence[FieldDifference]) -> Iterator[Blamed]:
-    """The fields that matter, those of one line together.
+
+def blamed(ways: Ways, first: Way, second: Way, apart: Sequence[FieldDifference]) -> Iterator[Blamed]:
+    """The fields that matter, those of one function together.
 
     Where outputs differ already, what lies beyond the part of the module that is guilty follows, and is left out.
     """
-    writes, guilty = ways.writers(wrong, apart), ways.guilty(wrong)
-    if guilty:
+    wrong, right = ways.wrong_and_right(first, second)
+    known = {each.path for each in apart}
+    beside = [FieldDifference(path, held, held) for path, held in wrong.fields.items() if path not in known]
+    writes, others = (ways.writers(way, [*apart, *beside]) for way in (wrong, right))
+    if guilty := ways.guilty(wrong):
         apart = [each for each in apart if each.path in writes and _is_inside(writes[each.path], guilty)]
-    if not apart:
-        return
-    others = ways.writers(right, apart)
     matter, is_all = _that_matter(ways, wrong, right, [each for each in apart if each.path in right.fields])
-    by_place: dict[Place, list[FieldDifference]] = {}
+    by_function: dict[tuple[str, str], list[tuple[FieldDifference, Place]]] = {}
     for each in matter:
-        by_place.setdefault(_place(ways, each, apart, writes, others), []).append(each)
-    for place, fields in by_place.items():
-        yield Blamed(tuple(fields), place, is_all and len(by_place) == 1)
+        is_by_right = each.unfilled_by == ("first" if right is first else "second")
+        place = _place(ways, each, *((others, writes) if is_by_right else (writes, others)))
+        by_function.setdefault((place.file, place.function), []).append((each, place))
+    for fields in by_function.values():
+        yield Blamed(tuple(fields), is_all and len(by_function) == 1)
 
 
 _Writes = Mapping[str, tuple[Write, Write]]
@@ -73,21 +84,26 @@ def _departs(ways: Ways, wrong: Way, right: Way, apart: Sequence[FieldDifference
     return ways.depart(wrong if edited is None else edited, right)
 
 
-def _place(
-    ways: Ways, apart: FieldDifference, others_apart: Sequence[FieldDifference], writes: _Writes, others: _Writes
-) -> Place:
-    """The line that computed or wrote the field on the wrong way, the first outwards that the right way does not pass.
+def _place(ways: Ways, apart: FieldDifference, writes: _Writes, others: _Writes) -> Place:
+    """The line that computed or wrote the field on the wrong way, the first outwards that the other does not pass.
 
-    Of a field that is left unfilled, the line that fills what stands beside it.
+    Of a field that is left unfilled, and of a number, the line that assigns to it, or that fills what stands beside it.
     """
     own, other = writes.get(apart.path), others.get(apart.path)
-    if (own is None or own[0].only_allocates) and other is not None and not other[0].only_allocates:
-        own = _beside(apart, others_apart, writes) or own
-    if own is None:
+    is_unfilled = own is None or (own[0].only_allocates and other is not None and not other[0].only_allocates)
+    near = _beside(apart, writes) if is_unfilled else None
+    if (own := near or own) is None:
         return definition_place(ways.sp.module)
     made, written = own
     place = made.place if made.place.module_class else written.place
     place = place if place.module_class else replace(place, module_class=type(ways.sp.module).__name__)
+    line = _assignment(apart, written) if near else None
+    line = line or _line(apart, own, None if near else other)
+    return place if line is None else replace(place, file=line.file, line=line.line, function=line.function)
+
+
+def _line(apart: FieldDifference, own: tuple[Write, Write], other: tuple[Write, Write] | None) -> OwnLine | None:
+    made, written = own
     passed = [set() if other is None else {(line.file, line.line) for line in each.lines} for each in other or own]
     pairs = list(zip((made, written), passed, strict=True))
     not_passed = [
@@ -96,13 +112,27 @@ def _place(
         for line in write.lines
         if (line.file, line.line) not in known
     ]
-    of_modules = [line for line in made.lines if line.is_of_module]
-    line = next(iter((*not_passed, *of_modules, *made.lines)), None)
-    return place if line is None else replace(place, file=line.file, line=line.line, function=line.function)
+    lines = (written if apart.is_shifted else made).lines
+    return next(iter((*not_passed, *(line for line in lines if line.is_of_module), *lines)), None)
 
 
-def _beside(apart: FieldDifference, others: Sequence[FieldDifference], writes: _Writes) -> tuple[Write, Write] | None:
-    """Who filled another field of the same holder."""
-    holder = next((field.parent for field in (apart.first, apart.other) if field is not None), "")
+def _assignment(apart: FieldDifference, written: Write) -> OwnLine | None:
+    """The line, in a function that wrote beside it, that assigns to the field by its name."""
+    name = re.findall(r"[A-Za-z_]\w*", apart.path)[-1]
+    return next((found for line in written.lines if (found := line.assigning(name)) is not None), None)
+
+
+def _beside(apart: FieldDifference, writes: _Writes) -> tuple[Write, Write] | None:
+    """Who filled the field that is nearest to it in the structure; None where that function left this one's zeros."""
     near = [path for path, write in writes.items() if path != apart.path and not write[0].only_allocates]
-    return next((writes[path] for path in near if path.startswith(holder)), None)
+    best = max(near, key=lambda path: _num_common(path, apart.path), default=None)
+    if best is None:
+        return None
+    own, functions = writes.get(apart.path), {(line.file, line.first) for line in writes[best][1].lines}
+    is_by_it = own is not None and any((line.file, line.first) in functions for line in own[0].lines[:1])
+    return None if is_by_it else writes[best]
+
+
+def _num_common(one: str, other: str) -> int:
+    """How many characters two paths begin with together."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

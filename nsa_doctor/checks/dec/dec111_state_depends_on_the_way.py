@@ -56,9 +56,8 @@ def _compared(sp: BuiltModule, length: int, further: int, feeds: list[tuple[str,
         if way is None or not apart or (departure := ways.depart(way, one_by_one)) is None:
             continue
         if _shows_in_own_dtype(sp, way, one_by_one):
-            wrong, right = ways.wrong_and_right(way, one_by_one)
-            causes = blamed(ways, wrong, right, apart)
-            return [_finding(sp.subject, cause, way, wrong, departure) for cause in causes]
+            causes = blamed(ways, way, one_by_one, apart)
+            return [_finding(sp.subject, cause, way, departure) for cause in causes]
     return None
 
 
@@ -87,24 +86,23 @@ def _shows_in_own_dtype(sp: BuiltModule, way: Way, other: Way) -> bool:
     return ways.depart(ways.way(way.name, way.sizes), ways.way(other.name, other.sizes)) is not None
 
 
-def _finding(subject: Subject, cause: Blamed, way: Way, wrong: Way, departure: Departure) -> Finding:
-    first = cause.fields[0]
-    also = "".join(f", as does {each.path}" for each in cause.fields[1:3])
-    more = f" and {len(cause.fields) - 3} more" if len(cause.fields) > 3 else ""
+def _finding(subject: Subject, cause: Blamed, way: Way, departure: Departure) -> Finding:
+    (first, place), *others = cause.fields
+    also = "".join(f", as does {each.path} (line {at.line})" for each, at in others[:2])
+    more = f" and {len(others) - 2} more" if len(others) > 2 else ""
     cure = "; with what the other way leaves there it does not" if cause.is_all else ""
     at = way.at + departure.first_token
     return Finding(
-        message=f"state after {way.at} tokens fed as {way.name} and as single tokens: {first.path} {first.told}{also}"
-        f"{more}; what is decoded from it departs at token {at}, by up to {departure.error:.2g} (tolerance "
-        f"{departure.floor:.1g}){cure}",
-        where=cause.place,
+        message=f"state after {way.at} tokens, fed as {way.name} (first way) and as single tokens (second way): "
+        f"{first.path} {first.told}{also}{more}; what is decoded from it departs at token {at}, by up to "
+        f"{departure.error:.2g} (tolerance {departure.floor:.1g}){cure}",
+        where=place,
         evidence={
             "branch": first.path,
-            "fields": ", ".join(each.path for each in cause.fields),
+            "fields": ", ".join(each.path for each, _ in cause.fields),
             "length": way.at,
             "position": first.position,
             "difference": first.error,
-            "wrong way": wrong.name,
             "first token": at,
             "error": departure.error,
         },
@@ -127,4 +125,11 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, prefill=forgets_the_scale)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("prefill", "step"), blocked_by=("FWD206", "NAN101"))
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    needs=("prefill", "step"),
+    blocked_by=("FWD206", "NAN101"),
+    priority=640,
+)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.frames import FrameFilter
-from nsa_doctor.probes.attention.decoding import checked_decoding, guilty_module
+from nsa_doctor.probes.attention.decoding import checked_decoding, departing_module
 from nsa_doctor.probes.hooks.field_writers import FieldWriters, Write
 from nsa_doctor.probes.hooks.phase import ask, unobserved
 from nsa_doctor.probes.hooks.places import Places
@@ -96,19 +96,21 @@ class Ways:
         return edited
 
     def writers(self, way: Way, differences: Sequence[FieldDifference]) -> dict[str, tuple[Write, Write]]:
-        """By path, who computed and who wrote what these fields hold at the first position that differs."""
-        subject, found = self.sp.subject, dict[str, tuple[Write, Write]]()
-        frames = FrameFilter(subject.packages)
+        """By path, who computed and who wrote what these fields hold at the first position that differs.
+
+        Of what nobody wrote there, who wrote last elsewhere in the field.
+        """
+        found, frames = dict[str, tuple[Write, Write]](), FrameFilter(self.sp.subject.packages)
         places = Places(frames)
         places.know(self.sp.module)
-        watcher = FieldWriters(places, frames, (subject.prefill, subject.step))
+        watcher = FieldWriters(places, frames)
 
         def between(module: nn.Module, cache: Any, end: int) -> Any:
             if end == way.at:
                 held = self._fields(module, cache)
                 for each in differences:
                     value = held[each.path].value if each.path in held else None
-                    write = watcher.of(_at(value, each)) if isinstance(value, Tensor) else None
+                    write = _writes(watcher, value, each) if isinstance(value, Tensor) else None
                     found.update({} if write is None else {each.path: write})
             return cache
 
@@ -119,13 +121,13 @@ class Ways:
     def guilty(self, way: Way) -> str | None:
         """The part of the module through which outputs of the tokens that made the state differ from one pass over all.
 
-        None where they do not differ.
+        None where they do not differ, and where it is not seen.
         """
         token = self.first_before(way)
         if token is None:
             return None
         self._state.restore()
-        found = guilty_module(self.sp, self.x[:, : way.at], way.sizes, token).module
+        found = departing_module(self.sp, self.x[:, : way.at], way.sizes, token)
         self._state.restore()
         return found
 
@@ -211,6 +213,11 @@ def _same(one: Field, other: Field | None) -> bool:
     if not isinstance(one.value, Tensor) or not isinstance(other.value, Tensor):
         return bool(one.value == other.value)
     return one.value.shape == other.value.shape and torch.equal(one.value, other.value)
+
+
+def _writes(watcher: FieldWriters, value: Tensor, apart: FieldDifference) -> tuple[Write, Write] | None:
+    found = watcher.of(_at(value, apart))
+    return watcher.of(value) if found is None or found[0].only_allocates else found
 
 
 def _at(value: Tensor, apart: FieldDifference) -> Tensor:

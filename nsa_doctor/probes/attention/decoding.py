@@ -87,6 +87,21 @@ def lengths_to_decode(subject: Subject) -> tuple[int, int]:
 
 def guilty_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) -> Place:
     """The first module whose output at `token` is another than in one whole pass although its input is not."""
+    path, before, end = _departing(sp, x, sizes, token)
+    if path is not None:
+        return replace(definition_place(sp.module.get_submodule(path)), module=path)
+    start = sum(before)
+    again = None if not before else decode(sp, x[:, :start], before).cache
+    return origin(sp.subject, sp.module, lambda: _last_part(sp, x[:, start:end], again))
+
+
+def departing_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) -> str | None:
+    """The path of that module; None where none is seen."""
+    return _departing(sp, x, sizes, token)[0]
+
+
+def _departing(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) -> tuple[str | None, list[int], int]:
+    """The path of the module, the sizes of the parts before the one that holds the token, and where that one ends."""
     module = sp.module
     with _recorded(module) as whole, torch.no_grad():
         sp(x)
@@ -99,9 +114,8 @@ def guilty_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) 
     before = kept[:-1]
     start = sum(before)
     earlier = decode(sp, x[:, :start], before) if before else None
-    last: Callable[[], Any] = lambda: _last_part(sp, x[:, start:end], None if earlier is None else earlier.cache)  # noqa: E731
     with _recorded(module) as stepped:
-        last()
+        _last_part(sp, x[:, start:end], None if earlier is None else earlier.cache)
     for path, kind, calls in _ended(stepped):
         other = whole.get((path, kind, calls))
         if other is None:
@@ -111,9 +125,8 @@ def guilty_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) 
         inputs_agree = _agree(other[0], now[0], token, token - start, x.shape[1], width)
         outputs_agree = _agree(other[1], now[1], token, token - start, x.shape[1], width)
         if inputs_agree is not False and outputs_agree is False:
-            return replace(definition_place(module.get_submodule(path)), module=path)
-    again = None if not before else decode(sp, x[:, :start], before).cache
-    return origin(sp.subject, module, lambda: _last_part(sp, x[:, start:end], again))
+            return path, before, end
+    return None, before, end
 
 
 _Key = tuple[str, str, int]

@@ -1,9 +1,11 @@
 """Which line of the subject computed and which wrote what a tensor of a state holds, and who called it."""
 
+import linecache
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -42,12 +44,21 @@ _ASKED_BY = own_file("probes", "hooks", "phase.py")  # what lies beyond it calle
 
 @dataclass(frozen=True)
 class OwnLine:
-    """A line of the subject under way; `is_of_module` where a method of a module runs."""
+    """A line of the subject under way, in a function of those lines; `is_of_module` where a module's method runs."""
 
     file: str
     line: int
     function: str
+    first: int
+    last: int
     is_of_module: bool = False
+
+    def assigning(self, name: str) -> "OwnLine | None":
+        """The first line of the same function that assigns to an attribute or key of that name."""
+        assigns = re.compile(rf"(?:\.|\[['\"]){re.escape(name)}(?:['\"]\])?\s*(?:,.*)?[-+*/]?=(?!=)")
+        lines = range(self.first, self.last + 1)
+        found = next((number for number in lines if assigns.search(linecache.getline(self.file, number))), None)
+        return None if found is None else replace(self, line=found)
 
 
 @dataclass(frozen=True)
@@ -75,14 +86,12 @@ class _Memory:
 class FieldWriters(TorchDispatchMode):
     """Watches a run and then knows who made and who wrote what; a dispatch mode is a base class by torch's design.
 
-    What is only moved (joined, copied, indexed) is followed to where it was computed. `seams` are functions of the
-    adapter, whose lines are nobody's fault.
+    What is only moved (joined, copied, indexed) is followed to where it was computed.
     """
 
-    def __init__(self, places: Places, frames: FrameFilter, seams: Sequence[Any] = ()) -> None:
+    def __init__(self, places: Places, frames: FrameFilter) -> None:
         super().__init__()
         self._places, self._frames = places, frames
-        self._seams = {getattr(seam, "__code__", None) for seam in seams}
         self._ranks: dict[CodeType, int] = {}
         self._memory: dict[int, _Memory] = {}
         self._writes: list[Write] = []
@@ -162,11 +171,14 @@ class FieldWriters(TorchDispatchMode):
             code = frame.f_code
             if code not in self._ranks:
                 self._ranks[code] = self._frames.rank_of(code)
-            if self._ranks[code] == 3 and code not in self._seams:
+            if self._ranks[code] == 3:
                 is_of_module = code.co_varnames[:1] == ("self",) and isinstance(frame.f_locals.get("self"), nn.Module)
-                found.append(OwnLine(code.co_filename, frame.f_lineno, code.co_name, is_of_module))
+                first, last = code.co_firstlineno, max(line for *_, line in code.co_lines() if line)
+                at = (code.co_filename, frame.f_lineno, code.co_name)
+                found.append(OwnLine(*at, first, last, is_of_module))
             frame = frame.f_back
-        return tuple(found)
+        outermost = max((index for index, line in enumerate(found) if line.is_of_module), default=len(found) - 1)
+        return tuple(found[: outermost + 1])  # beyond it lies the adapter
 
 
 def _is_dense(tensor: Any) -> bool:
