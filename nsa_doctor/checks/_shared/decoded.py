@@ -61,14 +61,19 @@ def departures(
 
 
 def _departs_from(sp: BuiltModule, x: Tensor, decoded: Decoded, sizes: Sequence[int]) -> bool:
-    """Whether it departs from what each row alone gives when it is fed in parts of these sizes."""
+    """Whether a token that departs from one pass over all departs from what its row alone gives in such parts too."""
     alone = [decode(sp, row, sizes) for row in x.split(1)]
     other = torch.cat([each.output for each in alone])
     places = {token: index for index, token in enumerate(alone[0].tokens)}
-    both = [(index, places[token], token) for index, token in enumerate(decoded.tokens) if token in places]
-    here, there, tokens = (list(part) for part in zip(*both, strict=True))
-    against = baseline(sp, x)
-    return against.departure(decoded.output[:, here], tokens=tokens, expected=other[:, there]) is not None  # type: ignore[arg-type]
+    whole = baseline(sp, x)
+    for here, token in enumerate(decoded.tokens):
+        if (there := places.get(token)) is None:
+            continue
+        output, at = decoded.output[:, [here]], slice(token, token + 1)
+        expected = other[:, [there]]
+        if whole.departure(output, tokens=at) and whole.departure(output, tokens=at, expected=expected):
+            return True
+    return False
 
 
 def _shows_at_start(sp: BuiltModule, x: Tensor, sizes: Sequence[int]) -> bool:
