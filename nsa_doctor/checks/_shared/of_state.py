@@ -9,10 +9,9 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.attention.cache_ways import Way, Ways
 from nsa_doctor.probes.hooks.field_writers import OwnLine, Write
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.numerics.compare import Departure
 from nsa_doctor.probes.numerics.field_difference import FieldDifference
 
-_MOST_TRIED = 24
+_MOST_TRIED, _STEPS_BEYOND = 16, 6
 
 
 @dataclass(frozen=True)
@@ -63,25 +62,21 @@ def _that_matter(
     ways: Ways, wrong: Way, right: Way, apart: Sequence[FieldDifference]
 ) -> tuple[Sequence[FieldDifference], bool]:
     """The fewest fields that have to be replaced, and whether what follows is then as on the right way."""
-    apart = apart[:_MOST_TRIED]
-    changed: list[FieldDifference] = []
-    for each in apart:
-        edited = ways.with_fields(wrong, right, [each])
-        if edited is None:
-            continue
-        if ways.depart(edited, right) is None:
-            return [each], True
-        if ways.depart(edited, wrong) is not None:
-            changed.append(each)
-    if _departs(ways, wrong, right, apart) is not None:
-        return changed or apart, False
-    needed = [each for each in apart if _departs(ways, wrong, right, [one for one in apart if one is not each])]
-    return needed or changed or apart, True
+    apart, departure = apart[:_MOST_TRIED], ways.depart(wrong, right)
+    if departure is None:
+        return [], True
+    until = min(wrong.at + departure.first_token + _STEPS_BEYOND, ways.x.shape[1])
 
+    def departs(replaced: Sequence[FieldDifference], other: Way = right) -> bool:
+        edited = ways.with_fields(wrong, right, replaced, until)
+        return ways.depart(wrong if edited is None else edited, other) is not None
 
-def _departs(ways: Ways, wrong: Way, right: Way, apart: Sequence[FieldDifference]) -> Departure | None:
-    edited = ways.with_fields(wrong, right, apart)
-    return ways.depart(wrong if edited is None else edited, right)
+    alone = next((each for each in apart if not departs([each])), None)
+    if alone is not None:
+        return [alone], True
+    if departs(apart):
+        return [each for each in apart if departs([each], wrong)] or apart, False
+    return [each for each in apart if departs([one for one in apart if one is not each])] or apart, True
 
 
 def _place(ways: Ways, apart: FieldDifference, writes: _Writes, others: _Writes) -> Place:

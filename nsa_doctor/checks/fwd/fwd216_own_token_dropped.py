@@ -50,12 +50,15 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 
 def _dropped(same: tuple[Softmax, ...]) -> list[int]:
-    """Tokens that never see themselves while they see others, where most always do and for none it depends."""
+    """Tokens that never see themselves, though they see others and others see them, where most always do.
+
+    None where it depends on the input for any of them.
+    """
     seen = [(each.weights > 0).flatten(0, -3).any(0) for each in same]
     own = torch.stack([each.diagonal() for each in seen])
     if not bool((own == own[0]).all()) or not _MOST < float(own[0].double().mean()) < 1:
         return []
-    return [int(token) for token in (~own[0] & seen[0].any(-1)).nonzero().flatten()]
+    return [int(token) for token in (~own[0] & seen[0].any(1) & seen[0].any(0)).nonzero().flatten()]
 
 
 def planted(subject: Subject) -> Subject:

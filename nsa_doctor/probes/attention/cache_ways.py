@@ -52,8 +52,8 @@ class Ways:
         self._state = ModuleState(sp.module)
         self._start = kept(module_fields(sp.module, "module"))
 
-    def way(self, name: str, sizes: Sequence[int], edit: Edit | None = None) -> Way:
-        """Feed the first parts, note the state, edit it where asked to, and go on token by token."""
+    def way(self, name: str, sizes: Sequence[int], edit: Edit | None = None, until: int | None = None) -> Way:
+        """Feed the first parts, note the state, edit it where asked to, and go on token by token, at most `until`."""
         at, fields, earlier = sum(sizes), dict[str, Field](), dict[str, Field]()
 
         def between(module: nn.Module, cache: Any, end: int) -> Any:
@@ -65,7 +65,7 @@ class Ways:
                 fields = kept(self._fields(module, cache))
             return cache
 
-        output, tokens = self._fed([*sizes, *[1] * (self.x.shape[1] - at)], between)
+        output, tokens = self._fed([*sizes, *[1] * ((until or self.x.shape[1]) - at)], between)
         return Way(name, tuple(sizes), at, output, tokens, fields, earlier)
 
     def quietly(self, name: str, sizes: Sequence[int]) -> Way | None:
@@ -76,8 +76,8 @@ class Ways:
             except SubjectFailedError:
                 return None
 
-    def with_fields(self, base: Way, other: Way, differences: Sequence[FieldDifference]) -> Way | None:
-        """`base` with these fields as `other` left them; None where they have no place in it."""
+    def with_fields(self, base: Way, other: Way, differences: Sequence[FieldDifference], until: int) -> Way | None:
+        """`base` up to a token with these fields as `other` left them; None where they have no place in it."""
 
         def edit(module: nn.Module, cache: Any) -> Any:
             for each in differences:
@@ -88,7 +88,7 @@ class Ways:
             return cache
 
         with unobserved():
-            edited = attempt(lambda: self.way(base.name, base.sizes, edit))
+            edited = attempt(lambda: self.way(base.name, base.sizes, edit, until))
         if isinstance(edited, Caught):
             if isinstance(edited.error, KeyboardInterrupt):
                 raise edited.error
@@ -133,7 +133,10 @@ class Ways:
 
     def depart(self, one: Way, other: Way) -> Departure | None:
         """How what follows differs between two ways, beyond rounding."""
-        return self.whole.departure(one.after(one.at), tokens=slice(one.at, None), expected=other.after(one.at))
+        here, there = one.after(one.at), other.after(one.at)
+        count = min(here.shape[1], there.shape[1])
+        tokens = slice(one.at, one.at + count)
+        return self.whole.departure(here[:, :count], tokens=tokens, expected=there[:, :count])
 
     def wrong_and_right(self, way: Way, other: Way) -> tuple[Way, Way]:
         """The one that differs from one pass over all while the other does not: already, or in what follows."""
