@@ -28,7 +28,7 @@ def departures(
 
     What departs in float64 must depart in the subject's own dtype too: a cache may be kept in that. Where `known` sizes
     are given, and where rows are several, it must depart from what each row alone gives in those (or the same) parts
-    too: another fault, which departs alike, is told of elsewhere.
+    too: another check finds the fault that makes both depart.
     """
     x = sp.input(length, rows)
     decoded = decode(sp, x, sizes)

@@ -5,12 +5,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.attention.cache_ways import Way, Ways
 from nsa_doctor.probes.hooks.field_writers import OwnLine, Write
 from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.numerics.compare import baseline
 from nsa_doctor.probes.numerics.field_difference import FieldDifference
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.geometry_rules import rules_of
 
+_LENGTHS, _FURTHER, _MOST_TOKENS = (37, 32, 17, 65), 43, 150
+_MOST_LENGTHS = {"smoke": 1, "quick": 2, "full": 4}
 _MOST_TRIED, _STEPS_BEYOND = 16, 6
 
 
@@ -49,6 +56,31 @@ def blamed(ways: Ways, first: Way, second: Way, apart: Sequence[FieldDifference]
         by_function.setdefault((place.file, place.function), []).append((each, place))
     for fields in by_function.values():
         yield Blamed(tuple(fields), is_all and len(by_function) == 1)
+
+
+def lengths_to_leave(subject: Subject) -> list[tuple[int, int]]:
+    """How many tokens leave the state, and how many are decoded from it: past the edges of windows and blocks."""
+    most = min(subject.max_length, 600 if subject.profile == "full" else _MOST_TOKENS)
+    wanted: tuple[int, ...]
+    try:
+        rules = rules_of(subject)
+        further = min(max(rules.l, rules.l_sel) + rules.d + 1, most // 2)
+        wanted = (rules.w + 1, rules.l_sel, rules.l + rules.d, rules.l_sel + 1, 2 * rules.l_sel - 1)
+    except NotApplicableError:
+        wanted, further = _LENGTHS, min(_FURTHER, most // 2)
+    fitting = [length for length in dict.fromkeys(wanted) if 1 < length <= most - further] or [max(2, most - further)]
+    return [(length, further) for length in fitting[: _MOST_LENGTHS[subject.profile]]]
+
+
+def shows_in_own_dtype(sp: BuiltModule, way: Way, other: Way) -> bool:
+    """Whether it departs in the subject's own dtype too: a state may be kept in that."""
+    if sp.dtype == sp.subject.dtype:
+        return True
+    own = built(sp.subject)
+    own.module.load_state_dict(sp.module.state_dict())
+    x = own.input(way.tokens[-1] + 1)
+    ways = Ways(own, x, baseline(own, x))
+    return ways.depart(ways.way(way.name, way.sizes), ways.way(other.name, other.sizes)) is not None
 
 
 _Writes = Mapping[str, tuple[Write, Write]]

@@ -18,26 +18,21 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.of_state import Blamed, blamed
+from nsa_doctor.checks._shared.of_state import Blamed, blamed, lengths_to_leave, shows_in_own_dtype
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.cache_ways import Way, Ways, differences, ways_to_feed
 from nsa_doctor.probes.attention.decoding import decoding_specimen
-from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state_fields import fields_of
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.subject.contract import Subject
-from nsa_doctor.subject.geometry_rules import rules_of
-
-_LENGTHS, _FURTHER, _MOST_TOKENS = (37, 32, 17, 65), 43, 150
-_MOST_LENGTHS = {"smoke": 1, "quick": 2, "full": 4}
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     sp = decoding_specimen(subject)
-    for index, (length, further) in enumerate(_lengths(subject)):
+    for index, (length, further) in enumerate(lengths_to_leave(subject)):
         is_brief = index > 0 and subject.profile != "full"
         found = _compared(sp, length, further, ways_to_feed(length)[: 1 if is_brief else None])
         if found is not None:
@@ -55,35 +50,10 @@ def _compared(sp: BuiltModule, length: int, further: int, feeds: list[tuple[str,
         apart = [] if way is None else differences(way, one_by_one, one_by_one)
         if way is None or not apart or (departure := ways.depart(way, one_by_one)) is None:
             continue
-        if _shows_in_own_dtype(sp, way, one_by_one):
+        if shows_in_own_dtype(sp, way, one_by_one):
             causes = blamed(ways, way, one_by_one, apart)
             return [_finding(sp.subject, cause, way, departure) for cause in causes]
     return None
-
-
-def _lengths(subject: Subject) -> list[tuple[int, int]]:
-    """How many tokens leave the state, and how many are decoded from it: past the edges of windows and blocks."""
-    most = min(subject.max_length, 600 if subject.profile == "full" else _MOST_TOKENS)
-    wanted: tuple[int, ...]
-    try:
-        rules = rules_of(subject)
-        further = min(max(rules.l, rules.l_sel) + rules.d + 1, most // 2)
-        wanted = (rules.w + 1, rules.l_sel, rules.l + rules.d, rules.l_sel + 1, 2 * rules.l_sel - 1)
-    except NotApplicableError:
-        wanted, further = _LENGTHS, min(_FURTHER, most // 2)
-    fitting = [length for length in dict.fromkeys(wanted) if 1 < length <= most - further] or [max(2, most - further)]
-    return [(length, further) for length in fitting[: _MOST_LENGTHS[subject.profile]]]
-
-
-def _shows_in_own_dtype(sp: BuiltModule, way: Way, other: Way) -> bool:
-    """Whether it departs in the subject's own dtype too: a state may be kept in that."""
-    if sp.dtype == sp.subject.dtype:
-        return True
-    own = built(sp.subject)
-    own.module.load_state_dict(sp.module.state_dict())
-    x = own.input(way.tokens[-1] + 1)
-    ways = Ways(own, x, baseline(own, x))
-    return ways.depart(ways.way(way.name, way.sizes), ways.way(other.name, other.sizes)) is not None
 
 
 def _finding(subject: Subject, cause: Blamed, way: Way, departure: Departure) -> Finding:
