@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.attention.stepped_operations import Part, first_unlike
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import definition_place
@@ -86,13 +87,22 @@ def lengths_to_decode(subject: Subject) -> tuple[int, int]:
 
 
 def guilty_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) -> Place:
-    """The first module whose output at `token` is another than in one whole pass although its input is not."""
+    """The first module whose output at `token` is another than in one whole pass although its input is not.
+
+    Its line is the first that computes what the whole pass does not, where one is seen, and that of its forward else.
+    """
     path, before, end = _departing(sp, x, sizes, token)
-    if path is not None:
-        return replace(definition_place(sp.module.get_submodule(path)), module=path)
     start = sum(before)
-    again = None if not before else decode(sp, x[:, :start], before).cache
-    return origin(sp.subject, sp.module, lambda: _last_part(sp, x[:, start:end], again))
+
+    def last() -> tuple[Tensor, Any]:
+        return _last_part(sp, x[:, start:end], cache)
+
+    cache = None if not before else decode(sp, x[:, :start], before).cache
+    if path is None:
+        return origin(sp.subject, sp.module, last)
+    child = sp.module.get_submodule(path)
+    line = first_unlike(sp, child, lambda: sp(x), lambda: last()[0], Part(start, end, x.shape[1]))
+    return replace(line or definition_place(child), module=path, module_class=type(child).__name__)
 
 
 def departing_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) -> str | None:
