@@ -33,7 +33,8 @@ def run(subject: Subject) -> Iterator[Finding]:
     require_steps_of_several(sp)
     short, long = lengths_to_decode(subject)
     for size in _sizes(subject):
-        found = list(departures(sp, "DEC102", short, _parts(short, size), f"decoding {size} tokens at a time"))
+        what = f"decoding {size} tokens at a time"
+        found = list(departures(sp, "DEC102", short, _parts(short, size), what, known=[1] * short))
         if found:
             yield from found
             return
@@ -41,7 +42,8 @@ def run(subject: Subject) -> Iterator[Finding]:
     sizes: list[int] = []
     while sum(sizes) < long:
         sizes.append(min(generator.randint(1, max(2, long // 6)), long - sum(sizes)))
-    yield from departures(sp, "DEC102", long, sizes, f"decoding in parts of {', '.join(map(str, sizes))} tokens")
+    what = f"decoding in parts of {', '.join(map(str, sizes))} tokens"
+    yield from departures(sp, "DEC102", long, sizes, what, known=[1] * long)
 
 
 def _sizes(subject: Subject) -> list[int]:
@@ -69,5 +71,10 @@ def planted(subject: Subject) -> Subject:
 
 
 CHECK = Check(
-    doc=__doc__, run=run, planted=planted, needs=("prefill", "step"), blocked_by=("DEC101", "FWD206", "NAN101")
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    needs=("prefill", "step"),
+    blocked_by=("FWD206", "NAN101"),
+    explained_by=("DEC111",),
 )
