@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.hooks.saved import uncompiled
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
 
@@ -53,9 +52,7 @@ def softmaxes(sp: BuiltModule, x: Tensor, replace: Replace | None = None) -> tup
     return watch.found, output
 
 
-class _Watch(TorchDispatchMode):
-    """A dispatch mode is a base class by torch's design."""
-
+class _Watch(DispatchWatcher):
     def __init__(self, places: Places, replace: Replace | None, length: int) -> None:
         super().__init__()
         self.found: list[Softmax] = []
@@ -63,23 +60,17 @@ class _Watch(TorchDispatchMode):
         self._fed: dict[int, _Fed] = {}
         self._alive: list[Tensor] = []  # or memory would be given to another tensor
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import all of it
-
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch until the region ends; attention that torch fuses is taken apart."""
-        with uncompiled(), sdpa_kernel(SDPBackend.MATH), self._places.watching(), self:
+        with sdpa_kernel(SDPBackend.MATH), self._places.watching(), self:
             yield
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation; note it, and replace its result, where it is a softmax over the last dimension."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         name = operation_name(func)
-        self._follow(name, args, kwargs or {}, result)
+        self._follow(name, args, kwargs, result)
         if name not in _SOFTMAX or not isinstance(result, Tensor) or result.ndim < 2:
             return result
         if args[1] % result.ndim != result.ndim - 1:
@@ -118,4 +109,4 @@ class _Fed(IntEnum):
 
 
 def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+    return memory_of(tensor) if tensor.layout == torch.strided else id(tensor)
