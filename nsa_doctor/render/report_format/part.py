@@ -1,0 +1,130 @@
+"""What the models of a report are made of: a strict object, numbers that need not be finite, and what may be null."""
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    JsonValue,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+T = TypeVar("T")
+NotFinite = Literal["NaN", "Infinity", "-Infinity"]
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_LONGEST_KEY = 40
+_EXPECTED = {  # an error of pydantic, and a reader's word for what should be there
+    "string_type": "text",
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+}
+_OTHER_KIND = "other_kind"
+UNKNOWN_KEY = "unknown_key"
+
+
+def expected(problem: ErrorDetails) -> list[str]:
+    """What may stand where this error of pydantic was found, in a reader's words."""
+    kind = problem["type"]
+    if kind == _OTHER_KIND:
+        return list(problem["ctx"]["expected"])
+    return [problem["ctx"]["expected"].replace("'", '"') if kind in ("literal_error", "enum") else _EXPECTED[kind]]
+
+
+def other_kind(*words: str) -> PydanticCustomError:
+    """The error of a value that is none of what these words say."""
+    return PydanticCustomError(_OTHER_KIND, "must be one of {expected}", {"expected": words})
+
+
+def _one_of(*words: str) -> WrapValidator:
+    """What the type allows, as it stands; numbers for the strings that stand for them."""
+
+    def read(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            handler(value)
+        except ValidationError:
+            raise other_kind(*words) from None
+        return _with_numbers(value)
+
+    return WrapValidator(read)
+
+
+def _or_null(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return handler(value)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        if problem["loc"] or problem["type"] == UNKNOWN_KEY:
+            raise
+        raise other_kind(*expected(problem), "null") from None
+
+
+def _with_numbers(value: Any) -> Any:
+    if isinstance(value, str):
+        return _NOT_FINITE.get(value, value)
+    if isinstance(value, dict):
+        return {key: _with_numbers(item) for key, item in value.items()}
+    return [_with_numbers(item) for item in value] if isinstance(value, list) else value
+
+
+# JSON has no words for numbers that are not finite: three strings stand for them. Where text may stand too, they are
+# taken for the number.
+Number = Annotated[float | NotFinite, _one_of("a number", '"NaN"', '"Infinity"', '"-Infinity"')]
+Scalar = Annotated[str | float | bool | None, _one_of("text", "a number", "true or false", "null")]
+Plain = Annotated[JsonValue, AfterValidator(_with_numbers)]
+Maybe = Annotated[T | None, WrapValidator(_or_null)]
+Listed = Annotated[list[T], FailFast()]
+
+
+def optional(description: str = "") -> Any:
+    """A field that need not be there; nothing stands for it where it is absent."""
+    return Field(default=None, description=description or None)
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    _record: ClassVar[Any] = None  # the dataclass that it is read as; a mapping, in its own order, where there is none
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read(cls, given: Any, handler: ModelWrapValidatorHandler) -> Any:
+        if cls.model_config["extra"] == "forbid" and isinstance(given, dict):
+            cls._refuse_unknown(given)
+        part = handler(given)
+        values = {**vars(part), **(part.model_extra or {})}
+        if cls._record is None:
+            return {key: values[key] for key in given}
+        own = (each.name for each in fields(cls._record) if each.name in given)
+        return cls._record(**{name: _frozen(values[name]) for name in own})
+
+    @classmethod
+    def _refuse_unknown(cls, given: Mapping[str, Any]) -> None:
+        known = list(cls.model_fields)
+        for key in given:
+            if key not in cls.model_fields:
+                near = difflib.get_close_matches(key[:_LONGEST_KEY], known, n=1)
+                hint = f"did you mean {near[0]}" if near else f"known are {', '.join(known)}"
+                raise PydanticCustomError(UNKNOWN_KEY, "{key} is not known: {hint}", {"key": key, "hint": hint})
+
+
+class OpenPart(Part):
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Plain]
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
