@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core.core_schema import WithDefaultSchema
 
 from nsa_doctor.core import finding
 from nsa_doctor.core.policy_verdict import DecisionWord
@@ -13,21 +12,22 @@ from nsa_doctor.render.json import VERSION, Format, Version
 from nsa_doctor.render.report_format.examination import Environment, Options, Result, Subject
 from nsa_doctor.render.report_format.gates import Gate
 from nsa_doctor.render.report_format.measured import Measurement, Run, Throughput
-from nsa_doctor.render.report_format.part import Listed, Number, Part, optional, other_kind
+from nsa_doctor.render.report_format.part import Listed, Number, OtherKindError, Part, optional
 from nsa_doctor.render.report_format.ruling import PolicyVerdict, Proof
 
 
 def _no_truth(value: Any) -> Any:
     """The value; `true` is no version, though Python takes it for 1."""
     if type(value) is not int:
-        raise other_kind(str(VERSION))
+        raise OtherKindError(str(VERSION))
     return value
 
 
 class Document(Part):
     """What nsa-doctor writes with --format json, and what nsa-doctor render reads.
 
-    A key that goes away or changes its meaning makes another version. JSON is nested at most a few dozen deep.
+    A key that goes away or changes its meaning makes another version. JSON has no words for numbers that are not
+    finite: the strings NaN, Infinity and -Infinity stand for them. It is nested at most a few dozen deep.
     """
 
     model_config = ConfigDict(title=f"Report of nsa-doctor, version {VERSION}")
@@ -57,7 +57,7 @@ class _Generate(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
-    def default_schema(self, schema: WithDefaultSchema) -> JsonSchemaValue:
+    def default_schema(self, schema: Any) -> JsonSchemaValue:
         return self.generate_inner(schema["schema"])
 
 

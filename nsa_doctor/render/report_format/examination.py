@@ -9,7 +9,7 @@ from nsa_doctor.render.report_format.part import Listed, Maybe, Number, OpenPart
 
 
 class Identity(OpenPart):
-    """Which subject exactly, as far as it can be told."""
+    """Which subject exactly, as far as it is known."""
 
     configuration_hash: str = optional("Hash of its configuration.")
     made_of: str = optional("Hash of classes, plain settings, and names, shapes and dtypes of all tensors.")

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from nsa_doctor.core.text import escaped
-from nsa_doctor.render.report_format.part import UNKNOWN_KEY, expected
+from nsa_doctor.render.report_format.part import UnknownKeyError, expected
 
 _LONGEST_VALUE = 40
 
@@ -15,11 +15,11 @@ _LONGEST_VALUE = 40
 def objection(error: ValidationError) -> str:
     """The first thing that is not as the models say."""
     problem = error.errors(include_url=False)[0]
-    place, kind = problem["loc"], problem["type"]
-    if kind == "missing":
+    place, cause = problem["loc"], problem.get("ctx", {}).get("error")
+    if problem["type"] == "missing":
         return f"{_shown_place(place[:-1])} must have {place[-1]!r}"
-    if kind == UNKNOWN_KEY:
-        return f"{_shown_place((*place, problem['ctx']['key']))} is not known: {problem['ctx']['hint']}"
+    if isinstance(cause, UnknownKeyError):
+        return f"{_shown_place((*place, cause.key))} is not known: {cause.hint}"
     return f"{_shown_place(place)} must be {_either(expected(problem))}, got {_shown(problem['input'])}"
 
 

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -19,7 +19,6 @@ from pydantic import (
     WrapValidator,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
 
 T = TypeVar("T")
 NotFinite = Literal["NaN", "Infinity", "-Infinity"]
@@ -33,21 +32,33 @@ _EXPECTED = {  # an error of pydantic, and a reader's word for what should be th
     "dict_type": "an object",
     "model_type": "an object",
 }
-_OTHER_KIND = "other_kind"
-UNKNOWN_KEY = "unknown_key"
 
 
-def expected(problem: ErrorDetails) -> list[str]:
-    """What may stand where this error of pydantic was found, in a reader's words."""
-    kind = problem["type"]
-    if kind == _OTHER_KIND:
-        return list(problem["ctx"]["expected"])
-    return [problem["ctx"]["expected"].replace("'", '"') if kind in ("literal_error", "enum") else _EXPECTED[kind]]
+class OtherKindError(ValueError):
+    """A value is none of what `words` say."""
+
+    def __init__(self, *words: str) -> None:
+        super().__init__(*words)
+        self.words = words
 
 
-def other_kind(*words: str) -> PydanticCustomError:
-    """The error of a value that is none of what these words say."""
-    return PydanticCustomError(_OTHER_KIND, "must be one of {expected}", {"expected": words})
+class UnknownKeyError(ValueError):
+    """An object has a key that its model does not know."""
+
+    def __init__(self, key: str, known: Sequence[str]) -> None:
+        super().__init__(key)
+        near = difflib.get_close_matches(key[:_LONGEST_KEY], known, n=1)
+        self.key = key
+        self.hint = f"did you mean {near[0]}" if near else f"known are {', '.join(known)}"
+
+
+def expected(problem: Mapping[str, Any]) -> Sequence[str]:
+    """What may stand where pydantic found this error, in a reader's words."""
+    context = problem.get("ctx", {})
+    if isinstance(context.get("error"), OtherKindError):
+        return context["error"].words
+    named = context.get("expected", "").replace("'", '"')
+    return [named or _EXPECTED[problem["type"]]]
 
 
 def _one_of(*words: str) -> WrapValidator:
@@ -57,7 +68,7 @@ def _one_of(*words: str) -> WrapValidator:
         try:
             handler(value)
         except ValidationError:
-            raise other_kind(*words) from None
+            raise OtherKindError(*words) from None
         return _with_numbers(value)
 
     return WrapValidator(read)
@@ -68,9 +79,10 @@ def _or_null(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         return handler(value)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        if problem["loc"] or problem["type"] == UNKNOWN_KEY:
+        is_of_the_kind = problem["loc"] or isinstance(problem.get("ctx", {}).get("error"), UnknownKeyError)
+        if is_of_the_kind:
             raise
-        raise other_kind(*expected(problem), "null") from None
+        raise OtherKindError(*expected(problem), "null") from None
 
 
 def _with_numbers(value: Any) -> Any:
@@ -103,22 +115,15 @@ class Part(BaseModel):
     @classmethod
     def _read(cls, given: Any, handler: ModelWrapValidatorHandler) -> Any:
         if cls.model_config["extra"] == "forbid" and isinstance(given, dict):
-            cls._refuse_unknown(given)
+            unknown = next((key for key in given if key not in cls.model_fields), None)
+            if unknown is not None:
+                raise UnknownKeyError(unknown, list(cls.model_fields))
         part = handler(given)
         values = {**vars(part), **(part.model_extra or {})}
         if cls._record is None:
             return {key: values[key] for key in given}
         own = (each.name for each in fields(cls._record) if each.name in given)
         return cls._record(**{name: _frozen(values[name]) for name in own})
-
-    @classmethod
-    def _refuse_unknown(cls, given: Mapping[str, Any]) -> None:
-        known = list(cls.model_fields)
-        for key in given:
-            if key not in cls.model_fields:
-                near = difflib.get_close_matches(key[:_LONGEST_KEY], known, n=1)
-                hint = f"did you mean {near[0]}" if near else f"known are {', '.join(known)}"
-                raise PydanticCustomError(UNKNOWN_KEY, "{key} is not known: {hint}", {"key": key, "hint": hint})
 
 
 class OpenPart(Part):
