@@ -76,6 +76,7 @@ def smoke(
     )
     asked = examined_by(examination_request, required, jobs)
     check_folder(output)
+    output.mkdir(parents=True, exist_ok=True)
     write_whole(written, wanted.text)
 
     tell = partial(_tell, quiet)

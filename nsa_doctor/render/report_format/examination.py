@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from nsa_doctor.core import finding, measurement
-from nsa_doctor.render.report_format.part import Listed, Maybe, Number, OpenPart, Part, Scalar, optional
+from nsa_doctor.render.report_format.part import Listed, Maybe, Named, Number, OpenPart, Part, Scalar, optional
 
 
 class Identity(OpenPart):
@@ -75,7 +75,7 @@ class Finding(Part):
     _record = finding.Finding
     message: str = Field(description="What is wrong, how much and where, in a sentence.")
     where: Place
-    evidence: dict[str, Scalar] = Field(description="What was measured, by name.")
+    evidence: Named[Scalar] = Field(description="What was measured, by name.")
     control: str = Field(description="What was fine beside it.")
     repro: str = Field(description="One line to paste that shows it again.")
     code: str = Field(description="The check that it belongs to.")

@@ -5,7 +5,7 @@ from pydantic import Field
 from nsa_doctor.core import measurement
 from nsa_doctor.core.measurement import Mode, TroubleKind, Values
 from nsa_doctor.render.report_format.examination import Place
-from nsa_doctor.render.report_format.part import Listed, Maybe, Number, Part, optional
+from nsa_doctor.render.report_format.part import Listed, Maybe, Named, Number, Part, optional
 
 
 class Point(Part):
@@ -89,8 +89,8 @@ class Throughput(Part):
     """What was timed: a row per length, the growth of each quantity, and who takes the time."""
 
     rows: Listed[Timed]
-    exponents: dict[str, Maybe[Exponent]] = Field(description="By quantity; null where there are too few lengths.")
-    shares: dict[str, Number] = Field(description="Share of the time of a pass, by branch or module.")
+    exponents: Named[Maybe[Exponent]] = Field(description="By quantity; null where there are too few lengths.")
+    shares: Named[Number] = Field(description="Share of the time of a pass, by branch or module.")
 
 
 class Run(Part):
@@ -98,8 +98,8 @@ class Run(Part):
 
     folder: str = Field(description="The folder that it was read from.")
     device_name: str = Field(description="Device that it ran on, empty where it is not known.")
-    series: dict[str, Listed[Maybe[Number]]] = Field(description="Along the steps, by name; null where not known.")
+    series: Named[Listed[Maybe[Number]]] = Field(description="Along the steps, by name; null where not known.")
     silences: Listed[Listed[Number]] = Field(description="Times between heartbeats, as [from, seconds].")
-    numbers: dict[str, Maybe[Number]] = Field(description="What policies set limits on, by name; null where not known.")
+    numbers: Named[Maybe[Number]] = Field(description="What policies set limits on, by name; null where not known.")
     watchdog_dumps: Listed[str] = Field(description="Files of the watchdog with the stacks of a hang.")
     checkpoints: Listed[str] = Field(description="Files of checkpoints that the run saved.")

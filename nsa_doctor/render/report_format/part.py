@@ -85,6 +85,13 @@ def _or_null(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         raise OtherKindError(*expected(problem), "null") from None
 
 
+def _entry_by_entry(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """The mapping; the first wrong entry ends it, as FailFast does for lists: a file may hold millions of them."""
+    if not isinstance(value, dict):
+        return handler(value)
+    return {key: handler({key: item})[key] for key, item in value.items()}
+
+
 def _with_numbers(value: Any) -> Any:
     if isinstance(value, str):
         return _NOT_FINITE.get(value, value)
@@ -100,6 +107,7 @@ Scalar = Annotated[str | float | bool | None, _one_of("text", "a number", "true 
 Plain = Annotated[JsonValue, AfterValidator(_with_numbers)]
 Maybe = Annotated[T | None, WrapValidator(_or_null)]
 Listed = Annotated[list[T], FailFast()]
+Named = Annotated[dict[str, T], WrapValidator(_entry_by_entry)]
 
 
 def optional(description: str = "") -> Any:

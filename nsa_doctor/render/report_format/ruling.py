@@ -7,7 +7,7 @@ from pydantic import Field
 from nsa_doctor.core import policy_verdict, power, proof
 from nsa_doctor.core.policy_verdict import DecisionWord, LimitStatus
 from nsa_doctor.core.proof import Fate
-from nsa_doctor.render.report_format.part import Listed, Maybe, Number, Part, optional
+from nsa_doctor.render.report_format.part import Listed, Maybe, Named, Number, Part, optional
 
 
 class Required(Part):
@@ -131,4 +131,4 @@ class Proof(Part):
     seconds: Number
     noticed_low: Number = Field(description="Lower bound of the share noticed, with 95 % confidence.")
     noticed_high: Number = Field(description="Upper bound of it.")
-    counts: dict[str, int] = optional("Mutants by fate; absent in reports of an earlier nsa-doctor.")
+    counts: Named[int] = optional("Mutants by fate; absent in reports of an earlier nsa-doctor.")

@@ -246,6 +246,22 @@ def test_what_is_no_report_is_refused(content: bytes | str, told: str) -> None:
     assert told in refusal(content)
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("notes", [1] * 1000),
+        ("results.1.findings.0.evidence", {f"a{index}": [] for index in range(1000)}),
+        ("results", [RECORD["results"][0] | {"notes": [1]}] * 1000),
+        ("gates", [{}] * 1000),
+        ("proof.counts", {f"a{index}": "" for index in range(1000)}),
+    ],
+)
+def test_the_first_wrong_entry_ends_the_reading(path: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Document.model_validate(json.loads(changed(path, value)))
+    assert caught.value.error_count() < 20  # of one entry, not of each
+
+
 def test_deep_evidence_of_any_kind_is_refused() -> None:
     deep: Any = 1
     for _ in range(500):
