@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -13,7 +13,6 @@ from pydantic import (
     FailFast,
     Field,
     JsonValue,
-    ModelWrapValidatorHandler,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -121,7 +120,7 @@ class Part(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _read(cls, given: Any, handler: ModelWrapValidatorHandler) -> Any:
+    def _read(cls, given: Any, handler: Callable[[Any], Any]) -> Any:
         if cls.model_config["extra"] == "forbid" and isinstance(given, dict):
             unknown = next((key for key in given if key not in cls.model_fields), None)
             if unknown is not None:
