@@ -57,14 +57,13 @@ def metadata(wheel: Path) -> Message:
 def test_the_wheel_holds_every_module_and_configuration_and_nothing_else(wheel: Path) -> None:
     modules = {str(path.relative_to(ROOT)) for name in ("nsa", "nsa_doctor") for path in (ROOT / name).rglob("*.py")}
     cases = {f"nsa_doctor/{path.relative_to(ROOT)}" for path in (ROOT / "regressions").glob("*.py")}
-    schemas = {"nsa_doctor/render/report.schema.json"}
     pages = {str(path.relative_to(ROOT)) for path in (ROOT / "nsa_doctor" / "render" / "page").iterdir()}
     pages |= {"nsa_doctor/core/score.json", "nsa_doctor/regressions/README.md"}
     configs = {f"nsa/configs/{path.relative_to(ROOT / 'configs')}" for path in (ROOT / "configs").rglob("*.yaml")}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert {"nsa/configs/m7c_125m_fast_log.yaml", "nsa/configs/train_showcase.yaml"} <= configs
-    assert names == modules | cases | configs | schemas | pages
+    assert names == modules | cases | configs | pages
 
 
 def test_two_packages_are_installed_and_nothing_else(installed: Path) -> None:

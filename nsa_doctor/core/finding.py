@@ -144,7 +144,7 @@ class Report:
     `subject`, `options` and `environment` say what was examined and how; `measurements` hold a sweep's table,
     `throughput` what was timed, `run` the facts of a training run, `gates` a checkpoint's gates, one mapping each;
     `verdict` is what a policy file made of it all, `proof` what it notices of mutants of the subject.
-    `render/report.schema.json` says what is in each. `interrupted` is true when a person stopped it.
+    `render/report_format` says what is in each. `interrupted` is true when a person stopped it.
     """
 
     command: str

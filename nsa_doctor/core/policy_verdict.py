@@ -5,6 +5,7 @@ from typing import Literal
 
 from nsa_doctor.core.power import Power
 
+DecisionWord = Literal["GO", "NO-GO", "UNKNOWN"]
 LimitStatus = Literal["kept", "broken", "not measured", "other device"]
 
 
@@ -59,7 +60,7 @@ class PolicyVerdict:
     `power` says what it rests on.
     """
 
-    decision: Literal["GO", "NO-GO", "UNKNOWN"]
+    decision: DecisionWord
     gate: str
     gate_digest: str
     why: tuple[str, ...]

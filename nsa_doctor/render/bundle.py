@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from nsa_doctor.core.finding import Report
@@ -19,13 +20,22 @@ FILES: Mapping[str, str] = {  # name: format
 
 
 def check_folder(folder: Path) -> None:
-    """Find out before the work starts whether a bundle can be written there; raises CannotWriteError."""
+    """Find out before the work starts whether a bundle can be written there; raises CannotWriteError.
+
+    A folder that is not there yet is made for it and removed again: no folder stays behind where no work is done.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
-            require_no_folder(folder / name, "a report belongs there; give another --output")
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".nsa-doctor."):
-            pass
+        missing = [each for each in (folder, *folder.parents) if not os.path.lexists(each)]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in FILES:
+                require_no_folder(folder / name, "a report belongs there; give another --output")
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".nsa-doctor."):
+                pass
+        finally:
+            for each in missing:
+                with suppress(OSError):  # it was not made, or something else lies in it by now
+                    each.rmdir()
     except CannotWriteError:
         raise
     except REFUSALS as error:

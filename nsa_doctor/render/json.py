@@ -4,14 +4,16 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from nsa_doctor.core.finding import Finding, Report, Result
 from nsa_doctor.core.policy_verdict import PolicyVerdict
 from nsa_doctor.core.proof import Fate, Proof
 
-FORMAT = "nsa-doctor-report"
-VERSION = 1
+Format = Literal["nsa-doctor-report"]
+Version = Literal[1]
+FORMAT: Format = "nsa-doctor-report"
+VERSION: Version = 1
 _LEFT_OUT_WHEN_EMPTY = ("throughput", "run", "gates")
 
 

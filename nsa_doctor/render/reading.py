@@ -4,19 +4,12 @@ import json
 import math
 import os
 import sys
-from dataclasses import fields, is_dataclass
-from enum import StrEnum
-from functools import cache
-from pathlib import Path
-from types import UnionType
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn
 
 from nsa_doctor.core.finding import Report
 from nsa_doctor.core.text import escaped
-from nsa_doctor.render.json import FORMAT, VERSION
-from nsa_doctor.render.schema_check import Conformity
+from nsa_doctor.render.json import FORMAT, VERSION, strict
 
-SCHEMA = Path(__file__).with_name("report.schema.json")
 STANDARD_INPUT = "-"
 _MOST_BYTES = 64 * 2**20
 _DEEPEST = 40
@@ -60,11 +53,7 @@ def parse_report(content: bytes | str) -> Report:
     if type(version) is int and version != VERSION:
         remedy = "render it with the nsa-doctor that wrote it" if version < VERSION else "install a newer nsa-doctor"
         raise UnreadableReportError(f"is a report of version {version}, and this nsa-doctor reads {VERSION}; {remedy}")
-    objection = next(_conformity().objections(document), None)
-    if objection is not None:
-        raise UnreadableReportError(f"is not as nsa-doctor writes it: {objection}")
-    report = _built(Report, _conformity().read(document))
-    assert isinstance(report, Report)
+    report = _validated(document)
     if document["decision"] != report.decision.value:
         raise UnreadableReportError(
             f"says {document['decision']}, and what it holds makes {report.decision.value}: it was changed by hand"
@@ -72,9 +61,18 @@ def parse_report(content: bytes | str) -> Report:
     return report
 
 
-@cache
-def _conformity() -> Conformity:
-    return Conformity(json.loads(SCHEMA.read_text(encoding="utf-8")))
+def _validated(document: dict[str, Any]) -> Report:
+    from pydantic import ValidationError
+
+    from nsa_doctor.render.report_format.document import Document
+    from nsa_doctor.render.report_format.objection import objection
+
+    try:
+        report: Any = Document.model_validate(document)
+    except ValidationError as error:
+        raise UnreadableReportError(f"is not as nsa-doctor writes it: {objection(error)}") from error
+    assert isinstance(report, Report)
+    return report
 
 
 def _text(content: bytes | str) -> str:
@@ -111,7 +109,7 @@ def _parsed(text: str) -> Any:
         raise UnreadableReportError(f"is nested too deeply for a report; {_REMEDY}") from error
     except ValueError as error:  # what the hooks refuse
         raise UnreadableReportError(f"is not JSON as nsa-doctor writes it: {error}") from error
-    return _shallow(document)
+    return strict(_shallow(document))
 
 
 def _refuse_word(word: str) -> NoReturn:
@@ -153,21 +151,3 @@ def _shallow(document: Any) -> Any:
         if not level:
             return document
     raise UnreadableReportError(f"is nested too deeply for a report; {_REMEDY}")
-
-
-def _built(kind: Any, value: Any) -> Any:
-    """The record, or records, that a value stands for."""
-    if get_origin(kind) is UnionType and value is not None:
-        kind = next((one for one in get_args(kind) if is_dataclass(one)), Any)
-    if get_origin(kind) is tuple:
-        return tuple(_built(get_args(kind)[0], item) for item in value)
-    if is_dataclass(kind) and isinstance(kind, type):
-        hints = _hints(kind)
-        own = (part.name for part in fields(kind) if part.name in value)
-        return kind(**{name: _built(hints[name], value[name]) for name in own})
-    return kind(value) if isinstance(kind, type) and issubclass(kind, StrEnum) else value
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)

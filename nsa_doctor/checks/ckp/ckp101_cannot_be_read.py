@@ -4,6 +4,13 @@ Detects: a checkpoint that is missing, empty, cut short, of another kind, contra
 Matters: what was trained is lost with it, and a loader that is lenient goes on with whatever is left.
 Fix: copy it again and compare sizes; where the original is as bad, go back to an earlier one, and save to another name
      that is moved in place when it is whole.
+
+Example:
+    # faulty
+    torch.save(model.state_dict(), "model.pt")  # killed half-way, it leaves a part, and the old file is gone
+    # correct
+    torch.save(model.state_dict(), "model.pt.part")
+    os.replace("model.pt.part", "model.pt")
 """
 
 from collections.abc import Iterator

@@ -6,6 +6,14 @@ Detects: a checkpoint that has a loader run code, or that is built to harm who o
 Matters: who loads it runs what its author wrote, with all rights of the job that loads it, or waits for ever.
 Fix: do not load it; get it from a source you trust. Of your own checkpoints save the state_dict alone, best as
     safetensors, and load with weights_only=True.
+
+Example:
+    # faulty
+    torch.save(model, "model.pt")  # a pickle of the module: to load it is to run what it names
+    model = torch.load("model.pt", weights_only=False)
+    # correct
+    safetensors.torch.save_file(model.state_dict(), "model.safetensors")
+    model.load_state_dict(safetensors.torch.load_file("model.safetensors"))
 """
 
 import io

@@ -3,6 +3,16 @@
 Detects: NaN or infinities in a checkpoint's tensors, those of masks and of extremes that have seen nothing left out.
 Matters: a model that goes on from it gives NaN from the first step; the run was lost before it was saved.
 Fix: go back to the last checkpoint without, and find the step that made the first of them with nsa-doctor sweep.
+
+Example:
+    # faulty
+    optimizer.step()  # one loss that is NaN makes every weight NaN
+    torch.save(model.state_dict(), path)
+    # correct
+    if not torch.isfinite(loss):
+        raise FloatingPointError(f"the loss of step {step} is {loss.item()}")
+    optimizer.step()
+    torch.save(model.state_dict(), path)
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,13 @@ Detects: a resume after which replayed steps report different losses, the schedu
     checkpoint was taken.
 Matters: what the checkpoint leaves out (the optimizer's moments, the data's position, the schedule) is lost each time.
 Fix: save and restore optimizer, schedule, generators and the position in the data; go on from the newest checkpoint.
+
+Example:
+    # faulty
+    torch.save({"model": model.state_dict()}, path)
+    # correct
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+    torch.save({**state, "generator": torch.get_rng_state(), "rows_given": rows_given}, path)
 """
 
 from collections.abc import Iterator

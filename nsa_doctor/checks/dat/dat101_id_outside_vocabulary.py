@@ -3,6 +3,12 @@
 Detects: token ids that are negative, beyond the vocabulary, or no whole numbers.
 Matters: an embedding raises far from the data, or reads memory that is not its own; such a target is none.
 Fix: use the tokenizer whose vocabulary the model has, and mark what is not to be predicted with one negative number.
+
+Example:
+    # faulty
+    targets[is_padding] = tokenizer.vocab_size  # one more than the last id
+    # correct
+    targets[is_padding] = -100  # what cross_entropy ignores
 """
 
 from collections.abc import Iterator

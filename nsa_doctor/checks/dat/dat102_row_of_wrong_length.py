@@ -3,6 +3,12 @@
 Detects: rows longer or shorter than the length that was configured, of different lengths, or too many in a batch.
 Matters: an over-long row costs memory nobody planned for, and positions the model never learns; a short one is wasted.
 Fix: cut and pack documents to rows of seq_len tokens, and one more where targets are made from the same row.
+
+Example:
+    # faulty
+    rows = [document[start : start + seq_len] for start in range(0, len(document), seq_len)]  # the last is shorter
+    # correct
+    rows = stream[: len(stream) // seq_len * seq_len].view(-1, seq_len)  # the documents, one behind the other
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,12 @@
 Detects: targets that are not the token after their input: the input itself, the one after the next, another row's.
 Matters: a target that the model can read gives a loss near nothing and no model; any other one teaches nonsense.
 Fix: shift once, in the loader (targets = tokens[:, 1:]) or in the model, never in both and never in neither.
+
+Example:
+    # faulty
+    inputs, targets = tokens, tokens  # and the model does not shift
+    # correct
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
 """
 
 from collections.abc import Iterator, Sequence

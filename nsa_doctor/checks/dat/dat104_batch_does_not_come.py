@@ -3,6 +3,12 @@
 Detects: a batch that takes longer than its limit, a loader that raises, and one that ends before it should.
 Matters: every process of the run waits for it, with the GPUs they hold, and nothing says for what.
 Fix: look at the line named; read with a time-out, retry, and say what is waited for.
+
+Example:
+    # faulty
+    row = next(stream)  # does not return once the connection is gone
+    # correct
+    row = rows_read_ahead.get(timeout=60)  # a thread reads; queue.Empty is reported, and the shard opened again
 """
 
 import threading

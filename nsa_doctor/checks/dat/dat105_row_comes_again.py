@@ -3,6 +3,15 @@
 Detects: rows that come again before the others have come, batches that are all the same, rows of one token alone.
 Matters: the loss falls because the rows are known by heart, and most of the data is never read.
 Fix: keep one iterator for the whole run, and give each worker and each rank rows of its own.
+
+Example:
+    # faulty
+    for step in range(steps):
+        batch = next(iter(loader))  # the first batch at every step
+    # correct
+    batches = iter(loader)
+    for step in range(steps):
+        batch = next(batches)
 """
 
 from collections import Counter

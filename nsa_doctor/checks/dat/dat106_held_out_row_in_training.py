@@ -3,6 +3,14 @@
 Detects: rows of the held-out split of which a half or more is among the training rows.
 Matters: the held-out loss then measures memory, and overfitting cannot be seen.
 Fix: split by document before packing, by a hash of the text, so that copies of a document stay on one side.
+
+Example:
+    # faulty
+    random.shuffle(rows)  # rows of one document, and its copies, fall on both sides
+    held_out, train = rows[:1000], rows[1000:]
+    # correct
+    is_held_out = {text: zlib.crc32(text.encode()) % 100 == 0 for text in documents}
+    held_out, train = ([text for text in documents if is_held_out[text] == side] for side in (True, False))
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,14 @@
 Detects: a loader that gives other rows when it is opened again with the same seed.
 Matters: no run can be repeated, no bad step looked at again, and a resumed run reads rows twice and others never.
 Fix: draw the order from a generator seeded by the configuration, not from the clock, the process or a set's order.
+
+Example:
+    # faulty
+    files = list(set(folder.glob("*.parquet")))  # a set's order is another one in every process
+    random.shuffle(files)
+    # correct
+    files = sorted(folder.glob("*.parquet"))
+    random.Random(config.seed).shuffle(files)
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,12 @@
 Detects: a saved position from which the loader does not go on with the next batch, or that cannot be saved.
 Matters: every resume reads some rows again and leaves others out, and no loss curve shows it.
 Fix: save the position of the batch last given, not of the one read ahead, as plain numbers.
+
+Example:
+    # faulty
+    state = {"row": reader.row}  # of the row that was read ahead
+    # correct
+    state = {"row": rows_given}  # counted where a batch is handed out
 """
 
 import json

@@ -3,6 +3,14 @@
 Detects: batches of which hardly anything is to be predicted, or in which padding is predicted like text.
 Matters: the first wastes the machine, the second gives a loss near nothing that says nothing.
 Fix: pack documents to full rows, and give the targets of padding the number that the loss ignores.
+
+Example:
+    # faulty
+    tokens = document + [padding] * (seq_len + 1 - len(document))
+    inputs, targets = tokens[:-1], tokens[1:]  # padding is predicted like text
+    # correct
+    tokens = stream[start : start + seq_len + 1]  # documents packed one behind the other
+    inputs, targets = tokens[:-1], tokens[1:]
 """
 
 from collections.abc import Iterator

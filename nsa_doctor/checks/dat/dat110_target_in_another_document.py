@@ -3,6 +3,13 @@
 Detects: targets that begin another document and are predicted from the one before, where the batch marks documents.
 Matters: nothing in one document says how the next begins; the model is taught noise at every boundary.
 Fix: give the target of each document's last token the number that the loss ignores.
+
+Example:
+    # faulty
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    # correct
+    begins = document[:, 1:] != document[:, :-1]
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].masked_fill(begins, -100)
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,12 @@
 Detects: decoding that changes when the part of the cache that holds no token is overwritten with large numbers.
 Matters: results depend on what the memory held before: other requests, other runs, or NaN.
 Fix: read up to the number of tokens written, and write a token's key and value before its query reads them.
+
+Example:
+    # faulty
+    y = attend(q, cache.k, cache.v)  # all that is allocated, written or not
+    # correct
+    y = attend(q, cache.k[:, : cache.length], cache.v[:, : cache.length])
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,12 @@
 Detects: a cache that takes more than twice the memory of what it has to keep, or grows faster than its tokens do.
 Matters: the window and the tokens not yet compressed are bounded; a cache that keeps all of them ends in out of memory.
 Fix: drop what has left the window, free what was outgrown, and double memory in place of adding to it at each step.
+
+Example:
+    # faulty
+    cache.k = torch.cat([cache.k, k], dim=1)  # in a sliding branch: keys that have left the window are kept
+    # correct
+    cache.k = torch.cat([cache.k, k], dim=1)[:, -window:].clone()  # a slice by itself keeps all memory
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,13 @@
 Detects: a process several steps behind the others, or one that the run counts and that left no heartbeat.
 Matters: the others wait for it at every exchange, until they give up and the run ends.
 Fix: look at that process: its stacks (kill -USR1 PID), its GPU, its share of the data.
+
+Example:
+    # faulty
+    if rank == 0:
+        evaluate(model, held_out)  # the others go on without it
+    # correct
+    evaluate(model, held_out[rank::world_size])
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,14 @@
 Detects: processes that report different losses or learning rates of one step, or hold different parameters.
 Matters: each trains a model of its own from then on, and their averaged gradients belong to none.
 Fix: look for what only one of them did: an update outside the exchange, an unsynchronised buffer, another seed.
+
+Example:
+    # faulty
+    torch.manual_seed(rank)  # other weights on every rank, and nothing makes them equal
+    model = Transformer(config)
+    # correct
+    torch.manual_seed(config.seed)
+    model = DistributedDataParallel(Transformer(config))
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,14 @@
 Detects: a process that ended with a reason of its own, or without a word, and took the others with it.
 Matters: the others report a lost connection; the first one's reason is the one to mend.
 Fix: do what that rank's reason says, then start all processes again with --resume auto.
+
+Example:
+    # faulty
+    if not shard.exists():
+        sys.exit(1)  # without a word, while the other ranks wait in all_reduce
+    # correct
+    if not shard.exists():
+        raise FileNotFoundError(f"rank {rank}: {shard} is missing")
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,13 @@
 Detects: processes of one run whose batches are the same at the same steps.
 Matters: each computes the gradient of the others: a run of N processes costs N times one and learns what one does.
 Fix: give the loader the rank and the number of processes, and deal the rows of one order out by them.
+
+Example:
+    # faulty
+    loader = DataLoader(rows, batch_size=8, generator=torch.Generator().manual_seed(0), shuffle=True)
+    # correct
+    sampler = DistributedSampler(rows, num_replicas=world_size, rank=rank, seed=0)
+    loader = DataLoader(rows, batch_size=8, sampler=sampler)
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,12 @@ Detects: routing that does not do what the flags say: flash-attn for a branch al
 under NSA_USE_FA2=1 where it serves without the flag, or a summary that contradicts its branches.
 Matters: the run uses another kernel than the one that was tested, and a bug hunt looks at the wrong code.
 Fix: read the flag in one place, and let every branch ask there.
+
+Example:
+    # faulty
+    attend = flash_attn_func if flash_is_installed else reference  # in one branch, which never asks for NSA_USE_FA2
+    # correct
+    attend = flash_attn_func if flash_is_installed and flags.use_fa2 else reference  # in every branch alike
 """
 
 import inspect

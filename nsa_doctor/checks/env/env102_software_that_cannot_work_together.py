@@ -4,6 +4,12 @@ Detects: a driver too old for torch's CUDA, a GPU that torch has no code for, a 
 flash-attn that cannot be imported, a torch without CUDA beside an NVIDIA device.
 Matters: kernels fail at their first launch, or a slow fallback takes their place without a word.
 Fix: install the versions named; `nsa-doctor env` prints a block to paste into an issue.
+
+Example:
+    # faulty
+    requirements = ["torch==2.11.0", "triton==3.0.0"]  # torch asks for another triton
+    # correct
+    requirements = ["torch==2.11.0"]  # brings the triton that it was built with
 """
 
 from collections.abc import Iterator

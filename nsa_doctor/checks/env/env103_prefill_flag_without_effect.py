@@ -4,6 +4,12 @@ Detects: NSA_PREFILL_BATCHED that the code reads and does not follow: prompts ar
 by token under 1 and at once under 0.
 Matters: who turns it to narrow a fault compares a path with itself; token by token a prompt takes many times as long.
 Fix: read the flag in one place, and let every way to take in a prompt ask there.
+
+Example:
+    # faulty
+    is_batched = bool(os.environ.get("NSA_PREFILL_BATCHED"))  # "0" is true as well
+    # correct
+    is_batched = os.environ.get("NSA_PREFILL_BATCHED") == "1"
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,12 @@
 Detects: an output or a gradient that differs from an independent implementation's with the same weights.
 Matters: the model computes something other than what it is named for, and every result is about that other thing.
 Fix: compare the branch named with its equation, one query at a time, at the token named.
+
+Example:
+    # faulty
+    weights = (q @ k.mT).masked_fill(hidden, floor).softmax(-1)  # the scale is left out
+    # correct
+    weights = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(hidden, floor).softmax(-1)
 """
 
 from collections.abc import Iterator

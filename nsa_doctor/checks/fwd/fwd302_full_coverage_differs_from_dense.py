@@ -3,6 +3,12 @@
 Detects: a selected or a sliding branch that covers the whole past and yet is not dense causal attention over its keys.
 Matters: this is the one case with a known answer: what is wrong here is wrong at every length.
 Fix: look at the scale, the mask at the query's own token, and how heads are matched with key and value groups.
+
+Example:
+    # faulty
+    seen = key_positions < query_positions[:, None]  # a token does not see itself
+    # correct
+    seen = key_positions <= query_positions[:, None]
 """
 
 from collections.abc import Iterator

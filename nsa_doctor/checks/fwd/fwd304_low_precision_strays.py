@@ -3,6 +3,14 @@
 Detects: an output further from float64 than its precision explains; positions that merge in it or under autocast.
 Matters: sums kept in half precision stop growing, positions merge beyond 256, squares cancel; nothing says why.
 Fix: keep running sums, variances, positions and softmax denominators in float32, whatever the inputs are in.
+
+Example:
+    # faulty
+    positions = torch.arange(S, dtype=x.dtype)  # 256 and 257 are one number in bfloat16
+    angles = positions[:, None] * frequencies
+    # correct
+    positions = torch.arange(S, dtype=torch.float32)
+    angles = positions[:, None] * frequencies
 """
 
 import math

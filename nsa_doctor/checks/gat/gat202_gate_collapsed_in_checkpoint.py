@@ -3,6 +3,12 @@
 Detects: a gate in a checkpoint that gives nearly everything to the same branch, whatever the input.
 Matters: the other branches are computed for nothing, get next to no gradient, and what they should see is not seen.
 Fix: lower the bias of the branch that takes all, or the learning rate of the gate; go back to a checkpoint before it.
+
+Example:
+    # faulty
+    nn.init.constant_(gate.bias[:1], 10.0)  # softmax gives the first branch everything
+    # correct
+    nn.init.zeros_(gate.bias)
 """
 
 from collections.abc import Iterator

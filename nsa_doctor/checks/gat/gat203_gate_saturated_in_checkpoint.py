@@ -3,6 +3,12 @@
 Detects: a gate in a checkpoint that is decided for nearly every ordinary input: its slope is nearly zero.
 Matters: it cannot learn any more: the gradient through it is lost in rounding.
 Fix: go back to a checkpoint before it, lower the gate's learning rate, scale its logits or raise the temperature.
+
+Example:
+    # faulty
+    nn.init.normal_(gate.weight, std=10.0)  # sigmoid is flat on nearly every input
+    # correct
+    nn.init.normal_(gate.weight, std=0.02)
 """
 
 from collections.abc import Iterator

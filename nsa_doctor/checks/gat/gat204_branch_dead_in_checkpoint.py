@@ -3,6 +3,12 @@
 Detects: a branch whose gate in a checkpoint gives it almost no weight on every ordinary input.
 Matters: the branch is computed and thrown away, gets no gradient, and what it should see is not seen.
 Fix: look at the gate's bias and at the order of the branches; go back to a checkpoint before it.
+
+Example:
+    # faulty
+    nn.init.constant_(gate.bias[2:], -20.0)  # the last branch is off on every input
+    # correct
+    nn.init.zeros_(gate.bias)
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,12 @@ Detects: a gradient that is not the derivative: a hand-written backward that is 
 .item() on the way, a parameter wrapped again, a write that autograd does not see.
 Matters: training goes on with a direction that is not downhill; the loss still falls, only later and less far.
 Fix: look at the call named: all gradients behind it are right, the one it hands on is not.
+
+Example:
+    # faulty
+    y = x / x.norm().item()  # for autograd the norm is a constant
+    # correct
+    y = x / x.norm()
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,16 @@ Detects: gradients that change when the same forward and backward run again, or 
 graph.
 Matters: accumulated gradients are not the sum of what they should be, and no run can be repeated.
 Fix: a backward must neither write into what it saved or was handed, nor remember how often it ran, nor draw new noise.
+
+Example:
+    # faulty
+    def backward(ctx, grad):
+        (weights,) = ctx.saved_tensors
+        return grad.mul_(weights)  # writes into what it was handed
+    # correct
+    def backward(ctx, grad):
+        (weights,) = ctx.saved_tensors
+        return grad * weights
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,12 @@ Detects: a length at which a pass takes many times as long as at its neighbour: 
 further token.
 Matters: the run is fast until one batch has that length; then a step takes minutes, and the watchdog ends it.
 Fix: look at the line named; a fallback for lengths that do not fit a tile, or a search over subsets, is usual.
+
+Example:
+    # faulty
+    y = tiled(x) if S % 64 == 0 else torch.stack([one_token(x, t) for t in range(S)], dim=1)
+    # correct
+    y = tiled(F.pad(x, (0, 0, 0, -S % 64)))[:, :S]
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,14 @@ Detects: a query with no key to read, before the first block is complete or with
 exactly zero, or whose gradient is not; a tile of such queries at the front is among the cases.
 Matters: a softmax over nothing is NaN, or an average of what may not be seen; it is met at the start of every sequence.
 Fix: fill hidden scores with a finite number, take the softmax, then fill hidden weights with zero.
+
+Example:
+    # faulty
+    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(-1)  # a row that sees nothing reads all keys alike
+    # correct
+    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(-1).masked_fill(hidden, 0)
 """
 
 from collections.abc import Callable, Iterator

@@ -4,6 +4,12 @@ Detects: a training step that takes more times as long as plain dense attention 
 (`max_slowdown`); `nsa-doctor throughput` holds it to the tokens per second of a file of floors too.
 Matters: a loop over ranges made 6 tokens/s of 400, sixty times less; nothing was wrong but the speed.
 Fix: `nsa-doctor run --select HNG,PRF` names the line where operations, waits, memory or work grow too fast.
+
+Example:
+    # faulty
+    y = torch.stack([attend(q[:, t], k[:, : t + 1], v[:, : t + 1]) for t in range(S)], dim=1)
+    # correct
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,12 @@
 Detects: a run that does not say it has ended, and whose last heartbeat is older than its own pace allows.
 Matters: the process is gone or hangs where its watchdog does not run, and the GPUs are paid for.
 Fix: see whether the process lives (kill -USR1 PID writes its stacks), then go on with --resume auto.
+
+Example:
+    # faulty
+    batch = batches.get()  # a worker that died never puts one: no step, no heartbeat, no end
+    # correct
+    batch = batches.get(timeout=600)  # raises queue.Empty, and the run says how it ended
 """
 
 from collections.abc import Iterator

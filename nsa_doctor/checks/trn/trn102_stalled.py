@@ -3,6 +3,12 @@
 Detects: a step, a batch or a save that stood still: by the watchdog's stacks, by the run's word, or by a gap of time.
 Matters: a run that waits for data or hangs in one call holds its GPUs and learns nothing.
 Fix: go to the line that held it up; of a loader look at the file or shard it was reading.
+
+Example:
+    # faulty
+    shard = urlopen(url).read()  # a server that does not answer holds up the step
+    # correct
+    shard = urlopen(url, timeout=30).read()  # and is asked again
 """
 
 import threading

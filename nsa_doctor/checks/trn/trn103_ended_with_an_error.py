@@ -3,6 +3,15 @@
 Detects: a run that ended before its last step for want of memory, data, room on the disk, or with an exception.
 Matters: it will not go on by itself, and what made it end will end it again.
 Fix: do what the reason says, then go on with --resume auto.
+
+Example:
+    # faulty
+    for step in range(steps):
+        train_step(next(batches))  # StopIteration: the rows end before the steps do
+    # correct
+    batches = (batch for epoch in itertools.count() for batch in loader)
+    for step in range(steps):
+        train_step(next(batches))
 """
 
 from collections.abc import Iterator

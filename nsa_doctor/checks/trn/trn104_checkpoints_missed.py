@@ -3,6 +3,14 @@
 Detects: a run that went on past a step at which it was to save, or whose last checkpoint is gone or empty.
 Matters: nothing is lost only when something is saved; the next crash costs all steps since the last good one.
 Fix: look for room and rights in the folder of the checkpoints, and save by hand before the run goes on.
+
+Example:
+    # faulty
+    if step % save_every == 0:
+        Thread(target=save, args=(path,)).start()  # a full disk is an exception that nobody sees
+    # correct
+    if step % save_every == 0:
+        save(path)
 """
 
 import shutil

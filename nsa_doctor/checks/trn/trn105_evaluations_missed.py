@@ -3,6 +3,16 @@
 Detects: a run that was to be evaluated on held-out rows at a step, and went on without.
 Matters: what it has learnt by heart looks like what it has learnt; only rows that it never saw show the difference.
 Fix: look at how held-out rows are opened, and end a run that has none where its configuration asks for them.
+
+Example:
+    # faulty
+    if held_out and step % eval_every == 0:  # none were found: never evaluated, and no word of it
+        evaluate(model, held_out)
+    # correct
+    if not held_out:
+        raise ValueError("eval_every is set, and there are no held-out rows")
+    if step % eval_every == 0:
+        evaluate(model, held_out)
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,12 @@
 Detects: a step whose loss or gradient is NaN or infinite, the first of them, and where the run says it was born.
 Matters: the optimizer writes it into every weight, and nothing after that step is training.
 Fix: go to the module that the run names; where it names none, train with on_nonfinite: trace from the last checkpoint.
+
+Example:
+    # faulty
+    loss = -probabilities.gather(-1, targets[..., None]).log().mean()  # the logarithm of 0
+    # correct
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 """
 
 import math

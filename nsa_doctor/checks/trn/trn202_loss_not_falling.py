@@ -3,6 +3,14 @@
 Detects: a loss that after many steps is still that of a guess, or the same number over and over.
 Matters: nothing is learnt, and nothing will be: weights that no update reaches, targets that belong to other inputs.
 Fix: see that the optimizer holds the model's own parameters and is stepped, and that targets follow their inputs.
+
+Example:
+    # faulty
+    optimizer = AdamW(model.parameters())
+    model = Transformer(config)  # the optimizer steps the parameters of the one before
+    # correct
+    model = Transformer(config)
+    optimizer = AdamW(model.parameters())
 """
 
 import math

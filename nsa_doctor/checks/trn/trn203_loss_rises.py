@@ -3,6 +3,13 @@
 Detects: a loss that lies far above what it had reached, beyond the noise of its steps, and does not come back.
 Matters: every step makes the model worse: the update has the wrong sign, the rate is too high, or the data changed.
 Fix: go back to the last checkpoint before it rises; halve the rate; look at the sign of the loss and of the update.
+
+Example:
+    # faulty
+    optimizer = AdamW(model.parameters(), lr=3e-2)
+    # correct
+    optimizer = AdamW(model.parameters(), lr=3e-4)
+    schedule = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 1000))  # warm-up
 """
 
 from collections.abc import Iterator

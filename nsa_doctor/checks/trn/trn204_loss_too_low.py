@@ -5,6 +5,12 @@ Detects: a loss below what the data allows: below the entropy of a source that i
     success.
 Matters: the model sees what it is to predict: targets equal inputs, or attention reaches the future.
 Fix: look whether targets are shifted by one and masks are causal: nsa-doctor run --select FWD201,FWD202,GRD207.
+
+Example:
+    # faulty
+    y = F.scaled_dot_product_attention(q, k, v)  # each token sees the one that it has to predict
+    # correct
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 """
 
 import math

@@ -3,6 +3,12 @@
 Detects: a held-out loss that is taken on rows the run trains on, by the checksums in its heartbeats.
 Matters: the held-out loss falls with the training loss however much is learnt by heart, and goes into the report.
 Fix: open the loader of the evaluation on the held-out split. Rows that both splits hold: nsa-doctor data.
+
+Example:
+    # faulty
+    held_out = load_dataset(name, split="train[:1%]")  # rows that the run trains on
+    # correct
+    held_out = load_dataset(name, split="validation")
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,15 @@ Detects: a learning rate that stands still at nothing, or far below what its sch
 Matters: the run costs what it costs and learns nothing. The first steps of a long warm-up look the same and are not
     judged: 1e-07 is the first of 2,000 steps to 2e-04 (report 001).
 Fix: look whether the schedule is stepped, and whether its floor is a share of the rate or a rate.
+
+Example:
+    # faulty
+    schedule = LambdaLR(optimizer, lambda step: min(1.0, step / 1000))
+    optimizer.step()  # the schedule is never stepped: the rate stays 0
+    # correct
+    schedule = LambdaLR(optimizer, lambda step: min(1.0, step / 1000))
+    optimizer.step()
+    schedule.step()
 """
 
 from collections.abc import Iterator

@@ -4,6 +4,18 @@ Detects: a learning rate that is not the one its schedule gives for the step: an
     that nothing declares, a rate below zero.
 Matters: too high a rate undoes what was learnt, too low a one learns nothing, and neither shows at once.
 Fix: step the schedule once for each optimizer step, and save and restore it with the optimizer.
+
+Example:
+    # faulty
+    for part in batch.chunk(4):
+        (loss_of(part) / 4).backward()
+        schedule.step()  # four times for one step of the optimizer
+    optimizer.step()
+    # correct
+    for part in batch.chunk(4):
+        (loss_of(part) / 4).backward()
+    optimizer.step()
+    schedule.step()
 """
 
 from collections.abc import Iterator

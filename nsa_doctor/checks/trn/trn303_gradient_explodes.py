@@ -3,6 +3,12 @@
 Detects: a gradient norm that grows orders of magnitude above its own level and stays there.
 Matters: clipping hides it: every step then has the same length whatever the batch says, and the loss soon follows.
 Fix: go back to a checkpoint before it grows; look for weights that grow with it, a rate too high, a norm left out.
+
+Example:
+    # faulty
+    x = x + attention(x)  # activations and gradients grow with every layer
+    # correct
+    x = x + attention(norm(x))
 """
 
 from collections.abc import Iterator

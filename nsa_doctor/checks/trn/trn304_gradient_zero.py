@@ -3,6 +3,16 @@
 Detects: a gradient norm that is zero, or has sunk to nothing, step after step, while there is still much to learn.
 Matters: no step changes a weight; the run goes on as if it trained.
 Fix: look whether gradients are cleared between backward and step, and whether the loss is cut off from the weights.
+
+Example:
+    # faulty
+    loss.backward()
+    optimizer.zero_grad()
+    optimizer.step()
+    # correct
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
 """
 
 from collections.abc import Iterator

@@ -3,6 +3,13 @@
 Detects: steps that take longer and longer, from the first to the last of the run; pauses and busy neighbours apart.
 Matters: something grows with every step, and a run planned by its first hour takes many times as long.
 Fix: look for what is kept from step to step: a list, a graph, a cache, a log that is read again.
+
+Example:
+    # faulty
+    losses.append(loss.item())
+    smooth = statistics.fmean(losses)  # of all steps, at every step
+    # correct
+    smooth = 0.99 * smooth + 0.01 * loss.item()
 """
 
 import time

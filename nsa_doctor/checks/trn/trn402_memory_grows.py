@@ -4,6 +4,12 @@ Detects: memory that grows with the steps until the end, after what an allocator
     170 MB, linear with steps" as expected: it is not.
 Matters: the run ends when the memory does, hours or days from now.
 Fix: look for what is kept from step to step: losses with their graph, activations in a list, a cache that is never cut.
+
+Example:
+    # faulty
+    losses.append(loss)  # and with it the graph of its step
+    # correct
+    losses.append(loss.item())
 """
 
 import itertools

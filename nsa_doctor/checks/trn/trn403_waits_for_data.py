@@ -3,6 +3,12 @@
 Detects: a run whose typical step spends more than half of its time waiting for a batch.
 Matters: the device is paid for and idle; the model is no reason for how slow the run is.
 Fix: read ahead, tokenize before and not during the run, or give the loader more workers or a faster disk.
+
+Example:
+    # faulty
+    loader = DataLoader(rows, batch_size=8)  # tokenizes between two steps
+    # correct
+    loader = DataLoader(rows, batch_size=8, num_workers=4, prefetch_factor=4)
 """
 
 import itertools

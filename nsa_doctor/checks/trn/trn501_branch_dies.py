@@ -3,6 +3,12 @@
 Detects: a branch whose gate had a share in a layer, falls to nothing during the run and stays there.
 Matters: the branch is computed and thrown away, gets no gradient any more, and what it should see is not seen.
 Fix: lower the rate of the gate, look at what is added to its logits, and go back to a checkpoint before the fall.
+
+Example:
+    # faulty
+    weights = (gate(x) / 0.01).softmax(-1)  # a branch that falls behind gets no gradient any more
+    # correct
+    weights = gate(x).softmax(-1)
 """
 
 from collections.abc import Iterator, Mapping, Sequence

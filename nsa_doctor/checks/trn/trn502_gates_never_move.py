@@ -4,6 +4,12 @@ Detects: gates whose own parameters are the same at every look of a run that mad
 Matters: each layer keeps the mixture of branches it began with; the loss falls all the same, and nothing else shows it.
 Fix: give the optimizer gate.fc1 and gate.fc2, and let nothing between the gate and the loss be detached or constant.
     Where the gates are frozen on purpose, this is what was meant. A gate that weight decay alone moves is not found.
+
+Example:
+    # faulty
+    weights = gate(x).softmax(-1).detach()
+    # correct
+    weights = gate(x).softmax(-1)
 """
 
 import math

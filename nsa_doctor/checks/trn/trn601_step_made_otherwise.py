@@ -4,6 +4,14 @@ Detects: a step of nsa.train whose loss, gradient or weights are not what plain 
     it: other targets, a micro-batch left out, another decay, clipping or rate, a parameter that the optimizer misses.
 Matters: the loss falls all the same, only slower or to another place, and no log shows it.
 Fix: hold the loss, the accumulation of gradients and the optimizer's groups to the configuration, one at a time.
+
+Example:
+    # faulty
+    for part in parts[:-1]:  # one micro-batch is left out
+        (loss_of(part) / len(parts)).backward()
+    # correct
+    for part in parts:
+        (loss_of(part) / len(parts)).backward()
 """
 
 from collections.abc import Iterator

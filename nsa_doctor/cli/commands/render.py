@@ -11,7 +11,7 @@ from nsa_doctor.cli import options
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.writing import check_writable, is_terminal, say, write_whole
 from nsa_doctor.render.formats import FORMATS, render_as
-from nsa_doctor.render.reading import SCHEMA, STANDARD_INPUT, UnreadableReportError, read_report
+from nsa_doctor.render.reading import STANDARD_INPUT, UnreadableReportError, read_report
 
 
 def render(
@@ -31,7 +31,9 @@ def render(
             raise UsageError("--schema prints the schema and renders nothing; leave FILE and --to out")
         if output is not None:
             check_writable(output)
-        _put(SCHEMA.read_text(encoding="utf-8"), output)
+        from nsa_doctor.render.report_format.document import json_schema
+
+        _put(json_schema(), output)
         return 0
     if file is None:
         raise UsageError("FILE is missing: name a report.json, or - for standard input")

@@ -69,8 +69,7 @@ def smoke(
         SubjectOptions(config=str(written)), device=device, seed=0, timeout=timeout, profile=required.profile
     )
     asked = examined_by(examination_request, required, jobs)
-    check_folder(output)
-    write_whole(written, wanted.text)
+    _write_config(written, wanted.text)
 
     tell = partial(_tell, quiet)
     for note in wanted.notes:
@@ -90,6 +89,13 @@ def smoke(
     asked |= {"policy": required, "again": again, "data": batches_request(str(written))}
     report = _decided(asked, folder, device, quiet, failure)
     return deliver_bundle(replace(report, command="smoke", notes=(*notes, *report.notes)), output, traceback)
+
+
+def _write_config(path: Path, text: str) -> None:
+    """Make the folder of the run, once it is known that its report can be written there."""
+    check_folder(path.parent)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, text)
 
 
 def _tell(quiet: bool, sentence: str) -> None:

@@ -1,5 +1,6 @@
 """Every check has one shape, finds the bug it plants, and is silent on the healthy subject."""
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -260,6 +261,14 @@ def test_a_subject_without_the_seam_is_skipped(small: Subject) -> None:
 def test_a_malformed_manual_is_refused(doc: str | None) -> None:
     with pytest.raises(ValueError, match=r"docstring must"):
         parse_manual(doc)
+
+
+@pytest.mark.parametrize("code", KINDS)
+def test_every_manual_has_an_example_of_faulty_code_and_of_the_same_code_mended(code: str) -> None:
+    example = registry.manual(code).example
+    _, faulty, correct = re.split(r"^# (?:faulty|correct)\n", example, flags=re.MULTILINE)
+    assert re.findall(r"^# (faulty|correct)$", example, flags=re.MULTILINE) == ["faulty", "correct"]
+    assert ast.unparse(ast.parse(faulty)) != ast.unparse(ast.parse(correct)), "they differ in comments alone"
 
 
 def test_an_example_is_kept_as_it_was_written() -> None:

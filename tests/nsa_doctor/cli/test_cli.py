@@ -96,9 +96,32 @@ def test_what_only_the_child_can_know_is_told_as_briefly(doctor: Doctor, words: 
 
 
 @pytest.mark.parametrize("option", ["--policy", "--run", "--baseline", "--subject", "--config"])
-def test_a_sentence_has_an_end_whatever_it_is_about(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sentence_has_an_end_whatever_it_is_about(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert serve(["go-no-go", option, "n" * 5000]) == 2
     assert len(capsys.readouterr().err) < 1000
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["go-no-go", "--subject", "no_such_package.module:make"],
+        ["go-no-go", "--jobs", "0"],
+        ["smoke", "--jobs", "0"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_line_that_is_refused_leaves_no_folder_behind(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert serve([*words, "--quiet"]) == 2
+    assert serve([*words, "--quiet", "--output", "a/b/c"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_fault_of_the_doctors_own_is_exit_4(
@@ -188,6 +211,15 @@ def test_explain_gives_the_manual(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\nMatters: " in explained
     assert "\nFix: " in explained
     assert "\nExample:\n    # faulty\n" in explained
+
+
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_what_reads_no_file_starts_without_pydantic(word: str) -> None:
+    program = (
+        "import sys; from nsa_doctor.cli.main import serve; code = serve(sys.argv[1:]); "
+        "assert 'pydantic' not in sys.modules; sys.exit(code)"
+    )
+    subprocess.run([sys.executable, "-c", program, word], check=True, capture_output=True, env=environment())
 
 
 @pytest.mark.parametrize("words", [["--help"], ["sweep", "--help"], ["list"], ["explain", "NAN101"]])

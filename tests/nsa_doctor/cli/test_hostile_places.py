@@ -193,6 +193,16 @@ def test_a_report_that_cannot_be_printed_is_still_written(tmp_path: Path, full: 
     assert (tmp_path / "report.md").read_text(encoding="utf-8").startswith("## nsa-doctor: NO-GO")
 
 
+def test_a_folder_that_was_there_stays_and_one_that_was_not_is_left_to_the_report(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    for name in ("old", "old/new", "new/newer"):
+        bundle.check_folder(tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["old"]
+    bundle.write_bundle(tmp_path / "new" / "newer", examined())
+    bundle.check_folder(tmp_path / "new" / "newer")
+    assert sorted(path.name for path in (tmp_path / "new" / "newer").iterdir()) == sorted(bundle.FILES)
+
+
 @pytest.mark.parametrize("check", [check_writable, bundle.check_folder], ids=["file", "folder"])
 def test_a_long_path_is_shown_in_part(check: Callable[[Path], None], tmp_path: Path) -> None:
     with pytest.raises(CannotWriteError) as caught:

@@ -15,7 +15,8 @@ from nsa_doctor.cli.option_groups import ReportOptions
 from nsa_doctor.core.writing import CannotWriteError
 from nsa_doctor.render import json as as_json
 from nsa_doctor.render.formats import FORMATS, render_as
-from nsa_doctor.render.reading import SCHEMA, parse_report
+from nsa_doctor.render.reading import parse_report
+from nsa_doctor.render.report_format.document import json_schema
 from tests.nsa_doctor.conftest import environment
 from tests.nsa_doctor.reports import examined, ruled
 
@@ -100,7 +101,7 @@ def test_a_reader_that_leaves_early_is_no_error(report: Path) -> None:
 
 def test_the_schema_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(["render", "--schema"]) == 0
-    assert capsys.readouterr().out == SCHEMA.read_text(encoding="utf-8")
+    assert capsys.readouterr().out == json_schema()
     assert serve(["render", "--schema", "--output", str(tmp_path / "schema.json")]) == 0
     assert json.loads((tmp_path / "schema.json").read_text())["$id"] == "urn:nsa-doctor:report:1"
     assert "renders nothing" in told(capsys, "report.json", "--schema")
