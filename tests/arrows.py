@@ -72,6 +72,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "probes.model": ("core", "subject", *PROBES[:3]),
     "probes.numerics": ("core", "subject", *PROBES[:4]),
     "probes.attention": ("core", "subject", *PROBES),
+    "probes.behaviour": ("core", "subject", *PROBES, "probes.attention"),
     "probes.gradients": ("core", "subject", *PROBES),
     "probes.cost": ("core", "subject", *PROBES),
     "adapters": ("core", "subject", "probes.model", "probes.attention"),
@@ -108,6 +109,11 @@ PLUGIN_OF_PYTEST = (
 # Distribution: the name it is imported by, where the two differ.
 IMPORT_NAMES = {"pyyaml": "yaml"}
 KERNELS = ("nsa.ops.kernel_tiles", "nsa.ops.*.triton")  # imported late, and only where Triton came with torch
+# Which flags there are, which of them a subject reads, and bugs that read one.
+READ_THE_ENVIRONMENT = (
+    *("nsa.backends", "nsa_doctor.probes.hooks.environment_reads"),
+    "nsa_doctor.checks.env.env104_setting_not_followed",
+)
 IMPORTERS = ("import_module", "importlib.import_module", "__import__")
 
 
@@ -226,7 +232,7 @@ def declared_names(root: Path) -> set[str]:
 
 
 def environment_reads(module: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    if module == "nsa.backends":
+    if module in READ_THE_ENVIRONMENT:
         return
     for node in ast.walk(tree):
         names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) and node.module == "os" else []

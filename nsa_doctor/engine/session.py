@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from nsa_doctor.core import registry
@@ -16,6 +16,7 @@ from nsa_doctor.core.reproduce import CommandLine
 from nsa_doctor.engine.conclusions import swept_codes, swept_results
 from nsa_doctor.engine.describe import findings
 from nsa_doctor.engine.measure_points import Examination, examine
+from nsa_doctor.engine.remainder import Remainder, remainder
 from nsa_doctor.engine.sweep_plan import sweep_points
 from nsa_doctor.isolation.supervisor import Supervisor
 
@@ -78,14 +79,29 @@ class Session:
             reason = f"it offers no {' and no '.join(missing)}"
             result = Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason, is_required=False)
         elif failed:
-            reason = f"means nothing while {failed[0]} fails"
-            result = Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason)
+            result = self._check_what_is_left(entry, supervisor, failed)
         else:
-            at_most = CHECK_SECONDS[self.examination_request.profile]
-            result = supervisor.check(code, self.examination_request.timeout, at_most=at_most)
+            result = self._run(code, supervisor)
         own, observed = result.parted()
         self._keep([own], own.notes, observed)
         return result
+
+    def _check_what_is_left(self, entry: Entry, supervisor: Supervisor, failed: Sequence[str]) -> Result:
+        """Run a check where those that take its meaning have none to take: in other modes, at other lengths.
+
+        What it finds there is another fault; that it finds nothing says nothing of the rest.
+        """
+        left = remainder(self.examination.measurements, self.facts) if set(failed) <= swept_codes() else None
+        result = None if left is None else self._run(entry.manual.code, supervisor, left)
+        if result is not None and any(each.evidence.get("kind") != "raised" for each in result.findings):
+            return result
+        reason = f"means nothing while {failed[0]} fails"
+        return Result(code=entry.manual.code, name=entry.manual.name, verdict=Verdict.SKIP, reason=reason)
+
+    def _run(self, code: str, supervisor: Supervisor, left: Remainder | None = None) -> Result:
+        at_most = CHECK_SECONDS[self.examination_request.profile]
+        where = None if left is None else asdict(left)
+        return supervisor.check(code, self.examination_request.timeout, at_most=at_most, left=where)
 
     def sweep(self, supervisor: Supervisor) -> int:
         """Answer all checks that a sweep answers; the number of points it was planned to measure."""

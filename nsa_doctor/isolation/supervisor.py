@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,16 +87,25 @@ class Supervisor:
             return Diagnosis(point=point, target="", reason=f"traced, {answer.message}")
         return Diagnosis.from_json(answer["diagnosed"])
 
-    def check(self, code: str, seconds: float, planted: bool = False, at_most: float = math.inf) -> Result:
+    def check(
+        self,
+        code: str,
+        seconds: float,
+        planted: bool = False,
+        at_most: float = math.inf,
+        left: Mapping[str, Any] | None = None,
+    ) -> Result:
         """Run one check; a call that takes longer than `seconds` is TIMEOUT and a death FAIL, each with its line.
 
+        `left` are the modes, the longest length and the lengths to avoid where not all of the subject is examined.
         A check that is not finished after `at_most` seconds is SKIP, and so is every one after too many failures.
         """
         name = registry.manual(code).name
         if self._failures >= _MOST_FAILURES:
             reason = f"given up after {_MOST_FAILURES} hangs or deaths"
             return Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason)
-        request = {"do": "check", "code": code, "planted": planted, "avoid": sorted(self.history.fatal_lengths)}
+        avoided = self.history.fatal_lengths.union(() if left is None else left["avoided"])
+        request = {"do": "check", "code": code, "planted": planted, "avoid": sorted(avoided), "left": left}
         start = time.perf_counter()
         try:
             answer = self._ask(request, seconds, at_most)

@@ -1,7 +1,7 @@
 """Where the child examines one subject: load it once, then measure, diagnose and check it as asked."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,7 @@ class RequestHandler:
             case "diagnose":
                 return {"diagnosed": to_json(self.diagnose(Point(**request["point"])))}
             case "check":
-                return {"checked": sendable(self.check(request["code"], request["planted"], request["avoid"]))}
+                return {"checked": sendable(self.check(**_of_check(request)))}
             case "fuzz":
                 return {"fuzzed": self.fuzz(request["case"])}
             case "time":
@@ -136,14 +136,17 @@ class RequestHandler:
         assert self._subject is not None
         return diagnose(self._subject, point, self._conditions)
 
-    def check(self, code: str, planted: bool, avoid: Sequence[int]) -> Result:
+    def check(self, code: str, planted: bool, avoid: Sequence[int], left: Mapping[str, Any] | None) -> Result:
         """Run one check on the loaded subject, or on the sick one that the check itself plants.
 
+        Where only these modes and lengths are `left`, nothing else of it is examined.
         Every call into the subject is an event; lengths to `avoid` are known to hang or to end the process.
         """
         assert self._subject is not None
         check = registry.load(code)
         subject = check.planted(self._subject) if planted else self._subject
+        if left is not None:
+            subject = replace(subject, modes=tuple(left["modes"]), max_length=left["max_length"])
         beat = lambda length: self._send({"event": "calling", "length": length})  # noqa: E731
         tally = Tally()
         result = run_check(check, tallied(watched(subject, beat, frozenset(avoid)), tally))
@@ -193,6 +196,10 @@ class RequestHandler:
 
         assert self._subject is not None
         return offers(self._subject) if case is None else examine(read_case(case), self._subject).to_json()
+
+
+def _of_check(request: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: request[name] for name in ("code", "planted", "avoid", "left")}
 
 
 def under(subject: Subject, conditions: Conditions, profile: Profile, dtype: str | None) -> Subject:

@@ -3,34 +3,48 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.attention.decoding import decode, differs, guilty_module
+from nsa_doctor.probes.attention.decoding import Decoded, decode, differs, guilty_module
 from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.numerics.compare import baseline
 
 
 def departures(
-    sp: BuiltModule, code: str, length: int, sizes: Sequence[int], what: str, *, first: int = 0, rows: int = 1
+    sp: BuiltModule,
+    code: str,
+    length: int,
+    sizes: Sequence[int],
+    what: str,
+    *,
+    rows: int = 1,
+    known: Sequence[int] | None = None,
 ) -> Iterator[Finding]:
-    """At most one finding: decoding x in parts of these sizes departs, from token `first` on, from one pass over it.
+    """At most one finding: decoding x in parts of these sizes departs from one pass over it.
 
-    What departs in float64 must depart in the subject's own dtype too: a cache may be kept in that.
+    What departs in float64 must depart in the subject's own dtype too: a cache may be kept in that. Where `known` sizes
+    are given, and where rows are several, it must depart from what each row alone gives in those (or the same) parts
+    too: another check finds the fault that makes both depart.
     """
     x = sp.input(length, rows)
-    found = differs(sp, x, decode(sp, x, sizes), first)
+    decoded = decode(sp, x, sizes)
+    found = differs(sp, x, decoded)
     if found is None:
+        return
+    if (rows > 1 or known is not None) and not _departs_from(sp, x, decoded, known or sizes):
         return
     if sp.dtype != sp.subject.dtype:
         own = built(sp.subject)
         own.module.load_state_dict(sp.module.state_dict())
         narrow = own.input(length, rows)
-        if differs(own, narrow, decode(own, narrow, sizes), first) is None:
+        if differs(own, narrow, decode(own, narrow, sizes)) is None:
             return
     place = guilty_module(sp, x, sizes, found.first_token)
-    weights = "as the module starts" if _shows_at_start(sp, x, sizes, first) else "moved away from their start"
+    weights = "as the module starts" if _shows_at_start(sp, x, sizes) else "moved away from their start"
     yield Finding(
         message=f"{what}: {found.told} at S={length}, with weights {weights}",
         where=place if place.file else replace(place, module_class=type(sp.module).__name__),
@@ -46,8 +60,24 @@ def departures(
     )
 
 
-def _shows_at_start(sp: BuiltModule, x: Tensor, sizes: Sequence[int], first: int) -> bool:
+def _departs_from(sp: BuiltModule, x: Tensor, decoded: Decoded, sizes: Sequence[int]) -> bool:
+    """Whether a token that departs from one pass over all departs from what its row alone gives in such parts too."""
+    alone = [decode(sp, row, sizes) for row in x.split(1)]
+    other = torch.cat([each.output for each in alone])
+    places = {token: index for index, token in enumerate(alone[0].tokens)}
+    whole = baseline(sp, x)
+    for here, token in enumerate(decoded.tokens):
+        if (there := places.get(token)) is None:
+            continue
+        output, at = decoded.output[:, [here]], slice(token, token + 1)
+        expected = other[:, [there]]
+        if whole.departure(output, tokens=at) and whole.departure(output, tokens=at, expected=expected):
+            return True
+    return False
+
+
+def _shows_at_start(sp: BuiltModule, x: Tensor, sizes: Sequence[int]) -> bool:
     """Whether it departs too with the weights that the module starts with, which a plain run of it has."""
     plain = built(sp.subject, dtype=sp.dtype, is_randomised=False)
-    found = attempt(lambda: differs(plain, x, decode(plain, x, sizes), first))
+    found = attempt(lambda: differs(plain, x, decode(plain, x, sizes)))
     return found is not None and not isinstance(found, Caught)

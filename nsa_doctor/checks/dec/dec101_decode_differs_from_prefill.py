@@ -64,5 +64,11 @@ def planted(subject: Subject) -> Subject:
 
 
 CHECK = Check(
-    doc=__doc__, run=run, planted=planted, needs=("prefill", "step"), profile="smoke", blocked_by=("FWD206", "NAN101")
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    needs=("prefill", "step"),
+    profile="smoke",
+    blocked_by=("FWD206", "NAN101"),
+    explained_by=("DEC111",),
 )

@@ -23,16 +23,18 @@ from nsa_doctor.checks._shared.decoded import departures
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.probes.attention.decoding import decoding_specimen, lengths_to_decode
+from nsa_doctor.probes.attention.decoding import decoding_specimen, lengths_to_decode, require_steps_of_several
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     sp = decoding_specimen(subject)
+    require_steps_of_several(sp)
     short, long = lengths_to_decode(subject)
     for size in _sizes(subject):
-        found = list(departures(sp, "DEC102", short, _parts(short, size), f"decoding {size} tokens at a time"))
+        what = f"decoding {size} tokens at a time"
+        found = list(departures(sp, "DEC102", short, _parts(short, size), what, known=[1] * short))
         if found:
             yield from found
             return
@@ -40,7 +42,8 @@ def run(subject: Subject) -> Iterator[Finding]:
     sizes: list[int] = []
     while sum(sizes) < long:
         sizes.append(min(generator.randint(1, max(2, long // 6)), long - sum(sizes)))
-    yield from departures(sp, "DEC102", long, sizes, f"decoding in parts of {', '.join(map(str, sizes))} tokens")
+    what = f"decoding in parts of {', '.join(map(str, sizes))} tokens"
+    yield from departures(sp, "DEC102", long, sizes, what, known=[1] * long)
 
 
 def _sizes(subject: Subject) -> list[int]:
@@ -68,5 +71,10 @@ def planted(subject: Subject) -> Subject:
 
 
 CHECK = Check(
-    doc=__doc__, run=run, planted=planted, needs=("prefill", "step"), blocked_by=("DEC101", "FWD206", "NAN101")
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    needs=("prefill", "step"),
+    blocked_by=("FWD206", "NAN101"),
+    explained_by=("DEC111",),
 )

@@ -34,7 +34,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     sp = decoding_specimen(subject)
     short, long = lengths_to_decode(subject)
     for length in (short, long):
-        found = list(departures(sp, "DEC106", length, [length], "a prompt taken in at once"))
+        found = list(departures(sp, "DEC106", length, [length], "a prompt taken in at once", known=[1] * length))
         if found:
             yield from found
             return
@@ -42,7 +42,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         steps = min(_MOST_STEPS, long - prompt)
         length = prompt + steps
         what = f"decoding after a prompt of {prompt} tokens"
-        found = list(departures(sp, "DEC106", length, [prompt, *[1] * steps], what))
+        found = list(departures(sp, "DEC106", length, [prompt, *[1] * steps], what, known=[1] * length))
         if found:
             yield from found
             return
@@ -53,7 +53,9 @@ def _prompts(subject: Subject, length: int) -> list[int]:
     try:
         rules = rules_of(subject)
     except NotApplicableError:
-        return [length // 3, length - 5]
+        begins = (5, 1, 15, 17, 33, length // 3, length - 5)
+        fitting = list(dict.fromkeys(end for end in begins if 1 <= end < length))
+        return fitting if subject.profile == "full" else [*fitting[:1], *fitting[-2:]]
     ends = (rules.l - 1, rules.l, rules.l_sel, rules.l_sel + 1, length - _MOST_STEPS, length - rules.d)
     fitting = sorted({end for end in ends if 1 <= end < length})
     return fitting if subject.profile == "full" else evenly(fitting, _FEW_PROMPTS)
@@ -71,5 +73,10 @@ def planted(subject: Subject) -> Subject:
 
 
 CHECK = Check(
-    doc=__doc__, run=run, planted=planted, needs=("prefill", "step"), blocked_by=("DEC101", "FWD206", "NAN101")
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    needs=("prefill", "step"),
+    blocked_by=("FWD206", "NAN101"),
+    explained_by=("DEC111",),
 )

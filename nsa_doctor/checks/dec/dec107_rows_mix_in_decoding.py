@@ -79,6 +79,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, step=sick)
 
 
-CHECK = Check(
-    doc=__doc__, run=run, planted=planted, needs=("prefill", "step"), blocked_by=("DEC101", "FWD206", "NAN101")
-)
+CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("prefill", "step"), blocked_by=("FWD206", "NAN101"))

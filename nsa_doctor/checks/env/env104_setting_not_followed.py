@@ -25,10 +25,10 @@ from nsa_doctor.core.errors import NotApplicableError, NotComparableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.core.text import joined
+from nsa_doctor.probes.behaviour.setting_trials import SettingTrials, settings_of
 from nsa_doctor.probes.model.built_module import comparable_specimen
 from nsa_doctor.probes.model.settings import Setting
 from nsa_doctor.probes.model.state import can_be_forked
-from nsa_doctor.probes.numerics.setting_trials import SettingTrials, settings_of
 from nsa_doctor.subject.contract import Subject
 
 _MOST = {"smoke": 4, "quick": 12, "full": 200}

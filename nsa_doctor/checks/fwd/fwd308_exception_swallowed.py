@@ -17,6 +17,7 @@ Example:
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,8 +27,8 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.behaviour.swallowing import Watched, watch_calls
 from nsa_doctor.probes.hooks.swallowed import Swallowed
-from nsa_doctor.probes.numerics.swallowing import Watched, watch_calls
 from nsa_doctor.subject.contract import Subject
 
 _MOST_NOTES = 3
@@ -73,10 +74,9 @@ def _finding(subject: Subject, swallowed: Swallowed, message: str) -> Finding:
 def planted(subject: Subject) -> Subject:
     def falls_back(module: nn.Module, x: Tensor) -> Tensor:
         output: Tensor = subject.forward(module, x)
-        try:
+        with suppress(Exception):
             return output.scaled(1.0)  # type: ignore[attr-defined]
-        except Exception:  # noqa: BLE001 (the bug)
-            return output
+        return output
 
     return replace(subject, forward=falls_back)
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.attention.stepped_operations import Part, first_unlike
 from nsa_doctor.probes.hooks.origin import origin
-from nsa_doctor.probes.hooks.phase import ask
+from nsa_doctor.probes.hooks.phase import ask, unobserved
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_specimen
 from nsa_doctor.probes.model.state import seed_everything
@@ -46,9 +47,9 @@ def decode(
     with torch.no_grad():
         for part in x.split(list(sizes), dim=1):
             if start == 0:
-                answer = ask("prefill", lambda part=part: _checked(prefill(module, part.clone())), module)
+                answer = ask("prefill", lambda part=part: checked_decoding(prefill(module, part.clone())), module)
             else:
-                answer = ask("step", lambda p=part, c=cache: _checked(step(module, p.clone(), c)), module)
+                answer = ask("step", lambda p=part, c=cache: checked_decoding(step(module, p.clone(), c)), module)
             output, cache = answer
             between(cache)
             told = min(output.shape[1], part.shape[1])  # some answer for the last token alone
@@ -66,6 +67,20 @@ def decoding_specimen(subject: Subject) -> BuiltModule:
     except SubjectFailedError:
         return built(subject)
     return wide
+
+
+def require_steps_of_several(sp: BuiltModule) -> None:
+    """NotApplicableError for a step that takes one token at a time: it refuses two, three and eight alike."""
+    refusal = ""
+    with unobserved():
+        for prompt, size in ((1, 8), (5, 3), (4, 2)):
+            try:
+                decode(sp, sp.input(prompt + size), [prompt, size])
+            except SubjectFailedError as failure:
+                refusal = failure.caught.sentence
+            else:
+                return
+    raise NotApplicableError(f"its step takes one token at a time ({refusal})")
 
 
 def differs(sp: BuiltModule, x: Tensor, decoded: Decoded, first: int = 0) -> Departure | None:
@@ -86,7 +101,31 @@ def lengths_to_decode(subject: Subject) -> tuple[int, int]:
 
 
 def guilty_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) -> Place:
-    """The first module whose output at `token` is another than in one whole pass although its input is not."""
+    """The first module whose output at `token` is another than in one whole pass although its input is not.
+
+    Its line is the first that computes what the whole pass does not, where one is seen, and that of its forward else.
+    """
+    path, before, end = _departing(sp, x, sizes, token)
+    start = sum(before)
+
+    def last() -> tuple[Tensor, Any]:
+        return _last_part(sp, x[:, start:end], cache)
+
+    cache = None if not before else decode(sp, x[:, :start], before).cache
+    if path is None:
+        return origin(sp.subject, sp.module, last)
+    child = sp.module.get_submodule(path)
+    line = first_unlike(sp, child, lambda: sp(x), lambda: last()[0], Part(start, end, x.shape[1]))
+    return replace(line or definition_place(child), module=path, module_class=type(child).__name__)
+
+
+def departing_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) -> str | None:
+    """The path of that module; None where none is seen."""
+    return _departing(sp, x, sizes, token)[0]
+
+
+def _departing(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) -> tuple[str | None, list[int], int]:
+    """The path of the module, the sizes of the parts before the one that holds the token, and where that one ends."""
     module = sp.module
     with _recorded(module) as whole, torch.no_grad():
         sp(x)
@@ -99,9 +138,8 @@ def guilty_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) 
     before = kept[:-1]
     start = sum(before)
     earlier = decode(sp, x[:, :start], before) if before else None
-    last: Callable[[], Any] = lambda: _last_part(sp, x[:, start:end], None if earlier is None else earlier.cache)  # noqa: E731
     with _recorded(module) as stepped:
-        last()
+        _last_part(sp, x[:, start:end], None if earlier is None else earlier.cache)
     for path, kind, calls in _ended(stepped):
         other = whole.get((path, kind, calls))
         if other is None:
@@ -111,9 +149,8 @@ def guilty_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) 
         inputs_agree = _agree(other[0], now[0], token, token - start, x.shape[1], width)
         outputs_agree = _agree(other[1], now[1], token, token - start, x.shape[1], width)
         if inputs_agree is not False and outputs_agree is False:
-            return replace(definition_place(module.get_submodule(path)), module=path)
-    again = None if not before else decode(sp, x[:, :start], before).cache
-    return origin(sp.subject, module, lambda: _last_part(sp, x[:, start:end], again))
+            return path, before, end
+    return None, before, end
 
 
 _Key = tuple[str, str, int]
@@ -169,7 +206,7 @@ def _agree(whole: Any, part: Any, token: int, offset: int, length: int, width: i
     return bool(((first - second).abs() <= bound).all())
 
 
-def _checked(answer: Any) -> tuple[Tensor, Any]:
+def checked_decoding(answer: Any) -> tuple[Tensor, Any]:
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Tensor) or answer[0].ndim < 3:
         kind = type(answer).__name__
         raise WrongOutputError(f"decoding must return (output [B, T, ...], cache), got {kind}")

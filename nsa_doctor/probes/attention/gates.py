@@ -4,7 +4,7 @@ They are found by what is computed and not by name, so in any module. What follo
 them, is a router: its unused outputs are as they should be.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +65,8 @@ class ObservedGate:
 
     `where` is the module that holds them; `use` where the weights meet what they weigh. `scales` are those of the
     parameters that only multiply its logits; `is_shifted` says that something else than a parameter is added to them.
-    An elementwise gate weighs feature by feature what is as wide as itself, and mixes no branches.
+    An elementwise gate weighs feature by feature what is as wide as itself, and mixes no branches. `computed` are the
+    tensors of the graph that `lay_out` makes the weights of, one for each call.
     """
 
     where: Place
@@ -78,6 +79,8 @@ class ObservedGate:
     is_elementwise: bool = False
     scales: frozenset[str] = frozenset()
     is_shifted: bool = False
+    computed: tuple[Tensor, ...] = ()
+    lay_out: Callable[[Tensor], Tensor] = lambda weights: weights
 
     @property
     def values(self) -> Tensor:
@@ -124,11 +127,11 @@ def gates(sp: BuiltModule, x: Tensor) -> tuple[list[ObservedGate], Tensor]:
     """Every gate of one forward pass with gradients, and the output; those of the `gate` seam where none is seen."""
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
-    finder = _Finder(sp.module, places, num_tokens=x.shape[0] * x.shape[1])
+    finder = _Finder(sp.module, places, rows=x.shape[0], length=x.shape[1])
     with torch.enable_grad():
         with uncompiled(), finder, places.watching():
             output = sp.call(x.clone())
-        found = [gate for gate in finder.gates if gate.is_used]
+        found = joined_over_tokens([gate for gate in finder.gates if gate.is_used])
         if not found and sp.subject.gate is not None:
             found = [_offered(sp, x)]
     return found, output
@@ -139,6 +142,23 @@ def gates_of(subject: Subject, length: int = _LENGTH) -> tuple[BuiltModule, Tens
     sp = built(subject, is_randomised=False)
     x = sp.input(min(length, subject.max_length), _ROWS)
     return sp, x, gates(sp, x)[0]
+
+
+def joined_over_tokens(found: Sequence[ObservedGate]) -> list[ObservedGate]:
+    """The gates, those that were computed token by token as one: the same line, of the same parameters."""
+    calls: dict[tuple[Place, tuple[str, ...]], list[ObservedGate]] = {}
+    for gate in found:
+        calls.setdefault((gate.where, gate.parameters), []).append(gate)
+    joined = []
+    for each in calls.values():
+        is_by_token = len(each) > 1 and all(gate.weights.shape[1] == 1 for gate in each)
+        if is_by_token and len({gate.weights.shape for gate in each}) == 1:
+            each[0].weights = torch.cat([gate.weights for gate in each], dim=1)
+            each[0].computed = tuple(tensor for gate in each for tensor in gate.computed)
+            joined.append(each[0])
+        else:
+            joined += each
+    return joined
 
 
 def starts_at_zero(gate: ObservedGate, module: nn.Module) -> bool:
@@ -171,18 +191,21 @@ def gradients_of(
     trainable = [named[name] for name in gate.parameters if name in named and named[name].requires_grad]
     if not output.requires_grad:
         return None, [None for _ in trainable]
-    wanted = [gate.weights, *trainable] if gate.weights.requires_grad else trainable
-    if not wanted:
+    computed = [tensor for tensor in gate.computed or (gate.weights,) if tensor.requires_grad]
+    if not computed and not trainable:
         return None, []
     scalar = (output * make_cotangent(output, seed)).sum()
+    wanted = [*computed, *trainable]
     found: list[Tensor | None] = list(torch.autograd.grad(scalar, wanted, retain_graph=True, allow_unused=True))
-    return (found.pop(0) if gate.weights.requires_grad else None), found
+    of_weights, of_parameters = found[: len(computed)], found[len(computed) :]
+    known = [gate.lay_out(gradient) for gradient in of_weights if gradient is not None]
+    return (torch.cat(known, dim=1) if known else None), of_parameters
 
 
 class _Finder(TorchFunctionMode):
-    def __init__(self, module: nn.Module, places: Places, num_tokens: int) -> None:
+    def __init__(self, module: nn.Module, places: Places, rows: int, length: int) -> None:
         super().__init__()
-        self._num_tokens = num_tokens
+        self._rows, self._length, self._num_tokens = rows, length, rows * length
         self.gates: list[ObservedGate] = []
         self._module, self._places = module, places
         self._names = {id(parameter): (name,) for name, parameter in module.named_parameters()}
@@ -209,7 +232,8 @@ class _Finder(TorchFunctionMode):
         weights = [self._weights[id(tensor)] for tensor in given if id(tensor) in self._weights]
         for gate in weights:
             gate.is_router |= name in _RANKS
-            least = 2 if name in _PRODUCTS else self._num_tokens  # a product with fewer scales them all alike
+            # a product with fewer scales them all alike
+            least = 2 if name in _PRODUCTS else min(self._num_tokens, gate.weights[..., 0].numel())
             others = [
                 t for t in given if id(t) not in self._weights and id(t) not in self._names and t.numel() >= least
             ]
@@ -250,23 +274,31 @@ class _Finder(TorchFunctionMode):
     def _found(self, name: str, weights: Tensor, logits: _Logits, args: Any, kwargs: Any) -> None:
         is_softmax = name == "softmax"
         dim = kwargs.get("dim", args[1] if len(args) > 1 else -1) if is_softmax else -1
-        if weights.ndim < 3 or not weights.is_floating_point() or (dim is not None and dim % weights.ndim == 1):
-            return
-        size = weights.shape[dim if isinstance(dim, int) else -1]
-        if size > (_MOST_WEIGHTS if is_softmax else _MOST_SWITCHES) or (is_softmax and dim % weights.ndim == 0):
+        lay_out = self._layout(weights, dim if isinstance(dim, int) else -1)
+        if lay_out is None or lay_out(weights).shape[-1] > (_MOST_WEIGHTS if is_softmax else _MOST_SWITCHES):
             return
         path = logits.parameters[0].rpartition(".")[0]
         where = Place(module=path, module_class=type(self._module.get_submodule(path)).__name__)
         line = self._places.here()[0]
         where = Place(**{**vars(line), "module": where.module, "module_class": where.module_class})
-        shown = weights if dim in (-1, weights.ndim - 1) else weights.movedim(dim, -1)
         parameters = tuple(dict.fromkeys(logits.parameters))
         gate = ObservedGate(
-            where=where, weights=shown, is_softmax=is_softmax, parameters=parameters, scales=logits.scales
+            where=where, weights=lay_out(weights), is_softmax=is_softmax, parameters=parameters, scales=logits.scales
         )
+        gate.computed, gate.lay_out = (weights,), lay_out
         gate.is_shifted = any(_shifts(each, is_softmax) for each in logits.shifts)
         self.gates.append(gate)
         self._mark(self._weights, [weights], gate)
+
+    def _layout(self, weights: Tensor, dim: int) -> Callable[[Tensor], Tensor] | None:
+        """How to make them [B, S, ..., K], [B, 1, ..., K] where they are one token's; None where they are no gate's."""
+        if not weights.is_floating_point() or weights.ndim < 2 or dim % weights.ndim == 0:
+            return None
+        if weights.ndim > 2:
+            return None if dim % weights.ndim == 1 else lambda tensor: tensor.movedim(dim, -1)
+        if weights.shape[0] == self._num_tokens:
+            return lambda tensor: tensor.unflatten(0, (self._rows, self._length))
+        return (lambda tensor: tensor[:, None]) if weights.shape[0] == self._rows else None
 
     def _mark(self, book: dict[int, Any], made: Iterable[Tensor], value: Any) -> None:
         for tensor in made:
@@ -315,7 +347,30 @@ def _offered(sp: BuiltModule, x: Tensor) -> ObservedGate:
     total = weights.detach().double().sum(-1)
     is_softmax = weights.shape[-1] > 1 and bool(((total - 1).abs() < torch.finfo(weights.dtype).eps ** 0.5).all())
     place = origin(sp.subject, sp.module, lambda: gate(sp.module, x.clone()))
-    return ObservedGate(where=place, weights=weights, is_softmax=is_softmax, use=place, is_used=True)
+    parameters = last_parameters(weights, sp.module)
+    return ObservedGate(
+        where=place, weights=weights, is_softmax=is_softmax, parameters=parameters, use=place, is_used=True
+    )
+
+
+def last_parameters(output: Tensor, module: nn.Module) -> tuple[str, ...]:
+    """Names of the parameters of the last product behind a tensor that autograd knows, and what is added after."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    found: list[str] = []
+    level, seen = [output.grad_fn], set[int]()
+    while level:
+        following = []
+        for node in level:
+            if node is None or id(node) in seen:
+                continue
+            seen.add(id(node))
+            leaf = getattr(node, "variable", None)
+            found += [names[id(leaf)]] if id(leaf) in names else []
+            following += [each for each, _ in node.next_functions]
+        if found and any(module.get_parameter(name).ndim > 1 for name in found):
+            break
+        level = following
+    return tuple(dict.fromkeys(found))
 
 
 def _wrong(weights: Tensor) -> Any:

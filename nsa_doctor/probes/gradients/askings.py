@@ -111,9 +111,12 @@ def gradients(built: BuiltModule, x: Tensor, cotangent: Tensor, asking: Asking |
 
 
 def _keeping(found: Gradients, path: str) -> Callable[[nn.Module, Any, Any], None]:
+    def note(grad: Tensor) -> None:  # what a hook returns takes the gradient's place
+        found.outputs.setdefault(path, grad.detach())
+
     def keep(module: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.requires_grad:
-            output.register_hook(lambda grad: found.outputs.setdefault(path, grad.detach()))
+            output.register_hook(note)
 
     return keep
 

@@ -80,10 +80,10 @@ class ModuleState:
             found += value.values() if isinstance(value, dict) else value
         elif isinstance(value, tuple | frozenset):
             found += value
-        if _is_own(value):
-            slots = _slots(value)
+        if is_own(value):
+            slots = slots_of(value)
             self._writes += [partial(object.__setattr__, value, name, each) for name, each in slots.items()]
-            found += [*slots.values(), _attributes(value)]
+            found += [*slots.values(), attributes_of(value)]
         else:
             self._writes += _writes(value)
         return found
@@ -146,20 +146,20 @@ def _is_sharded(value: Any) -> bool:
     return any(isinstance(each, nn.Parameter) and is_traceable_wrapper_subclass(each) for each in held)
 
 
-def _is_own(value: Any) -> bool:
+def is_own(value: Any) -> bool:
     """Whether its attributes are of the subject's making."""
     if isinstance(value, nn.Module | SimpleNamespace | UserDict | UserList):
         return True
     return not isinstance(value, type) and type(value).__module__.partition(".")[0] not in _CLOSED
 
 
-def _attributes(value: Any) -> dict[str, Any] | None:
+def attributes_of(value: Any) -> dict[str, Any] | None:
     """Its `__dict__` itself, past whatever it answers when it is asked for one."""
     found = attempt(lambda: object.__getattribute__(value, "__dict__"))
     return found if isinstance(found, dict) else None
 
 
-def _slots(value: Any) -> dict[str, Any]:
+def slots_of(value: Any) -> dict[str, Any]:
     """The attributes that its classes name in `__slots__`."""
     named = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
     names = [name for each in named for name in ((each,) if isinstance(each, str) else each)]

@@ -49,13 +49,20 @@ class Baseline:
     output: Tensor
 
     def departure(
-        self, output: Tensor, rows: slice = slice(None), tokens: slice = slice(None), *, loudness: float = 1.0
+        self,
+        output: Tensor,
+        rows: slice = slice(None),
+        tokens: slice = slice(None),
+        *,
+        loudness: float = 1.0,
+        expected: Tensor | None = None,
     ) -> Departure | None:
         """How `output` departs from these rows and tokens of the baseline; None when it does not.
 
-        `loudness` says how many times as large the input was elsewhere: rounding is as many times as large.
+        `loudness` says how many times as large the input was elsewhere: rounding is as many times as large. `expected`
+        takes the baseline's place where another way of computing these tokens is compared.
         """
-        expected = self.output[rows, tokens]
+        expected = self.output[rows, tokens] if expected is None else expected
         if departure(output, expected, loudness * self._least_floor[rows, tokens]) is None:
             return None
         return departure(output, expected, loudness * self.floor[rows, tokens])

@@ -82,3 +82,44 @@ class Scaled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         alpha = self.alpha.tanh() if self.way == "tanh" else self.alpha
         return x + alpha * self.inner(x)
+
+
+class Shaped(nn.Module):
+    """Two branches under a gate that is computed `flattened` over rows and tokens, or `token by token`."""
+
+    def __init__(self, way: str, is_zero: bool = True) -> None:
+        super().__init__()
+        self.way = way
+        self.score, self.left, self.right = nn.Linear(DIM, 2), nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+        if is_zero:
+            nn.init.zeros_(self.score.weight)
+            nn.init.zeros_(self.score.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "flattened":
+            return self.mixed(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        if self.way == "each with a length of one":
+            return torch.cat([self.mixed(x[:, t : t + 1]) for t in range(x.shape[1])], dim=1)
+        return torch.stack([self.mixed(token) for token in x.unbind(1)], dim=1)
+
+    def mixed(self, x: Tensor) -> Tensor:
+        weights = self.score(x).softmax(-1)
+        return weights[..., :1] * self.left(x) + weights[..., 1:] * self.right(x)
+
+
+class Fused(nn.Module):
+    """A gate that no product of its own shows: a function of autograd's mixes the branches."""
+
+    def __init__(self, is_zero: bool = True) -> None:
+        super().__init__()
+        self.score, self.left, self.right = nn.Linear(DIM, 2), nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+        if is_zero:
+            nn.init.zeros_(self.score.weight)
+            nn.init.zeros_(self.score.bias)
+
+    def gate(self, x: Tensor) -> Tensor:
+        return self.score(x).exp() / self.score(x).exp().sum(-1, keepdim=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.gate(x)
+        return weights[..., :1] * self.left(x) + weights[..., 1:] * self.right(x)

@@ -163,3 +163,21 @@ def test_a_healthy_model_is_silent(make, seed: int) -> None:
 
 def test_a_model_without_parameters_has_nothing_to_ask_for() -> None:
     assert examined(nn.Tanh).verdict is Verdict.SKIP
+
+
+class Twice(nn.Module):
+    """One layer called on sequences of two lengths: its outputs' gradients are of two sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(x) + self.layer(x[:, :1])
+
+
+def test_a_layer_called_twice_keeps_its_own_gradients():
+    subject = Subject(
+        name="twice", build=lambda seed: Twice(), forward=lambda module, x: module(x), input="embeddings", width=8
+    )
+    assert run_check(registry.load("GRD107"), subject).verdict is Verdict.PASS

@@ -55,7 +55,20 @@ class CountsAllSteps(Sums):
         return super().past(x, cache)
 
 
-def examined(make, seed: int = 0) -> Result:
+class OneAtATime(Sums):
+    most = 1
+
+    def past(self, x, cache):
+        if "sum" in cache and x.shape[1] > self.most:
+            raise ValueError(f"a step takes {self.most} tokens, got {x.shape[1]}")
+        return super().past(x, cache)
+
+
+class TwoAtATime(OneAtATime):
+    most = 2
+
+
+def examined(make, seed: int = 0, code: str = "DEC110") -> Result:
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         return make()
@@ -76,7 +89,7 @@ def examined(make, seed: int = 0) -> Result:
         seed=seed,
         packages=("tests",),
     )
-    return run_check(registry.load("DEC110"), subject)
+    return run_check(registry.load(code), subject)
 
 
 @pytest.mark.parametrize("make", [OfTheRowsBefore, OfTheLastCache])
@@ -91,3 +104,14 @@ def test_sequences_that_mix_are_found(make) -> None:
 def test_sequences_that_keep_apart_are_silent(make, seed: int) -> None:
     result = examined(make, seed)
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+def test_a_step_that_takes_one_token_at_a_time_has_no_chunks() -> None:
+    result = examined(OneAtATime, code="DEC102")
+    assert (result.verdict, result.is_required) == (Verdict.SKIP, False)
+    assert "a step takes 1 tokens, got 2" in result.reason
+
+
+def test_a_step_that_refuses_some_chunks_is_found() -> None:
+    result = examined(TwoAtATime, code="DEC102")
+    assert result.verdict is Verdict.FAIL

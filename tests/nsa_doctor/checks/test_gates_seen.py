@@ -1,6 +1,7 @@
 """A gate is known whatever its logits meet on their way; what is gated feature by feature mixes no branches."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Verdict
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
-from tests.gallery.faulty.gated import DIM, Elementwise, Scaled, Tempered
+from tests.gallery.faulty.gated import DIM, Elementwise, Fused, Scaled, Shaped, Tempered
 
 CODES = [entry.manual.code for entry in registry.select(("GAT",), (), "full")]
 WAYS = (
@@ -77,3 +78,28 @@ def test_an_elementwise_gate_that_starts_at_zero_is_a_note() -> None:
     result = run_check(registry.load("GAT101"), subject_of(Elementwise))
     assert (result.verdict, len(result.notes)) == (Verdict.PASS, 1)
     assert "gate.weight and gate.bias start at zero; 3 optimizer steps move them" in result.notes[0]
+
+
+SHAPES = ("flattened", "token by token", "each with a length of one")
+
+
+@pytest.mark.parametrize("way", SHAPES)
+def test_a_zero_gate_is_known_however_its_tokens_are_laid_out(way: str) -> None:
+    result = run_check(registry.load("GAT101"), subject_of(lambda: Shaped(way)))
+    assert len(result.notes) == 1, result
+    assert result.notes[0].startswith("score.weight and score.bias start at zero; 3 optimizer steps move them (score (")
+
+
+@pytest.mark.parametrize("way", SHAPES)
+def test_a_gate_at_random_is_well_however_its_tokens_are_laid_out(way: str) -> None:
+    subject = subject_of(lambda: Shaped(way, is_zero=False))
+    found = {code: run_check(registry.load(code), subject) for code in CODES}
+    assert {code: result.verdict for code, result in found.items()} == dict.fromkeys(CODES, Verdict.PASS)
+
+
+@pytest.mark.parametrize("is_zero", [True, False])
+def test_a_gate_that_is_offered_and_not_seen_is_judged_by_its_last_layer(is_zero: bool) -> None:
+    gate = lambda module, x: module.gate(x)  # noqa: E731
+    result = run_check(registry.load("GAT101"), replace(subject_of(lambda: Fused(is_zero)), gate=gate))
+    assert result.verdict is (Verdict.FAIL if is_zero else Verdict.PASS)
+    assert all("score.weight" in finding.message for finding in result.findings)

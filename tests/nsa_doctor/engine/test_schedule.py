@@ -275,7 +275,7 @@ def test_a_session_can_be_read_while_other_threads_answer_checks(monkeypatch: py
     monkeypatch.setattr(
         Room,
         "check",
-        lambda room, code, seconds, at_most: Result(code=str(next(number)), name="n", verdict=Verdict.PASS),
+        lambda room, code, seconds, at_most, left: Result(code=str(next(number)), name="n", verdict=Verdict.PASS),
     )
     is_bad = sessions._is_bad
 

@@ -5,9 +5,9 @@ import torch
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.behaviour.trials import Trial, try_out, warm_up
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.settings import Setting, options_of, values_of, variables_named, variables_read
-from nsa_doctor.probes.numerics.trials import Trial, try_out
 
 _LENGTH = 17
 
@@ -30,6 +30,7 @@ class SettingTrials:
 
     def __init__(self, sp: BuiltModule) -> None:
         self._sp = sp
+        warm_up(sp)
         self._plain = try_out(sp, None)
         self._tried: dict[Setting, Trial | None] = {}
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from nsa_doctor.core.errors import Caught, NotComparableError, attempt
 from nsa_doctor.probes.attention.agreement import gradients
 from nsa_doctor.probes.attention.decoding import decode
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.flagged import OperationCounter
 from nsa_doctor.probes.model.fork import in_fork
@@ -54,7 +55,7 @@ class Trial:
 
 
 def try_out(reference: BuiltModule, setting: Setting | None, *, is_late: bool = False) -> Trial:
-    """Build the subject anew with the weights of the reference and call it, all under the setting.
+    """Build the subject once more with the weights of the reference and call it, all under the setting.
 
     With `is_late` it is built without, and called with it. Raises NotComparableError when there is no answer.
     """
@@ -65,6 +66,12 @@ def try_out(reference: BuiltModule, setting: Setting | None, *, is_late: bool = 
             raise NotComparableError(f"the subject gave no answer with {setting or 'nothing set'}")
         results = torch.load(file, weights_only=True)
     return Trial(results=results, **fork.answer)
+
+
+def warm_up(reference: BuiltModule) -> None:
+    """Call it here once in every way: what is imported late is then imported before copies are made."""
+    with TemporaryDirectory() as folder, unobserved():
+        _tried(reference, None, Path(folder) / "results.pt", is_late=False)
 
 
 def _tried(reference: BuiltModule, setting: Setting | None, file: Path, *, is_late: bool) -> dict[str, Any]:

@@ -1,0 +1,165 @@
+"""Which fields make two ways of filling a state decode differently, and the line of the subject that wrote them."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.attention.cache_ways import Way, Ways
+from nsa_doctor.probes.hooks.field_writers import OwnLine, Write
+from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.numerics.compare import baseline
+from nsa_doctor.probes.numerics.field_difference import FieldDifference
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.geometry_rules import rules_of
+
+_LENGTHS, _FURTHER, _MOST_TOKENS = (37, 32, 17, 65), 43, 150
+_MOST_LENGTHS = {"smoke": 1, "quick": 2, "full": 4}
+_MOST_TRIED, _STEPS_BEYOND = 16, 6
+
+
+@dataclass(frozen=True)
+class Blamed:
+    """Fields that functions of one name left so that the wrong way decodes differently, each with its line.
+
+    `is_all` where what follows is right with these fields replaced.
+    """
+
+    fields: tuple[tuple[FieldDifference, Place], ...]
+    is_all: bool
+
+    @property
+    def place(self) -> Place:
+        """The line of the first."""
+        return self.fields[0][1]
+
+
+def blamed(ways: Ways, first: Way, second: Way, apart: Sequence[FieldDifference]) -> Iterator[Blamed]:
+    """The fields that matter, those of one function together.
+
+    Where outputs differ already, what lies beyond the part of the module that is guilty follows, and is left out.
+    """
+    wrong, right = ways.wrong_and_right(first, second)
+    known = {each.path for each in apart}
+    beside = [FieldDifference(path, held, held) for path, held in wrong.fields.items() if path not in known]
+    writes, others = (ways.writers(way, [*apart, *beside]) for way in (wrong, right))
+    if guilty := ways.guilty(wrong):
+        apart = [each for each in apart if each.path in writes and _is_inside(writes[each.path], guilty)]
+    matter, is_all = _that_matter(ways, wrong, right, [each for each in apart if each.path in right.fields])
+    by_function: dict[tuple[str, str], list[tuple[FieldDifference, Place]]] = {}
+    for each in matter:
+        is_by_right = each.unfilled_by == ("first" if right is first else "second")
+        place = _place(ways, each, *((others, writes) if is_by_right else (writes, others)))
+        by_function.setdefault((place.file, place.function), []).append((each, place))
+    for fields in by_function.values():
+        yield Blamed(tuple(fields), is_all and len(by_function) == 1)
+
+
+def lengths_to_leave(subject: Subject) -> list[tuple[int, int]]:
+    """How many tokens leave the state, and how many are decoded from it: past the edges of windows and blocks."""
+    most = min(subject.max_length, 600 if subject.profile == "full" else _MOST_TOKENS)
+    wanted: tuple[int, ...]
+    try:
+        rules = rules_of(subject)
+        further = min(max(rules.l, rules.l_sel) + rules.d + 1, most // 2)
+        wanted = (rules.w + 1, rules.l_sel, rules.l + rules.d, rules.l_sel + 1, 2 * rules.l_sel - 1)
+    except NotApplicableError:
+        wanted, further = _LENGTHS, min(_FURTHER, most // 2)
+    fitting = [length for length in dict.fromkeys(wanted) if 1 < length <= most - further] or [max(2, most - further)]
+    return [(length, further) for length in fitting[: _MOST_LENGTHS[subject.profile]]]
+
+
+def shows_in_own_dtype(sp: BuiltModule, way: Way, other: Way) -> bool:
+    """Whether it departs in the subject's own dtype too: a state may be kept in that."""
+    if sp.dtype == sp.subject.dtype:
+        return True
+    own = built(sp.subject)
+    own.module.load_state_dict(sp.module.state_dict())
+    x = own.input(way.tokens[-1] + 1)
+    ways = Ways(own, x, baseline(own, x))
+    return ways.depart(ways.way(way.name, way.sizes), ways.way(other.name, other.sizes)) is not None
+
+
+_Writes = Mapping[str, tuple[Write, Write]]
+
+
+def _is_inside(writes: tuple[Write, Write], guilty: str) -> bool:
+    return any(f"{write.place.module}.".startswith(f"{guilty}.") for write in writes)
+
+
+def _that_matter(
+    ways: Ways, wrong: Way, right: Way, apart: Sequence[FieldDifference]
+) -> tuple[Sequence[FieldDifference], bool]:
+    """The fewest fields that have to be replaced, and whether what follows is then as on the right way."""
+    apart, departure = apart[:_MOST_TRIED], ways.depart(wrong, right)
+    if departure is None:
+        return [], True
+    until = min(wrong.at + departure.first_token + _STEPS_BEYOND, ways.x.shape[1])
+
+    def departs(replaced: Sequence[FieldDifference], other: Way = right) -> bool:
+        edited = ways.with_fields(wrong, right, replaced, until)
+        return ways.depart(wrong if edited is None else edited, other) is not None
+
+    alone = next((each for each in apart if not departs([each])), None)
+    if alone is not None:
+        return [alone], True
+    if departs(apart):
+        return [each for each in apart if departs([each], wrong)] or apart, False
+    return [each for each in apart if departs([one for one in apart if one is not each])] or apart, True
+
+
+def _place(ways: Ways, apart: FieldDifference, writes: _Writes, others: _Writes) -> Place:
+    """The line that computed or wrote the field on the wrong way, the first outwards that the other does not pass.
+
+    Of a field that is left unfilled, and of a number, the line that assigns to it, or that fills what stands beside it.
+    """
+    own, other = writes.get(apart.path), others.get(apart.path)
+    is_unfilled = own is None or (own[0].only_allocates and other is not None and not other[0].only_allocates)
+    near = _beside(apart, writes) if is_unfilled else None
+    if (own := near or own) is None:
+        return definition_place(ways.sp.module)
+    made, written = own
+    place = made.place if made.place.module_class else written.place
+    place = place if place.module_class else replace(place, module_class=type(ways.sp.module).__name__)
+    line = _assignment(apart, written) if near else None
+    line = line or _line(apart, own, None if near else other)
+    return place if line is None else replace(place, file=line.file, line=line.line, function=line.function)
+
+
+def _line(apart: FieldDifference, own: tuple[Write, Write], other: tuple[Write, Write] | None) -> OwnLine | None:
+    made, written = own
+    passed = [set() if other is None else {(line.file, line.line) for line in each.lines} for each in other or own]
+    pairs = list(zip((made, written), passed, strict=True))
+    not_passed = [
+        line
+        for write, known in (reversed(pairs) if apart.is_shifted else pairs)
+        for line in write.lines
+        if (line.file, line.line) not in known
+    ]
+    lines = (written if apart.is_shifted else made).lines
+    return next(iter((*not_passed, *(line for line in lines if line.is_of_module), *lines)), None)
+
+
+def _assignment(apart: FieldDifference, written: Write) -> OwnLine | None:
+    """The line, in a function that wrote beside it, that assigns to the field by its name."""
+    name = re.findall(r"[A-Za-z_]\w*", apart.path)[-1]
+    return next((found for line in written.lines if (found := line.assigning(name)) is not None), None)
+
+
+def _beside(apart: FieldDifference, writes: _Writes) -> tuple[Write, Write] | None:
+    """Who filled the field that is nearest to it in the structure; None where that function left this one's zeros."""
+    near = [path for path, write in writes.items() if path != apart.path and not write[0].only_allocates]
+    best = max(near, key=lambda path: _num_common(path, apart.path), default=None)
+    if best is None:
+        return None
+    own, functions = writes.get(apart.path), {(line.file, line.first) for line in writes[best][1].lines}
+    is_by_it = own is not None and any((line.file, line.first) in functions for line in own[0].lines[:1])
+    return None if is_by_it else writes[best]
+
+
+def _num_common(one: str, other: str) -> int:
+    """How many characters two paths begin with together."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,0 +1,75 @@
+"""FWD216 own-token-dropped
+
+Detects: attention in which most tokens see themselves and some, always the same, do not: at edges of blocks, say.
+Matters: what such a token says reaches its own output by no key, and no loss curve shows it.
+Fix: count the blocks, or the window, of a token with the token itself: those that have begun by t, not before t.
+
+Example:
+    # faulty
+    seen = key // block < query // block + (query % block > 0)  # the first of a block misses its own
+    # correct
+    seen = key // block <= query // block
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.text import numbers
+from nsa_doctor.probes.attention.score_watch import Softmax, softmaxes
+from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.subject.contract import Subject
+
+_LENGTH, _INPUTS = 61, 3  # a length that no block and no width has
+_MOST = 0.6  # the last token of each block of two is half of all
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    sp = comparable_specimen(subject)
+    length = min(_LENGTH, subject.max_length)
+    passes = [softmaxes(sp, sp.input(length, seed=subject.seed + index))[0] for index in range(_INPUTS)]
+    told: set[str] = set()
+    for same in zip(*passes, strict=False):
+        if not all(each.is_of_tokens(length) for each in same) or same[0].place.line_text in told:
+            continue
+        dropped = _dropped(same)
+        if dropped:
+            told.add(same[0].place.line_text)
+            yield Finding(
+                message=f"attention in which a token sees itself, but for {len(dropped)} of {length} at S={length}: "
+                f"tokens {numbers(dropped)} give no weight to themselves, whatever the input",
+                where=same[0].place,
+                evidence={"length": length, "tokens": len(dropped), "first token": dropped[0]},
+                repro=again(subject, "FWD216"),
+            )
+
+
+def _dropped(same: tuple[Softmax, ...]) -> list[int]:
+    """Tokens that never see themselves, though they see others and others see them, where most always do.
+
+    None where it depends on the input for any of them.
+    """
+    seen = [(each.weights > 0).flatten(0, -3).any(0) for each in same]
+    own = torch.stack([each.diagonal() for each in seen])
+    if not bool((own == own[0]).all()) or not _MOST < float(own[0].double().mean()) < 1:
+        return []
+    return [int(token) for token in (~own[0] & seen[0].any(1) & seen[0].any(0)).nonzero().flatten()]
+
+
+def planted(subject: Subject) -> Subject:
+    def misses_the_first_of_a_block(module: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = subject.forward(module, x)
+        t = torch.arange(y.shape[1], device=y.device)
+        seen = (t[:, None] >= t) & ((t[:, None] > t) | (t[:, None] % 8 > 0))
+        seen[0, 0] = True
+        return y + (y @ y.mT).masked_fill(~seen, -torch.inf).softmax(-1) @ y
+
+    return replace(subject, forward=misses_the_first_of_a_block)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD206", "NAN101"))

@@ -1,0 +1,68 @@
+"""FWD218 scores-depend-on-where
+
+Detects: attention with rotary positions whose scores between equal tokens depend on where they stand, not on their
+distance alone.
+Matters: queries and keys are then turned by different angles (one of them not, or twice), and what is learnt at one
+position does not hold at another.
+Fix: rotate queries and keys once each, with one table, every head alike, each by its own token's position.
+
+Example:
+    # faulty
+    q, k = rotate(q, positions), k
+    # correct
+    q, k = rotate(q, positions), rotate(k, positions)
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.attention.score_watch import softmaxes
+from nsa_doctor.probes.attention.stationary import rotates, strays
+from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.subject.contract import Subject
+
+_LENGTH = 61
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    sp = comparable_specimen(subject)
+    length = min(_LENGTH, subject.max_length)
+    x = sp.input(1).repeat_interleave(length, dim=1)
+    if not rotates(sp, x):
+        return
+    told: set[str] = set()
+    for each in softmaxes(sp, x)[0]:
+        if not each.is_of_tokens(length) or not each.is_fed_alike or each.place.line_text in told:
+            continue
+        stray = strays(each.scores)
+        if stray is not None:
+            told.add(each.place.line_text)
+            yield Finding(
+                message=f"scores between equal tokens depend on where they stand: {stray.told}, at S={length} with one "
+                "token everywhere",
+                where=each.place,
+                evidence={"length": length, "query": stray.query, "difference": stray.size},
+                repro=again(subject, "FWD218"),
+            )
+
+
+def planted(subject: Subject) -> Subject:
+    def turns_queries_alone(module: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = subject.forward(module, x)
+        wide = (x if x.is_floating_point() else y) @ torch.ones_like(y[0, 0])[:, None].expand(y.shape[-1], 8)
+        t = torch.arange(y.shape[1], device=y.device, dtype=y.dtype)[:, None]
+        turned = torch.cat((wide * t.cos(), wide * t.sin()), dim=-1)
+        hidden = torch.ones(y.shape[1], y.shape[1], dtype=torch.bool, device=y.device).triu(1)
+        scores = turned @ torch.cat((wide * (2 * t).cos(), wide), dim=-1).mT / 64
+        return y + 0.1 * scores.masked_fill(hidden, -torch.inf).softmax(-1) @ y
+
+    return replace(subject, forward=turns_queries_alone)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD206", "NAN101"))

@@ -1,0 +1,121 @@
+"""Every softmax over the last dimension in a pass: its scores, its weights, its line; others can be put there."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.hooks.saved import uncompiled
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
+
+_SOFTMAX = frozenset({"softmax", "safe_softmax"})
+MASKED = -1e4  # what is scored below it is meant to be hidden
+
+_ALIKE = 1e4  # in units of the last place
+
+Replace = Callable[[int, Tensor, Tensor], Tensor | None]
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """One softmax: scores and weights [..., K], and where the subject asked for it.
+
+    `is_fed_alike` says that the scores come of projections which were each given the same for all tokens.
+    """
+
+    scores: Tensor
+    weights: Tensor
+    place: Place
+    is_fed_alike: bool = False
+
+    def is_of_tokens(self, length: int) -> bool:
+        """Whether it weighs all tokens for each of them."""
+        return self.scores.ndim > 2 and self.scores.shape[-2:] == (length, length)
+
+
+def softmaxes(sp: BuiltModule, x: Tensor, replace: Replace | None = None) -> tuple[list[Softmax], Tensor]:
+    """All of one pass, and its output; `replace(index, scores, weights)` may give other weights for one of them."""
+    places = Places(FrameFilter(sp.subject.packages))
+    places.know(sp.module)
+    watch = _Watch(places, replace, x.shape[1])
+    with torch.no_grad(), watch.watching():
+        output = sp(x)
+    return watch.found, output
+
+
+class _Watch(TorchDispatchMode):
+    """A dispatch mode is a base class by torch's design."""
+
+    def __init__(self, places: Places, replace: Replace | None, length: int) -> None:
+        super().__init__()
+        self.found: list[Softmax] = []
+        self._places, self._replace, self._length = places, replace, length
+        self._fed: dict[int, _Fed] = {}
+        self._alive: list[Tensor] = []  # or memory would be given to another tensor
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it would import all of it
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch until the region ends; attention that torch fuses is taken apart."""
+        with uncompiled(), sdpa_kernel(SDPBackend.MATH), self._places.watching(), self:
+            yield
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operation; note it, and replace its result, where it is a softmax over the last dimension."""
+        result = func(*args, **(kwargs or {}))
+        name = operation_name(func)
+        self._follow(name, args, kwargs or {}, result)
+        if name not in _SOFTMAX or not isinstance(result, Tensor) or result.ndim < 2:
+            return result
+        if args[1] % result.ndim != result.ndim - 1:
+            return result
+        index = len(self.found)
+        is_fed_alike = self._fed.get(_key(args[0])) is _Fed.ALIKE
+        place = self._places.here()[0]
+        self.found.append(Softmax(args[0].detach().clone(), result.detach().clone(), place, is_fed_alike))
+        other = None if self._replace is None else self._replace(index, args[0], result)
+        return result if other is None else other
+
+    def _follow(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """What comes of a projection that was given the same for all tokens, or was not, is known by its memory."""
+        given = tensors_in(args, kwargs)
+        fed = max((self._fed.get(_key(tensor), _Fed.NOTHING) for tensor in given), default=_Fed.NOTHING)
+        if name in ("mm", "addmm"):
+            fed = self._projected(*args[-2:]) or fed
+        for tensor in tensors_in(result) if fed else ():
+            self._fed[_key(tensor)] = fed
+            self._alive.append(tensor)
+
+    def _projected(self, rows: Tensor, weight: Tensor) -> "_Fed | None":
+        """How a product of one row for each token with something that is not is fed; None for another product."""
+        if rows.shape[0] != self._length or weight.shape[-1] == self._length:
+            return None
+        apart = (rows - rows[:1]).abs().max()
+        return _Fed.ALIKE if apart <= _ALIKE * torch.finfo(rows.dtype).eps * rows.abs().max() else _Fed.APART
+
+
+class _Fed(IntEnum):
+    """What a tensor comes of: no projection, projections of equal tokens alone, or one of tokens that differ."""
+
+    NOTHING = 0
+    ALIKE = 1
+    APART = 2
+
+
+def _key(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)

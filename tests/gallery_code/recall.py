@@ -1,0 +1,145 @@
+"""Scores the doctor on the bugs and the healthy variants of these code bases: `python -m tests.gallery_code.recall`."""
+
+import argparse
+import importlib
+import json
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from nsa_doctor.core.finding import ExitCode
+from nsa_doctor.core.share import Share
+from tests.gallery.examination import Found, findings_of, run_doctor
+from tests.gallery_code.planting import Bug, Variant, lay_out, lines_at_fault
+
+HOSTS = ("harbor", "lucid", "mosaic", "quarry")
+VIEWS = {"black box": "factory", "adapter": "adapter"}
+SECONDS = 400.0
+_NEAR = 3  # lines: a statement of several is named by one of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """One host with one change, seen in one view, and what the doctor said of it."""
+
+    host: str
+    name: str
+    kind: str
+    needs: str
+    view: str
+    exit_code: int | None
+    seconds: float
+    findings: tuple[Found, ...]
+    is_at_line: bool
+    is_in_file: bool
+
+    @property
+    def is_found(self) -> bool:
+        return self.exit_code == ExitCode.WRONG and bool(self.findings)
+
+    def __str__(self) -> str:
+        said = "; ".join(f"{each.code} {Path(each.file).name}:{each.line}" for each in self.findings[:4])
+        at = "line" if self.is_at_line else "file" if self.is_in_file else ""
+        return f"{self.host:7}{self.name:34}{self.view:10}exit {self.exit_code!s:5}{self.seconds:5.0f} s {at:5}{said}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Examine and print; 0 whatever the score."""
+    options = _parser().parse_args(words)
+    plans = list(_plans(options.host, options.view, options.only))
+    if options.healthy:
+        plans = [plan for plan in plans if isinstance(plan[1], Variant)]
+    if options.sample is not None:
+        plans = random.Random(options.seed).sample(plans, min(options.sample, len(plans)))
+    done: list[Examined] = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for examined in pool.map(lambda plan: examine(*plan, options.profile), plans):
+            done.append(examined)
+            print(examined, file=sys.stderr, flush=True)
+    print("\n".join(score(done)))
+    if options.output:
+        options.output.write_text(json.dumps([asdict(each) for each in done], indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def changes_of(host: str) -> tuple[Sequence[Bug], Sequence[Variant]]:
+    """The bugs and the healthy variants of a host."""
+    bugs = importlib.import_module(f"tests.gallery_code.bugs.{host}").BUGS
+    return bugs, importlib.import_module(f"tests.gallery_code.healthy.{host}").VARIANTS
+
+
+def _plans(hosts: Sequence[str], views: Sequence[str], only: Sequence[str]) -> Iterator[tuple[str, Bug | Variant, str]]:
+    for host in hosts:
+        bugs, variants = changes_of(host)
+        for change in (*bugs, *variants):
+            for view in views:
+                if not only or change.name in only:
+                    yield host, change, view
+
+
+def examine(host: str, change: Bug | Variant, view: str, profile: str = "quick") -> Examined:
+    """Lay the host out in a folder of its own and run the doctor there."""
+    with TemporaryDirectory() as folder:
+        package = lay_out(host, change, Path(folder))
+        lines = lines_at_fault(change, package) if isinstance(change, Bug) else set()
+        subject = f"{host}.{VIEWS[view]}:make"
+        words = ["run", "--subject", subject, "--profile", profile, "--jobs", "1", "--format", "json", "--quiet"]
+        ended = run_doctor(words, SECONDS, Path(folder))
+    try:
+        results = json.loads(ended.out)["results"]
+    except (ValueError, KeyError):
+        results = []
+    findings = tuple(found for result in results for found in findings_of(result))
+    here = [found for found in findings if Path(found.file).name == Path(change.file).name]
+    near = [found for found in here if any(abs(found.line - line) <= _NEAR for line in lines)]
+    return Examined(
+        host=host,
+        name=change.name,
+        kind=change.kind if isinstance(change, Bug) else "healthy",
+        needs=change.needs if isinstance(change, Bug) else "",
+        view=view,
+        exit_code=ended.exit_code,
+        seconds=ended.seconds,
+        findings=findings,
+        is_at_line=bool(near),
+        is_in_file=bool(here),
+    )
+
+
+def score(done: Sequence[Examined]) -> Iterator[str]:
+    """Recall by view, places and false alarms, each with its Wilson interval."""
+    for view in VIEWS:
+        bugs = [each for each in done if each.view == view and each.kind != "healthy"]
+        own = [each for each in bugs if view == "adapter" or each.needs == view]
+        found = [each for each in own if each.is_found]
+        yield _share(f"found, {view}", len(found), len(own))
+        yield _share("  a finding within three lines of it", sum(each.is_at_line for each in found), len(found))
+        yield _share("  a finding in its file", sum(each.is_in_file for each in found), len(found))
+        healthy = [each for each in done if each.view == view and each.kind == "healthy"]
+        yield _share(f"false alarms, {view}", sum(each.is_found for each in healthy), len(healthy))
+
+
+def _share(words: str, part: int, whole: int) -> str:
+    return f"{words}: {Share(part, whole)}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m tests.gallery_code.recall", description=__doc__)
+    made.add_argument("--host", nargs="+", choices=HOSTS, default=HOSTS)
+    made.add_argument("--view", nargs="+", choices=tuple(VIEWS), default=tuple(VIEWS))
+    made.add_argument("--only", nargs="+", metavar="NAME", default=(), help="bugs and variants by name")
+    made.add_argument("--healthy", action="store_true", help="the healthy variants alone")
+    made.add_argument("--sample", type=int, help="examine so many, drawn by --seed")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--jobs", type=int, default=2, help="subjects examined at a time")
+    made.add_argument("--profile", default="quick", choices=("smoke", "quick", "full"))
+    made.add_argument("--output", type=Path, help="write everything to this file as JSON")
+    return made
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

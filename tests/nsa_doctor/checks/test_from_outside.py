@@ -1,0 +1,264 @@
+"""What attention gets wrong is seen in its scores, without an adapter; odd but healthy kinds are left alone."""
+
+import linecache
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+CODES = ("FWD216", "FWD217", "FWD218", "FWD219")
+HEADS, SIZE, GROUPS, BLOCK = 4, 8, 2, 8
+
+
+class Plain(nn.Module):
+    """Causal attention with grouped keys and rotary positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = HEADS * SIZE
+        self.q, self.k, self.v = (nn.Linear(width, heads * SIZE) for heads in (HEADS, GROUPS, GROUPS))
+        self.out = nn.Linear(width, width)
+
+    def angles(self, x: Tensor) -> Tensor:
+        return torch.arange(x.shape[1]).to(x)[:, None, None] * 10.0 ** -torch.arange(SIZE // 2).to(x)
+
+    def turn(self, x: Tensor) -> Tensor:
+        a, b = x.chunk(2, -1)
+        cos, sin = self.angles(x).cos(), self.angles(x).sin()
+        return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+    def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return self.turn(q), self.turn(k)
+
+    def seen(self, t: Tensor) -> Tensor:
+        return t[:, None] >= t
+
+    def biased(self, scores: Tensor) -> Tensor:
+        return scores
+
+    def given(self, x: Tensor) -> Tensor:
+        return x
+
+    def repeated(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return k.repeat_interleave(HEADS // GROUPS, 2), v.repeat_interleave(HEADS // GROUPS, 2)
+
+    def weigh(self, scores: Tensor, seen: Tensor) -> Tensor:
+        return scores.masked_fill(~seen, -1e9).softmax(-1)  # softmax
+
+    def joined(self, y: Tensor) -> Tensor:
+        return y.flatten(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.given(x)
+        q, k, v = (part(x).unflatten(-1, (-1, SIZE)) for part in (self.q, self.k, self.v))
+        q, k = self.turned(q, k)
+        k, v = self.repeated(k, v)
+        scores = self.biased(torch.einsum("bthd,bshd->bhts", q, k) / SIZE**0.5)
+        weights = self.weigh(scores, self.seen(torch.arange(x.shape[1])))
+        return self.out(self.joined(torch.einsum("bhts,bshd->bthd", weights, v)))
+
+
+class WithoutTheFirstOfABlock(Plain):
+    def seen(self, t):
+        return super().seen(t) & ((t[:, None] != t) | (t % BLOCK > 0) | (t == 0))
+
+
+class EarlierBlocksAlone(Plain):
+    def seen(self, t):
+        return t[:, None] // BLOCK > t // BLOCK
+
+
+class QueriesAlone(Plain):
+    def turned(self, q, k):
+        return self.turn(q), k
+
+
+class QueriesTwice(Plain):
+    def turned(self, q, k):
+        return self.turn(self.turn(q)), self.turn(k)
+
+
+class AnewInEachBlock(Plain):
+    def angles(self, x):
+        return (torch.arange(x.shape[1]) % BLOCK).to(x)[:, None, None] * 10.0 ** -torch.arange(SIZE // 2).to(x)
+
+
+class OneHeadOfKeysRaw(Plain):
+    def turned(self, q, k):
+        return self.turn(q), torch.cat((k[:, :, :1], self.turn(k)[:, :, 1:]), 2)
+
+
+class ValuesOfOtherGroups(Plain):
+    def repeated(self, k, v):
+        return super().repeated(k, v)[0], v.repeat(1, 1, HEADS // GROUPS, 1)
+
+
+class JoinedInAnotherOrder(Plain):
+    def joined(self, y):
+        return y.unflatten(2, (GROUPS, -1)).transpose(2, 3).flatten(2)
+
+
+class OneGroupForAll(Plain):
+    def repeated(self, k, v):
+        return k[:, :, :1].repeat(1, 1, HEADS, 1), v[:, :, :1].repeat(1, 1, HEADS, 1)
+
+
+SICK = [
+    (WithoutTheFirstOfABlock, "FWD216", "tokens 8, 16, 24, 32, 40 and 2 more up to 56 give no weight to themselves"),
+    (EarlierBlocksAlone, "FWD217", "rows of a softmax over 61 keys have every key masked"),
+    (QueriesAlone, "FWD218", "every key has the same"),
+    (QueriesTwice, "FWD218", "scores between equal tokens depend on where they stand: that of query"),
+    (AnewInEachBlock, "FWD218", "scores between equal tokens depend on where they stand: that of query"),
+    (OneHeadOfKeysRaw, "FWD218", "every key has the same"),
+    (ValuesOfOtherGroups, "FWD219", "head 0 of k serves heads [0, 1], and that of v heads [0, 2]"),
+    (JoinedInAnotherOrder, "FWD219", "heads of q in order come out as heads 0, 2, 1, 3"),
+    (OneGroupForAll, "FWD219", "nothing depends on head 1 of k, of 2"),
+]
+
+
+class Alibi(Plain):
+    """Biases by the key's position, as some models have them: the query's makes no difference to a softmax."""
+
+    def turned(self, q, k):
+        return q, k
+
+    def biased(self, scores):
+        return scores + 0.5 ** torch.arange(1, HEADS + 1)[:, None, None] * torch.arange(scores.shape[-1])
+
+
+class LearnedPositions(QueriesAlone):
+    """Adds a position to each token; what is rotated besides does not have to be relative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(128, HEADS * SIZE) / 4)
+
+    def given(self, x):
+        return x + self.positions[: x.shape[1]].to(x)
+
+
+class NoPositions(Plain):
+    def turned(self, q, k):
+        return q, k
+
+
+class GrowingTemperature(Plain):
+    """Scores grow with the logarithm of how many keys there are."""
+
+    def biased(self, scores):
+        return scores * torch.arange(2, scores.shape[-1] + 2).log()[:, None].to(scores)
+
+
+class Bidirectional(Plain):
+    def seen(self, t):
+        return torch.ones(len(t), len(t), dtype=torch.bool)
+
+
+class HalfPrecisionTable(Plain):
+    def turn(self, x):
+        a, b = x.chunk(2, -1)
+        cos, sin = (part.bfloat16().to(x) for part in (self.angles(x).cos(), self.angles(x).sin()))
+        return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+
+class SinksAndWindow(Plain):
+    def seen(self, t):
+        return super().seen(t) & ((t[:, None] - t < 9) | (t < 2))
+
+
+class Dilated(Plain):
+    def seen(self, t):
+        return super().seen(t) & ((t[:, None] - t) % 3 == 0)
+
+
+class SummariesAlone(Plain):
+    """Most tokens are keys, and the first two of each block are for nobody."""
+
+    def seen(self, t):
+        return super().seen(t) & ((t % BLOCK >= 2) | (t == 0))
+
+
+class StrictlyEarlier(Plain):
+    def seen(self, t):
+        return (t[:, None] > t) | ((t[:, None] == 0) & (t == 0))
+
+
+class BestKeys(Plain):
+    def weigh(self, scores, seen):
+        scores = scores.masked_fill(~seen, -1e9)
+        least = scores.topk(min(5, scores.shape[-1]), -1).values[..., -1:]
+        return super().weigh(scores, seen & (scores >= least))
+
+
+class ZeroWhereNothingIsSeen(EarlierBlocksAlone):
+    def weigh(self, scores, seen):
+        return super().weigh(scores, seen) * seen.any(-1, keepdim=True)
+
+
+class ChunksWithTheirOwnPositions(AnewInEachBlock):
+    def seen(self, t):
+        return super().seen(t) & (t[:, None] // BLOCK == t // BLOCK)
+
+
+class TiledGroups(Plain):
+    def repeated(self, k, v):
+        return k.repeat(1, 1, HEADS // GROUPS, 1), v.repeat(1, 1, HEADS // GROUPS, 1)
+
+
+class ChannelsFirst(Plain):
+    def joined(self, y):
+        return y.transpose(2, 3).flatten(2)
+
+
+class Fused(Plain):
+    def forward(self, x):
+        q, k, v = (part(x).unflatten(-1, (-1, SIZE)) for part in (self.q, self.k, self.v))
+        q, k = self.turned(q, k)
+        q, k, v = (part.transpose(1, 2) for part in (q, *self.repeated(k, v)))
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+HEALTHY = [
+    *(Plain, Alibi, LearnedPositions, NoPositions, GrowingTemperature, Bidirectional, HalfPrecisionTable),
+    *(SinksAndWindow, Dilated, SummariesAlone, StrictlyEarlier, BestKeys, ZeroWhereNothingIsSeen),
+    *(ChunksWithTheirOwnPositions, TiledGroups, ChannelsFirst, Fused),
+]
+
+
+def examined(make: type[nn.Module], code: str, seed: int = 0) -> Result:
+    def build(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return make()
+
+    subject = Subject(
+        name="attention",
+        build=build,
+        forward=lambda module, x: module(x),
+        input="embeddings",
+        width=HEADS * SIZE,
+        max_length=128,
+        seed=seed,
+        packages=("tests",),
+    )
+    return run_check(registry.load(code), subject)
+
+
+@pytest.mark.parametrize(("make", "code", "said"), SICK, ids=[make.__name__ for make, *_ in SICK])
+def test_a_fault_of_attention_is_found_where_weights_are_made(make: type[nn.Module], code: str, said: str) -> None:
+    (finding,) = examined(make, code).findings
+    assert said in finding.message
+    assert linecache.getline(finding.where.file, finding.where.line).endswith("# softmax\n")
+
+
+@pytest.mark.parametrize("make", HEALTHY)
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_odd_attention_is_silent(make: type[nn.Module], code: str, seed: int) -> None:
+    result = examined(make, code, seed)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
