@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.hooks.saved import uncompiled
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
 
@@ -53,9 +52,7 @@ def softmaxes(sp: BuiltModule, x: Tensor, replace: Replace | None = None) -> tup
     return watch.found, output
 
 
-class _Watch(TorchDispatchMode):
-    """A dispatch mode is a base class by torch's design."""
-
+class _Watch(DispatchWatcher):
     def __init__(self, places: Places, replace: Replace | None, length: int) -> None:
         super().__init__()
         self.found: list[Softmax] = []
@@ -63,29 +60,23 @@ class _Watch(TorchDispatchMode):
         self._fed: dict[int, _Fed] = {}
         self._alive: list[Tensor] = []  # or memory would be given to another tensor
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import all of it
-
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch until the region ends; attention that torch fuses is taken apart."""
-        with uncompiled(), sdpa_kernel(SDPBackend.MATH), self._places.watching(), self:
+        with sdpa_kernel(SDPBackend.MATH), self._places.watching(), self:
             yield
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation; note it, and replace its result, where it is a softmax over the last dimension."""
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         name = operation_name(func)
-        self._follow(name, args, kwargs or {}, result)
+        self._follow(name, args, kwargs, result)
         if name not in _SOFTMAX or not isinstance(result, Tensor) or result.ndim < 2:
             return result
         if args[1] % result.ndim != result.ndim - 1:
             return result
         index = len(self.found)
-        is_fed_alike = self._fed.get(_key(args[0])) is _Fed.ALIKE
+        is_fed_alike = self._fed.get(memory_of(args[0])) is _Fed.ALIKE
         place = self._places.here()[0]
         self.found.append(Softmax(args[0].detach().clone(), result.detach().clone(), place, is_fed_alike))
         other = None if self._replace is None else self._replace(index, args[0], result)
@@ -94,11 +85,11 @@ class _Watch(TorchDispatchMode):
     def _follow(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """What comes of a projection that was given the same for all tokens, or was not, is known by its memory."""
         given = tensors_in(args, kwargs)
-        fed = max((self._fed.get(_key(tensor), _Fed.NOTHING) for tensor in given), default=_Fed.NOTHING)
+        fed = max((self._fed.get(memory_of(tensor), _Fed.NOTHING) for tensor in given), default=_Fed.NOTHING)
         if name in ("mm", "addmm"):
             fed = self._projected(*args[-2:]) or fed
         for tensor in tensors_in(result) if fed else ():
-            self._fed[_key(tensor)] = fed
+            self._fed[memory_of(tensor)] = fed
             self._alive.append(tensor)
 
     def _projected(self, rows: Tensor, weight: Tensor) -> "_Fed | None":
@@ -115,7 +106,3 @@ class _Fed(IntEnum):
     NOTHING = 0
     ALIKE = 1
     APART = 2
-
-
-def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa_doctor.probes.attention.score_watch import MASKED
-from nsa_doctor.probes.hooks.saved import uncompiled
+from nsa_doctor.probes.internal import DispatchWatcher, uncompiled
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import operation_name
 
@@ -88,20 +87,12 @@ def _by_query(above: Tensor, own: Tensor, size: float) -> Stray | None:
     )
 
 
-class _Turns(TorchDispatchMode):
-    """A dispatch mode is a base class by torch's design."""
-
+class _Turns(DispatchWatcher):
     def __init__(self) -> None:
         super().__init__()
         self.is_seen = False
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import all of it
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and note whether it takes a sine."""
         self.is_seen = self.is_seen or operation_name(func) in _TURNS
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)

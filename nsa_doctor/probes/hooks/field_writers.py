@@ -2,7 +2,6 @@
 
 import linecache
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,14 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.package import own_file
 from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, tree_map
 from nsa_doctor.probes.tensors.operations import UNWRITTEN, operation_name, tensors_in, written_arguments
 
 _ALLOCATING = UNWRITTEN | {
@@ -83,8 +82,8 @@ class _Memory:
     written: Tensor
 
 
-class FieldWriters(TorchDispatchMode):
-    """Watches a run and then knows who made and who wrote what; a dispatch mode is a base class by torch's design.
+class FieldWriters(DispatchWatcher):
+    """Watches a run and then knows who made and who wrote what.
 
     What is only moved (joined, copied, indexed) is followed to where it was computed.
     """
@@ -97,10 +96,6 @@ class FieldWriters(TorchDispatchMode):
         self._writes: list[Write] = []
         self._alive: list[Tensor] = []  # or memory would be given to another tensor
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # skipping it would import all of it
-
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch until the region ends."""
@@ -109,24 +104,21 @@ class FieldWriters(TorchDispatchMode):
 
     def of(self, tensor: Tensor) -> tuple[Write, Write] | None:
         """The newest operations that computed, and that wrote, elements of it; None where none seen did."""
-        memory = self._memory.get(_key(tensor)) if tensor.numel() and _is_dense(tensor) else None
+        memory = self._memory.get(memory_of(tensor)) if tensor.numel() and _is_dense(tensor) else None
         if memory is None:
             return None
         made, written = (int(_same_view(part, tensor).max()) for part in (memory.made, memory.written))
         return (self._writes[made], self._writes[written]) if made >= 0 and written >= 0 else None
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and note what it made or wrote to."""
-        kwargs = kwargs or {}
         result = func(*args, **kwargs)
         written = [tensor for tensor in tensors_in(written_arguments(func, args, kwargs)) if _is_dense(tensor)]
-        given = {_key(tensor) for tensor in tensors_in(args, kwargs) if _is_dense(tensor)}
-        fresh = [tensor for tensor in tensors_in(result) if _is_dense(tensor) and _key(tensor) not in given]
+        given = {memory_of(tensor) for tensor in tensors_in(args, kwargs) if _is_dense(tensor)}
+        fresh = [tensor for tensor in tensors_in(result) if _is_dense(tensor) and memory_of(tensor) not in given]
         if written or fresh:
             name = operation_name(func)
-            self._writes.append(Write(name, self._places.here()[0], self._lines(sys._getframe(1))))
+            self._writes.append(Write(name, self._places.here()[0], self._lines(frame_above(2))))
             self._alive += fresh
             moved = self._moved(name, func, args, kwargs, fresh) if name in _MOVING and written + fresh else None
             for tensor in (*fresh, *(tensor for tensor in written if moved is None)):
@@ -158,7 +150,7 @@ class FieldWriters(TorchDispatchMode):
         return _same_view(self._of(leaf).made, leaf) if is_values else leaf
 
     def _of(self, tensor: Tensor) -> _Memory:
-        key = _key(tensor)
+        key = memory_of(tensor)
         total = tensor.untyped_storage().nbytes() // max(1, tensor.element_size())
         if key not in self._memory or self._memory[key].made.numel() < total:
             self._memory[key] = _Memory(*(torch.full((total,), -1, dtype=torch.int32) for _ in range(2)))
@@ -183,10 +175,6 @@ class FieldWriters(TorchDispatchMode):
 
 def _is_dense(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
-
-
-def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _same_view(elements: Tensor, tensor: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.probes.internal import BUFFERS, MODULES, REGISTRIES, registered
 from nsa_doctor.probes.model.module_state import attributes_of, is_own, slots_of
 
 _DEEPEST, _MOST_ITEMS = 12, 4096
@@ -43,7 +44,7 @@ def module_fields(module: nn.Module, name: str) -> dict[str, Field]:
     for path, child in module.named_modules():
         way = f"{name}.{path}" if path else name
         keys: tuple[Key, ...] = tuple(("attribute", part) for part in path.split(".") if part)
-        held = {**child._buffers, **{key: value for key, value in vars(child).items() if _is_data(key)}}
+        held = {**registered(child, [BUFFERS]), **{key: value for key, value in vars(child).items() if _is_data(key)}}
         for key, value in held.items():
             for field in _walk(value, f"{way}.{key}", (*keys, ("attribute", key)), seen, _DEEPEST):
                 found[field.path] = field
@@ -98,13 +99,14 @@ def _parts(value: Any) -> list[tuple[str, Key, Any]]:
         return []
     held = {**slots_of(value), **(attributes_of(value) or {})}
     if isinstance(value, nn.Module):
-        held = {**value._buffers, **{name: part for name, part in held.items() if _is_data(name)}, **value._modules}
+        data = {name: part for name, part in held.items() if _is_data(name)}
+        held = {**registered(value, [BUFFERS]), **data, **registered(value, [MODULES])}
     return [(f".{name}", ("attribute", name), part) for name, part in held.items()]
 
 
 def _is_data(attribute: str) -> bool:
     """Whether a module's attribute is the subject's, not what every module has."""
-    return attribute not in ("_parameters", "_buffers", "_modules", "training") and "_hooks" not in attribute
+    return attribute not in (*REGISTRIES, "training") and "_hooks" not in attribute
 
 
 def _has(structure: Any, key: Key) -> bool:
