@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.probes.attention.score_watch import MASKED
-from nsa_doctor.probes.internal import DispatchWatcher, uncompiled
+from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import operation_name
 
@@ -36,7 +36,7 @@ def rotates(sp: BuiltModule, x: Tensor) -> bool:
     kinds = [type(module).__name__ for module in sp.module.modules()]
     if any(_NAMES.search(name) for name in (*names, *kinds)):
         return True
-    with torch.no_grad(), uncompiled(), _Turns() as watch:
+    with torch.no_grad(), _Turns() as watch:
         sp(x)
     return watch.is_seen
 
