@@ -1,6 +1,6 @@
 """What the doctor takes from torch that torch does not promise: its private names are used here alone.
 
-Each function says what it takes and which public name there is for it. All are known of torch 2.11 to 2.13;
+Each function says what it takes and which public name there is for it. All are known of torch 2.13;
 `tests/nsa_doctor/probes/test_internal.py` says of each what the doctor loses without it. Those of CPython are in
 `core/internal.py`.
 """

@@ -76,7 +76,7 @@ class _Watch(DispatchWatcher):
         if args[1] % result.ndim != result.ndim - 1:
             return result
         index = len(self.found)
-        is_fed_alike = self._fed.get(_key(args[0])) is _Fed.ALIKE
+        is_fed_alike = self._fed.get(memory_of(args[0])) is _Fed.ALIKE
         place = self._places.here()[0]
         self.found.append(Softmax(args[0].detach().clone(), result.detach().clone(), place, is_fed_alike))
         other = None if self._replace is None else self._replace(index, args[0], result)
@@ -85,11 +85,11 @@ class _Watch(DispatchWatcher):
     def _follow(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """What comes of a projection that was given the same for all tokens, or was not, is known by its memory."""
         given = tensors_in(args, kwargs)
-        fed = max((self._fed.get(_key(tensor), _Fed.NOTHING) for tensor in given), default=_Fed.NOTHING)
+        fed = max((self._fed.get(memory_of(tensor), _Fed.NOTHING) for tensor in given), default=_Fed.NOTHING)
         if name in ("mm", "addmm"):
             fed = self._projected(*args[-2:]) or fed
         for tensor in tensors_in(result) if fed else ():
-            self._fed[_key(tensor)] = fed
+            self._fed[memory_of(tensor)] = fed
             self._alive.append(tensor)
 
     def _projected(self, rows: Tensor, weight: Tensor) -> "_Fed | None":
@@ -106,7 +106,3 @@ class _Fed(IntEnum):
     NOTHING = 0
     ALIKE = 1
     APART = 2
-
-
-def _key(tensor: Tensor) -> int:
-    return memory_of(tensor) if tensor.layout == torch.strided else id(tensor)

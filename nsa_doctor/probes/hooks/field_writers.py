@@ -104,7 +104,7 @@ class FieldWriters(DispatchWatcher):
 
     def of(self, tensor: Tensor) -> tuple[Write, Write] | None:
         """The newest operations that computed, and that wrote, elements of it; None where none seen did."""
-        memory = self._memory.get(_key(tensor)) if tensor.numel() and _is_dense(tensor) else None
+        memory = self._memory.get(memory_of(tensor)) if tensor.numel() and _is_dense(tensor) else None
         if memory is None:
             return None
         made, written = (int(_same_view(part, tensor).max()) for part in (memory.made, memory.written))
@@ -114,8 +114,8 @@ class FieldWriters(DispatchWatcher):
         """Run one operation and note what it made or wrote to."""
         result = func(*args, **kwargs)
         written = [tensor for tensor in tensors_in(written_arguments(func, args, kwargs)) if _is_dense(tensor)]
-        given = {_key(tensor) for tensor in tensors_in(args, kwargs) if _is_dense(tensor)}
-        fresh = [tensor for tensor in tensors_in(result) if _is_dense(tensor) and _key(tensor) not in given]
+        given = {memory_of(tensor) for tensor in tensors_in(args, kwargs) if _is_dense(tensor)}
+        fresh = [tensor for tensor in tensors_in(result) if _is_dense(tensor) and memory_of(tensor) not in given]
         if written or fresh:
             name = operation_name(func)
             self._writes.append(Write(name, self._places.here()[0], self._lines(frame_above(2))))
@@ -150,7 +150,7 @@ class FieldWriters(DispatchWatcher):
         return _same_view(self._of(leaf).made, leaf) if is_values else leaf
 
     def _of(self, tensor: Tensor) -> _Memory:
-        key = _key(tensor)
+        key = memory_of(tensor)
         total = tensor.untyped_storage().nbytes() // max(1, tensor.element_size())
         if key not in self._memory or self._memory[key].made.numel() < total:
             self._memory[key] = _Memory(*(torch.full((total,), -1, dtype=torch.int32) for _ in range(2)))
@@ -175,10 +175,6 @@ class FieldWriters(DispatchWatcher):
 
 def _is_dense(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
-
-
-def _key(tensor: Tensor) -> int:
-    return memory_of(tensor)
 
 
 def _same_view(elements: Tensor, tensor: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def module_fields(module: nn.Module, name: str) -> dict[str, Field]:
     for path, child in module.named_modules():
         way = f"{name}.{path}" if path else name
         keys: tuple[Key, ...] = tuple(("attribute", part) for part in path.split(".") if part)
-        held = {**registered(child, (BUFFERS,)), **{key: value for key, value in vars(child).items() if _is_data(key)}}
+        held = {**registered(child, [BUFFERS]), **{key: value for key, value in vars(child).items() if _is_data(key)}}
         for key, value in held.items():
             for field in _walk(value, f"{way}.{key}", (*keys, ("attribute", key)), seen, _DEEPEST):
                 found[field.path] = field
@@ -100,7 +100,7 @@ def _parts(value: Any) -> list[tuple[str, Key, Any]]:
     held = {**slots_of(value), **(attributes_of(value) or {})}
     if isinstance(value, nn.Module):
         data = {name: part for name, part in held.items() if _is_data(name)}
-        held = {**registered(value, (BUFFERS,)), **data, **registered(value, (MODULES,))}
+        held = {**registered(value, [BUFFERS]), **data, **registered(value, [MODULES])}
     return [(f".{name}", ("attribute", name), part) for name, part in held.items()]
 
 
