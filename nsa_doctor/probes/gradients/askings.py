@@ -45,8 +45,9 @@ class Asking:
     """How gradients are asked for, in words: along which cotangent, made of a contiguous one [B, S, ...].
 
     `like` makes the plain cotangent that has to give the same. `is_compared` where values have to agree, and not only
-    be finite; `may_refuse` where a module need not serve it, `refuses_forward` where its forward need not. `given` makes the tensor that is passed of the input,
-    `given_like` the plain one of equal values; `around` makes the pass, and `rounding` is how much coarser it may be.
+    be finite; `may_refuse` where a module need not serve it, `refuses_forward` where its forward need not. `given`
+    makes what is passed of the input, `given_like` the plain tensor of equal values; `around` makes the pass, and
+    `rounding` is how much coarser it may be.
     """
 
     words: str
@@ -73,8 +74,8 @@ def circumstances(built: BuiltModule) -> Iterator[Asking]:
         given = partial(laid_out, layout=layout)
         yield Asking(f"{layout} input", given=given, given_like=like, refuses_forward=True)
     if built.subject.input == "embeddings":
-        for words, given in (("an input that requires a gradient", _wanting), ("a leaf as input", _leaf)):
-            yield Asking(words, given=given, refuses_forward=True)
+        for words, made in (("an input that requires a gradient", _wanting), ("a leaf as input", _leaf)):
+            yield Asking(words, given=made, refuses_forward=True)
 
 
 def askings(built: BuiltModule) -> Iterator[Asking]:
