@@ -52,7 +52,7 @@ class GradientsByLength:
         self._known: dict[int, dict[str, Tensor]] = {}
 
     def lengths(self) -> Iterator[tuple[int, int]]:
-        """(length, rows) to try: where block code breaks, long ones, all others; of each kind as many as take a while."""
+        """(length, rows) to try: where block code breaks, long ones, others; as many of each kind as take a while."""
         profile, limit = self._sp.subject.profile, self._limit
         chance = random.Random(self._sp.subject.seed)  # noqa: S311 (an order, no secret)
         edges = boundary_lengths(self._sp.subject.geometry, min(limit, _FARTHEST) - 1)
@@ -64,9 +64,10 @@ class GradientsByLength:
             for length in among:
                 if length in tried or not _FIRST <= length <= limit:
                     continue
-                left -= rows * self._nominal_seconds(length)
-                if left < 0:
-                    break
+                needed = rows * self._nominal_seconds(length)
+                if needed > left:
+                    continue
+                left -= needed
                 tried.add(length)
                 yield length, rows
 
