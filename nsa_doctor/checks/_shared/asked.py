@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from nsa_doctor.probes.gradients.askings import (
     gradients,
     module_at_fault,
 )
+from nsa_doctor.probes.hooks.lines_apart import at_line_apart
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
@@ -94,6 +96,11 @@ class _Bench:
         if (written := function_at_fault(result, expected, eps)) is not None:
             at = inspect.unwrap(written.backward).__code__  # type: ignore[attr-defined]
             place = replace(place, file=at.co_filename, line=at.co_firstlineno, function=at.co_name)
+        else:
+            plain = Asking("plainly", given=asking.given_like)
+            with unobserved():
+                ways = (partial(gradients, self.built, self.x, self.cotangent, each) for each in (asking, plain))
+                place = at_line_apart(subject, place, *ways)
         return Finding(
             message=f"{asking.words} gives {described(result, expected, names)} at S={length}, nearest the output in "
             f"{names[-1]}",

@@ -15,6 +15,7 @@ Example:
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,9 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.hooks.lines_apart import at_line_apart
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, built
@@ -46,10 +49,9 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         yield _raised(subject, failure)
         return
     if found is not None and other is not None:
-        message = f"under autocast to bfloat16, {found.words}, at S={_length(subject)}"
         yield Finding(
-            message=message,
-            where=replace(definition_place(sp.module.get_submodule(found.path)), module=found.path),
+            message=f"under autocast to bfloat16, {found.words}, at S={_length(subject)}",
+            where=_place(sp, found.path),
             evidence={"length": _length(subject), "error": found.error, "floor": found.budget},
             repro=again(subject, "FWD213"),
         )
@@ -65,6 +67,15 @@ def _fault(sp: BuiltModule) -> AutocastFault | None:
         except SubjectFailedError as failure:
             raise NotApplicableError("operations of it refuse what autocast gives others") from failure
         return autocast_fault(plain, imitated, autocast_pass(sp, x))
+
+
+def _place(sp: BuiltModule, path: str) -> Place:
+    """The module, at the line that runs under autocast alone where there is one."""
+    x, place = sp.input(_length(sp.subject), _ROWS), definition_place(sp.module.get_submodule(path))
+    with unobserved():
+        return at_line_apart(
+            sp.subject, replace(place, module=path), partial(autocast_pass, sp, x), partial(plain_pass, sp, x)
+        )
 
 
 def _raised(subject: Subject, failure: SubjectFailedError) -> Finding | Note:
@@ -86,7 +97,10 @@ def _length(subject: Subject) -> int:
 
 def planted(subject: Subject) -> Subject:
     def forgets_a_scale(module: nn.Module, x: Tensor) -> Tensor:
-        return subject.forward(module, x) * (0.5 if torch.is_autocast_enabled(x.device.type) else 1.0)
+        output: Tensor = subject.forward(module, x)
+        if torch.is_autocast_enabled(x.device.type):
+            output = output * 0.5
+        return output
 
     return replace(subject, forward=forgets_a_scale)
 

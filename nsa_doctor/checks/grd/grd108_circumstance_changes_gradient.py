@@ -34,7 +34,9 @@ def run(subject: Subject) -> Iterator[Finding]:
 def planted(subject: Subject) -> Subject:
     def doubles_in_deterministic_mode(module: nn.Module, x: Tensor) -> Tensor:
         output: Tensor = subject.forward(module, x)
-        return output * 2 - output.detach() if torch.are_deterministic_algorithms_enabled() else output
+        if torch.are_deterministic_algorithms_enabled():
+            output = output * 2 - output.detach()
+        return output
 
     return replace(subject, forward=doubles_in_deterministic_mode)
 
