@@ -177,7 +177,7 @@ def _jittered(module: nn.Module, dtype: torch.dtype, generator: torch.Generator)
 
 
 def _jitter(leaf: Any, dtype: torch.dtype, generator: torch.Generator) -> Any:
-    if not _is_floating(leaf):
+    if not _is_floating(leaf) or torch._C._functorch.is_functorch_wrapped_tensor(leaf):  # vmap lets nobody draw
         return leaf
     sign = torch.randint(2, leaf.shape, generator=generator).to(leaf) * 2 - 1
     return leaf * (1 + torch.finfo(dtype).eps / 2 * sign)

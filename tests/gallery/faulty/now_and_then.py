@@ -102,6 +102,26 @@ class _AfterLargerBatch(_Gain):
         return y
 
 
+class _AfterHalfPrecision(_Gain):
+    """Keeps what it made for the dtype of an earlier call."""
+
+    table = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if self.table is None or self.table.dtype != torch.bfloat16:
+            self.table = torch.linspace(0.3, 1.0, DIM, dtype=y.dtype)
+        return y * self.table.to(y.dtype)  # here
+
+
+class _GradientByRareDraw(_Gain):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if random.random() < 0.05:
+            y = (y + y.detach()) / 2  # here
+        return y
+
+
 class _AfterEval(_Gain):
     was_evaluated = False
 
@@ -379,6 +399,8 @@ CASES = {
     "OverwritesForThreeRows": ("FWD210", "always"),
     "AfterMove": ("FWD210", "step"),
     "AfterTraining": ("FWD210", "step"),
+    "AfterHalfPrecision": ("FWD210", "step"),
+    "GradientByRareDraw": ("FWD210", "draw"),
     "AfterEval": ("GRD104", "step"),
     "AfterNoGrad": ("GRD104", "step"),
     "WrongAtEverySecondBackward": ("GRD104", "again"),
