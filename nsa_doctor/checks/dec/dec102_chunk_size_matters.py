@@ -27,12 +27,15 @@ from nsa_doctor.probes.attention.decoding import decoding_specimen, lengths_to_d
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
+_ROWS = 2
+
 
 def run(subject: Subject) -> Iterator[Finding]:
     sp = decoding_specimen(subject)
     short, long = lengths_to_decode(subject)
     for size in _sizes(subject):
-        found = list(departures(sp, "DEC102", short, _parts(short, size), f"decoding {size} tokens at a time"))
+        parts = _parts(short, size)
+        found = list(departures(sp, "DEC102", short, parts, f"decoding {size} tokens at a time", rows=_ROWS))
         if found:
             yield from found
             return

@@ -1,7 +1,7 @@
 """What autocast to bfloat16 does to a module's operations, done without autocast: how far rounding may take it.
 
-Autocast casts what products, convolutions and attention are given; here a dispatch mode casts it, so that whatever
-asks torch whether autocast is on is told no.
+Autocast casts the operands of products, convolutions and attention; here a dispatch mode casts them, so that code
+which asks torch whether autocast is on takes its other branch.
 """
 
 from collections.abc import Callable, Iterator

@@ -2,8 +2,8 @@
 
 import sys
 import sysconfig
-from importlib.machinery import ModuleSpec
 import threading
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
