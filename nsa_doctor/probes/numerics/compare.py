@@ -110,5 +110,5 @@ def departure(result: Tensor, expected: Tensor, floor: Tensor) -> Departure | No
 
 _TINY = 1e-300
 _ROUNDINGS = 16.0
-_ROUNDINGS_OF_A_TRANSFORM = 64.0  # none is made in half precision; what it adds up is larger than its result
+_ROUNDINGS_OF_A_TRANSFORM = 1024.0  # none is made in half precision; what it adds up is larger than its result
 _LENGTH_FOR_PRECISION = 32
