@@ -114,14 +114,17 @@ class FrameFilter:
 
         Empty when no thread runs the subject's code.
         """
-        threads = [
-            _lines(part) for part in re.split(r"^(?=(?:Current thread|Thread|Stack) )", dump, flags=re.MULTILINE)
-        ]
+        threads = _threads(dump)
         threads.sort(key=lambda lines: not any(is_doctors(line.file) for line in lines))
         for lines in threads:
             if found := self.deepest(lines):
                 return lines[lines.index(found) :]
         return []
+
+    def busy_in_dump(self, dump: str) -> list[Line]:
+        """The lines at which threads beside the doctor's own run the subject's code, and do not wait in a call."""
+        others = [lines for lines in _threads(dump) if lines and not any(is_doctors(line.file) for line in lines)]
+        return [lines[0] for lines in others if self.rank(lines[0].file) == 3]
 
 
 def top_package(spec: str | None) -> tuple[str, ...]:
@@ -138,6 +141,10 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function
 def is_before_the_fork(file: str) -> bool:
     """Whether a frame of this file, and all outside it, are what a fork has from the process it was forked from."""
     return file == _FORK
+
+
+def _threads(dump: str) -> list[list[Line]]:
+    return [_lines(part) for part in re.split(r"^(?=(?:Current thread|Thread|Stack) )", dump, flags=re.MULTILINE)]
 
 
 def _lines(text: str) -> list[Line]:

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.frames import FrameFilter, Line
 from nsa_doctor.core.measurement import Place, Trouble, TroubleKind
 from nsa_doctor.isolation.failures import CrashReport, WorkerDiedError, WorkerHungError
 from nsa_doctor.isolation.worker_process import WorkerProcess
 
 _MOST_COMMANDS = 3
+_OWN = 3  # rank of the subject's own code
 CodeRange = Sequence[Any]  # file, first line, last line, module path, class
 
 
@@ -61,9 +62,20 @@ def trouble_of(
     sighting = crash.sighting or {}
     if kind == "timeout" and (loop := sighting.get("loop")) and loop[0] < loop[1]:
         message += f", going round the loop of lines {loop[0]} to {loop[1]},"
+    frames = FrameFilter(packages)
+    if kind == "timeout" and (busy := frames.busy_in_dump(crash.dump)):
+        message += _beside(busy)
+        if frames.rank(place.file) < _OWN:  # what waits its turn is not at fault
+            place, is_exact = Place(**asdict(busy[0])), False
     phase = str(sighting.get("phase", ""))
     traceback = crash.dump or ("" if kind == "timeout" else crash.last_words)
     return Trouble(kind=kind, message=message, phase=phase, place=place, traceback=traceback), is_exact
+
+
+def _beside(busy: Sequence[Line]) -> str:
+    """What other threads of the subject compute meanwhile, each of which takes its turns from all the others."""
+    noun = "threads run" if len(busy) > 1 else "thread runs"
+    return f" while {len(busy)} other {noun} ({busy[0].file}:{busy[0].line} in {busy[0].function}),"
 
 
 def _kind(failure: WorkerHungError | WorkerDiedError) -> TroubleKind:

@@ -99,6 +99,11 @@ def memory_of(tensor: Tensor) -> int:
     return storage_key(tensor.untyped_storage()) if tensor.layout == torch.strided else id(tensor)
 
 
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether `torch.vmap` or another transform of torch.func wraps it: `torch._C._functorch`. Public: none."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
 def version_of(tensor: Tensor) -> int:
     """How often its memory was written into, by `_version`; 0 where that is not counted. Public: none."""
     return 0 if tensor.is_inference() else int(tensor._version)

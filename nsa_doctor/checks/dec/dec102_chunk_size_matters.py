@@ -27,6 +27,8 @@ from nsa_doctor.probes.attention.decoding import decoding_specimen, lengths_to_d
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
+_ROWS = 2
+
 
 def run(subject: Subject) -> Iterator[Finding]:
     sp = decoding_specimen(subject)
@@ -34,7 +36,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     short, long = lengths_to_decode(subject)
     for size in _sizes(subject):
         what = f"decoding {size} tokens at a time"
-        found = list(departures(sp, "DEC102", short, _parts(short, size), what, known=[1] * short))
+        found = list(departures(sp, "DEC102", short, _parts(short, size), what, rows=_ROWS, known=[1] * short))
         if found:
             yield from found
             return

@@ -27,14 +27,15 @@ from nsa_doctor.probes.attention.decoding import decoding_specimen, lengths_to_d
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
-_MOST_STEPS, _FEW_PROMPTS = 24, 3
+_MOST_STEPS, _FEW_PROMPTS, _ROWS = 24, 3, 2
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     sp = decoding_specimen(subject)
     short, long = lengths_to_decode(subject)
-    for length in (short, long):
-        found = list(departures(sp, "DEC106", length, [length], "a prompt taken in at once", known=[1] * length))
+    for length, rows in ((short, _ROWS), (long, 1)):
+        what = "a prompt taken in at once"
+        found = list(departures(sp, "DEC106", length, [length], what, rows=rows, known=[1] * length))
         if found:
             yield from found
             return
@@ -42,7 +43,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         steps = min(_MOST_STEPS, long - prompt)
         length = prompt + steps
         what = f"decoding after a prompt of {prompt} tokens"
-        found = list(departures(sp, "DEC106", length, [prompt, *[1] * steps], what, known=[1] * length))
+        found = list(departures(sp, "DEC106", length, [prompt, *[1] * steps], what, rows=_ROWS, known=[1] * length))
         if found:
             yield from found
             return

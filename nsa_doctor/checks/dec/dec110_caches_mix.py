@@ -24,62 +24,72 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.attention.decoding import decoding_specimen
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.numerics.compare import Departure, departure
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
-_PROMPT, _STEPS, _ROWS_BESIDE = 5, 4, 2
+_PROMPT, _STEPS = 5, 4
+_ROWS = (1, 2, 3)  # of the sequences that are decoded by turns
 _ROUNDINGS = 1e4  # as where two runs are followed to where they part
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     if subject.max_length < _PROMPT + _STEPS:
         return
-    found = _departure(subject)
+    found = next(_departures(subject), None)
     if found is None:
         return
-    sp, alone = _last_step(subject, has_another=False)
-    _, beside = _last_step(subject, has_another=True)
+    rows, departed = found
+    sp, alone = _last_step(subject, rows, (rows,))
+    _, beside = _last_step(subject, rows, _ROWS)
     with torch.no_grad():
         divergence = first_divergence(sp, alone, beside, {})
     at = f"; outputs first diverge at {divergence.operation}" if divergence.operation else ""
+    others = " and of ".join(str(other) for other in _ROWS if other != rows)
     yield Finding(
-        message=f"step {_STEPS} of decoding gives another output when a sequence of {_ROWS_BESIDE} rows with its own "
-        f"cache is decoded between the steps: {found.told}{at}",
+        message=f"step {_STEPS} of decoding {rows} row{'s'[: rows > 1]} differs when sequences of {others} "
+        f"rows with caches of their own are decoded between the steps: {departed.told}{at}",
         where=divergence.place,
-        evidence={"step": _STEPS, "error": found.error, "floor": found.floor, "operation": divergence.operation},
+        evidence={
+            "step": _STEPS,
+            "rows": rows,
+            "error": departed.error,
+            "floor": departed.floor,
+            "operation": divergence.operation,
+        },
         repro=again(subject, "DEC110"),
     )
 
 
-def _departure(subject: Subject) -> Departure | None:
-    with torch.no_grad():
-        alone, beside = (_last_step(subject, has_another=has_another)[1]() for has_another in (False, True))
-    scale = float(alone.abs().max()) * _ROUNDINGS * torch.finfo(alone.dtype).eps
-    return departure(beside, alone, torch.full(alone.shape[:2], scale, device=alone.device))
+def _departures(subject: Subject) -> Iterator[tuple[int, Departure]]:
+    """How the last step of each sequence departs from that of the sequence alone."""
+    for rows in _ROWS:
+        with torch.no_grad():
+            alone, beside = (_last_step(subject, rows, together)[1]() for together in ((rows,), _ROWS))
+        scale = float(alone.abs().max()) * _ROUNDINGS * torch.finfo(alone.dtype).eps
+        found = departure(beside, alone, torch.full(alone.shape[:2], scale, device=alone.device))
+        if found is not None:
+            yield rows, found
 
 
-def _last_step(subject: Subject, *, has_another: bool) -> tuple[BuiltModule, Callable[[], Tensor]]:
-    """A module that has decoded all but the last token, and that last step; with another sequence between."""
-    sp = decoding_specimen(subject)
+def _last_step(subject: Subject, rows: int, together: tuple[int, ...]) -> tuple[BuiltModule, Callable[[], Tensor]]:
+    """A module that has decoded sequences of so many rows by turns, and the last step of the one of `rows`."""
+    sp = built(subject, dtype=decoding_specimen(subject).dtype)  # one that nothing was decoded with
     prefill, step, module = subject.prefill, subject.step, sp.module
     assert prefill is not None
     assert step is not None
-
-    def begun(parts: tuple[Tensor, ...]) -> Any:
-        return ask("prefill", lambda: prefill(module, parts[0].clone()), module)[1]
-
-    own = sp.input(_PROMPT + _STEPS).split([_PROMPT, *[1] * _STEPS], dim=1)
-    other = sp.input(_PROMPT + _STEPS, batch=_ROWS_BESIDE, seed=subject.seed + 1).split([_PROMPT, *[1] * _STEPS], dim=1)
+    sizes = [_PROMPT, *[1] * _STEPS]
+    parts = {n: sp.input(sum(sizes), n, subject.seed + n).split(sizes, dim=1) for n in together}
+    caches: dict[int, Any] = {}
     with torch.no_grad():
-        cache, cache_beside = begun(own), begun(other) if has_another else None
-        for part, part_beside in zip(own[1:-1], other[1:-1], strict=True):
-            cache = ask("step", lambda part=part, cache=cache: step(module, part.clone(), cache), module)[1]
-            if has_another:
-                given, held = part_beside.clone(), cache_beside
-                cache_beside = ask("step", lambda given=given, held=held: step(module, given, held), module)[1]
-    return sp, lambda: ask("step", lambda: step(module, own[-1].clone(), cache), module)[0]
+        for n in together:
+            caches[n] = ask("prefill", lambda n=n: prefill(module, parts[n][0].clone()), module)[1]
+        for index in range(1, _STEPS):
+            for n in together:
+                given, cache = parts[n][index].clone(), caches[n]
+                caches[n] = ask("step", lambda given=given, cache=cache: step(module, given, cache), module)[1]
+    return sp, lambda: ask("step", lambda: step(module, parts[rows][-1].clone(), caches[rows]), module)[0]
 
 
 def planted(subject: Subject) -> Subject:

@@ -1,6 +1,7 @@
 """FWD205 memory-layout-changes-output
 
-Detects: input of equal values in another layout of memory (transposed, strided, expanded) that gives another output.
+Detects: input of equal values in another layout of memory (transposed, strided, expanded, at an offset in its storage)
+that gives another output.
 Matters: a slice, a transpose or an expanded batch upstream silently changes the result.
 Fix: take strides from the tensor, not from its shape; `reshape` in place of `as_strided` or `view` on raw storage.
 
@@ -23,6 +24,7 @@ from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.layouts import LAYOUTS, laid_out
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
@@ -32,7 +34,7 @@ _NUM_ROWS = 3
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
     length = odd_lengths(subject)[0]
-    for layout in ("transposed", "strided", "expanded"):
+    for layout in LAYOUTS:
         try:
             found = _examine(subject, length, layout)
         except SubjectFailedError as failure:  # loud, so nobody is misled
@@ -49,7 +51,7 @@ def _examine(subject: Subject, length: int, layout: str) -> Finding | None:
         return None
     built = comparable_specimen(subject)
     x = built.input(length).expand(_NUM_ROWS, *built.input(length).shape[1:]).contiguous()
-    divergence = first_divergence(built, lambda: built.call(x.clone()), lambda: built.call(_laid_out(x, layout)), {})
+    divergence = first_divergence(built, lambda: built.call(x.clone()), lambda: built.call(laid_out(x, layout)), {})
     message = f"{layout} input gives another output than contiguous input at S={length}"
     return told(subject, "FWD205", message, divergence, found, length=length, layout=layout)
 
@@ -59,19 +61,8 @@ def _changed(subject: Subject, length: int, layout: str) -> Departure | None:
     row = built.input(length)
     base = baseline(built, row.expand(_NUM_ROWS, *row.shape[1:]).contiguous())
     with torch.no_grad(), unobserved():
-        output = built.call(_laid_out(base.x, layout))
+        output = built.call(laid_out(base.x, layout))
     return base.departure(output)
-
-
-def _laid_out(x: Tensor, layout: str) -> Tensor:
-    """The values of x, equal in all rows, in memory of another layout."""
-    match layout:
-        case "transposed":
-            return x.transpose(0, 1).contiguous().transpose(0, 1)
-        case "strided":
-            return torch.stack((x, torch.zeros_like(x)), dim=-1)[..., 0]
-        case _:
-            return x[:1].clone().expand_as(x)
 
 
 def planted(subject: Subject) -> Subject:

@@ -1,7 +1,7 @@
 """FWD210 earlier-call-changes-output
 
-Detects: an output in `eval()` that depends on what was done with the module before: calls of another length, batch or
-mode, training passes, `train()` and `eval()`, `state_dict()`, copies, how many calls there were; or on a rare draw.
+Detects: an output in `eval()` that depends on what was done with the module before: calls of another length, batch,
+dtype or mode, training, `train()` and `eval()`, `state_dict()`, copies, how many calls there were; or on a rare draw.
 Matters: a model is evaluated and served in another order of calls than it was trained in, and gives other answers.
 Fix: look at the line named for an attribute, a cache or a count that outlives the call; what a call has to know comes
 with its arguments, and what training learns lies in parameters and buffers.
@@ -26,7 +26,7 @@ from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.text import joined
 from nsa_doctor.probes.hooks.random_draws import first_draw
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
-from nsa_doctor.probes.model.call_schedule import evaluation_steps, further_draws
+from nsa_doctor.probes.model.call_schedule import evaluated, evaluation_steps, further_draws, further_repeats
 from nsa_doctor.probes.model.draws import Generators
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.earlier_calls import differs_by, first_seen
@@ -37,14 +37,14 @@ _LENGTH = 17
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
-    steps = evaluation_steps(subject)
-    if not steps:
+    if not evaluation_steps(subject):
         return
     sp = comparable_specimen(subject)
+    steps = evaluation_steps(subject, further_repeats(sp, evaluated(subject)))
     judge = differs_by(effective_precision(sp, min(_LENGTH, subject.max_length)).eps)
     replays = Replays(subject, sp.dtype, "eval")
     generators = _drawn_from(sp)
-    steps = further_draws(steps) if generators else steps
+    steps = further_draws(subject, steps) if generators else steps
     seen = first_seen(replays.fresh(), steps, judge)
     if seen is not None:
         yield replays.finding("FWD210", seen, replays.cause(seen, judge))

@@ -1,7 +1,7 @@
 """FWD212 circumstance-changes-output
 
 Detects: an output in eval() that changes with what must not matter: inference_mode(), anomaly or deterministic mode, a
-frozen model, gradients held from before, an input that requires a gradient, the thread, torch's number of threads.
+frozen model, gradients held, an input that requires a gradient, the thread, torch's threads or its default dtype.
 Matters: what was examined, trained and served are three models, and only the one that nobody looks at is wrong.
 Fix: look at the line named for a branch on a mode of torch's, on `requires_grad`, `.grad` or on a thread.
 
@@ -28,7 +28,7 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import comparable_specimen
-from nsa_doctor.probes.model.circumstances import Call, circumstances, plainly
+from nsa_doctor.probes.model.circumstances import Circumstance, circumstances, plainly
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.numerics.compare import Baseline, Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
@@ -41,29 +41,26 @@ def run(subject: Subject) -> Iterator[Finding]:
     length = odd_lengths(subject)[0]
     built = comparable_specimen(subject)
     base = baseline(built, built.input(length, batch=_ROWS))
-    suspects = (number for number in range(len(_all_words(subject))) if _may_differ(base, _call(subject, number)))
-    yield from one(_examine(subject, length, number, _all_words(subject)[number]) for number in suspects)
+    suspects = (each for each in circumstances(subject, built.dtype) if _may_differ(base, each))
+    yield from one(_examine(subject, length, each) for each in suspects)
 
 
-def _all_words(subject: Subject) -> list[str]:
-    return [words for words, _ in circumstances(subject)]
-
-
-def _may_differ(base: Baseline, call: Call) -> bool:
+def _may_differ(base: Baseline, under: Circumstance) -> bool:
     """Whether it is worth a look on a module of its own: on this one, earlier circumstances may have left something."""
     with unobserved():
         try:
-            return base.departure(call(base.built, base.x)) is not None
+            return base.departure(under.call(base.built, base.x), loudness=under.rounding) is not None
         except SubjectFailedError:
             return True
 
 
-def _examine(subject: Subject, length: int, number: int, words: str) -> Finding | None:
+def _examine(subject: Subject, length: int, under: Circumstance) -> Finding | None:
+    words = under.words
     try:
-        found = confirmed(subject, lambda subject: _changed(subject, length, number))
+        found = confirmed(subject, lambda subject: _changed(subject, length, under))
     except SubjectFailedError as error:
         trouble = trouble_of(error, subject.packages)
-        if trouble.kind != "raised" or _is_of_autograd(error.caught.error):
+        if trouble.kind != "raised" or _is_of_torch(error.caught.error, under):
             return None
         message = f"{words} makes the subject raise {trouble.message} at S={length}, which it does not without"
         return Finding(
@@ -75,31 +72,25 @@ def _examine(subject: Subject, length: int, number: int, words: str) -> Finding 
     if found is None:
         return None
     built = comparable_specimen(subject)
-    x, call = built.input(length, batch=_ROWS), _call(subject, number)
-
-    divergence = first_divergence(built, lambda: plainly(built, x, words), lambda: call(built, x), {})
+    x = built.input(length, batch=_ROWS)
+    divergence = first_divergence(built, lambda: plainly(built, x, words), lambda: under.call(built, x), {})
     message = f"{words} gives another output than eval() under no_grad without it at S={length}"
     return told(subject, "FWD212", message, divergence, found, length=length, circumstance=words)
 
 
-def _changed(subject: Subject, length: int, number: int) -> Departure | None:
+def _changed(subject: Subject, length: int, under: Circumstance) -> Departure | None:
     built = comparable_specimen(subject)
     base = baseline(built, built.input(length, batch=_ROWS))
     with unobserved():  # what it raises is told here, with the circumstance
-        output = _call(subject, number)(built, base.x)
-    return base.departure(output)
+        output = under.call(built, base.x)
+    return base.departure(output, loudness=under.rounding)
 
 
-def _call(subject: Subject, number: int) -> Call:
-    return list(circumstances(subject))[number][1]
-
-
-def _is_of_autograd(error: BaseException) -> bool:
-    """Whether autograd refuses, as it does what a module asks of it in inference mode or with nothing to train."""
-    files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
-    return (
-        Path(files[-1]).is_relative_to(Path(torch.autograd.__file__).parent) or "inference tensor" in str(error).lower()
-    )
+def _is_of_torch(error: BaseException, under: Circumstance) -> bool:
+    """Whether torch refuses: autograd in inference mode or with nothing to train, an operation two dtypes at once."""
+    files, said = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)], str(error).lower()
+    is_of_autograd = Path(files[-1]).is_relative_to(Path(torch.autograd.__file__).parent)
+    return is_of_autograd or "inference tensor" in said or ("dtype" in under.words and "type" in said)
 
 
 def planted(subject: Subject) -> Subject:

@@ -1,8 +1,8 @@
 """GRD104 earlier-call-changes-gradient
 
 Detects: a training pass that gives other gradients, or another output, than an equal one before it: at every so many
-calls, after `eval()`, `state_dict()` or a copy, after other lengths or batches, when gradients are added up, or when
-the input needs none.
+calls, after `eval()`, `state_dict()` or a copy, after other lengths, batches or dtypes, when gradients are added up,
+or when the input needs none.
 Matters: gradients that are right in the first step, which is the one that is tested, are wrong in those that train.
 Fix: look at the line named: a backward or hook that counts its calls or keeps what it saw, a flag that `eval()` sets
 and `train()` does not take back, an attribute that belongs into a buffer.
@@ -28,7 +28,7 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import comparable_specimen
-from nsa_doctor.probes.model.call_schedule import training_steps
+from nsa_doctor.probes.model.call_schedule import further_repeats, trained, training_steps
 from nsa_doctor.probes.numerics.earlier_calls import differs_by, first_seen
 from nsa_doctor.probes.numerics.precision import effective_precision
 from nsa_doctor.subject.contract import Subject
@@ -42,7 +42,8 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     sp = comparable_specimen(subject)
     judge = differs_by(effective_precision(sp, min(_LENGTH, subject.max_length)).eps)
     replays = Replays(subject, sp.dtype, "train")
-    seen = first_seen(replays.fresh(), training_steps(subject), judge)
+    steps = training_steps(subject, further_repeats(sp, trained(subject)))
+    seen = first_seen(replays.fresh(), steps, judge)
     if seen is None:
         return
     cause = replays.cause(seen, judge)

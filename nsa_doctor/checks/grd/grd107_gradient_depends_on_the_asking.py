@@ -13,7 +13,6 @@ Example:
     kernel[grid](grad.data_ptr(), grad.numel())
 """
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,76 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsa_doctor.checks._shared.asked import first_departing
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.gradients.askings import (
-    Asking,
-    Gradients,
-    askings,
-    described,
-    differing,
-    function_at_fault,
-    gradients,
-    module_at_fault,
-)
-from nsa_doctor.probes.hooks.phase import unobserved
-from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
-from nsa_doctor.probes.numerics.compare import baseline
-from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.probes.gradients.askings import askings
 from nsa_doctor.subject.contract import Subject
-
-_LENGTH, _ROWS = 37, 2
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    built = comparable_specimen(subject)
-    if not any(parameter.requires_grad for parameter in built.module.parameters()):
-        raise NotApplicableError("it has no parameter that is trained")
-    length = min(_LENGTH, subject.max_length)
-    x = built.input(length, batch=_ROWS)
-    shape = baseline(built, x).output.shape
-    cotangent = torch.randn(shape, generator=torch.Generator().manual_seed(subject.seed), dtype=torch.float64)
-    for asking in askings(built):
-        found = _examine(subject, built, x, cotangent, asking)
-        if found is not None:
-            yield found
-            return
-
-
-def _examine(subject: Subject, built: BuiltModule, x: Tensor, cotangent: Tensor, asking: Asking) -> Finding | None:
-    expected = gradients(built, x, asking.like(cotangent))
-    result = _asked(built, x, cotangent, asking)
-    if expected is None or result is None:
-        return None
-    eps = effective_precision(built, x.shape[1]).eps
-    names = differing(result, expected, eps, is_compared=asking.is_compared)
-    if not names:
-        return None
-    path = module_at_fault(result, expected, names, eps)
-    place = replace(definition_place(built.module.get_submodule(path)), module=path)
-    if (written := function_at_fault(result, expected, eps)) is not None:
-        code = inspect.unwrap(written.backward).__code__  # type: ignore[attr-defined]
-        place = replace(place, file=code.co_filename, line=code.co_firstlineno, function=code.co_name)
-    return Finding(
-        message=f"{asking.words} gives {described(result, expected, names)} at S={x.shape[1]}, nearest the output in "
-        f"{names[-1]}",
-        where=place,
-        evidence={"length": x.shape[1], "asking": asking.words, "num_parameters": len(names), "dtype": built.dtype},
-        repro=again(subject, "GRD107"),
-    )
-
-
-def _asked(built: BuiltModule, x: Tensor, cotangent: Tensor, asking: Asking) -> Gradients | None:
-    try:
-        with unobserved():
-            return gradients(built, x, cotangent, asking)
-    except SubjectFailedError:
-        if asking.may_refuse:
-            return None
-        raise
+    yield from first_departing(subject, "GRD107", askings)
 
 
 class _ReadsMemory(torch.autograd.Function):

@@ -6,8 +6,9 @@ from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.behaviour.trials import Trial, try_out, warm_up
+from nsa_doctor.probes.hooks.environment_reads import environment_reads
 from nsa_doctor.probes.model.built_module import BuiltModule, built
-from nsa_doctor.probes.model.settings import Setting, options_of, values_of, variables_named, variables_read
+from nsa_doctor.probes.model.settings import Setting, options_of, values_of, variables_named
 
 _LENGTH = 17
 
@@ -75,7 +76,7 @@ class SettingTrials:
 
 def _read(sp: BuiltModule) -> dict[str, Place]:
     subject = sp.subject
-    with variables_read(FrameFilter(subject.packages), sp.module) as found:
+    with environment_reads(FrameFilter(subject.packages)) as found:
         again = built(subject, dtype=sp.dtype)
         with torch.no_grad():
             again(again.input(min(_LENGTH, subject.max_length)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.internal import function_of
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.circumstances import Around, surroundings
+from nsa_doctor.probes.model.layouts import LAYOUTS, laid_out
 
 _LOUDNESS = 1024.0
 _ROUNDINGS = 1e3
@@ -43,7 +46,9 @@ class Asking:
     """How gradients are asked for, in words: along which cotangent, made of a contiguous one [B, S, ...].
 
     `like` makes the plain cotangent that has to give the same. `is_compared` where values have to agree, and not only
-    be finite; `may_refuse` where a module need not serve it.
+    be finite; `may_refuse` where a module need not serve it, `refuses_forward` where its forward need not. `given`
+    makes what is passed of the input, `given_like` the plain tensor of equal values; `around` makes the pass, and
+    `rounding` is how much coarser it may be.
     """
 
     words: str
@@ -54,6 +59,24 @@ class Asking:
     trains: bool = False
     is_compared: bool = True
     may_refuse: bool = False
+    given: Callable[[Tensor], Tensor] = torch.clone
+    given_like: Callable[[Tensor], Tensor] = torch.clone
+    around: Around = lambda module, work: work()
+    rounding: float = 1.0
+    refuses_forward: bool = False
+
+
+def circumstances(built: BuiltModule) -> Iterator[Asking]:
+    """Ways that differ in what surrounds the pass, and in the memory that the input lies in."""
+    for each in surroundings(built.subject, built.dtype):
+        yield Asking(each.words, around=each.around, rounding=each.rounding, refuses_forward=True)
+    for layout in LAYOUTS:
+        like = _first_row_for_all if layout == "expanded" else torch.clone
+        given = partial(laid_out, layout=layout)
+        yield Asking(f"{layout} input", given=given, given_like=like, refuses_forward=True)
+    if built.subject.input == "embeddings":
+        for words, made in (("an input that requires a gradient", _wanting), ("a leaf as input", _leaf)):
+            yield Asking(words, given=made, refuses_forward=True)
 
 
 def askings(built: BuiltModule) -> Iterator[Asking]:
@@ -90,14 +113,11 @@ def gradients(built: BuiltModule, x: Tensor, cotangent: Tensor, asking: Asking |
     for parameter in trained:
         parameter.grad = None
     trained[0].requires_grad_(not how.freezes)
+    x = how.given(x)
     watching = [each.register_forward_hook(_keeping(found, path)) for path, each in module.named_modules()]
     try:
         module.train(how.trains or was_training)
-        with torch.enable_grad():
-            output = built(x)
-            given = how.cotangent(cotangent.to(output))
-            found.follow(output)
-            ask("backward", lambda: output.backward(given, create_graph=how.create_graph), module, output)
+        how.around(module, lambda: _differentiate(built, x, cotangent, how, found))
         named = ((name, each.grad) for name, each in module.named_parameters())
         found.parameters.update({name: grad.detach() for name, grad in named if grad is not None})
         return found
@@ -108,6 +128,26 @@ def gradients(built: BuiltModule, x: Tensor, cotangent: Tensor, asking: Asking |
         trained[0].requires_grad_(True)
         for parameter in trained:
             parameter.grad = None
+
+
+def _differentiate(built: BuiltModule, x: Tensor, cotangent: Tensor, how: Asking, found: Gradients) -> None:
+    with torch.enable_grad():  # each thread has a mode of its own
+        output = built.call(x)
+        given = how.cotangent(cotangent.to(output))
+        found.follow(output)
+        ask("backward", lambda: output.backward(given, create_graph=how.create_graph), built.module, output)
+
+
+def _leaf(x: Tensor) -> Tensor:
+    return x.detach().clone().requires_grad_()
+
+
+def _wanting(x: Tensor) -> Tensor:
+    return _leaf(x).clone()
+
+
+def _first_row_for_all(x: Tensor) -> Tensor:
+    return x[:1].expand_as(x).contiguous()
 
 
 def _keeping(found: Gradients, path: str) -> Callable[[nn.Module, Any, Any], None]:

@@ -1,6 +1,7 @@
 """Which variables of the environment a subject's own code reads, and on which line."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -8,18 +9,17 @@ from typing import Any
 from unittest.mock import patch
 
 from nsa_doctor.core.errors import attempt
+from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
 
 _ASKING = ("__getitem__", "__contains__")  # get(), pop() and os.getenv() ask through the first
+_THROUGH = (os.__file__, sys.modules["collections.abc"].__file__, "<frozen os>", "<frozen _collections_abc>")
 
 
 @contextmanager
-def environment_reads(place_of: Callable[[FrameType], Place | None]) -> Iterator[dict[str, Place]]:
-    """Names of variables that are read in this region, each with the line of the subject's own that read it first.
-
-    `place_of` says of a frame where in the subject's own code it stands; what stands nowhere in it is not recorded.
-    """
+def environment_reads(frames: FrameFilter) -> Iterator[dict[str, Place]]:
+    """Names of variables that the subject's own lines ask for in this region, each with the first such line."""
     found: dict[str, Place] = {}
     kind: Any = type(os.environ)
 
@@ -28,7 +28,7 @@ def environment_reads(place_of: Callable[[FrameType], Place | None]) -> Iterator
 
         def ask(environment: Any, name: Any) -> Any:
             if environment is os.environ and isinstance(name, str) and name not in found:
-                place = attempt(lambda: place_of(frame_above(2)))
+                place = attempt(lambda: _own_line(frame_above(2), frames))
                 if isinstance(place, Place):
                     found[name] = place
             return original(environment, name)
@@ -39,3 +39,29 @@ def environment_reads(place_of: Callable[[FrameType], Place | None]) -> Iterator
         for method in _ASKING:
             patches.enter_context(patch.object(kind, method, asking(method)))
         yield found
+
+
+@contextmanager
+def environment_with(name: str, value: str | None) -> Iterator[None]:
+    """The environment with that value of a variable, or without the variable."""
+    with patch.dict(os.environ):
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+        yield
+
+
+def other_values(name: str) -> Iterator[str | None]:
+    """Values that a switch may have and this one has not; None for unset."""
+    yield from (value for value in ("1", "0", None) if value != os.environ.get(name))
+
+
+def _own_line(frame: FrameType | None, frames: FrameFilter) -> Place | None:
+    """The line that asks, where it is the subject's own and not that of a library that it has called."""
+    while frame is not None and frame.f_code.co_filename in _THROUGH:
+        frame = frame.f_back
+    if frame is None or frames.rank_of(frame.f_code) != 3:
+        return None
+    code = frame.f_code
+    return Place(file=code.co_filename, line=frame.f_lineno, function=code.co_name)

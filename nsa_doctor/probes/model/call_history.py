@@ -13,14 +13,17 @@ from torch.nn.parameter import is_lazy
 from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.hooks.phase import ask, unobserved
-from nsa_doctor.probes.model.built_module import built
+from nsa_doctor.probes.internal import BUFFERS, registered, uncompiled
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.draws import Generators
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.model.perform import NoWatcher, Watcher, checked_answer
-from nsa_doctor.probes.model.state import preserved_state, seed_everything
+from nsa_doctor.probes.model.state import cast, preserved_state, seed_everything
 from nsa_doctor.probes.model.training import weighed
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
+
+_LENGTH_IN_BFLOAT16 = 19
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,7 @@ class Switch(StrEnum):
     COPY = "copy.deepcopy()"
     INTO_COPY = "copy.deepcopy() put in its place"
     TO = "to() its own device"
+    BFLOAT16 = "a call in bfloat16"
 
 
 Step = Call | Switch
@@ -166,6 +170,17 @@ class CallHistory:
                 copied = attempt(lambda: copy.deepcopy(module))
                 if not isinstance(copied, Caught):  # some cannot be copied, and need not be
                     self.built = replace(self.built, module=copied)
+            case Switch.BFLOAT16:
+                with suppress(SubjectFailedError, NotComparableError), unobserved():  # it need not run in it
+                    self._call_in_bfloat16()
+
+    def _call_in_bfloat16(self) -> None:
+        """One call of the module converted, which is given its own values back."""
+        module, subject = self.built.module, self.built.subject
+        with _values_kept(module), preserved_state(), uncompiled(), torch.no_grad():
+            cast(module, torch.bfloat16)
+            in_half = BuiltModule(subject, module, "bfloat16")
+            in_half(in_half.input(min(_LENGTH_IN_BFLOAT16, subject.max_length), 2))
 
     def _call(self, call: Call, watcher: Watcher) -> Outcome:
         sp, subject = self.built, self.built.subject
@@ -196,6 +211,21 @@ class CallHistory:
             is_input_changed=not torch.equal(given.detach(), x.detach()),
             drawn_from=generators.drawn_from(),
         )
+
+
+@contextmanager
+def _values_kept(module: nn.Module) -> Iterator[None]:
+    """Have parameters and buffers hold the very tensors again that they hold now."""
+    parameters = [(each, each.data) for each in module.parameters()]
+    buffers = [(part, registered(part, (BUFFERS,))) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for parameter, values in parameters:
+            parameter.data = values
+        for part, held in buffers:
+            for name, buffer in held.items():
+                setattr(part, name, buffer)
 
 
 def _gradients_before(module: nn.Module, call: Call) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +14,54 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.subject.contract import Subject
 
 Call = Callable[[BuiltModule, Tensor], Tensor]
+Around = Callable[[nn.Module, Callable[[], object]], object]
 _INFERENCE = "inference_mode()"
+_DEFAULT_DTYPE = "float64 as torch's default dtype"
 
 
-def circumstances(subject: Subject) -> Iterator[tuple[str, Call]]:
-    """Each in words and how to call under it; whether it applies depends on the input and the device."""
-    yield "autograd's anomaly mode", _within(lambda module: torch.autograd.detect_anomaly(check_nan=False))
-    yield f"torch's deterministic mode turned {_other_determinism()}", _within(_with_other_determinism)
-    yield "a frozen model with gradients on", _within(_frozen)
-    yield "a model that holds gradients of an earlier backward", _within(_holding_gradients)
+@dataclass(frozen=True)
+class Circumstance:
+    """What surrounds a call, in words, and the call made under it.
+
+    `rounding` is how much coarser than in the subject's dtype results may be rounded: what a subject makes without a
+    dtype is float32 by default, and float64 where that is the default.
+    """
+
+    words: str
+    call: Call
+    rounding: float = 1.0
+
+
+@dataclass(frozen=True)
+class Surrounding:
+    """What surrounds a forward and a backward pass, in words, and a function that makes them under it."""
+
+    words: str
+    around: Around
+    rounding: float = 1.0
+
+
+def circumstances(subject: Subject, dtype: str) -> Iterator[Circumstance]:
+    """Those that apply to calls of a subject built in that dtype on its device."""
+    for each in surroundings(subject, dtype):
+        yield Circumstance(each.words, _under(each.around), each.rounding)
+    yield Circumstance("a frozen model with gradients on", _within(_frozen))
+    yield Circumstance("a model that holds gradients of an earlier backward", _within(_holding_gradients))
     if subject.input == "embeddings":
-        yield "an input that requires a gradient", _with_gradient_of_the_input
+        yield Circumstance("an input that requires a gradient", _with_gradient_of_the_input)
+    yield Circumstance(_INFERENCE, _under_inference_mode)  # last: what a module keeps from it may not serve training
+
+
+def surroundings(subject: Subject, dtype: str) -> Iterator[Surrounding]:
+    """Those of the process, under which a backward pass can be made too."""
+    yield Surrounding("autograd's anomaly mode", _managed(lambda: torch.autograd.detect_anomaly(check_nan=False)))
+    yield Surrounding(f"torch's deterministic mode turned {_other_determinism()}", _managed(_other_determinism_on))
     if subject.device == "cpu" and not has_no_threads():
-        yield f"{_other_number_of_threads()} threads of torch's", _within(_with_other_threads)
-    yield "a thread of Python's other than the main one", _in_another_thread
-    yield _INFERENCE, _under_inference_mode  # last: what a module keeps from it may not serve training
+        yield Surrounding(f"{_other_number_of_threads()} threads of torch's", _managed(_other_threads))
+    yield Surrounding("a thread of Python's other than the main one", _in_another_thread)
+    if dtype == "float64" and torch.get_default_dtype() == torch.float32:
+        coarser = torch.finfo(torch.float32).eps / torch.finfo(torch.float64).eps
+        yield Surrounding(_DEFAULT_DTYPE, _managed(_float64_by_default), coarser)
 
 
 def plainly(built: BuiltModule, x: Tensor, circumstance: str) -> Tensor:
@@ -52,13 +86,31 @@ def _with_gradient_of_the_input(built: BuiltModule, x: Tensor) -> Tensor:
         return built(x.detach().requires_grad_()).detach()
 
 
-def _in_another_thread(built: BuiltModule, x: Tensor) -> Tensor:
-    def call() -> Tensor:
-        with torch.no_grad():  # each thread has a mode of its own
-            return built(x)
+def _under(around: Around) -> Call:
+    def call(built: BuiltModule, x: Tensor) -> Tensor:
+        outputs: list[Tensor] = []
 
+        def once() -> None:
+            with torch.enable_grad():  # each thread has a mode of its own
+                outputs.append(built(x).detach())
+
+        around(built.module, once)
+        return outputs[0]
+
+    return call
+
+
+def _managed(manager: Callable[[], AbstractContextManager[object]]) -> Around:
+    def around(_module: nn.Module, work: Callable[[], object]) -> object:
+        with manager():
+            return work()
+
+    return around
+
+
+def _in_another_thread(_module: nn.Module, work: Callable[[], object]) -> object:
     with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(call).result()
+        return pool.submit(work).result()
 
 
 def _under_inference_mode(built: BuiltModule, x: Tensor) -> Tensor:
@@ -68,7 +120,16 @@ def _under_inference_mode(built: BuiltModule, x: Tensor) -> Tensor:
 
 
 @contextmanager
-def _with_other_determinism(module: nn.Module) -> Iterator[None]:
+def _float64_by_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def _other_determinism_on() -> Iterator[None]:
     was, warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(not was, warn_only=True)
     try:
@@ -102,7 +163,7 @@ def _holding_gradients(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _with_other_threads(module: nn.Module) -> Iterator[None]:
+def _other_threads() -> Iterator[None]:
     was = torch.get_num_threads()
     torch.set_num_threads(_other_number_of_threads())
     try:

@@ -15,10 +15,7 @@ from unittest.mock import patch
 from torch import nn
 
 from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.hooks.environment_reads import environment_reads
-from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.model.identity import loaded_files
 
 _SWITCH = ("0", "1")
@@ -82,13 +79,6 @@ class Setting:
             original(*bound.args, **bound.kwargs)
 
         return patch.object(self.owner, "__init__", init)
-
-
-def variables_read(frames: FrameFilter, module: nn.Module) -> AbstractContextManager[dict[str, Place]]:
-    """Which variables are read in a region, each with its line in the subject's own code."""
-    places = Places(frames)
-    places.know(module)
-    return environment_reads(places.of_frame)
 
 
 def variables_named(packages: Sequence[str]) -> dict[str, Place]:

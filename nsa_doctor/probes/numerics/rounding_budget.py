@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
-from nsa_doctor.probes.internal import tree_leaves, tree_map
+from nsa_doctor.probes.internal import is_transformed, tree_leaves, tree_map
 from nsa_doctor.probes.model.built_module import BuiltModule, built, require_finite
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.precision import effective_precision
@@ -177,7 +177,7 @@ def _jittered(module: nn.Module, dtype: torch.dtype, generator: torch.Generator)
 
 
 def _jitter(leaf: Any, dtype: torch.dtype, generator: torch.Generator) -> Any:
-    if not _is_floating(leaf):
+    if not _is_floating(leaf) or is_transformed(leaf):  # vmap lets nobody draw
         return leaf
     sign = torch.randint(2, leaf.shape, generator=generator).to(leaf) * 2 - 1
     return leaf * (1 + torch.finfo(dtype).eps / 2 * sign)

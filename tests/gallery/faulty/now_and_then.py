@@ -8,6 +8,7 @@ import time
 import torch
 from torch import Tensor, nn
 
+from .half_and_rare import _AfterHalfPrecision, _GradientByRareDraw  # noqa: F401, looked up by name
 from .host import DIM, Host
 
 
@@ -379,6 +380,8 @@ CASES = {
     "OverwritesForThreeRows": ("FWD210", "always"),
     "AfterMove": ("FWD210", "step"),
     "AfterTraining": ("FWD210", "step"),
+    "AfterHalfPrecision": ("FWD210", "step"),
+    "GradientByRareDraw": ("FWD210", "draw"),
     "AfterEval": ("GRD104", "step"),
     "AfterNoGrad": ("GRD104", "step"),
     "WrongAtEverySecondBackward": ("GRD104", "again"),

@@ -48,6 +48,19 @@ def _mask(length: int) -> Tensor:
     return torch.tril(torch.ones(length, length))
 
 
+class _TableOfEachDtype(nn.Module):
+    """Made again for another dtype than that of the call before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None or self.table.dtype != x.dtype or self.table.shape[0] < x.shape[1]:
+            self.table = torch.arange(x.shape[1], dtype=torch.float64).mul(0.1).cos()[:, None].to(x.dtype)
+        return x * self.table[: x.shape[1]]
+
+
 class _KeptMask(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         mask = _mask(x.shape[1]).to(x)

@@ -92,6 +92,19 @@ def recurrent() -> nn.Module:
     return Host(_Recurrent()).bfloat16()
 
 
+class _Mapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.vmap(torch.func.vmap(self.linear))(x)
+
+
+def mapped() -> nn.Module:
+    return Host(_Mapped())
+
+
 class _Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,8 @@
 """Gradients are the same however they are asked for, or the backward that makes the difference is named."""
 
+import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,14 +47,14 @@ class Block(nn.Module):
         return x + self.mixer(x)
 
 
-def examined(make, dtype: str = "float32", seed: int = 0) -> Result:
+def examined(make, dtype: str = "float32", seed: int = 0, code: str = "GRD107") -> Result:
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         return make()
 
     subject = Subject(name="tests", build=build, forward=lambda m, x: m(x), input="embeddings", width=8, max_length=128)
     subject = replace(subject, dtype=dtype, seed=seed, packages=("tests",))
-    return run_check(registry.load("GRD107"), subject)
+    return run_check(registry.load(code), subject)
 
 
 CONDITIONS = {  # a condition, and the words of the finding
@@ -155,14 +157,86 @@ class Reads(nn.Linear):
     ],
 )
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_healthy_model_is_silent(make, seed: int) -> None:
+@pytest.mark.parametrize("code", ["GRD107", "GRD108"])
+def test_a_healthy_model_is_silent(make, seed: int, code: str) -> None:
     dtype = str(next(make().parameters()).dtype)[6:]
-    result = examined(make, dtype, seed)
+    result = examined(make, dtype, seed, code)
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
 
 
-def test_a_model_without_parameters_has_nothing_to_ask_for() -> None:
-    assert examined(nn.Tanh).verdict is Verdict.SKIP
+@pytest.mark.parametrize("code", ["GRD107", "GRD108"])
+def test_a_model_without_parameters_has_nothing_to_ask_for(code: str) -> None:
+    assert examined(nn.Tanh, code=code).verdict is Verdict.SKIP
+
+
+class Sometimes(nn.Module):
+    """A layer whose output is right, and whose gradient is half as large under a condition."""
+
+    def __init__(self, condition):
+        super().__init__()
+        self.linear, self.condition = nn.Linear(8, 8), condition
+
+    def forward(self, x):
+        y = self.linear(x)
+        if self.condition(x):
+            y = (y + y.detach()) / 2  # at fault
+        return y
+
+
+DETERMINISTIC = torch.are_deterministic_algorithms_enabled()
+CIRCUMSTANCES = {  # a condition of the forward pass, and the words of the finding
+    "transposed": (lambda x: x.stride(0) < x.stride(1), "transposed input"),
+    "strided": (lambda x: x.stride(-1) == 2, "strided input"),
+    "offset": (lambda x: x.storage_offset() > 0, "offset input"),
+    "expanded": (lambda x: x.stride(0) == 0, "expanded input"),
+    "leaf": (lambda x: x.is_leaf and x.requires_grad, "a leaf as input"),
+    "input": (lambda x: x.requires_grad, "an input that requires a gradient"),
+    "anomaly": (lambda x: torch.is_anomaly_enabled(), "anomaly mode"),
+    "deterministic": (lambda x: torch.are_deterministic_algorithms_enabled() is not DETERMINISTIC, "deterministic"),
+    "default dtype": (lambda x: torch.get_default_dtype() == torch.float64, "float64 as torch's default dtype"),
+    "thread": (lambda x: threading.current_thread() is not threading.main_thread(), "a thread of Python's"),
+}
+
+
+@pytest.mark.parametrize("name", CIRCUMSTANCES)
+def test_a_gradient_that_a_circumstance_changes_is_found_in_its_line(name: str) -> None:
+    condition, words = CIRCUMSTANCES[name]
+    (finding,) = examined(lambda: Block(Sometimes(condition)), code="GRD108").findings
+    assert words in finding.message
+    assert finding.where.module == "mixer"
+    assert (
+        Path(finding.where.file).read_text(encoding="utf-8").splitlines()[finding.where.line - 1].endswith("at fault")
+    )
+
+
+def test_a_backward_that_refuses_a_circumstance_is_found() -> None:
+    def refuses(grad):
+        raise ValueError("not so")
+
+    mixer = lambda: Mixer(lambda mixer, grad: torch.is_anomaly_enabled(), refuses)  # noqa: E731
+    assert "ValueError: not so" in examined(lambda: Block(mixer()), code="GRD108").findings[0].message
+
+
+class TakesViews(nn.Linear):
+    """Refuses, loudly, what is not contiguous."""
+
+    def forward(self, x):
+        return super().forward(x.view(-1, 8)).view(x.shape)
+
+
+class CountsInFloat32(nn.Linear):
+    """Positions of the default dtype: coarser in float32 than in float64, and neither is wrong."""
+
+    def forward(self, x):
+        angles = torch.arange(x.shape[1]) / 7.0
+        return super().forward(x) * angles.cos()[:, None].to(x.dtype)
+
+
+@pytest.mark.parametrize("make", [TakesViews, CountsInFloat32])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_loud_refusal_and_a_coarser_default_are_no_finding(make, seed: int) -> None:
+    result = examined(lambda: make(8, 8), seed=seed, code="GRD108")
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
 
 
 class Twice(nn.Module):

@@ -24,6 +24,7 @@ CIRCUMSTANCES = {  # a condition, and the words of the finding
     "input": (lambda module, x: x.requires_grad, "an input that requires a gradient"),
     "thread": (lambda module, x: threading.current_thread() is not threading.main_thread(), "a thread of Python's"),
     "inference": (lambda module, x: torch.is_inference_mode_enabled(), "inference_mode"),
+    "default dtype": (lambda module, x: torch.get_default_dtype() == torch.float64, "torch's default dtype"),
 }
 
 
@@ -95,6 +96,22 @@ class DifferentiatesInside(nn.Linear):
         return super().forward(x) + inner
 
 
+class CountsInFloat32(nn.Linear):
+    """Positions of the default dtype: coarser in float32 than in float64, and neither is wrong."""
+
+    def forward(self, x):
+        angles = torch.arange(x.shape[1]) / 7.0
+        return super().forward(x) * angles.cos()[:, None].to(x.dtype)
+
+
+class ScattersIntoDefault(nn.Linear):
+    """Two dtypes meet where the default one is not float32: torch refuses, and it is no fault of the subject."""
+
+    def forward(self, x):
+        gathered = torch.zeros(x.shape[1]).index_put((torch.tensor([0]),), x[0, :1, 0].float())
+        return super().forward(x) + gathered[:, None].to(x.dtype)
+
+
 class SumsInFloat32(nn.Linear):
     def forward(self, x):
         return super().forward(x.float().to(x.dtype)).cumsum(1)
@@ -105,17 +122,25 @@ class SumsInFloat32(nn.Linear):
     [
         lambda: KeepsTable(8, 8),
         lambda: SumsInFloat32(8, 8),
+        lambda: CountsInFloat32(8, 8),
+        lambda: ScattersIntoDefault(8, 8),
         lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)),
         lambda: nn.Linear(8, 8).requires_grad_(False),
         lambda: nn.Linear(8, 8).bfloat16(),
     ],
-    ids=["table", "float32 inside", "dropout", "frozen", "bfloat16"],
+    ids=["table", "float32 inside", "coarse positions", "two dtypes", "dropout", "frozen", "bfloat16"],
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_healthy_model_is_silent(make, seed: int) -> None:
     dtype = str(next(make().parameters()).dtype)[6:]
     result = examined(make, seed=seed, dtype=dtype)
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+def test_an_input_at_an_offset_of_its_storage_is_tried() -> None:
+    condition = lambda module, x: x.storage_offset() > 0 and x.is_contiguous()  # noqa: E731
+    (finding,) = examined(lambda: Model(Sometimes(condition, lambda y: y * 1.01)), code="FWD205").findings
+    assert "offset input gives another output" in finding.message
 
 
 def test_what_torch_does_not_serve_in_inference_mode_is_no_finding() -> None:

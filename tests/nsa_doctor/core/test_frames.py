@@ -2,6 +2,7 @@
 
 import sys
 import sysconfig
+import threading
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -50,6 +51,9 @@ def test_a_subject_among_our_cases_does_not_make_the_doctor_a_subject() -> None:
     assert [frames.rank(f"{DOCTOR}/{file}") for file in files] == [3, 3, 0, 0, 0]
 
 
+THREADING = threading.__file__
+
+
 def test_torchs_modules_are_the_last_resort() -> None:
     layer = line(f"{TORCH}/nn/modules/linear.py")
     assert FrameFilter().deepest([line(f"{TORCH}/_tensor.py"), layer]) == layer
@@ -90,6 +94,22 @@ Current thread 0x02 (most recent call first):
   File "{DOCTOR}/probes/perform.py", line 7 in perform
 """
     assert FrameFilter().of_dump(dump)[0] == OWN
+
+
+def test_threads_that_compute_are_told_from_those_that_wait_and_from_the_doctors() -> None:
+    dump = f"""Thread 0x01 (most recent call first):
+  File "/home/me/worker.py", line 8 in spin
+  File "{THREADING}", line 982 in run
+
+Thread 0x03 (most recent call first):
+  File "{THREADING}", line 331 in wait
+  File "/home/me/worker.py", line 20 in takes
+
+Current thread 0x02 (most recent call first):
+  File "/home/me/model.py", line 3 in forward
+  File "{DOCTOR}/probes/perform.py", line 7 in perform
+"""
+    assert FrameFilter().busy_in_dump(dump) == [Line(file="/home/me/worker.py", line=8, function="spin")]
 
 
 def test_a_dump_without_a_line_of_the_subjects_gives_none() -> None:

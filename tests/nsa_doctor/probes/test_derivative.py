@@ -135,8 +135,8 @@ def test_squares_that_cancel_are_found(name: str, examined) -> None:
     assert (finding.where.module_class, "input around" in finding.message) == ("_Bare", True)
 
 
-@pytest.mark.parametrize("name", ["fused", "written_out", "normed", "recurrent", "in_half_by_design"])
-def test_half_precision_that_keeps_to_its_budget_passes(name: str, examined) -> None:
+@pytest.mark.parametrize("name", ["fused", "written_out", "normed", "recurrent", "in_half_by_design", "mapped"])
+def test_a_precision_that_keeps_to_its_budget_passes(name: str, examined) -> None:
     assert examined("FWD304", f"precisions:{name}").verdict is Verdict.PASS
 
 

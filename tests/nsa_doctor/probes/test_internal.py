@@ -127,6 +127,13 @@ def a_storage_is_seen_to_end() -> None:
     assert reference.expired()
 
 
+def transforms_are_known() -> None:
+    seen: list[bool] = []
+    torch.vmap(lambda row: seen.append(internal.is_transformed(row)) or row)(torch.ones(2, 2))
+    assert seen == [True]
+    assert not internal.is_transformed(torch.ones(2))
+
+
 def writes_are_counted() -> None:
     x = torch.ones(4)
     before, view = internal.version_of(x), x[1:]
@@ -280,6 +287,7 @@ LOST: dict[str, tuple[Callable[[], None], str]] = {
     "memory_of": (storages_differ, "writes, allocations and origins go to the wrong tensor (NAN101, PRF301)"),
     "storage_key": (storages_differ, "state is put back into other memory (every check that calls twice)"),
     "StorageWeakRef": (a_storage_is_seen_to_end, "memory given back is taken for what it was (NAN101, PRF101)"),
+    "is_transformed": (transforms_are_known, "modules that use torch.vmap raise while rounding is measured (FWD304)"),
     "version_of": (writes_are_counted, "writes in place are not seen (GRD401, GRD402, fuzz)"),
     "is_view": (views_are_known, "a view counts as a tensor of the graph (GRD101)"),
     "hooks_on": (hooks_are_found, "hooks that change a gradient are not blamed (GRD101)"),

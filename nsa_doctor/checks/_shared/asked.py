@@ -1,0 +1,115 @@
+"""Gradients asked for in several ways, and the finding about the first way that gives others."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import again
+from nsa_doctor.probes.gradients.askings import (
+    Asking,
+    Gradients,
+    described,
+    differing,
+    function_at_fault,
+    gradients,
+    module_at_fault,
+)
+from nsa_doctor.probes.hooks.lines_apart import at_line_apart
+from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
+from nsa_doctor.probes.numerics.compare import baseline
+from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.subject.contract import Subject
+
+Ways = Callable[[BuiltModule], Iterator[Asking]]
+_LENGTH, _ROWS = 37, 2
+_ANOTHER_SEED = 31337
+
+
+def first_departing(subject: Subject, code: str, ways: Ways, *, is_confirmed: bool = False) -> Iterator[Finding]:
+    """At most one finding: the first of these ways whose gradients differ from those asked for plainly.
+
+    `is_confirmed` asks that another seed's weights and input show it too.
+    """
+    bench = _Bench.of(subject)
+    for number, asking in enumerate(ways(bench.built)):
+        found = bench.departing(asking)
+        if found is None:
+            continue
+        if is_confirmed:
+            other = _Bench.of(replace(subject, seed=subject.seed + _ANOTHER_SEED))
+            if other.departing(list(ways(other.built))[number]) is None:
+                continue
+        yield bench.finding(code, asking, *found)
+        return
+
+
+class _Bench:
+    """A module in eval(), its input and a cotangent."""
+
+    def __init__(self, built: BuiltModule, x: Tensor, cotangent: Tensor) -> None:
+        self.built, self.x, self.cotangent = built, x, cotangent
+        self._eps = effective_precision(built, x.shape[1]).eps
+
+    @classmethod
+    def of(cls, subject: Subject) -> "_Bench":
+        built = comparable_specimen(subject)
+        if not any(parameter.requires_grad for parameter in built.module.parameters()):
+            raise NotApplicableError("it has no parameter that is trained")
+        x = built.input(min(_LENGTH, subject.max_length), batch=_ROWS)
+        shape = baseline(built, x).output.shape
+        generator = torch.Generator().manual_seed(subject.seed)
+        return cls(built, x, torch.randn(shape, generator=generator, dtype=torch.float64))
+
+    def departing(self, asking: Asking) -> tuple[Gradients, Gradients] | None:
+        """The gradients asked for so and those of the plain asking, where they differ."""
+        plain = Asking("plainly", given=asking.given_like)
+        expected = gradients(self.built, self.x, asking.like(self.cotangent), plain)
+        result = self._asked(asking)
+        if expected is None or result is None:
+            return None
+        names = differing(result, expected, self._eps * asking.rounding, is_compared=asking.is_compared)
+        return (result, expected) if names else None
+
+    def _asked(self, asking: Asking) -> Gradients | None:
+        try:
+            with unobserved():
+                return gradients(self.built, self.x, self.cotangent, asking)
+        except SubjectFailedError as failure:
+            if asking.may_refuse or (asking.refuses_forward and failure.phase == "forward"):
+                return None
+            raise
+
+    def finding(self, code: str, asking: Asking, result: Gradients, expected: Gradients) -> Finding:
+        """What differs, and the module or the hand-written backward that is handed right gradients alone."""
+        eps, length, subject = self._eps * asking.rounding, self.x.shape[1], self.built.subject
+        names = differing(result, expected, eps, is_compared=asking.is_compared)
+        path = module_at_fault(result, expected, names, eps)
+        place = replace(definition_place(self.built.module.get_submodule(path)), module=path)
+        if (written := function_at_fault(result, expected, eps)) is not None:
+            at = inspect.unwrap(written.backward).__code__  # type: ignore[attr-defined]
+            place = replace(place, file=at.co_filename, line=at.co_firstlineno, function=at.co_name)
+        else:
+            plain = Asking("plainly", given=asking.given_like)
+            with unobserved():
+                ways = (partial(gradients, self.built, self.x, self.cotangent, each) for each in (asking, plain))
+                place = at_line_apart(subject, place, *ways)
+        return Finding(
+            message=f"{asking.words} gives {described(result, expected, names)} at S={length}, nearest the output in "
+            f"{names[-1]}",
+            where=place,
+            evidence={
+                "length": length,
+                "asking": asking.words,
+                "num_parameters": len(names),
+                "dtype": self.built.dtype,
+            },
+            repro=again(subject, code),
+        )

@@ -1,0 +1,119 @@
+"""Whether the gradient of the first tokens' output depends on how many tokens follow them."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.core.check import Profile
+from nsa_doctor.core.lengths import boundary_lengths, evenly
+from nsa_doctor.probes.hooks.phase import ask
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.nominal_time import nominal_seconds
+from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.probes.tensors.finite import isfinite
+
+_FIRST = 5
+_ROWS = {True: 2, False: 1}  # by whether the length is one at which block code breaks
+_REFERENCE = 37  # at which the gradient itself is compared with central differences
+_ROUNDINGS = 1e3
+_COUNTED = 211
+_LEAST_SHARE = 0.4  # of the work at the length counted: an operation costs something however few tokens there are
+_LONG = (1031, 2048)
+_NUM_BOUNDARIES: dict[Profile, int] = {"smoke": 4, "quick": 10, "full": 1 << 16}
+_NOMINAL_SECONDS: dict[Profile, float] = {"smoke": 0.05, "quick": 1.3, "full": 9.0}  # for each kind of lengths
+_FARTHEST = 421
+
+
+@dataclass(frozen=True)
+class LengthDeparture:
+    """The gradient (or the output) of the first `first` tokens that is another at a length than at the reference."""
+
+    name: str
+    first: int
+    length: int
+    reference: int
+    error: float
+    bound: float
+
+
+class GradientsByLength:
+    """One module and one input, cut at many lengths; gradients are of the first few tokens, along one cotangent."""
+
+    def __init__(self, sp: BuiltModule) -> None:
+        self._sp, self._limit = sp, sp.subject.max_length
+        self.x = sp.input(min(self._limit, max(_LONG)), max(_ROWS.values()))
+        self._generator_seed = sp.subject.seed + 1
+        self._eps = effective_precision(sp, min(_REFERENCE, self._limit)).eps
+        self.reference = min(_REFERENCE, self._limit)
+        self._counted: float | None = None
+        self._known: dict[int, dict[str, Tensor]] = {}
+
+    def lengths(self) -> Iterator[tuple[int, int]]:
+        """(length, rows) to try: where block code breaks, long ones, others; as many of each kind as take a while."""
+        profile, limit = self._sp.subject.profile, self._limit
+        chance = random.Random(self._sp.subject.seed)  # noqa: S311 (an order, no secret)
+        edges = boundary_lengths(self._sp.subject.geometry, min(limit, _FARTHEST) - 1)
+        edges = evenly([edge for edge in edges if edge > _FIRST], _NUM_BOUNDARIES[profile])
+        others = sorted(range(_FIRST, min(limit, _FARTHEST) + 1), key=lambda length: length * chance.random())
+        tried = {self.reference}
+        for among in (chance.sample(edges, len(edges)), _LONG, others):
+            left, rows = _NOMINAL_SECONDS[profile], _ROWS[among is not others]
+            for length in among:
+                if length in tried or not _FIRST <= length <= limit:
+                    continue
+                needed = rows * self._nominal_seconds(length)
+                if needed > left:
+                    continue
+                left -= needed
+                tried.add(length)
+                yield length, rows
+
+    def _nominal_seconds(self, length: int) -> float:
+        """The work counted at one length, as it grows with others: linear below it, quadratic above."""
+        counted = min(_COUNTED, self._limit)
+        if self._counted is None:
+            self._counted = nominal_seconds(lambda: self._gradients(counted, rows=1))
+        share = length / counted
+        return self._counted * max(_LEAST_SHARE, share if share < 1 else share * share)
+
+    def departure(self, length: int, rows: int) -> LengthDeparture | None:
+        """How the gradients of the first tokens differ at that length; what is not finite is for the NAN checks."""
+        if rows not in self._known:
+            self._known[rows] = self._gradients(self.reference, rows)
+        expected, found = self._known[rows], self._gradients(length, rows)
+        finite = all(bool(isfinite(each).all()) for each in (*expected.values(), *found.values()))
+        if not finite:
+            return None
+        parameters = [each for name, each in expected.items() if name != "the output"]
+        size = max((float(each.abs().max()) for each in parameters if each.numel()), default=0.0)
+        for name, value in expected.items():
+            scale = float(value.abs().max()) if name == "the output" else size
+            bound = _ROUNDINGS * self._eps * scale
+            error = float((found[name] - value).abs().max()) if name in found else float(value.abs().max())
+            if not error <= bound:
+                return LengthDeparture(name, _FIRST, length, self.reference, error, bound)
+        return None
+
+    def _gradients(self, length: int, rows: int) -> dict[str, Tensor]:
+        """Of the parameters, in float64, and the output of the first tokens, as `the output`."""
+        sp = self._sp
+        sp.module.zero_grad(set_to_none=True)
+        with torch.enable_grad():
+            output = sp(self.x[:rows, :length])
+            head = output[:, :_FIRST]
+            generator = torch.Generator().manual_seed(self._generator_seed)
+            cotangent = torch.randn(head.shape, generator=generator, device="cpu").to(head)
+            if output.requires_grad:
+                ask("backward", (head * cotangent).sum().backward, sp.module, output)
+        named = ((name, each.grad) for name, each in sp.module.named_parameters())
+        found = {name: _real(grad) for name, grad in named if grad is not None}
+        sp.module.zero_grad(set_to_none=True)
+        return {"the output": head.detach().double(), **found}
+
+
+def _real(gradient: Tensor) -> Tensor:
+    dense = gradient.detach().to_dense()
+    return torch.view_as_real(dense).double() if dense.is_complex() else dense.double()

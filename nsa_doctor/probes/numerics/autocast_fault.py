@@ -1,0 +1,99 @@
+"""Where results under autocast are further from those of imitated autocast than rounding to bfloat16 takes them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.probes.numerics.imitated_autocast import AutocastPass
+from nsa_doctor.probes.tensors.finite import isfinite
+
+_SAFETY = 8.0  # times what imitated autocast changes; the two make the same roundings, so they are far nearer
+_LEAST = 2.0**-6  # of the size: two of the eight bits that bfloat16 has
+_SHARE = 0.2  # of the tokens: a choice that flips in a few says nothing
+_SMALL = 1e-2  # of all gradients together: what is smaller cancels
+
+
+@dataclass(frozen=True)
+class AutocastFault:
+    """What differs, by how much of its size, by how much imitated autocast changes it, and the module's path."""
+
+    what: str
+    error: float
+    budget: float
+    path: str
+
+    @property
+    def words(self) -> str:
+        """`the output is off by 50 % of its size, and rounding to bfloat16 by 0.4 %`."""
+        if not self.error < float("inf"):
+            return f"{self.what} is not finite, and is with the same operations rounded to bfloat16"
+        return (
+            f"{self.what} differs by {self.error:.2g} of its size, where rounding to bfloat16 makes {self.budget:.1g}"
+        )
+
+
+def autocast_fault(plain: AutocastPass, imitated: AutocastPass, found: AutocastPass) -> AutocastFault | None:
+    """The output or a gradient that autocast changes by more than imitated autocast does; None for none."""
+    if (excess := _excess(plain.output, imitated.output, found.output)) is not None:
+        wrong = (path for path in found.outputs if _is_other(path, plain.outputs, imitated.outputs, found.outputs))
+        return AutocastFault("the output", *excess, next(wrong, ""))
+    total = float(sum(each.square().sum() for each in plain.gradients.values())) ** 0.5
+    names = [name for name, each in plain.gradients.items() if float(each.norm()) >= _SMALL * total > 0]
+    excesses = {
+        name: excess
+        for name in names
+        if name in imitated.gradients
+        and (excess := _excess_of_gradient(plain.gradients[name], imitated.gradients[name], found.gradients.get(name)))
+    }
+    if not excesses:
+        return None
+    name = list(excesses)[-1]
+    return AutocastFault(f"the gradient of {name}", *excesses[name], _handed_right(plain, imitated, found, excesses))
+
+
+def _excess(plain: Tensor, imitated: Tensor, found: Tensor) -> tuple[float, float] | None:
+    """The error and the budget, of the size, where many tokens are beyond it or one is not finite."""
+    if found.shape != plain.shape or not bool(isfinite(plain).all()) or not bool(isfinite(imitated).all()):
+        return None
+    if not bool(isfinite(found).all()):
+        return float("inf"), 0.0
+    size = max(float(_per_token(plain).median()), torch.finfo(torch.float32).tiny)
+    moved, error = _per_token(imitated - plain), _per_token(found - imitated)
+    budget = _SAFETY * moved.clamp(min=float(moved.median())) + _LEAST * size
+    if not float((error > budget).double().mean()) > _SHARE:
+        return None
+    return float(error.median()) / size, float(moved.median()) / size
+
+
+def _excess_of_gradient(plain: Tensor, imitated: Tensor, found: Tensor | None) -> tuple[float, float] | None:
+    if not bool(isfinite(plain).all()) or not bool(isfinite(imitated).all()):
+        return None
+    found = torch.zeros_like(plain) if found is None else found
+    if not bool(isfinite(found).all()):
+        return float("inf"), 0.0
+    size, moved = float(plain.norm()), float((imitated - plain).norm())
+    error = float((found - imitated).norm())
+    return None if error <= _SAFETY * moved + _LEAST * size else (error / size, moved / size)
+
+
+def _is_other(path: str, *passes: Mapping[str, Tensor]) -> bool:
+    if not all(path in each and each[path].ndim > 1 for each in passes):
+        return False
+    plain, imitated, found = (each[path] for each in passes)
+    return _excess(plain, imitated, found) is not None
+
+
+def _handed_right(plain: AutocastPass, imitated: AutocastPass, found: AutocastPass, names: Mapping[str, object]) -> str:
+    """The innermost module that holds such parameters and is handed the right gradient."""
+    paths = [path for path in found.handed if path in plain.handed and path in imitated.handed]
+    right = [
+        path for path in paths if _excess_of_gradient(*(each.handed[path] for each in (plain, imitated, found))) is None
+    ]
+    holding = [path for path in right if path and any(name.startswith(f"{path}.") for name in names)]
+    return max(holding, key=lambda path: (path.count("."), path), default="")
+
+
+def _per_token(values: Tensor) -> Tensor:
+    return values.abs().flatten(2).amax(-1) if values.ndim > 2 else values.abs()
