@@ -45,9 +45,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
                 f"tokens {numbers(dropped)} give no weight to themselves, whatever the input"
             )
         elif block and block == getattr(subject.geometry, "l_sel", block):
-            message = (
-                f"no token sees any of its own block of {block} tokens, nor itself, at S={length}, whatever the input"
-            )
+            message = f"no token sees itself or its own block of {block} tokens at S={length}, whatever the input"
         else:
             continue
         told.add(same[0].place.line_text)
@@ -64,11 +62,9 @@ def _own_block(same: tuple[Softmax, ...]) -> int:
     places = torch.arange(len(seen), device=seen.device)
     newest = torch.where(seen, places, -1).amax(1).tolist()
     block = next((end + 1 for end in newest if end > 0), 0)
-    is_so = (
-        all(end == t // block * block - 1 for t, end in enumerate(newest) if t >= block)
-        if 1 < block <= len(newest) // 2
-        else False
-    )
+    if not 1 < block <= len(newest) // 2:
+        return 0
+    is_so = all(end == t // block * block - 1 for t, end in enumerate(newest) if t >= block)
     return block if is_so else 0
 
 
