@@ -120,7 +120,9 @@ def test_a_departure_in_decoding_says_with_which_weights_it_shows(start: float, 
     assert finding.message.endswith(f"with weights {said}")
 
 
-@pytest.mark.parametrize("name", ["groups_repeated_in_decode", "causal_flag_with_one_query"])
+@pytest.mark.parametrize(
+    "name", ["groups_repeated_in_decode", "causal_flag_with_one_query", "positions_restart_in_decode"]
+)
 def test_the_line_of_a_step_that_computes_something_else_is_named(name: str) -> None:
     case = next(case for case in read_cases() if case.name == name)
     (finding,) = run_check(registry.load("DEC101"), case.load().make()).findings
