@@ -76,8 +76,8 @@ def _fits(result: Tensor, other: Tensor, part: Part) -> bool:
 
 def _holds(other: Tensor, result: Tensor, part: Part) -> bool:
     """Whether these results are there in the other: at the step's tokens, the first, or the newest ones."""
-    if not _fits(result, other, part):
-        return False
+    if not result.numel() or not _fits(result, other, part):
+        return not result.numel()
     size = float(result.abs().max()) if result.is_floating_point() else 0.0
     bound = _ROUNDINGS * torch.finfo(result.dtype).eps * size if result.is_floating_point() else 0.0
     return any(_is_same(result, cut, bound) for cut in _cuts(other, result, part))
