@@ -5,7 +5,7 @@ Symptom: none was seen; a flag for speed must not change results.
 Cause: nothing was wrong as far as anybody looked. Established here: prompts taken in at once and token by token differ
     by rounding alone, 1e-12 in float64, and choose the same blocks. A mask that is off by one in the batched path
     alone leaves every step of decoding right, and every state that decoding starts from wrong.
-Check: DEC106 compares the two ways; FWD301 names the branch that is wrong.
+Check: DEC101 compares the two ways; FWD301 names the branch that is wrong.
 """
 
 from dataclasses import dataclass
@@ -76,8 +76,8 @@ CASE = Case(
     plants=(
         Plant(
             name="at once and token by token",
-            command=examine(f"{__name__}:planted", "DEC106"),
-            expected=found("DEC106", says="after a prompt of 32 tokens: 24 of 56 tokens differ"),
+            command=examine(f"{__name__}:planted", "DEC101"),
+            expected=found("DEC101", says="decoding token by token"),
         ),
         Plant(
             name="against the equations",

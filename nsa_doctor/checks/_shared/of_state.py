@@ -46,13 +46,16 @@ def blamed(ways: Ways, first: Way, second: Way, apart: Sequence[FieldDifference]
     known = {each.path for each in apart}
     beside = [FieldDifference(path, held, held) for path, held in wrong.fields.items() if path not in known]
     writes, others = (ways.writers(way, [*apart, *beside]) for way in (wrong, right))
-    if guilty := ways.guilty(wrong):
-        apart = [each for each in apart if each.path in writes and _is_inside(writes[each.path], guilty)]
+    guilty = ways.guilty(wrong)
+    if guilty is not None and guilty.module:
+        apart = [each for each in apart if each.path in writes and _is_inside(writes[each.path], guilty.module)]
     matter, is_all = _that_matter(ways, wrong, right, [each for each in apart if each.path in right.fields])
     by_function: dict[tuple[str, str], list[tuple[FieldDifference, Place]]] = {}
     for each in matter:
         is_by_right = each.unfilled_by == ("first" if right is first else "second")
         place = _place(ways, each, *((others, writes) if is_by_right else (writes, others)))
+        if guilty is not None and _is_made_alike(each, writes, others):
+            place = guilty
         by_function.setdefault((place.file, place.function), []).append((each, place))
     for fields in by_function.values():
         yield Blamed(tuple(fields), is_all and len(by_function) == 1)
@@ -127,6 +130,14 @@ def _place(ways: Ways, apart: FieldDifference, writes: _Writes, others: _Writes)
     line = _assignment(apart, written) if near else None
     line = line or _line(apart, own, None if near else other)
     return place if line is None else replace(place, file=line.file, line=line.line, function=line.function)
+
+
+def _is_made_alike(apart: FieldDifference, writes: _Writes, others: _Writes) -> bool:
+    """Whether both ways compute the field on the same lines: what they are given differs, not who writes it."""
+    own, other = writes.get(apart.path), others.get(apart.path)
+    if own is None or other is None or apart.is_shifted or apart.unfilled_by:
+        return False
+    return {(line.file, line.line) for line in own[0].lines} <= {(line.file, line.line) for line in other[0].lines}
 
 
 def _line(apart: FieldDifference, own: tuple[Write, Write], other: tuple[Write, Write] | None) -> OwnLine | None:

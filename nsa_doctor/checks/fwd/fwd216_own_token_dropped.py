@@ -1,6 +1,7 @@
 """FWD216 own-token-dropped
 
-Detects: attention in which most tokens see themselves and some, always the same, do not: at edges of blocks, say.
+Detects: attention in which most tokens see themselves and some, always the same, do not: at edges of blocks, say; and
+    attention to chosen blocks, by the declared geometry, that never sees the block a token is in.
 Matters: what such a token says reaches its own output by no key, and no loss curve shows it.
 Fix: count the blocks, or the window, of a token with the token itself: those that have begun by t, not before t.
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.core.text import numbers
 from nsa_doctor.probes.attention.score_watch import Softmax, softmaxes
@@ -29,7 +30,7 @@ _LENGTH, _INPUTS = 61, 3  # a length that no block and no width has
 _MOST = 0.6  # the last token of each block of two is half of all
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     sp = comparable_specimen(subject)
     length = min(_LENGTH, subject.max_length)
     passes = [softmaxes(sp, sp.input(length, seed=subject.seed + index))[0] for index in range(_INPUTS)]
@@ -37,16 +38,34 @@ def run(subject: Subject) -> Iterator[Finding]:
     for same in zip(*passes, strict=False):
         if not all(each.is_of_tokens(length) for each in same) or same[0].place.line_text in told:
             continue
-        dropped = _dropped(same)
+        dropped, block = _dropped(same), _own_block(same)
         if dropped:
-            told.add(same[0].place.line_text)
-            yield Finding(
-                message=f"attention in which a token sees itself, but for {len(dropped)} of {length} at S={length}: "
-                f"tokens {numbers(dropped)} give no weight to themselves, whatever the input",
-                where=same[0].place,
-                evidence={"length": length, "tokens": len(dropped), "first token": dropped[0]},
-                repro=again(subject, "FWD216"),
+            message = (
+                f"attention in which a token sees itself, but for {len(dropped)} of {length} at S={length}: "
+                f"tokens {numbers(dropped)} give no weight to themselves, whatever the input"
             )
+        elif block and block == getattr(subject.geometry, "l_sel", block):
+            message = f"no token sees itself or its own block of {block} tokens at S={length}, whatever the input"
+        else:
+            continue
+        told.add(same[0].place.line_text)
+        if block and subject.geometry is None:  # it may be meant for what came before alone
+            yield Note(message=message, where=same[0].place)
+            continue
+        evidence = {"length": length, "tokens": len(dropped), "block": block}
+        yield Finding(message=message, where=same[0].place, evidence=evidence, repro=again(subject, "FWD216"))
+
+
+def _own_block(same: tuple[Softmax, ...]) -> int:
+    """The length of blocks of which a token sees the earlier ones alone; 0 where it is not so."""
+    seen = torch.stack([each.seen for each in same]).any(0)
+    places = torch.arange(len(seen), device=seen.device)
+    newest = torch.where(seen, places, -1).amax(1).tolist()
+    block = next((end + 1 for end in newest if end > 0), 0)
+    if not 1 < block <= len(newest) // 2:
+        return 0
+    is_so = all(end == t // block * block - 1 for t, end in enumerate(newest) if t >= block)
+    return block if is_so else 0
 
 
 def _dropped(same: tuple[Softmax, ...]) -> list[int]:
@@ -54,7 +73,7 @@ def _dropped(same: tuple[Softmax, ...]) -> list[int]:
 
     None where it depends on the input for any of them.
     """
-    seen = [(each.weights > 0).flatten(0, -3).any(0) for each in same]
+    seen = [each.seen for each in same]
     own = torch.stack([each.diagonal() for each in seen])
     if not bool((own == own[0]).all()) or not _MOST < float(own[0].double().mean()) < 1:
         return []

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.frames import FrameFilter
-from nsa_doctor.probes.attention.decoding import checked_decoding, departing_module
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.attention.decoding import checked_decoding, departing_module, guilty_module
 from nsa_doctor.probes.hooks.field_writers import FieldWriters, Write
 from nsa_doctor.probes.hooks.phase import ask, unobserved
 from nsa_doctor.probes.hooks.places import Places
@@ -118,16 +119,18 @@ class Ways:
             self._fed(way.sizes, between)
         return found
 
-    def guilty(self, way: Way) -> str | None:
-        """The part of the module through which outputs of the tokens that made the state differ from one pass over all.
+    def guilty(self, way: Way) -> Place | None:
+        """Where outputs of the tokens that made the state come to differ from one pass over all.
 
-        None where they do not differ, and where it is not seen.
+        None where they do not differ, and where it is not seen in which part of the module.
         """
         token = self.first_before(way)
         if token is None:
             return None
+        x = self.x[:, : way.at]
         self._state.restore()
-        found = departing_module(self.sp, self.x[:, : way.at], way.sizes, token)
+        is_seen = departing_module(self.sp, x, way.sizes, token) is not None
+        found = guilty_module(self.sp, x, way.sizes, token) if is_seen else None
         self._state.restore()
         return found
 

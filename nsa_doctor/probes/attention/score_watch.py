@@ -37,6 +37,11 @@ class Softmax:
     place: Place
     is_fed_alike: bool = False
 
+    @property
+    def seen(self) -> Tensor:
+        """Which keys [T, K] get a weight and are not masked, in any head."""
+        return ((self.weights > 0) & (self.scores > MASKED)).flatten(0, -3).any(0)
+
     def is_of_tokens(self, length: int) -> bool:
         """Whether it weighs all tokens for each of them."""
         return self.scores.ndim > 2 and self.scores.shape[-2:] == (length, length)

@@ -1,6 +1,6 @@
 """Which operation of a decoding step gives what no operation of one whole pass gives for the same tokens."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.hooks.recording import Call, Recording, record
+from nsa_doctor.probes.hooks.recording import Call, Operation, Recording, record
 from nsa_doctor.probes.model.built_module import BuiltModule
 
 _ROUNDINGS = 1e6  # what is computed of other things differs by more than any order of its sums makes it differ
@@ -37,13 +37,8 @@ def first_unlike(
     one, other = _call_of(expected, module), _call_of(found, module)
     if one is None or other is None or max(one.end - one.start, other.end - other.start) > _MOST_OPERATIONS:
         return None
-    known = [result for operation in expected.operations[one.start : one.end] for result in operation.results]
-    lacks = {
-        index
-        for index in range(other.start, other.end)
-        if found.operations[index].results
-        and not any(_holds(each, result, part) for result in found.operations[index].results for each in known)
-    }
+    known = expected.operations[one.start : one.end]
+    lacks = {index for index in range(other.start, other.end) if _lacks(known, found.operations[index], part)}
     index = max(lacks, default=-1)
     while before := [maker for maker in found.operations[index].makers if maker in lacks and maker < index]:
         index = max(before)
@@ -61,6 +56,16 @@ def _call_of(recorded: Recording, module: nn.Module) -> Call | None:
     return next((call for call in recorded.calls if call.module is module), None)
 
 
+def _lacks(known: Sequence[Operation], operation: Operation, part: Part) -> bool:
+    """Whether none of these gives its results: of those of the same name, where one of them might."""
+    for result in operation.results:
+        alike = [(each.name, other) for each in known for other in each.results if _fits(result, other, part)]
+        same = [other for name, other in alike if name == operation.name] or [other for _, other in alike]
+        if any(_holds(other, result, part) for other in same):
+            return False
+    return bool(operation.results)
+
+
 def _fits(result: Tensor, other: Tensor, part: Part) -> bool:
     """Whether the one may be the other for some of the tokens."""
     if result.ndim != other.ndim or result.dtype != other.dtype:
@@ -71,8 +76,8 @@ def _fits(result: Tensor, other: Tensor, part: Part) -> bool:
 
 def _holds(other: Tensor, result: Tensor, part: Part) -> bool:
     """Whether these results are there in the other: at the step's tokens, the first, or the newest ones."""
-    if not _fits(result, other, part):
-        return False
+    if not result.numel() or not _fits(result, other, part):
+        return not result.numel()
     size = float(result.abs().max()) if result.is_floating_point() else 0.0
     bound = _ROUNDINGS * torch.finfo(result.dtype).eps * size if result.is_floating_point() else 0.0
     return any(_is_same(result, cut, bound) for cut in _cuts(other, result, part))

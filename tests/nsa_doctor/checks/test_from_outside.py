@@ -1,6 +1,8 @@
 """What attention gets wrong is seen in its scores, without an adapter; odd but healthy kinds are left alone."""
 
 import linecache
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -231,7 +233,7 @@ HEALTHY = [
 ]
 
 
-def examined(make: type[nn.Module], code: str, seed: int = 0) -> Result:
+def examined(make: type[nn.Module], code: str, seed: int = 0, geometry: Any = None) -> Result:
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         return make()
@@ -244,6 +246,7 @@ def examined(make: type[nn.Module], code: str, seed: int = 0) -> Result:
         width=HEADS * SIZE,
         max_length=128,
         seed=seed,
+        geometry=geometry,
         packages=("tests",),
     )
     return run_check(registry.load(code), subject)
@@ -262,3 +265,13 @@ def test_a_fault_of_attention_is_found_where_weights_are_made(make: type[nn.Modu
 def test_odd_attention_is_silent(make: type[nn.Module], code: str, seed: int) -> None:
     result = examined(make, code, seed)
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+def test_a_block_that_drops_its_own_tokens_is_a_finding_where_geometry_says_so() -> None:
+    alone = examined(ZeroWhereNothingIsSeen, "FWD216")
+    assert (alone.verdict, len(alone.notes)) == (Verdict.PASS, 1)
+    assert f"no token sees itself or its own block of {BLOCK} tokens" in alone.notes[0]
+    rules = {"l": 4, "d": 2, "n_sel": 2, "w": 4}
+    (finding,) = examined(ZeroWhereNothingIsSeen, "FWD216", geometry=SimpleNamespace(l_sel=BLOCK, **rules)).findings
+    assert "no token sees itself" in finding.message
+    assert not examined(ZeroWhereNothingIsSeen, "FWD216", geometry=SimpleNamespace(l_sel=16, **rules)).findings

@@ -10,6 +10,7 @@ from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Verdict
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.gallery.cases import read_cases
 from tests.gallery.faulty.nsa_like import decoder
 
 CODES = [code for code in sorted(registry.manuals()) if code.startswith("DEC")]
@@ -117,3 +118,13 @@ def test_a_departure_in_decoding_says_with_which_weights_it_shows(start: float, 
     )
     (finding,) = run_check(registry.load("DEC101"), subject).findings
     assert finding.message.endswith(f"with weights {said}")
+
+
+@pytest.mark.parametrize(
+    "name", ["groups_repeated_in_decode", "causal_flag_with_one_query", "positions_restart_in_decode"]
+)
+def test_the_line_of_a_step_that_computes_something_else_is_named(name: str) -> None:
+    case = next(case for case in read_cases() if case.name == name)
+    (finding,) = run_check(registry.load("DEC101"), case.load().make()).findings
+    assert (finding.where.file, finding.where.line) == (str(case.file), case.lines[0])
+    assert finding.where.module in case.modules
