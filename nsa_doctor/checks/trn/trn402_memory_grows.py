@@ -73,7 +73,7 @@ def planted(subject: RunSubject) -> RunSubject:
     kept: list[Any] = []
 
     def remembers(logits: Any, targets: Any, **options: Any) -> Any:
-        kept.append(logits.detach().repeat(2, 1))
+        kept.append(logits.detach().repeat(8, 1))  # more than an allocator takes for itself
         return cross_entropy(logits, targets, **options)
 
     return trained(steps=60, eval_batches=0, eval_every=0, seams={"nsa.train.objective.cross_entropy": remembers})

@@ -28,7 +28,7 @@ def environment_reads(frames: FrameFilter) -> Iterator[dict[str, Place]]:
 
         def ask(environment: Any, name: Any) -> Any:
             if environment is os.environ and isinstance(name, str) and name not in found:
-                place = attempt(lambda: _own_line(frame_above(2), frames))
+                place = attempt(lambda: _own_line(frame_above(3), frames))
                 if isinstance(place, Place):
                     found[name] = place
             return original(environment, name)

@@ -301,9 +301,13 @@ class _FactorByProcess(_Gain):
 
 
 class _NanByHour(_Gain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hour = time.localtime().tm_hour
+
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
-        return y / (time.localtime(time.time()).tm_hour - _HOUR - 1)  # here
+        return y / ((time.localtime(time.time()).tm_hour - self.hour) % 24 - 1)  # here
 
 
 class _RaisesByClock(_Gain):
@@ -339,7 +343,7 @@ class _OrderOfSet(_Gain):
         return y
 
 
-_HOUR, _START = time.localtime().tm_hour, time.monotonic()
+_START = time.monotonic()
 BY_PROCESS = ("FactorByProcess", "FactorInInference", "NanByHour", "RaisesByClock")
 BY_HASH = ("FactorByHash", "OrderOfSet")
 
