@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 from nsa_doctor.cli import options
+from nsa_doctor.cli.option_groups import SubjectOptions
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.registry import Entry
@@ -43,9 +44,9 @@ class Examining:
     title: str = field(default="")
 
     @classmethod
-    def asked(cls, *, select: str | None, ignore: str | None, **subject: Any) -> Self:
+    def asked(cls, whom: SubjectOptions, *, select: str | None, ignore: str | None, **how: Any) -> Self:
         """From the options' values; raises OptionError."""
-        examination_request = options.examined(**subject)
+        examination_request = options.examined(whom, **how)
         request = options.run_request(
             examination_request=examination_request, select=select, ignore=ignore, jobs=1, fail_fast=False
         )

@@ -41,20 +41,23 @@ def pytest_configure(config: pytest.Config) -> None:
             if config.getoption(f"nsa_{name}") is not None:
                 raise pytest.UsageError(f"--nsa-{name} has no effect without --nsa-subject; add it, or leave it out")
         return
+    from nsa_doctor.cli.option_groups import SubjectOptions
     from nsa_doctor.core.errors import OptionError
     from nsa_doctor.pytest.items import Examining
 
     subject = config.getoption("nsa_subject")
     try:
         config.stash[_STASHED] = Examining.asked(
-            subject=None if subject == "nsa" else subject,
-            config=config.getoption("nsa_config"),
+            SubjectOptions(
+                subject=None if subject == "nsa" else subject,
+                config=config.getoption("nsa_config"),
+                input_kind=config.getoption("nsa_input"),
+                width=config.getoption("nsa_width"),
+                spec=config.getoption("nsa_spec"),
+            ),
             profile=config.getoption("nsa_profile"),
             select=config.getoption("nsa_select"),
             ignore=config.getoption("nsa_ignore"),
-            input_kind=config.getoption("nsa_input"),
-            width=config.getoption("nsa_width"),
-            spec=config.getoption("nsa_spec"),
             device=config.getoption("nsa_device"),
             dtype=config.getoption("nsa_dtype"),
             seed=config.getoption("nsa_seed"),

@@ -73,7 +73,7 @@ def _finding(subject: Subject, place: Place, told: str, wrong: str) -> Finding:
 def planted(subject: Subject) -> Subject:
     def mixes_rows_where_told(module: nn.Module, x: Tensor) -> Tensor:
         output: Tensor = subject.forward(module, x)
-        return output.roll(1, 0) if os.path.expandvars("$MIXES_ROWS") == "1" else output
+        return output.roll(1, 0) if os.environ.get("MIXES_ROWS") == "1" else output
 
     return replace(subject, forward=mixes_rows_where_told)
 

@@ -1,7 +1,6 @@
 """Which variables of the environment a subject's own code reads, and on which line."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -14,7 +13,7 @@ from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
 
 _ASKING = ("__getitem__", "__contains__")  # get(), pop() and os.getenv() ask through the first
-_THROUGH = (os.__file__, sys.modules["collections.abc"].__file__, "<frozen os>", "<frozen _collections_abc>")
+_THROUGH = frozenset({os.__file__, "<frozen os>", "<frozen _collections_abc>", "<frozen posixpath>"})
 
 
 @contextmanager
