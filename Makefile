@@ -6,7 +6,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: doctor test check bench golden recall false-go mutants
+.PHONY: doctor test check bench golden recall recall-code false-go mutants
 
 doctor: $(READY)
 	$(BIN)/nsa-doctor sweep --seq 128,512,1024,2048
@@ -34,6 +34,10 @@ golden: $(READY)
 # For example: make recall ARGS="--family numerics --output score.json"
 recall: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gallery.recall $(ARGS)
+
+# For example: make recall-code ARGS="--host lucid --view adapter"
+recall-code: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gallery_code.recall $(ARGS)
 
 # For example: make false-go ARGS="--seed 1 --json rates.json"
 false-go: $(READY)

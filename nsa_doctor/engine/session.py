@@ -127,9 +127,12 @@ class Session:
     def _conclude_sweep(self, planned: Sequence[Point]) -> None:
         facts, measurements = self.facts, self.examination.measurements
         kept = [each for each in measurements if not _is_foreign_dtype(each, facts)]
-        dropped = dict.fromkeys(each.point.dtype for each in measurements if each not in kept)
+        raised: dict[str, str] = {}
+        for each in measurements:
+            if each not in kept and each.trouble is not None:
+                raised.setdefault(each.point.dtype, each.trouble.message)
         where = f"the subject does not run in it on {self.examination_request.device}"
-        self._keep(notes=[f"not examined in {dtype}: {where}" for dtype in dropped])
+        self._keep(notes=[f"not examined in {dtype}: {where} ({why})" for dtype, why in raised.items()])
         measurements[:] = kept
         done = [point for point in planned if any(each.point == point for each in kept)]
         found = findings(self.examination, self._command())
