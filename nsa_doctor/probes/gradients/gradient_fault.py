@@ -12,6 +12,7 @@ from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.gradients.derivative import Agreement, Slope
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe, Differential
+from nsa_doctor.probes.gradients.local_gradients import wrong_function
 from nsa_doctor.probes.hooks.flow import Event
 from nsa_doctor.probes.internal import memory_of, version_of
 
@@ -42,12 +43,26 @@ def find_fault(probe: DerivativeProbe) -> Fault | None:
         differentials = [probe.differentiate(seed, is_followed=True) for seed in _SEEDS]
         number = _last_wrong(probe, differentials)
         if number is None:
-            return None
+            return _of_a_function(probe)
         slopes = [probe.slope(each, [number], is_followed=True) for each in differentials]
     except (SubjectFailedError, NotComparableError):  # it ran unfollowed, so that following it is what fails
-        return None
+        return _of_a_function(probe)
     slope = next((each for each in slopes if each.agreement is Agreement.DIFFERS), slopes[0])
     return _described(probe, differentials, number, slopes, slope)
+
+
+def _of_a_function(probe: DerivativeProbe) -> Fault | None:
+    """A hand-written function that is wrong by itself, for a pass that cannot be followed (tokens are routed, say)."""
+    try:
+        function = wrong_function(probe.built, probe.x)
+        if function is None:
+            return None
+        differential = probe.differentiate(_SEEDS[0])
+        slope = probe.slope(differential, range(len(differential.slopes)))
+    except (SubjectFailedError, NotComparableError):
+        return None
+    place = _line_of_backward(function, Place(module_class=type(probe.built.module).__name__))
+    return Fault(place, f"the backward of {function.__name__}", slope)
 
 
 def _described(
