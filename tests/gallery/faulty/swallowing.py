@@ -62,6 +62,16 @@ class _Unfitting(_Attends):
         return _causal(x) + x.mT[:, :, : x.shape[1] - 1].new_zeros(x.shape[1] + 1, 1)
 
 
+class _OfAllTokens(_Attends):
+    """Every call reads later tokens: lengths differ, and not because some of them fall back."""
+
+    def fast(self, x: Tensor) -> Tensor:
+        return _tiled(x) + x.mean(1, keepdim=True)
+
+    def slow(self, x: Tensor) -> Tensor:
+        return _causal(x) + x.mean(1, keepdim=True)
+
+
 class _Counts(_Attends):
     def slow(self, x: Tensor) -> Tensor:
         COUNTS["fallbacks"] += 1
@@ -114,6 +124,10 @@ def unfitting() -> nn.Module:
 
 def equal() -> nn.Module:
     return Host(_Attends())
+
+
+def of_all_tokens() -> nn.Module:
+    return Host(_OfAllTokens())
 
 
 def counts() -> nn.Module:

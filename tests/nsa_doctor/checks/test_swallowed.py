@@ -41,8 +41,9 @@ def test_what_hides_behind_a_clause_is_found_at_the_clause(name: str, words: str
     assert (finding.where.module, is_marked(finding.where.file, finding.where.line)) == ("part", True)
 
 
-def test_a_way_round_that_gives_the_same_is_a_note(examine: Examine) -> None:
-    result = examine("equal")
+@pytest.mark.parametrize("name", ["equal", "of_all_tokens"])
+def test_a_way_round_that_gives_the_same_is_a_note(name: str, examine: Examine) -> None:
+    result = examine(name)
     assert result.verdict is Verdict.PASS
     (note,) = result.notes
     assert "NotImplementedError (the length must be a multiple of 16)" in note
