@@ -42,33 +42,31 @@ def run(subject: Subject) -> Iterator[Finding]:
     beside = [length + 1 for length in middle if length < longest and length & (length - 1) == 0]
     lengths = sorted({*(length for length in _SHORT if length <= longest), *middle, *beside})
     watch.seconds(lengths[0], 2)  # the first pass loads and builds
-    times: dict[int, float] = {}
     looks: dict[int, Look] = {}
     for length in lengths:
-        if length in _SHORT and _expected(times) > _LONGEST_PASS:
+        if length in _SHORT and _expected(looks) > _LONGEST_PASS:
             break
-        (times[length],) = watch.seconds(length)
+        (seconds,) = watch.seconds(length)
         # Where a pass takes long, its time tells; where it is over at once, the operations do, on any machine.
-        is_counted = times[length] < _SOON
-        looks[length] = Look(times[length], count_work(subject, length, mode).num_operations if is_counted else 0)
-        before = list(times)[-3:-1] if length in _SHORT else list(times)[-2:-1]
+        looks[length] = Look(seconds, count_work(subject, length, mode).num_operations if seconds < _SOON else 0)
+        before = list(looks)[-3:-1] if length in _SHORT else list(looks)[-2:-1]
         for other in before:
             cliff = Cliff.between(other, length, looks[other], looks[length])
             if cliff is not None and (found := confirmed(subject, watch, cliff)) is not None:
-                yield _finding(subject, found, times)
+                yield _finding(subject, found, looks)
                 return
-        if times[length] > _LONGEST_PASS or sum(times.values()) > _LONGEST_IN_ALL:
+        if seconds > _LONGEST_PASS or sum(look.seconds for look in looks.values()) > _LONGEST_IN_ALL:
             return
 
 
-def _expected(times: dict[int, float]) -> float:
+def _expected(looks: dict[int, Look]) -> float:
     """Seconds at the next length, should the last growth repeat."""
-    last = list(times.values())[-2:]
+    last = [look.seconds for look in list(looks.values())[-2:]]
     return last[1] * last[1] / max(last[0], 1e-9) if len(last) == 2 else 0.0
 
 
-def _finding(subject: Subject, cliff: Cliff, times: dict[int, float]) -> Finding:
-    fine = [length for length in times if times[length] * 4 < cliff.slow_seconds]
+def _finding(subject: Subject, cliff: Cliff, looks: dict[int, Look]) -> Finding:
+    fine = [length for length, look in looks.items() if look.seconds * 4 < cliff.slow_seconds]
     return Finding(
         message=f"a pass takes {cliff.slow_seconds:.2g} s at S={cliff.slow} and {cliff.fast_seconds:.2g} s at "
         f"S={cliff.fast}: {cliff.ratio:.0f} times as long for {cliff.slow / cliff.fast:.3g} times the tokens"

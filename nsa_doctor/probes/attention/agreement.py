@@ -10,7 +10,9 @@ from nsa_doctor.probes.attention.equations import finite_difference
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.inputs import make_cotangent
+from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.tensors.tolerance import largest
+from nsa_doctor.subject.contract import Subject
 
 _SAFETY = 8.0  # as in `noise_floor`: three perturbations see the size of the noise, not its largest value
 
@@ -35,6 +37,11 @@ def worst_token(result: Tensor, truth: Tensor, floor: Tensor, name: str = "the o
     ratio = torch.where(beyond, error / floor.to(error).clamp_min(torch.finfo(torch.float64).tiny), -1)
     row, token = divmod(int(ratio.argmax()), error.shape[1])
     return Worst(name, token, int(beyond.any(0).sum()), float(error[row, token]), float(floor[row, token]))
+
+
+def plain_output(subject: Subject) -> Callable[[nn.Module, Tensor], Tensor]:
+    """How `gradients` is to call a subject: its forward, unwrapped and checked."""
+    return lambda module, x: checked_answer(subject, subject.forward(module, x), x)[0]
 
 
 def gradients(sp: BuiltModule, call: Callable[[nn.Module, Tensor], Tensor], x: Tensor) -> dict[str, Tensor]:

@@ -11,14 +11,13 @@ from torch import Tensor
 from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.lengths import spread_lengths
-from nsa_doctor.probes.attention.agreement import gradients
+from nsa_doctor.probes.attention.agreement import gradients, plain_output
 from nsa_doctor.probes.attention.decoding import decode
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.swallowed import Site, Swallowed, swallowed_exceptions
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.fallbacks import Signs, signs_of_fallbacks
 from nsa_doctor.probes.model.flagged import OperationCounter
-from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.subject.contract import Subject
 
@@ -197,8 +196,7 @@ def _forward(sp: BuiltModule, words: str, x: Tensor) -> _Planned:
 
 def _trained(subject: Subject, length: int) -> None:
     trained = built(subject, mode="train")
-    answer = lambda module, x: checked_answer(subject, subject.forward(module, x), x)[0]  # noqa: E731
-    gradients(trained, answer, trained.input(length, 2))
+    gradients(trained, plain_output(subject), trained.input(length, 2))
 
 
 def _decoded(sp: BuiltModule, x: Tensor) -> None:

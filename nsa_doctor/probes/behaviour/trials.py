@@ -11,15 +11,13 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.core.errors import Caught, NotComparableError, attempt
-from nsa_doctor.probes.attention.agreement import gradients
+from nsa_doctor.probes.attention.agreement import gradients, plain_output
 from nsa_doctor.probes.attention.decoding import decode
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.flagged import OperationCounter
 from nsa_doctor.probes.model.fork import in_fork
-from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.settings import Setting
-from nsa_doctor.subject.contract import Subject
 
 _LENGTHS, _TRAINED, _DECODED, _PROMPT = (33, 67), 17, 37, 33
 _SECONDS = 60
@@ -133,10 +131,8 @@ def _output(sp: BuiltModule, length: int) -> dict[str, Tensor]:
 
 
 def _gradients(sp: BuiltModule, length: int) -> dict[str, Tensor]:
-    subject: Subject = sp.subject
     sp.module.train()
-    answer = lambda module, x: checked_answer(subject, subject.forward(module, x), x)[0]  # noqa: E731
-    found = gradients(sp, answer, sp.input(length, 2))
+    found = gradients(sp, plain_output(sp.subject), sp.input(length, 2))
     sp.module.eval()
     return {f"{_GRADIENT}{name}": _sample(value) for name, value in found.items()}
 

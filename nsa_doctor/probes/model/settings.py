@@ -86,9 +86,13 @@ def variables_named(packages: Sequence[str]) -> dict[str, Place]:
     found: dict[str, Place] = {}
     for file in sorted(loaded_files(packages).values()):
         tree = _tree(file)
-        for node in () if tree is None else ast.walk(tree):
+        if tree is None:
+            continue
+        for node in ast.walk(tree):
             for name in _asked_for(node):
-                found.setdefault(name, Place(file=file, line=name_line(node), function="<module>"))
+                if name not in found:
+                    holder = getattr(_around(tree, name_line(node)), "name", "<module>")
+                    found[name] = Place(file=file, line=name_line(node), function=holder)
     return found
 
 
