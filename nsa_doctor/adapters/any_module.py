@@ -9,7 +9,7 @@ from torch import nn
 
 from nsa_doctor.adapters.adapter import Adapter
 from nsa_doctor.adapters.input_discovery import ask, caller, is_lazy, parameter_names
-from nsa_doctor.adapters.length_limits import within_limits
+from nsa_doctor.adapters.length_limits import within_limits, within_time
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import DTYPES, Point
 from nsa_doctor.probes.model.inputs import make_input
@@ -47,9 +47,10 @@ def adapt(
             )
         made(module)
         guess = _asked(request, adapter, module, asking)
-        if adapter.max_length is not None or not request.explore:
+        if not request.explore:
             return guess
-        return within_limits(guess, module, asking, request.avoid)
+        limited = within_limits if adapter.max_length is None else within_time
+        return limited(guess, module, asking, request.avoid, request.profile)
 
 
 def packages_of(module: nn.Module) -> tuple[str, ...]:

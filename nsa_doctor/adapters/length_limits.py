@@ -1,14 +1,16 @@
 """How long a sequence a foreign module can be examined at: what it declares to serve, and what is too much work."""
 
-import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from nsa_doctor.core.check import Profile
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Point
+from nsa_doctor.core.pace import Pace
+from nsa_doctor.probes.model.needed_time import needed_seconds
 from nsa_doctor.probes.model.nominal_time import nominal_seconds
 from nsa_doctor.probes.model.perform import Conditions, perform
 from nsa_doctor.probes.model.tables import table_read_beyond
@@ -16,7 +18,7 @@ from nsa_doctor.subject.contract import Subject
 
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 _SECONDS = 0.15  # of a machine of fixed speed: how far is examined must not depend on what else runs
-_MOST_SECONDS = 4 * _SECONDS  # of this one's processor, for code whose work is not that of tensors
+_MOST_SECONDS = 4 * _SECONDS  # of this one, for code whose work is not that of tensors
 _FEWEST_SHARES = 2
 _LIMITS = (
     *("max_length", "max_len", "max_seq_len", "max_seq_length", "max_sequence_length", "max_position_embeddings"),
@@ -25,23 +27,20 @@ _LIMITS = (
 
 
 def within_limits(
-    subject: Subject, module: nn.Module, asking: Callable[[int], None], avoid: Collection[int]
+    subject: Subject, module: nn.Module, asking: Callable[[int], None], avoid: Collection[int], profile: Profile
 ) -> Subject:
     """The subject with the `max_length` its module serves, tried without gradients at growing lengths.
 
     A length at which it raises is the module's own limit when a size in it says so (a table of positions, a mask), or
     when it reads beyond the end of a table that it owns at every greater length, unless it declares to serve twice as
     long; otherwise it stays within what is examined, and is a finding there. `asking` gets each length before it is
-    tried.
+    tried. Where calls are slow, it is the length that leaves time for what the profile has.
     """
     works = 1
     for length in _LENGTHS:
         if length in avoid:
             continue
-        asking(length)
-        seconds = _seconds(subject, module, length)
-        if seconds is not None and seconds > _MOST_SECONDS:  # the first call may have compiled or loaded something
-            seconds = _seconds(subject, module, length)
+        seconds = _asked_seconds(subject, module, length, asking)
         if seconds is None:
             limit, why = _limit(subject, module, works, length, asking)
             if limit is None:
@@ -49,10 +48,47 @@ def within_limits(
             note = f"examined up to S={limit}, the longest the subject serves{why}"
             return replace(subject, max_length=limit, notes=(*subject.notes, note))
         works = length
+        subject = replace(subject, call_seconds=(*subject.call_seconds, (length, seconds)))
+        asking(length)
         if length < _LENGTHS[-1] and (why := _too_much(subject, module, length, seconds)):
             note = f"examined up to S={length}: {why}"
-            return replace(subject, max_length=length, notes=(*subject.notes, note))
-    return replace(subject, max_length=works)
+            return _paced(replace(subject, max_length=length), profile, note)
+    return _paced(replace(subject, max_length=works), profile)
+
+
+def within_time(
+    subject: Subject, module: nn.Module, asking: Callable[[int], None], avoid: Collection[int], profile: Profile
+) -> Subject:
+    """The subject, whose `max_length` was declared; a lesser one where calls are too slow for what the profile has."""
+    for length in _LENGTHS:
+        if length in avoid or length > subject.max_length:
+            continue
+        seconds = _asked_seconds(subject, module, length, asking)
+        if seconds is None:
+            return subject
+        subject = replace(subject, call_seconds=(*subject.call_seconds, (length, seconds)))
+        if seconds > _MOST_SECONDS:
+            break
+    return _paced(subject, profile)
+
+
+def _paced(subject: Subject, profile: Profile, note: str = "") -> Subject:
+    """The subject up to the length that its pace allows, and a note of why it is no longer."""
+    pace = Pace.of(subject.call_seconds, profile)
+    if pace is not None:
+        note = pace.note
+        subject = replace(subject, max_length=pace.length)
+    return replace(subject, notes=(*subject.notes, note)) if note else subject
+
+
+def _asked_seconds(subject: Subject, module: nn.Module, length: int, asking: Callable[[int], None]) -> float | None:
+    """How long a forward pass takes, once whatever it compiles or loads at first is there; None when it raises."""
+    asking(length)
+    seconds = _seconds(subject, module, length)
+    if seconds is not None and seconds > _MOST_SECONDS:
+        asking(length)
+        seconds = _seconds(subject, module, length)
+    return seconds
 
 
 def _limit(
@@ -85,13 +121,11 @@ def _too_much(subject: Subject, module: nn.Module, length: int, seconds: float) 
 
 
 def _seconds(subject: Subject, module: nn.Module, length: int) -> float | None:
-    """How long a forward pass computes, without what it waits for others; None when it raises."""
-    start = time.thread_time()
+    """How long a forward pass takes, without what it waits for a processor; None when it raises."""
     try:
-        _forward(subject, module, length)
+        return needed_seconds(lambda: _forward(subject, module, length))
     except SubjectFailedError:
         return None
-    return time.thread_time() - start
 
 
 def _forward(subject: Subject, module: nn.Module, length: int) -> None:

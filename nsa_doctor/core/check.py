@@ -70,7 +70,8 @@ class Check:
     framework that bear its code (`facts.Fact`), `explains` the errors of torch whose cause its findings locate
     (`torch_errors.TorchError`), `fuzzed` the properties of `nsa-doctor fuzz` that bear its code (`facts.Violation`),
     `commands` the commands beside `run` that it is part of (`Command`), and `unless` what a subject may be declared to
-    be that means what the check looks for (`declared.Declaration`): it does not apply then.
+    be that means what the check looks for (`declared.Declaration`): it does not apply then. A check that is `telling`
+    comes first where calls are so slow that there is no time for all (`pace.Pace`).
     """
 
     doc: str | None
@@ -88,6 +89,7 @@ class Check:
     fuzzed: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
+    telling: bool = False
 
     @property
     def manual(self) -> Manual:

@@ -17,6 +17,7 @@ _ALLOWED: Mapping[str, tuple[object, ...]] = {
     "profile": PROFILES,
     "examines": get_args(Kind),
     "isolate": (True, False),
+    "telling": (True, False),
 }
 _OF_CODES = ("needs", "blocked_by", "explained_by")
 _OF_NAMES: Mapping[str, type[StrEnum]] = {

@@ -50,6 +50,7 @@ class Entry:
     fuzzed: tuple[Violation, ...] = ()
     commands: tuple[Command, ...] = ()
     unless: tuple[Declaration, ...] = ()
+    telling: bool = False
 
 
 def entries() -> dict[str, Entry]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nsa_doctor.core import registry
+from nsa_doctor.core.check import PROFILES
 from nsa_doctor.core.deduplicate import deduplicate
 from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Report, Result
@@ -83,18 +84,24 @@ def results_of(session: Session, request: RunRequest) -> tuple[Result, ...]:
 
 
 def _tasks(request: RunRequest, session: Session) -> list[Task]:
-    """The sweep, for all checks it answers, and one task for each other check."""
+    """The sweep, for all checks it answers, and one task for each other check; the telling first of a slow subject."""
     swept = frozenset(entry.manual.code for entry in request.checks if is_swept(entry))
     tasks = []
     if swept:
         tasks.append(Task("sweep", swept, frozenset(), lambda supervisor: _sweep(session, supervisor)))
-    for entry in request.checks:
+    entries = request.checks if session.pace is None else sorted(request.checks, key=_least_telling)
+    for entry in entries:
         code = entry.manual.code
         if code not in swept:
             others = (other for other in session.codes if other != code)
             blockers = frozenset(other for other in others if other.startswith(entry.blocked_by))
             tasks.append(Task(code, frozenset({code}), blockers, _checking(entry, session)))
     return tasks
+
+
+def _least_telling(entry: Entry) -> tuple[bool, int]:
+    """A key to sort by what an examination of little time begins with."""
+    return not entry.telling, PROFILES.index(entry.profile)
 
 
 def _checking(entry: Entry, session: Session) -> Callable[[Supervisor], str]:

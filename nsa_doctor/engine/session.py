@@ -1,6 +1,7 @@
 """One subject under examination: what is known of it so far, and how the next check is answered."""
 
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -11,6 +12,7 @@ from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.facts import needs_of
 from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.measurement import Measurement, Point
+from nsa_doctor.core.pace import Pace
 from nsa_doctor.core.registry import Entry
 from nsa_doctor.core.reproduce import CommandLine
 from nsa_doctor.engine.conclusions import swept_codes, swept_results
@@ -29,21 +31,30 @@ class Session:
 
     `codes` are the checks to be answered: a sweep answers several of them at once. Several threads may answer checks of
     one session, each in its own laboratory. `observed` is what calls of checks showed that other checks answer.
+    `is_paced`: it ends after the seconds of its profile where calls of the subject are slow, and leaves the rest out.
     """
 
     examination_request: ExaminationRequest
     codes: frozenset[str]
+    is_paced: bool = True
     facts: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Result] = field(default_factory=dict)
     examination: Examination = field(default_factory=Examination)
     notes: dict[str, None] = field(default_factory=dict)
     observed: list[Finding] = field(default_factory=list)
+    _began: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def has_failed(self) -> bool:
         """Whether anything is wrong already."""
         return bool(self._failed() or self.observed)
+
+    @property
+    def pace(self) -> Pace | None:
+        """How much of a slow subject is looked at; None where there is time for all."""
+        profile = self.examination_request.profile
+        return Pace.of(self.facts.get("call_seconds", ()), profile) if self.is_paced else None
 
     @property
     def obstacles(self) -> tuple[Result, ...]:
@@ -78,6 +89,8 @@ class Session:
         if missing:
             reason = f"it offers no {' and no '.join(missing)}"
             result = Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason, is_required=False)
+        elif self.pace is not None and not self._seconds_for_a_check():
+            result = Result(code=code, name=name, verdict=Verdict.SKIP, reason=self.pace.left_out)
         elif failed:
             result = self._check_what_is_left(entry, supervisor, failed)
         else:
@@ -99,16 +112,18 @@ class Session:
         return Result(code=entry.manual.code, name=entry.manual.name, verdict=Verdict.SKIP, reason=reason)
 
     def _run(self, code: str, supervisor: Supervisor, left: Remainder | None = None) -> Result:
-        at_most = CHECK_SECONDS[self.examination_request.profile]
         where = None if left is None else asdict(left)
-        return supervisor.check(code, self.examination_request.timeout, at_most=at_most, left=where)
+        return supervisor.check(code, self.examination_request.timeout, at_most=self._seconds_for_a_check(), left=where)
+
+    def _seconds_for_a_check(self) -> float:
+        most = CHECK_SECONDS[self.examination_request.profile]
+        return most if self.pace is None else min(most, self.pace.seconds_left(time.monotonic() - self._began))
 
     def sweep(self, supervisor: Supervisor) -> int:
         """Answer all checks that a sweep answers; the number of points it was planned to measure."""
         tried = {measurement.point.length for measurement in self.examination.measurements}
-        planned = [
-            point for point in sweep_points(self.examination_request.profile, self.facts) if point.length not in tried
-        ]
+        every = sweep_points(self.examination_request.profile, self.facts, self.pace)
+        planned = [point for point in every if point.length not in tried]
         examine(supervisor, self.examination, planned)
         self._conclude_sweep(planned)
         return len(planned)
@@ -143,7 +158,10 @@ class Session:
                 was_planned = _is_looked_at(entry, planned, facts)
                 reason = f"no such input is part of the profile {self.examination_request.profile}"
                 reason = f"it runs in {facts['dtype']} alone" if was_planned else reason
-                result = replace(result, verdict=Verdict.SKIP, reason=reason, is_required=not was_planned)
+                is_left_out = self.pace is not None and not was_planned
+                reason = self.pace.left_out if self.pace is not None and not was_planned else reason
+                is_required = is_left_out or not was_planned
+                result = replace(result, verdict=Verdict.SKIP, reason=reason, is_required=is_required)
             self._keep([result])
         self._keep(notes=[note for measurement in kept for note in measurement.notes])
 

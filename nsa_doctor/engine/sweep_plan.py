@@ -6,6 +6,7 @@ from typing import Any
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.lengths import evenly
 from nsa_doctor.core.measurement import VALUES, Point
+from nsa_doctor.core.pace import Pace
 from nsa_doctor.engine.measure_points import points
 
 _NUM_LENGTHS: Mapping[Profile, int] = {"smoke": 5, "quick": 14, "full": 1 << 16}
@@ -15,15 +16,17 @@ _DEAR = 1100
 _UNLUCKY = (1, 512, 128, 2, 2048, 1024, 64, 257)  # one token, whole blocks of every usual size, a prime
 
 
-def sweep_points(profile: Profile, facts: Mapping[str, Any]) -> list[Point]:
+def sweep_points(profile: Profile, facts: Mapping[str, Any], pace: Pace | None = None) -> list[Point]:
     """Ordinary input in every mode, then unusual values and low precision at a few of the lengths, in training.
 
-    Where lengths were asked for, ordinary input at those alone.
+    Where lengths were asked for, ordinary input at those alone; at a slow `pace`, ordinary input at a few.
     """
     lengths: Sequence[int] = facts["boundaries"] or facts["spread"]
     modes, own = facts["modes"], facts["dtype"]
     if facts.get("lengths"):
         return points(facts["lengths"], (own,), modes)
+    if pace is not None:
+        return points(_chosen(lengths, pace.num_lengths), (own,), modes)
     chosen = _chosen(lengths, _NUM_LENGTHS[profile])
     found = points(chosen, (own,), modes)
     count = _NUM_FOR_VALUES[profile]

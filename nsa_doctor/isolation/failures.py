@@ -33,7 +33,7 @@ class WorkerSlowError(Exception):
     """The child was at work, as its events showed, but the whole answer took longer than it may."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"not finished within {seconds:g} s")
+        super().__init__(f"not finished within {seconds:.2g} s")
         self.seconds = seconds
 
 

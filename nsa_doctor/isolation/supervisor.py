@@ -225,6 +225,7 @@ class Supervisor:
             "subject": {**subject, "seed": examination_request.seed, "lengths": lengths},
             "explore": examination_request.explore and not self.facts and examination_request.max_length is None,
             "max_length": self.facts.get("max_length", examination_request.max_length),
+            "call_seconds": self.facts.get("call_seconds", ()),
             "replaced": dict(examination_request.replaced),
             "avoid": sorted(self._not_asked),
             "conditions": {

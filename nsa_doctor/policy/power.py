@@ -11,7 +11,7 @@ from nsa_doctor.core.power import FamilyRecall, Power
 
 _ENDED = (Verdict.PASS, Verdict.FAIL)
 _GIVEN: Mapping[Kind, str] = {"run": "training runs", "data": "data", "checkpoint": "checkpoints"}
-_CUT = ("not finished within", "given up after", "not tried again")  # how reasons of a lack of time begin
+_CUT = ("not finished within", "given up after", "not tried again", "left out:")  # how reasons of a lack of time begin
 _ORDER = ("float64", "float32", "bfloat16", "float16", "train", "eval", "no_grad")
 
 

@@ -116,7 +116,7 @@ class Examining:
     def _loaded(self) -> tuple[Session, Supervisor]:
         if self._session is None or self._laboratory is None:
             codes = frozenset(entry.manual.code for entry in self.request.checks)
-            self._session = Session(self.request.examination_request, codes | swept_codes())
+            self._session = Session(self.request.examination_request, codes | swept_codes(), is_paced=False)
             self._laboratory = Supervisor(self.request.examination_request)
             try:
                 self._session.load(self._laboratory)

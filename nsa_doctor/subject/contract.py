@@ -43,6 +43,7 @@ class Subject:
     `memory_exponent` and `time_exponent` say how the method's peak memory and time grow with the length; None is a
     dense method, whose square is right. `max_slowdown` is how many times as long as plain dense attention of the same
     width a training step may take; None sets no floor. `environment` replaces the facts of this machine.
+    `call_seconds` are (length, seconds) of the forward passes that were made to find out how long a sequence it serves.
 
     build(seed): a fresh module in `dtype` on the CPU, reproducible from the seed (also seeded globally before).
     forward(module, x): [B, S, ...], or what holds it, for x [B, S, width] (embeddings) or ids x [B, S] (tokens).
@@ -100,6 +101,7 @@ class Subject:
     time_exponent: float | None = None
     max_slowdown: float | None = None
     environment: Environment | None = None
+    call_seconds: tuple[tuple[int, float], ...] = ()
     configuration: Mapping[str, Any] = field(default_factory=dict)
     branches: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
     attend: Callable[..., Tensor] | None = None

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from nsa_doctor.core.check import Profile
 from nsa_doctor.subject.contract import InputKind
 
 
@@ -10,7 +11,8 @@ class SubjectRequest:
     """What to examine: the built-in subject at a configuration, or `spec` (package.module:factory).
 
     `lengths` are those a foreign module may be tried at to find out what it takes; with `explore` it is also tried at
-    growing ones, those to `avoid` apart, to find out how long a sequence it serves. `declared` are words that say what
+    growing ones, those to `avoid` apart, to find out how long a sequence it serves and, where its calls are slow, how
+    long a one the `profile` has time for. `declared` are words that say what
     it is meant to be (`core.declared.Declaration`).
     """
 
@@ -24,3 +26,4 @@ class SubjectRequest:
     lengths: tuple[int, ...] = (128,)
     explore: bool = False
     avoid: tuple[int, ...] = ()
+    profile: Profile = "quick"

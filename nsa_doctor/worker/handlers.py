@@ -18,6 +18,7 @@ from nsa_doctor.core.frames import FrameFilter, top_package
 from nsa_doctor.core.identity import digest
 from nsa_doctor.core.lengths import boundary_lengths, spread_lengths
 from nsa_doctor.core.measurement import Diagnosis, Measurement, Point, to_json
+from nsa_doctor.core.pace import Pace
 from nsa_doctor.core.replaced_sources import replace_sources
 from nsa_doctor.core.text import counted
 from nsa_doctor.probes.hooks.places import module_code
@@ -100,6 +101,7 @@ class RequestHandler:
             device=conditions.device,
             explore=request["explore"],
             avoid=tuple(request["avoid"]),
+            profile=request["profile"],
         )
         package = self._package = top_package(wanted.spec)
         self.sampler.frames = FrameFilter(package)
@@ -113,7 +115,10 @@ class RequestHandler:
                 return {"trouble": to_json(trouble_of(failure, package))}
         subject = subject if request["max_length"] is None else replace(subject, max_length=request["max_length"])
         self.sampler.frames = FrameFilter((*package, *subject.packages))
-        examined = under(made_known(subject, self.sampler.know), conditions, request["profile"], request["dtype"])
+        subject = replace(subject, call_seconds=subject.call_seconds or request["call_seconds"])
+        pace = Pace.of(subject.call_seconds, request["profile"])
+        profile: Profile = request["profile"] if pace is None else "smoke"
+        examined = under(made_known(subject, self.sampler.know), conditions, profile, request["dtype"])
         examined = replace(examined, timeout=request["making_seconds"])
         self._subject = replace(examined, lengths=wanted.lengths) if request["are_all_lengths"] else examined
         self._conditions = conditions
@@ -227,6 +232,7 @@ def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | Non
         "options": subject.options,
         "modes": subject.modes,
         "max_length": subject.max_length,
+        "call_seconds": subject.call_seconds,
         "notes": subject.notes,
         "seams": [name for name in SEAMS if subject.offers(name)],
         "boundaries": [] if limit is None else boundary_lengths(subject.geometry, limit),

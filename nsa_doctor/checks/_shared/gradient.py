@@ -28,7 +28,7 @@ def benches(subject: Subject, only_one_length: bool = False) -> Iterator[tuple[M
     A longer one comes after them where a forward pass shows that a gradient gets lost in it on a further line. Training
     mode is left out of the shortest profile, and where two runs of it differ whatever the seed.
     """
-    lengths = [length for length in _LENGTHS[subject.profile] if length <= subject.max_length]
+    lengths = [length for length in _LENGTHS[subject.profile] if length <= subject.max_length] or [subject.max_length]
     if only_one_length:
         lengths = [min(_LENGTH_IN_TRAINING, subject.max_length)]
     evaluated: Mode = "train" if "eval" not in subject.modes and "train" in subject.modes else "eval"

@@ -71,4 +71,5 @@ CHECK = Check(
     profile="smoke",
     blocked_by=("FWD206", "NAN101"),
     explained_by=("DEC111",),
+    telling=True,
 )

@@ -82,4 +82,5 @@ CHECK = Check(
     priority=460,
     fuzzed=("future changes output",),
     commands=("throughput",),
+    telling=True,
 )

@@ -76,4 +76,6 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=centred_over_the_batch)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", blocked_by=("FWD206",), priority=430)
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, profile="smoke", blocked_by=("FWD206",), priority=430, telling=True
+)

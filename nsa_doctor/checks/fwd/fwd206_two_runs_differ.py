@@ -81,4 +81,6 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=always_drops)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", priority=400, fuzzed=("two calls differ",))
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, profile="smoke", priority=400, fuzzed=("two calls differ",), telling=True
+)

@@ -103,4 +103,5 @@ CHECK = Check(
     blocked_by=("FWD101", "FWD206", "NAN101"),
     explained_by=("GRD401", "GRD402", "GRD403"),
     fuzzed=("wrong gradient",),
+    telling=True,
 )

@@ -1,0 +1,66 @@
+"""How much of a slow subject an examination looks at: shorter sequences, the most telling checks first, and an end."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from nsa_doctor.core.check import Profile
+
+_SECONDS: Mapping[Profile, float] = {"smoke": 30.0, "quick": 90.0}  # `full` takes its time
+_SLOW_CALL = 0.5  # seconds of a forward pass at the longest length that is examined
+_WANTED_CALL = 0.25
+_EVEN = 1.5  # a longer call that takes no more times as long is as good as a short one
+_SHARE_OF_A_SWEEP = 0.25
+_CALLS_OF_A_LENGTH = 4.0  # forward passes that the three modes of one length cost
+_MOST_LENGTHS = 5
+_SHARE_OF_A_CHECK = 1 / 3  # of what is left
+_LEAST_FOR_A_CHECK = 1.5  # seconds, less than which nothing can be seen in
+_ENDING = 4.0  # seconds in which children end and findings are merged
+
+
+@dataclass(frozen=True)
+class Pace:
+    """`length` is the longest that is examined, where a forward pass takes `call_seconds`; all ends after `seconds`."""
+
+    length: int
+    call_seconds: float
+    seconds: float
+    profile: Profile
+
+    @classmethod
+    def of(cls, call_seconds: Sequence[Sequence[Any]], profile: Profile) -> Self | None:
+        """The pace for a subject whose forward passes took so long, (length, seconds); None where it is not slow."""
+        if not call_seconds or profile not in _SECONDS or call_seconds[-1][1] <= _SLOW_CALL:
+            return None
+        wanted = max(_WANTED_CALL, _EVEN * call_seconds[0][1])
+        length, seconds = [(length, seconds) for length, seconds in call_seconds if seconds <= wanted][-1]
+        return cls(length=length, call_seconds=seconds, seconds=_SECONDS[profile], profile=profile)
+
+    @property
+    def num_lengths(self) -> int:
+        """How many lengths a sweep may take."""
+        affordable = self.seconds * _SHARE_OF_A_SWEEP / (_CALLS_OF_A_LENGTH * self.call_seconds)
+        return max(1, min(_MOST_LENGTHS, int(affordable)))
+
+    def seconds_left(self, spent: float) -> float:
+        """The seconds that the next check may take, after so many of the examination; none once it has to end."""
+        seconds = (self.seconds - _ENDING - spent) * _SHARE_OF_A_CHECK
+        return seconds if seconds >= _LEAST_FOR_A_CHECK else 0.0
+
+    @property
+    def note(self) -> str:
+        """What a report says of it."""
+        return (
+            f"examined up to S={self.length}, where a call takes {self.call_seconds:.2g} s, with the most telling "
+            f"checks first and for {self.seconds:g} s: {self._further}"
+        )
+
+    @property
+    def left_out(self) -> str:
+        """Why a check was not run."""
+        calls = f"calls of {self.call_seconds:.2g} s"
+        return f"left out: {calls} leave no time for it within {self.seconds:g} s; {self._further}"
+
+    @property
+    def _further(self) -> str:
+        return "--profile full takes the time it needs"
