@@ -86,6 +86,9 @@ def _asked(request: SubjectRequest, adapter: Adapter, module: nn.Module, asking:
         device=request.device,
         geometry=adapter.geometry,
         spec=adapter.spec,
+        memory_exponent=adapter.memory_exponent,
+        time_exponent=adapter.time_exponent,
+        max_slowdown=adapter.max_slowdown,
         packages=packages_of(module),
         **seams,
     )

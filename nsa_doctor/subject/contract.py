@@ -41,8 +41,9 @@ class Subject:
     skipped. `configuration` is what it was made from, as plain data: two subjects with equal ones are the same in the
     eyes of a verdict. `spec` are words for what it is meant to be (`core.declared.Declaration`): "bidirectional".
     `memory_exponent` and `time_exponent` say how the method's peak memory and time grow with the length; None is a
-    dense method, whose square is right. `max_slowdown` is how many times as long as plain dense attention of the same
-    width a training step may take; None sets no floor. `environment` replaces the facts of this machine.
+    dense method, whose square is right (and 1.5 for memory where there is a `geometry`). `max_slowdown` is how many
+    times as long as plain dense attention of the same width a training step may take; None sets no floor. `environment`
+    replaces the facts of this machine.
     `call_seconds` are (length, seconds) of the forward passes that were made to find out how long a sequence it serves.
 
     build(seed): a fresh module in `dtype` on the CPU, reproducible from the seed (also seeded globally before).

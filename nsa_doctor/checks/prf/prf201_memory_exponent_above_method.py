@@ -1,7 +1,8 @@
 """PRF201 memory-exponent-above-method
 
 Detects: memory that grows faster with the length than the method allows: than the square, or than the exponent that
-the subject declares (`memory_exponent`; 1.5 for native sparse attention).
+the subject declares (`memory_exponent`; 1.5 where it has a `geometry` of blocks). Where only the names in its
+configuration speak of chosen blocks, memory that grows with the square is a note.
 Matters: a score for every pair of tokens takes 4 GB per head at 32,768 tokens; sparse attention is to save that.
 Fix: look at the line named; compute scores a tile of queries at a time, and compute them again in backward.
 
@@ -19,55 +20,60 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
-from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.growth import doubling, fitted_exponent, ladder, least_exponent
-from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.growth import doubling, fitted_exponent, ladder
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.core.text import short_bytes
+from nsa_doctor.probes.attention.named_blocks import speaks_of_chosen_blocks
 from nsa_doctor.probes.cost.alive import Peak, peak_memory
+from nsa_doctor.probes.cost.growing_memory import LineGrowth, fastest_growing, sizes
 from nsa_doctor.probes.cost.work import usual_mode
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
-_DENSE = 2.0
-_MARGIN = 0.25  # half way between exponents that methods have: 1.5 and 2
-_LEAST_SHARE = 0.25  # of the peak; what grows fastest and is still small may be a mask, or a tile not yet full
+_DENSE, _SPARSE = 2.0, 1.5
 _MOST_BYTES = 1 << 30
 _MOST_OPERATIONS = 7_000
 _NUM_LENGTHS = 7
 
 
-def run(subject: Subject) -> Iterator[Finding]:
-    allowed = subject.memory_exponent or _DENSE
+def run(subject: Subject) -> Iterator[Finding | Note]:
+    allowed = subject.memory_exponent or (_DENSE if subject.geometry is None else _SPARSE)
     longest = min(subject.max_length, 512 if subject.profile != "full" else 2048)
     mode = usual_mode(subject)
     peaks = ladder(doubling(longest, _NUM_LENGTHS), lambda length: peak_memory(subject, length, mode), _costs)
     if len(peaks) < 3:
         raise NotComparableError(f"memory was measured at {len(peaks)} lengths only, and three are needed")
-    lengths, last = [peak.length for peak in peaks], peaks[-1]
-    exponents = {
-        place: least_exponent(lengths, [peak.by_place.get(place, 0) for peak in peaks]) for place in last.by_place
-    }
-    growing = [place for place, exponent in exponents.items() if exponent > allowed + _MARGIN]
-    share = sum(last.by_place[place] for place in growing) / max(1, last.bytes)
-    if share < _LEAST_SHARE:
-        return
-    worst = max(growing, key=lambda place: last.by_place[place])
-    whole = fitted_exponent(lengths[-4:], [peak.bytes for peak in peaks[-4:]])
-    yield Finding(
-        message=f"memory allocated here grows with the power {exponents[worst]:.2f} of the length, and "
-        f"the method allows {allowed:g}: {_sizes(peaks, worst)}, as much as {share:.0%} of the peak with the like",
+    if (fastest := fastest_growing(peaks, allowed)) is not None:
+        yield _finding(subject, peaks, fastest, allowed)
+    elif (
+        allowed == _DENSE
+        and (fastest := fastest_growing(peaks, _SPARSE))
+        and speaks_of_chosen_blocks(built(subject).module)
+    ):
+        message = f"memory allocated here grows with the power {fastest.exponent:.2f} of the length "
+        message += f"({sizes(peaks, fastest.place)}), and the names in its configuration speak of chosen blocks, which "
+        yield Note(message=f"{message}need no such tensor: memory_exponent of an Adapter makes it a finding")
+
+
+def _finding(subject: Subject, peaks: list[Peak], fastest: LineGrowth, allowed: float) -> Finding:
+    last, worst = peaks[-1], fastest.place
+    whole = fitted_exponent([peak.length for peak in peaks[-4:]], [peak.bytes for peak in peaks[-4:]])
+    return Finding(
+        message=f"memory allocated here grows with the power {fastest.exponent:.2f} of the length, and "
+        f"the method allows {allowed:g}: {sizes(peaks, worst)}, as much as {fastest.share:.0%} of the peak with the "
+        "like",
         where=worst,
         evidence={
-            "exponent": exponents[worst],
+            "exponent": fastest.exponent,
             "allowed": allowed,
-            "share_of_peak": share,
+            "share_of_peak": fastest.share,
             "length": last.length,
             "bytes": last.by_place[worst],
             "peak_bytes": last.bytes,
             "peak_exponent": whole.value if whole else None,
             "peak_exponent_low": whole.low if whole else None,
             "peak_exponent_high": whole.high if whole else None,
-            "mode": mode,
+            "mode": usual_mode(subject),
         },
         repro=again(subject, "PRF201"),
     )
@@ -81,10 +87,6 @@ def planted(subject: Subject) -> Subject:
         return output + 0 * pairs.mean()
 
     return replace(subject, forward=scores_every_pair)
-
-
-def _sizes(peaks: list[Peak], place: Place) -> str:
-    return ", ".join(f"{short_bytes(peak.by_place.get(place, 0))} at S={peak.length}" for peak in peaks[-3:])
 
 
 def _costs(peak: Peak) -> list[tuple[float, float]]:

@@ -1,7 +1,7 @@
 """Waits, loops, memory, work and steps that grow: found with their line, and not where there is a reason."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -114,6 +114,35 @@ def test_what_is_kept_within_bounds_is_left_alone(name: str, load: Load) -> None
 @pytest.mark.parametrize(("declared", "verdict"), [(1.5, Verdict.FAIL), (None, Verdict.PASS)])
 def test_the_declared_exponent_decides(declared: float | None, verdict: Verdict, load: Load) -> None:
     assert check("PRF201", replace(load("paced:dense"), memory_exponent=declared)).verdict is verdict
+
+
+def test_a_geometry_of_blocks_allows_no_scores_of_every_pair(load: Load, small: Subject) -> None:
+    (finding,) = check("PRF201", replace(load("paced:dense"), geometry=small.geometry)).findings
+    assert finding.evidence["allowed"] == 1.5
+    assert finding.where.file.endswith("paced.py")
+
+
+@dataclass
+class _Configuration:
+    block_size: int = 16
+    num_selected: int = 4
+
+
+@pytest.mark.parametrize(("configuration", "count"), [(_Configuration(), 1), (None, 0)], ids=["blocks", "none"])
+def test_a_configuration_that_speaks_of_chosen_blocks_makes_it_a_note(
+    configuration: object, count: int, load: Load
+) -> None:
+    subject = load("paced:dense")
+
+    def build(seed: int) -> nn.Module:
+        module = subject.build(seed)
+        module.config = configuration
+        return module
+
+    result = check("PRF201", replace(subject, build=build))
+    assert result.verdict is Verdict.PASS
+    assert len(result.notes) == count
+    assert all("chosen blocks" in note for note in result.notes)
 
 
 def test_scores_of_every_pair_in_the_selected_branch_are_found(small: Subject) -> None:
