@@ -19,6 +19,7 @@ from nsa_doctor.subject.contract import Subject
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 _SECONDS = 0.15  # of a machine of fixed speed: how far is examined must not depend on what else runs
 _MOST_SECONDS = 4 * _SECONDS  # of this one, for code whose work is not that of tensors
+_MOST_TIMES_COUNTED = 8.0  # of a busy machine, for work that is that of tensors
 _FEWEST_SHARES = 2
 _LIMITS = (
     *("max_length", "max_len", "max_seq_len", "max_seq_length", "max_sequence_length", "max_position_embeddings"),
@@ -48,9 +49,10 @@ def within_limits(
             note = f"examined up to S={limit}, the longest the subject serves{why}"
             return replace(subject, max_length=limit, notes=(*subject.notes, note))
         works = length
-        subject = replace(subject, call_seconds=(*subject.call_seconds, (length, seconds)))
         asking(length)
-        if length < _LENGTHS[-1] and (why := _too_much(subject, module, length, seconds)):
+        counted = _counted_seconds(subject, module, length)
+        subject = _noting(subject, length, seconds, counted)
+        if length < _LENGTHS[-1] and (why := _too_much(seconds, counted)):
             note = f"examined up to S={length}: {why}"
             return _paced(replace(subject, max_length=length), profile, note)
     return _paced(replace(subject, max_length=works), profile)
@@ -66,7 +68,8 @@ def within_time(
         seconds = _asked_seconds(subject, module, length, asking)
         if seconds is None:
             return subject
-        subject = replace(subject, call_seconds=(*subject.call_seconds, (length, seconds)))
+        asking(length)
+        subject = _noting(subject, length, seconds, _counted_seconds(subject, module, length))
         if seconds > _MOST_SECONDS:
             break
     return _paced(subject, profile)
@@ -112,10 +115,22 @@ def _limit(
     return works, f": beyond it, it reads past the end of {table}"
 
 
-def _too_much(subject: Subject, module: nn.Module, length: int, seconds: float) -> str:
-    """Why no longer call is made: by counted work, and by this machine's time where that says more; or nothing."""
+def _counted_seconds(subject: Subject, module: nn.Module, length: int) -> float | None:
+    """What a forward pass takes by counted work; None when it cannot be counted."""
     counted = attempt(lambda: nominal_seconds(lambda: _forward(subject, module, length)))
-    if not isinstance(counted, Caught) and counted > _SECONDS:
+    return None if isinstance(counted, Caught) else counted
+
+
+def _noting(subject: Subject, length: int, seconds: float, counted: float | None) -> Subject:
+    """The subject with how slow a pass is by itself: a machine that is slow or busy is no fault of a pass."""
+    is_explained = counted is not None and seconds <= _MOST_TIMES_COUNTED * counted
+    slow = min(seconds, counted) if is_explained and counted is not None else seconds
+    return replace(subject, call_seconds=(*subject.call_seconds, (length, slow)))
+
+
+def _too_much(seconds: float, counted: float | None) -> str:
+    """Why no longer call is made: by counted work, and by this machine's time where that says more; or nothing."""
+    if counted is not None and counted > _SECONDS:
         return "a longer call is more work than this examination allows"
     return "longer calls take too long on this machine" if seconds > _MOST_SECONDS else ""
 

@@ -60,7 +60,8 @@ def _worse(row: Row) -> str | None:
     if not missed or not instead:
         return None
     best, worst = max(missed, key=lambda j: scores[j]), min(instead, key=lambda j: scores[j])
-    slack = _ROUNDING * torch.finfo(row.choice.importance.dtype).eps * max(scores)
+    given = torch.float32 if row.choice.source == "select" else row.choice.importance.dtype  # exact in what it comes in
+    slack = _ROUNDING * torch.finfo(given).eps * max(scores)
     if scores[best] - scores[worst] <= slack:
         return None
     return f"take block {worst} of importance {scores[worst]:.3g} and not block {best} of {scores[best]:.3g}"

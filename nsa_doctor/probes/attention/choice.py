@@ -15,6 +15,8 @@ from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import Rules, rules_of
 
 Span = tuple[int, int]
+_MANY_BLOCKS = 4096  # 262,144 tokens in blocks of 64
+_ROUNDINGS_APART = 256
 
 
 @dataclass(frozen=True)
@@ -163,14 +165,27 @@ def made_up(rules: Rules, num_queries: int, first_query: int, seed: int, *, rows
     return (order + 1).float() / (num_blocks + 1)
 
 
+def made_close(rules: Rules, num_queries: int, first_query: int, seed: int) -> Tensor:
+    """Importance [B, T, G, J] in float32 in which blocks of a query differ by some hundred roundings and no more."""
+    order = made_up(rules, num_queries, first_query, seed).argsort(-1)
+    return 0.5 + order * (_ROUNDINGS_APART * torch.finfo(torch.float32).eps)
+
+
 def _scores(rules: Rules, subject: Subject) -> Iterator[tuple[Tensor, int]]:
-    """From the first token on, across the point where not every block fits, and far beyond."""
+    """From the first token on, across the point where not every block fits, and far beyond; among thousands of blocks.
+
+    Of those, some differ by little, and in bfloat16 many tie.
+    """
     few = min(3 * rules.l_sel + 1, 200)
     edge = rules.n_sel * rules.l_sel
     yield made_up(rules, few, 0, subject.seed), 0
     yield made_up(rules, rules.l_sel + 3, edge - 1, subject.seed + 1, rows=2), edge - 1
     far = 2 * edge + rules.l_sel // 2
     yield made_up(rules, 2, far, subject.seed + 2), far
+    if subject.profile != "smoke":
+        last = _MANY_BLOCKS * rules.l_sel - 2
+        yield made_close(rules, 2, last, subject.seed + 3), last
+        yield made_up(rules, 2, last, subject.seed + 4).bfloat16(), last
 
 
 def _checked(entries: Tensor) -> Tensor:

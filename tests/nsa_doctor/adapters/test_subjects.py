@@ -1,6 +1,5 @@
 """From a name to a subject: what a module takes is found out, and what cannot be examined is refused in a sentence."""
 
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +13,7 @@ from nsa_doctor.adapters.any_module import adapt, libraries_of, packages_of
 from nsa_doctor.adapters.load import load_subject
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.measurement import Point
+from nsa_doctor.probes.model import needed_time
 from nsa_doctor.probes.numerics.local import LocalMeasurer
 from nsa_doctor.probes.tensors.answer import split_answer
 from nsa_doctor.subject.contract import Subject, SubjectUnusableError
@@ -219,16 +219,39 @@ def test_a_length_that_fails_for_no_declared_reason_is_still_examined() -> None:
     assert subject.max_length == 256
 
 
-def explored(module: type[nn.Module]) -> Subject:
+def explored(module: Callable[[], nn.Module]) -> Subject:
     asked = SubjectRequest(spec="x:y", lengths=(16,), input="embeddings", width=8, explore=True)
     return adapt(asked, module)
 
 
 def test_how_long_a_sequence_is_examined_does_not_depend_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = itertools.count()
-    monkeypatch.setattr(time, "perf_counter", lambda: 10.0 * next(clock))  # others have the machine meanwhile
-    subject = explored(nn.Identity)
+    calls: list[torch.Tensor] = []
+    monkeypatch.setattr(time, "perf_counter", lambda: 10.0 * len(calls))
+    monkeypatch.setattr(needed_time, "_waited", lambda: 10.0 * len(calls))  # others have the machine meanwhile
+    subject = explored(lambda: _Noted(calls))
+    assert len(calls) > 5
     assert (subject.max_length, subject.notes) == (2048, ())
+
+
+def test_where_a_call_takes_long_by_itself_no_longer_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[torch.Tensor] = []
+    monkeypatch.setattr(time, "perf_counter", lambda: 10.0 * len(calls))
+    monkeypatch.setattr(needed_time, "_waited", lambda: 0.0)
+    subject = explored(lambda: _Noted(calls))
+    assert subject.max_length == 16
+    assert "where a call takes 10 s" in subject.notes[0]
+
+
+class _Noted(nn.Module):
+    """Takes note of each call."""
+
+    def __init__(self, calls: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.append(x)
+        return x
 
 
 class _Heavy(nn.Module):

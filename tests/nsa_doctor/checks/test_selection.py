@@ -78,6 +78,9 @@ SICK: dict[str, tuple[str, Callable[[Select], Select]]] = {
     "two-are-enough": ("SEL110", lambda s: lambda x, t: torch.where(torch.arange(4) < 3, s(x, t), -1).where(
         (s(x, t) == times(x, t) // WIDTH).any(-1, keepdim=True) & (s(x, t)[..., 3:] < 0), s(x, t).index_fill(
             -1, torch.tensor([1]), -1))),
+    "biased-by-its-index": ("SEL110", lambda s: lambda x, t: s(x + 1e-5 * blocks(x), t)),
+    "in-few-bits": ("SEL110", lambda s: lambda x, t: s(x.bfloat16().to(x.dtype), t)),
+    "index-of-a-byte": ("SEL110", lambda s: lambda x, t: s(x[..., :256].clone(), t) if x.shape[-1] > 2048 else s(x, t)),
     "first-row-chooses": ("SEL111", lambda s: lambda x, t: s(x[:1].expand_as(x), t)),
     "counted-by-rounding-down": ("SEL112", lambda s: lambda x, t: torch.where(
         s(x, t) < (t + x.shape[1]) // WIDTH, s(x, t), -1)),
