@@ -192,7 +192,7 @@ def beat_of(found: Mapping[str, tuple[str, Any]], rank: int) -> Beat:
     own_rank = whole(values.get("rank"))
     msg, batch = (found.get(name, ("", ""))[1] for name in _TEXTS)
     return Beat(
-        ts=_time(found["ts"][1]) if "ts" in found else None,
+        ts=time_of(found["ts"][1]) if "ts" in found else None,
         rank=own_rank if own_rank is not None and 0 <= own_rank < _LARGEST_RANK else rank,
         step=whole(values.get("step")),
         msg=msg[:_LONGEST_MESSAGE] if isinstance(msg, str) else "",
@@ -241,7 +241,7 @@ def _bytes(name: str, value: Any) -> float | None:
     return None if amount is None else amount * factor
 
 
-def _time(value: Any) -> float | None:
+def time_of(value: Any) -> float | None:
     """Seconds since the epoch, or since whatever the log counts from; a date without a zone is in this machine's."""
     amount = number(value)
     if amount is not None:

@@ -2,12 +2,12 @@
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nsa_doctor.artifacts.training_run.columns import Columns, beat_of, number, whole
+from nsa_doctor.artifacts.training_run.columns import Columns, beat_of, number, time_of, whole
 from nsa_doctor.artifacts.training_run.growing_lines import Tail
 from nsa_doctor.artifacts.training_run.record import Beat, Evaluation
 
@@ -139,7 +139,10 @@ class Log:
         except csv.Error:
             return None
         names = [cell.strip() for cell in cells]
-        if not self._header or names == self._header:
+        if not self._header and self._are_values(names):
+            self._header = _numbered(names)
+            self.columns.note(self._header)
+        elif not self._header or names == self._header:
             self._header = names
             self.columns.note(names)
             return {}
@@ -148,6 +151,19 @@ class Log:
             if cell.strip():
                 row.setdefault(name, cell.strip())
         return row or None
+
+    def _are_values(self, cells: Sequence[str]) -> bool:
+        """Whether the first line of a table names no columns: numbers and times alone, or columns are mapped by number.
+
+        0, 1, 2 … are names, which some programs give to columns.
+        """
+        filled = [cell for cell in cells if cell]
+        if not filled or filled == [str(index) for index in range(len(filled))]:
+            return False
+        if self.mapping and all(column.isdecimal() and column not in cells for column in self.mapping.values()):
+            return True
+        numbers = [cell for cell in filled if number(cell) is not None]
+        return bool(numbers) and all(cell in numbers or time_of(cell) is not None for cell in filled)
 
     def _read_document(self) -> bool:
         """One JSON document: a list of steps, or Hugging Face's trainer_state.json."""
@@ -200,6 +216,11 @@ def flat(data: Mapping[str, Any]) -> Mapping[str, Any]:
         else:
             made[name] = value
     return made
+
+
+def _numbered(cells: Sequence[str]) -> list[str]:
+    """What the columns of a table without names are called: 1, 2, 3 …, as `cut -f` has them."""
+    return [str(index) for index in range(1, len(cells) + 1)]
 
 
 def _rows(data: Any) -> Iterable[Any] | None:

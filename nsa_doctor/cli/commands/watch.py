@@ -30,7 +30,8 @@ def watch(
             "--map",
             metavar="QUANTITY=COLUMN",
             help="What a log calls things: step=global_step,loss=train/loss. Known are ts, step, loss, eval_loss, lr, "
-            "grad_norm, tokens_per_second, fetch_seconds, memory, rank, pid, msg; usual names need none.",
+            "grad_norm, tokens_per_second, fetch_seconds, memory, rank, pid, msg; usual names need none. Columns of a "
+            "table without names are 1, 2, 3: step=1,loss=3.",
         ),
     ] = None,
     recompute: given.Recompute = False,

@@ -161,6 +161,29 @@ def test_a_mapping_goes_before_what_a_log_calls_its_columns(tmp_path):
     assert (beat.step, beat.loss) == (10, 2.0)
 
 
+@pytest.mark.parametrize(
+    ("first", "mapping", "steps"),
+    [
+        (["1", "1700000000", "2.5"], "step=1,loss=3", [1, 2]),
+        (["2026-01-01T00:00:00", "1", "2.5"], "ts=1,step=2,loss=3", [1, 2]),
+        (["train", "1", "2.5"], "step=2,loss=3", [1, 2]),
+        (["step", "ts", "loss"], "", [2]),
+        (["0", "1", "2"], "step=0,loss=2", [2]),
+    ],
+    ids=["numbers", "a date", "a word, with columns by number", "names", "numbers from 0 as names"],
+)
+def test_a_table_without_names_is_mapped_by_the_numbers_of_its_columns(tmp_path, first, mapping, steps):
+    second = [{"1": "2", "1700000000": "1700000002", "0": "2", "step": "2"}.get(cell, cell) for cell in first]
+    path = write_table(tmp_path / "log.csv", first, [["2" if cell == "ts" else cell for cell in second]])
+    assert [beat.step for beat in read_run(path, parse_mapping([mapping] if mapping else [])).beats] == steps
+
+
+def test_a_table_without_names_says_what_its_columns_are_called(tmp_path):
+    path = write_table(tmp_path / "log.csv", ["1", "1700000000", "2.5"], [])
+    with pytest.raises(RunError, match="it has the columns 1, 2, 3: say with --map"):
+        read_run(path)
+
+
 @pytest.mark.parametrize("unit", [1, 1e3, 1e6, 1e9], ids=["s", "ms", "us", "ns"])
 def test_a_time_since_the_epoch_may_have_any_unit(tmp_path, unit):
     write_lines(tmp_path / "log.jsonl", [{"step": 1, "loss": 2.0, "timestamp": int(1.7e9 * unit)}])
