@@ -56,7 +56,7 @@ def ask(
 
     One whose output is wrong comes next, then one about which the module itself complains, then one that it takes in
     and fails on later: those are findings.
-    Raises SubjectUnusableError when none of that holds; with `is_told` the user answers for the guess.
+    Raises SubjectUnusableError when none of that holds; with `is_declared` the user answers for the guess.
     """
     if len(guesses) == 1 and is_declared:
         return guesses[0]

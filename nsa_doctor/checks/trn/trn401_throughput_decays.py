@@ -47,7 +47,8 @@ def _message(slow: Slowing) -> str:
     how = "ever longer" if slow.is_steady else "from one step on"
     return (
         f"steps take {slow.after / slow.before:.2g} times as long at the end ({slow.late.steps_text}: "
-        f"{1 / slow.after:.4g} {slow.unit} a second) as at the start ({slow.early.steps_text}: {1 / slow.before:.4g}), {how}"
+        f"{1 / slow.after:.4g} {slow.unit} a second) as at the start ({slow.early.steps_text}: "
+        f"{1 / slow.before:.4g}), {how}"
     )
 
 
