@@ -206,7 +206,7 @@ def test_further_findings_are_reported_by_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "explained"),
+    ("where", "sentence"),
     [
         (Place(), "FWD201 row 3 changes"),
         (Place(module="mixer"), "FWD201 row 3 changes (mixer)"),
