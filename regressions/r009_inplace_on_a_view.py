@@ -33,12 +33,12 @@ def reproduce() -> None:
         raise AssertionError(f"backward raises at S=512: {error}") from error
     out, gates = torch.rand(1, 8, 12, 4, requires_grad=True), torch.rand(1, 8, 2, 3, requires_grad=True)
     gate.mix(out, out, out, gates).sum().backward()
-    told = ""
+    message = ""
     try:
         normalises_in_place(out, out, out, gates).sum().backward()
     except RuntimeError as error:
-        told = str(error)
-    assert "which is output 0 of AsStrided" in told, f"what is planted is another bug: {told or 'nothing raises'}"
+        message = str(error)
+    assert "which is output 0 of AsStrided" in message, f"what is planted is another bug: {message or 'nothing raises'}"
 
 
 def normalises_in_place(compressed: Tensor, selected: Tensor, sliding: Tensor, gates: Tensor) -> Tensor:

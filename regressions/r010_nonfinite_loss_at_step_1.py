@@ -36,20 +36,20 @@ def reproduce() -> None:
     with tempfile.TemporaryDirectory() as place:
         for length in (512, 2048):
             run = written(Path(place) / str(length), nsa=_M7C_NSA, seq_len=length, **_SHORT)
-            told = losses(finished(run))
-            assert all(math.isfinite(each) for each in told), f"at S={length} the losses are {told}"
+            logged = losses(finished(run))
+            assert all(math.isfinite(each) for each in logged), f"at S={length} the losses are {logged}"
 
 
 def softmax_of_nothing(layer: Any, *given: Any, **named: Any) -> Any:
     """Weights of compressed blocks as a softmax of scores masked with -inf: 0/0 where a token sees no block."""
-    told = _BRANCHES(layer, *given, **named)
+    branches = _BRANCHES(layer, *given, **named)
     if not layer.training:
-        return told
-    length, geometry = told.compressed.shape[1], layer.geometry
+        return branches
+    length, geometry = branches.compressed.shape[1], layer.geometry
     ends = torch.arange(length // geometry.d) * geometry.d + geometry.l - 1
     scores = torch.zeros(length, len(ends)).masked_fill(ends > torch.arange(length)[:, None], -math.inf)
     seen = torch.softmax(scores, -1).sum(-1)
-    return told._replace(gated=told.gated * seen[None, :, None, None])
+    return branches._replace(gated=branches.gated * seen[None, :, None, None])
 
 
 def in_a_run(folder: Path) -> Sequence[str]:

@@ -34,8 +34,8 @@ def reproduce() -> None:
         run = written(Path(place), steps=_STEPS, **WARM_UP)
         rates = [beat.learning_rate for beat in finished(run).steps]
         assert rates == [learning_rate(step, train) for step in range(1, _STEPS + 1)], f"the run had {rates}"
-        told = seen_by_watch(run)
-        assert not told, f"the start of a long warm-up is found fault with: {told[0].message}"
+        findings = seen_by_watch(run)
+        assert not findings, f"the start of a long warm-up is found fault with: {findings[0].message}"
 
 
 def stands_still(step: int, train: Any) -> float:

@@ -51,8 +51,8 @@ def reproduce() -> None:
     with patch(OPENED, streamed(documents)), open_loader(configuration()) as loader:
         rows = [next(loader).tokens[0].tolist() for _ in range(4)]
     assert {len(row) for row in rows} == {_LENGTH + 1}, f"rows have {[len(row) for row in rows]} tokens"
-    told = "".join(chr(each) for row in rows for each in row[:-1])
-    assert long_text().startswith(told), "tokens of a long document are lost between its rows"
+    text = "".join(chr(each) for row in rows for each in row[:-1])
+    assert long_text().startswith(text), "tokens of a long document are lost between its rows"
     with (
         patch(OPENED, streamed(documents)),
         patch(_TOKENIZER, of_another_model),

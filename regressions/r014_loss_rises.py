@@ -30,9 +30,9 @@ _backward = Loop._backward
 def reproduce() -> None:
     with tempfile.TemporaryDirectory() as place:
         run = written(Path(place) / "reported", steps=_STEPS, **_ROWS, **WARM_UP)
-        told = losses(finished(run))
+        logged = losses(finished(run))
         still = losses(finished(written(Path(place) / "still", steps=_STEPS, **_ROWS, lr=_NOTHING, warmup_steps=0)))
-        by_weights = max(abs(one - other) for one, other in zip(told, still, strict=True))
+        by_weights = max(abs(one - other) for one, other in zip(logged, still, strict=True))
         by_batches = max(still) - min(still)
         assert by_weights < 1e-3 < by_batches, f"weights changed the loss by {by_weights:.2g}, batches {by_batches:.2g}"
         assert not seen_by_watch(run), "five steps of a warm-up are found fault with"

@@ -5,7 +5,7 @@ Symptom: a step that stands still has to leave its stacks behind, and nothing ma
 Cause: none is reported. Established: a watchdog that never spoke and one that cannot speak leave the same folder
     behind, so its silence is evidence of health only where it was seen to speak. Here a thread of its own writes the
     stacks without a lock of the one that hangs (asserted on a step that does), and a gap between two heartbeats that
-    is longer than the watchdog's limit is told even where it said nothing.
+    is longer than the watchdog's limit is reported even where it said nothing.
 Check: TRN102, with the line that blocks; without stacks, that the watchdog said nothing.
 """
 

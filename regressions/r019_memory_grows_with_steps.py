@@ -39,10 +39,10 @@ def reproduce() -> None:
     with tempfile.TemporaryDirectory() as place:
         run = written(Path(place), steps=_STEPS)
         memory = [beat.memory for beat in finished(run).steps if beat.memory is not None]
-        told = [each.message for each in seen_by_watch(run) if each.code == "TRN402"]
+        messages = [each.message for each in seen_by_watch(run) if each.code == "TRN402"]
     growth = (memory[-1] - memory[_STEPS // 2]) / (_STEPS - _STEPS // 2)
     assert growth < _BYTES / 2, f"memory grows by {growth:,.0f} bytes a step"
-    assert not told, f"a healthy run is found fault with: {told[0]}"
+    assert not messages, f"a healthy run is found fault with: {messages[0]}"
 
 
 def keeps_logits(logits: Tensor, *given: Any, **named: Any) -> Any:

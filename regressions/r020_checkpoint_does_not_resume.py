@@ -44,8 +44,8 @@ def reproduce() -> None:
     with tempfile.TemporaryDirectory() as place:
         whole = written(Path(place) / "whole", **_RUN)
         resumed = two_lives(Path(place) / "resumed", {}, cut_short)
-        told = losses(finished(resumed))
-        assert told[-12:] == losses(finished(whole))[-12:], "the losses after a resume are others"
+        logged = losses(finished(resumed))
+        assert logged[-12:] == losses(finished(whole))[-12:], "the losses after a resume are others"
         for part in ("model", "optimizer", "rng"):
             name = f"{_CHECKPOINT}/{part}.safetensors"
             assert (whole / name).read_bytes() == (resumed / name).read_bytes(), f"{part} differs after a resume"

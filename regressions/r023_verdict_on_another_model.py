@@ -28,7 +28,7 @@ from .runs import of_config
 _GIGABYTE = 10**9
 _COPIES = 4  # the weight, its gradient and two moments
 _FLOAT_BYTES = 4
-_TOLD = ("of another configuration (train_showcase) than nsa (m7c_125m_fast_log)", "dim 128 and not 768")
+_DIFFERENCES = ("of another configuration (train_showcase) than nsa (m7c_125m_fast_log)", "dim 128 and not 768")
 _GATE = """\
 profile: smoke
 require:
@@ -50,8 +50,10 @@ def reproduce() -> None:
     with tempfile.TemporaryDirectory() as place:
         run = read_run(of_config(Path(place), "train_showcase", steps=3))
     for name, is_same in (("train_showcase", True), ("m7c_125m_fast_log", False)):
-        told = list(mismatches(run, _subject(name)))
-        assert bool(told) is not is_same, f"as evidence about {name}, the run of train_showcase is told {told}"
+        sentences = list(mismatches(run, _subject(name)))
+        assert bool(sentences) is not is_same, (
+            f"as evidence about {name}, the run of train_showcase gets the sentences {sentences}"
+        )
 
 
 def _subject(name: str) -> dict[str, object]:
@@ -74,7 +76,7 @@ def unknown(report: Report) -> str:
     why = report.verdict.why if report.verdict is not None else ()
     if report.decision is not Decision.UNKNOWN or len(why) != 1:
         return f"the decision is {report.decision.value}, and had to be UNKNOWN for one reason: {why}"
-    missing = [told for told in _TOLD if told not in why[0]]
+    missing = [difference for difference in _DIFFERENCES if difference not in why[0]]
     return f"it does not say {missing}: {why[0]}" if missing else ""
 
 

@@ -6,7 +6,7 @@ Reported: 003, of train_showcase on FineWeb-Edu: 200 steps of 8 rows of 128 toke
 Symptom: the loss falls from 5.43 to 0.28 and is called "better than synthetic".
 Cause: none is reported. Established by arithmetic: 5.43 is near ln 256 = 5.55, so a token is a byte; 0.28 nats are
     0.40 bits a byte, after 204,800 bytes. Compressors need about 2 bits a byte of so short a text (asserted), and no
-    language model of any size is told to need less than 0.7 of English it has not read. So this one was not asked for
+    language model of any size is known to need less than 0.7 of English it has not read. So this one was not asked for
     what it had not seen. Four things give such a loss, and the report does not show which it was: targets that are
     their inputs, attention that reaches the future, padding that is predicted (nearly nine tenths of all targets, if
     a byte of text costs the 2.5 nats that such a run comes to), the same few rows again. The first two are planted;
@@ -47,9 +47,9 @@ def reproduce() -> None:
     assert packed > 3 * _REPORTED, f"so much text packs to {packed:.2f} nats a byte"
     with tempfile.TemporaryDirectory() as place:
         run = written(Path(place), {OPENED: streamed(prose)}, data=_DATA, steps=40)
-        told = losses(finished(run))
+        logged = losses(finished(run))
         fault = [each.message for each in seen_by_watch(run) if each.code == "TRN204"]
-    assert told[-1] > 5 * _REPORTED, f"40 steps on text end at a loss of {told[-1]:.3f}"
+    assert logged[-1] > 5 * _REPORTED, f"40 steps on text end at a loss of {logged[-1]:.3f}"
     assert not fault, f"a healthy run is found fault with: {fault[0]}"
 
 
@@ -71,9 +71,9 @@ def targets_that_are_inputs() -> Iterator[Any]:
 
 def looks_ahead(layer: Any, x: Tensor, *given: Any, **named: Any) -> Any:
     """A window that is one token too long, at the wrong end."""
-    told = _branches(layer, x, *given, **named)
-    ahead = torch.cat([told.sliding[:, 1:], told.sliding[:, -1:]], 1)
-    return told._replace(gated=told.gated + 0.5 * ahead)
+    branches = _branches(layer, x, *given, **named)
+    ahead = torch.cat([branches.sliding[:, 1:], branches.sliding[:, -1:]], 1)
+    return branches._replace(gated=branches.gated + 0.5 * ahead)
 
 
 def layer() -> Subject:

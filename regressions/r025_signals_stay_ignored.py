@@ -49,10 +49,10 @@ def reproduce() -> None:
         command = [sys.executable, "-c", _PROGRAM, str(log)]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)  # noqa: S603
     assert answer.returncode == 0, answer.stderr
-    told = json.loads(answer.stdout.splitlines()[-1])
-    assert told["changed"] == [], f"a delivered report leaves {', '.join(told['changed'])} changed"
-    assert told["child"] == "False", "a process started after a report ignores Ctrl-C"
-    assert set(told["codes"]) <= {0, 1, 3}, f"in the main thread and in another the codes are {told['codes']}"
+    answered = json.loads(answer.stdout.splitlines()[-1])
+    assert answered["changed"] == [], f"a delivered report leaves {', '.join(answered['changed'])} changed"
+    assert answered["child"] == "False", "a process started after a report ignores Ctrl-C"
+    assert set(answered["codes"]) <= {0, 1, 3}, f"in the main thread and in another the codes are {answered['codes']}"
 
 
 CASE = Case(

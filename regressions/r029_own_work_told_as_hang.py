@@ -6,8 +6,8 @@ Symptom: `nsa-doctor run --timeout 1` names a call that does not return and, aft
 Cause: two. What a check did before its first call, imports most of all, was counted as the subject's time. And once a
     call had hung, others were given a quarter of the time that the user allows: of 60 s that leaves 15, of 1 s less
     than a new process needs while others are at work. Established by a limit of 0.35 s on two busy cores, where every
-    run told of two hangs. Now a child that is late is looked at first: seen outside the subject it goes on; and after a
-    hang calls have five seconds, four times the slowest that returned, or all that the user allows.
+    run reported two hangs. Now a child that is late is looked at first: seen outside the subject it goes on; and after
+    a hang calls have five seconds, four times the slowest that returned, or all that the user allows.
 Check: none. The bug is the doctor's own; what it examines cannot show it.
 """
 

@@ -116,7 +116,7 @@ def results_of(case: Case, seed: int, place: Path) -> list[Result]:
     if case.killed_after is not None:
         _train(config, out, until=case.killed_after)
     _train(config, out, resume=case.killed_after is not None)
-    record = with_steps_again(read_run(out), RecomputeRequest(), lambda told, done, total: None)
+    record = with_steps_again(read_run(out), RecomputeRequest(), lambda text, done, total: None)
     subject = RunSubject(name=case.name, record=record, now=time.time(), options=(str(out),))
     return judged(registry.of_kind("run"), subject)
 
@@ -137,7 +137,7 @@ def _train(config: Path, out: Path, *, resume: bool = False, until: int | None =
         raise RuntimeError(f"{config.stem}: the trainer ended with {child.returncode}: {errors.decode()[-500:]}")
 
 
-def told(results: Sequence[Result]) -> tuple[list[str], str]:
+def summary(results: Sequence[Result]) -> tuple[list[str], str]:
     """A line for each finding or crash, and how many checks ended in which way."""
     lines = [f"{each.code} {each.message}" for result in results for each in result.findings]
     lines += [f"{result.code} CRASH {result.reason}" for result in results if result.verdict == "CRASH"]
@@ -164,7 +164,7 @@ def main() -> int:
         chosen = [(CASES[number % len(CASES)], number) for number in numbers]
         answers = pool.map(lambda each: results_of(each[0], each[1], place), chosen)
         for (each, seed), results in zip(chosen, answers, strict=True):
-            lines, counts = told(results)
+            lines, counts = summary(results)
             num_findings += len(lines)
             print(f"{each.name:24} seed {seed:3}: {counts}", flush=True)
             for line in lines:

@@ -56,8 +56,8 @@ def main() -> int:
                 return 1
             runs += 1
             shutil.rmtree(folder)
-    told = ", ".join(f"{count} {when}" for when, count in sorted(tally.items()))
-    print(f"{tally.total()} kills ({told}) in {runs} runs: every loss and every weight as if never interrupted")
+    counts = ", ".join(f"{count} {when}" for when, count in sorted(tally.items()))
+    print(f"{tally.total()} kills ({counts}) in {runs} runs: every loss and every weight as if never interrupted")
     return 0
 
 

@@ -42,7 +42,7 @@ SECONDS, SECONDS_OF_TESTS = 240.0, 900.0
 
 @dataclass(frozen=True, kw_only=True)
 class Fate:
-    """What became of a mutant: noticed (by which subject and finding), missed, or told apart by nobody."""
+    """What became of a mutant: noticed (by which subject and finding), missed, or distinguished by nobody."""
 
     mutant: Mutant
     end: str
@@ -86,8 +86,8 @@ def _notices(root: Path) -> Iterator[tuple[str, str]]:
             continue
         if done.returncode == 1:
             findings = [found for result in json.loads(done.stdout)["results"] for found in result["findings"]]
-            told = f"{findings[0]['code']} {findings[0]['message'][:80]}" if findings else "NO-GO"
-            yield "noticed", f"{value}: {told}"
+            finding = f"{findings[0]['code']} {findings[0]['message'][:80]}" if findings else "NO-GO"
+            yield "noticed", f"{value}: {finding}"
         elif done.returncode == 2:
             yield "refused", f"{value}: {done.stderr.strip()[:120]}"
         elif done.returncode == 4:
@@ -102,7 +102,7 @@ def _tests_notice(root: Path) -> tuple[str, str]:
     except subprocess.TimeoutExpired:
         return "missed", "the tests do not end"
     if done.returncode == 0:
-        return "told apart by nobody", ""
+        return "distinguished by nobody", ""
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return "missed", failed[0][:150] if failed else f"pytest ends with {done.returncode}"
 
@@ -127,7 +127,7 @@ def run(words: Sequence[str], root: Path, seconds: float) -> subprocess.Complete
     )
 
 
-def told(fates: Sequence[Fate]) -> str:
+def summary(fates: Sequence[Fate]) -> str:
     """The score, and everything that was not noticed."""
     ends = {end: sum(fate.end == end for fate in fates) for end in dict.fromkeys(fate.end for fate in fates)}
     noticed = ends.get("noticed", 0) + ends.get("refused", 0)
@@ -164,7 +164,7 @@ def main() -> int:
             fates.append(fate)
             mutant = fate.mutant
             print(f"{len(fates):3d} {fate.end} {mutant.file}:{mutant.line} {fate.by[:90]}", flush=True)
-    print(told(fates))
+    print(summary(fates))
     if asked.output is not None:
         asked.output.write_text(json.dumps([_record(fate) for fate in fates], indent=1))
     noticed = sum(fate.end in ("noticed", "refused") for fate in fates)

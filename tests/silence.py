@@ -27,9 +27,11 @@ def outcome(config: Path, seed: int, profile: str) -> tuple[str, list[str]]:
     if not done.stdout:
         return "BROKEN", [done.stderr.strip()]
     report = json.loads(done.stdout)
-    told = [f"{f['code']} {f['message']} ({f['repro']})" for result in report["results"] for f in result["findings"]]
+    findings = [
+        f"{f['code']} {f['message']} ({f['repro']})" for result in report["results"] for f in result["findings"]
+    ]
     crashed = [f"{r['code']} CRASH {r['reason']}" for r in report["results"] if r["verdict"] == "CRASH"]
-    return report["decision"], told + crashed
+    return report["decision"], findings + crashed
 
 
 def main() -> int:
@@ -46,10 +48,10 @@ def main() -> int:
             Path(folder, f"{name}.yaml").write_text(text, encoding="utf-8")
         cases = [(Path(folder, f"{name}.yaml"), seed) for seed in range(options.seeds) for name in CONFIGS]
         answers = pool.map(lambda case: outcome(*case, options.profile), cases)
-        for (config, seed), (decision, told) in zip(cases, answers, strict=True):
+        for (config, seed), (decision, findings) in zip(cases, answers, strict=True):
             decisions[decision] = decisions.get(decision, 0) + 1
-            num_findings += len(told)
-            for line in told:
+            num_findings += len(findings)
+            for line in findings:
                 print(f"{config.stem} seed {seed}: {line}", flush=True)
     print(f"{len(cases)} runs of profile {options.profile}: {num_findings} findings; {decisions}")
     return 1 if num_findings else 0

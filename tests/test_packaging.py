@@ -108,15 +108,15 @@ def strangers(folder: Path) -> Path:
 def test_cases_run_among_packages_of_the_same_names(installed: Path, tmp_path: Path, path: str) -> None:
     words = ("-m", "nsa_doctor", "regressions", "r007", "r022", "--planted", "--quiet")
     paths = os.pathsep.join(filter(None, (path, str(installed))))
-    told = run(sys.executable, *words, cwd=strangers(tmp_path), PYTHONPATH=paths)
-    assert "2 cases: 2 absent" in told
-    assert f"{installed}/nsa_doctor/regressions/r022_unique_consecutive_without_sort.py" in told
+    output = run(sys.executable, *words, cwd=strangers(tmp_path), PYTHONPATH=paths)
+    assert "2 cases: 2 absent" in output
+    assert f"{installed}/nsa_doctor/regressions/r022_unique_consecutive_without_sort.py" in output
 
 
 def test_the_line_of_a_case_that_hangs_is_named_where_it_is_installed(installed: Path, tmp_path: Path) -> None:
     command = installed / "bin" / "nsa-doctor"
-    told = run(sys.executable, command, "regressions", "r001", "--planted", cwd=tmp_path, PYTHONPATH=str(installed))
-    assert "1 case: 1 absent" in told
+    output = run(sys.executable, command, "regressions", "r001", "--planted", cwd=tmp_path, PYTHONPATH=str(installed))
+    assert "1 case: 1 absent" in output
 
 
 @pytest.mark.parametrize("folder", [lambda folder: folder, strangers], ids=["empty", "of strangers"])
@@ -128,5 +128,5 @@ def test_the_table_of_cases_is_printed_from_any_folder(installed: Path, tmp_path
 
 def test_the_built_in_layer_is_examined_where_another_nsa_is_found_first(installed: Path, tmp_path: Path) -> None:
     words = ("-m", "nsa_doctor", "sweep", "--seq", "33", "--forward-only", "--quiet")
-    told = run(sys.executable, *words, cwd=strangers(tmp_path), PYTHONPATH=os.pathsep.join((".", str(installed))))
-    assert "everything that was measured is finite" in told
+    output = run(sys.executable, *words, cwd=strangers(tmp_path), PYTHONPATH=os.pathsep.join((".", str(installed))))
+    assert "everything that was measured is finite" in output

@@ -89,3 +89,52 @@ def test_no_help_holds_a_private_word() -> None:
 def test_a_private_word_would_be_found(text: str) -> None:
     assert BANNED.search(text)
     assert [node.value for node in strings(ast.parse(f"def f():\n    raise ValueError({text!r})"))] == [text]
+
+
+PACKAGES = ("nsa", "nsa_doctor", "regressions", "tests")
+
+
+def private_identifiers(source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of every identifier of which `told` is a part: names, attributes, arguments, imports, keywords."""
+    line = 1
+    for node in ast.walk(ast.parse(source)):
+        line = getattr(node, "lineno", line)
+        for value in () if isinstance(node, ast.Constant) else vars(node).values():
+            for name in value if isinstance(value, list) else [value]:
+                if isinstance(name, str) and "told" in re.split(r"[._]", name.lower()):
+                    yield line, name
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_identifier_holds_a_private_word(package: str) -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / package).rglob("*.py"))}
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path, text in texts.items()
+        if "told" in text.lower()
+        for line, name in private_identifiers(text)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "told = 1",
+        "def _told(): pass",
+        "class Told: pass",
+        "f(told=1)",
+        "x.has_told",
+        "lambda told: 0",
+        "from a import told_apart",
+        "import a as MOST_TOLD",
+        "f'{told}'",
+        "global told",
+    ],
+)
+def test_an_identifier_with_a_private_word_would_be_found(source: str) -> None:
+    assert [name for _, name in private_identifiers(source)]
+
+
+def test_text_and_longer_words_are_no_private_identifiers() -> None:
+    assert list(private_identifiers("untoldness = 'told'  # told")) == []

@@ -119,7 +119,7 @@ def _read_parquet(file: Path, text_field: str, start: int) -> Iterable[Example]:
     from datasets import Dataset as Library
     from pyarrow.parquet import read_schema
 
-    names = read_schema(file).names  # told here, because the library logs what it cannot read
+    names = read_schema(file).names  # reported here, because the library logs what it cannot read
     if text_field not in names:
         raise DataError(f"{plain(str(file))}: {_no_such_field(text_field, names)}")
     with tempfile.TemporaryDirectory() as cache:

@@ -53,9 +53,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         try:
             save_file(content, path)
         except SafetensorError as error:  # which is how it tells what the operating system refused
-            told = re.search(r"os error (\d+)", str(error))
-            number = int(told[1]) if told else 0
-            raise OSError(number, os.strerror(number) if told else str(error)) from error
+            match = re.search(r"os error (\d+)", str(error))
+            number = int(match[1]) if match else 0
+            raise OSError(number, os.strerror(number) if match else str(error)) from error
         path.chmod(mode)  # it makes files that nobody else may read
 
 

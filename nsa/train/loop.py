@@ -82,15 +82,15 @@ class Loop:
             sums = self._backward(batches, count)
         norm = gradient_norm(self.machinery.model.parameters())
         losses = [float(each) for each in torch.stack(sums).tolist()]
-        told = self.world.gather([sum(losses), float(norm), float(self.signals.requested)])
-        loss = sum(each[0] for each in told) / count
+        gathered = self.world.gather([sum(losses), float(norm), float(self.signals.requested)])
+        loss = sum(each[0] for each in gathered) / count
         set_learning_rate(self.machinery.optimizer, learning_rate(step, self.machinery.config.train))
-        if math.isfinite(loss) and all(math.isfinite(each[1]) for each in told):
+        if math.isfinite(loss) and all(math.isfinite(each[1]) for each in gathered):
             clip_gradients(self.machinery.model.parameters(), self.machinery.config.train.grad_clip, norm)
             self.machinery.optimizer.step()
             self.history.skipped_in_a_row = 0
         else:
-            guilty = tuple(rank for rank, each in enumerate(told) if not math.isfinite(each[0]))
+            guilty = tuple(rank for rank, each in enumerate(gathered) if not math.isfinite(each[0]))
             named = guilty if self.world.size > 1 else ()
             self.refusal.refuse(self.history, step, batches, losses, float(norm), named)
         self.machinery.optimizer.zero_grad(set_to_none=True)
@@ -105,7 +105,7 @@ class Loop:
             fetch_seconds=fetched - began,
             batch=checksum(batches[0].tokens),
         )
-        return record, any(each[2] for each in told)
+        return record, any(each[2] for each in gathered)
 
     def _fetch(self) -> list[Batch]:
         """The micro-batches of a step; a loader that stalls leaves the stacks before it ends the run."""

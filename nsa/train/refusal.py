@@ -74,11 +74,11 @@ class Refusal:
     def _traced_together(self, batches: Sequence[Batch], step: int) -> str:
         """What the tracer of this process says, or that of the first process where it saw anything."""
         self.monitors.enter("tracing", step, _SECONDS_TO_TRACE)
-        told = self.world.gather_objects(self._trace(batches))
-        others = [f"on rank {rank} {each}" for rank, each in enumerate(told) if each and rank != self.world.rank]
+        sentences = self.world.gather_objects(self._trace(batches))
+        others = [f"on rank {rank} {each}" for rank, each in enumerate(sentences) if each and rank != self.world.rank]
         is_compiled = ", uncompiled" if self.machinery.config.runtime.compile else ""
         nothing = f"the tracer saw nothing that is not finite when the step was computed again{is_compiled}"
-        return told[self.world.rank] or next(iter(others), nothing)
+        return sentences[self.world.rank] or next(iter(others), nothing)
 
     def _trace(self, batches: Sequence[Batch]) -> str:
         """What the tracer says of the first micro-batch that it sees anything in; nothing where it sees nothing."""
@@ -89,7 +89,7 @@ class Refusal:
                 return self.machinery.loss(batch.tokens, batch.documents)
 
             self.machinery.optimizer.zero_grad(set_to_none=True)
-            told = ask(self.tracer, self.machinery.model, again)
-            if told:
-                return told
+            sentence = ask(self.tracer, self.machinery.model, again)
+            if sentence:
+                return sentence
         return ""

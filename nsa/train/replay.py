@@ -41,10 +41,10 @@ def replay(folder: Path, tracer: Tracer | None = None) -> Iterator[str]:
         raise RefusedError(f"{folder}: does not fit its configuration: {error}") from error
     tracer = tracer or installed_tracer()
     for index, (tokens, documents) in enumerate(pairs):
-        yield f"micro-batch {index}: {_told(machinery, tokens, documents, tracer)}"
+        yield f"micro-batch {index}: {_described(machinery, tokens, documents, tracer)}"
 
 
-def _told(machinery: Machinery, tokens: Tensor, documents: Tensor, tracer: Tracer | None) -> str:
+def _described(machinery: Machinery, tokens: Tensor, documents: Tensor, tracer: Tracer | None) -> str:
     def compute() -> Tensor:
         return machinery.loss(tokens, documents)
 
@@ -52,13 +52,13 @@ def _told(machinery: Machinery, tokens: Tensor, documents: Tensor, tracer: Trace
     loss = compute()
     loss.backward()
     norm = float(gradient_norm(machinery.model.parameters()))
-    told = f"loss {loss.item():.6g}, gradient norm {norm:.6g}"
+    text = f"loss {loss.item():.6g}, gradient norm {norm:.6g}"
     if math.isfinite(norm) and bool(loss.isfinite()):
-        return told
+        return text
     names = not_finite_gradients(machinery.model)
-    told += f", not finite in {', '.join(names[:_MOST_NAMES])}{' …' if names[_MOST_NAMES:] else ''}" if names else ""
+    text += f", not finite in {', '.join(names[:_MOST_NAMES])}{' …' if names[_MOST_NAMES:] else ''}" if names else ""
     machinery.optimizer.zero_grad(set_to_none=True)
-    return told if tracer is None else f"{told}; {ask(tracer, machinery.model, compute) or 'the tracer saw nothing'}"
+    return text if tracer is None else f"{text}; {ask(tracer, machinery.model, compute) or 'the tracer saw nothing'}"
 
 
 def _facts(folder: Path) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def _train(run: _Run) -> Summary:
                 )
             monitors.event(start.msg, start.step)
             monitors.say(_opening(run, feed))
-            with _told_at_the_end(monitors), _signals(monitors, config) as signals:
+            with _end_logged(monitors), _signals(monitors, config) as signals:
                 looks = Looks(run.machinery, world, monitors, batches, decode=_decoder(config))
                 refusal = Refusal(run.machinery, world, monitors, run.folder, run.tracer)
                 loop = Loop(run.machinery, feed, world, monitors, looks, signals, refusal, run.folder, history)
@@ -130,9 +130,9 @@ def _start_together(config: RunConfig, resume: str | None, world: World, stack: 
             refusal = str(error)
             if world.size == 1:
                 raise
-    told = world.gather_objects((refusal, found.msg, found.notes, found.step))[0]
-    if told[0]:
-        raise RefusedError(told[0])
+    first = world.gather_objects((refusal, found.msg, found.notes, found.step))[0]
+    if first[0]:
+        raise RefusedError(first[0])
     forget_reasons(folder, world.rank)
     if not world.is_first and resume is not None:
         found = find_start(config, resume)
@@ -164,7 +164,7 @@ def _telling_others(world: World, folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _told_at_the_end(monitors: Monitors) -> Iterator[None]:
+def _end_logged(monitors: Monitors) -> Iterator[None]:
     """The heartbeat's last line says why."""
     try:
         yield

@@ -44,29 +44,29 @@ class History:
         self.seconds += record.seconds
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> "History":
+    def read(cls, fields: Mapping[str, Any]) -> "History":
         """What `asdict` and JSON made of one, in a life that follows."""
-        held_out = {int(step): float(loss) for step, loss in told["held_out"].items()}
-        return cls(**{**told, "held_out": held_out, "lives": told["lives"] + 1})
+        held_out = {int(step): float(loss) for step, loss in fields["held_out"].items()}
+        return cls(**{**fields, "held_out": held_out, "lives": fields["lives"] + 1})
 
 
 def save(machinery: Machinery, feed: Feed, world: World, history: History, folder: Path, step: int) -> Path:
     """checkpoints/step_<n>; every process has its part in it, the first one writes."""
     model, optimizer = model_tensors(machinery.model), optimizer_tensors(machinery.optimizer, machinery.model)
     own = {"data": feed.state(), "python_random": random_scalars()}
-    told = world.gather_objects((own, random_tensors(machinery.device)))
+    gathered = world.gather_objects((own, random_tensors(machinery.device)))
     path = folder / "checkpoints"
     if world.is_first:
         snapshot = Snapshot(
             step=step,
             model=model,
             optimizer=optimizer,
-            rng={f"rank{rank}.{name}": value for rank, (_, rng) in enumerate(told) for name, value in rng.items()},
+            rng={f"rank{rank}.{name}": value for rank, (_, rng) in enumerate(gathered) for name, value in rng.items()},
             state={
                 "step": step,
                 "config": machinery.config.model_dump(mode="json"),
                 "history": asdict(history),
-                "processes": [facts for facts, _ in told],
+                "processes": [facts for facts, _ in gathered],
             },
         )
         write_checkpoint(path, snapshot, machinery.config.train.keep_last)

@@ -108,11 +108,11 @@ def _newest_of(path: Path, folder: Path, config: RunConfig) -> Start:
 
 def _newest(folder: Path, config: RunConfig) -> Start:
     """The newest checkpoint that can be read; from nothing when none was finished yet."""
-    told = _told_config(folder)
-    if told is None:
+    recorded = _recorded_config(folder)
+    if recorded is None:
         _refuse_a_run_in(folder, "it does not say (env.json) of which configuration it is")
         return Start(notes=("there is no checkpoint yet: begins at step 1",))
-    _refuse_another_config(told, config, str(folder))
+    _refuse_another_config(recorded, config, str(folder))
     unreadable: list[str] = []
     for path in checkpoints(folder / "checkpoints"):
         try:
@@ -143,7 +143,7 @@ def _refuse_a_run_in(folder: Path, advice: str) -> None:
         )
 
 
-def _told_config(folder: Path) -> Any:
+def _recorded_config(folder: Path) -> Any:
     try:
         found = json.loads((folder / "env.json").read_bytes())
         return found.get("config") if isinstance(found, dict) else None
@@ -151,8 +151,8 @@ def _told_config(folder: Path) -> Any:
         return None
 
 
-def _refuse_another_config(told: Any, config: RunConfig, where: str) -> None:
-    wanted, found = _flat(config.model_dump(mode="json")), _flat(told if isinstance(told, dict) else {})
+def _refuse_another_config(recorded: Any, config: RunConfig, where: str) -> None:
+    wanted, found = _flat(config.model_dump(mode="json")), _flat(recorded if isinstance(recorded, dict) else {})
     differing = [
         f"{key} ({found.get(key, 'nothing')!r}, asked for {wanted.get(key, 'nothing')!r})"
         for key in sorted(wanted.keys() | found.keys())

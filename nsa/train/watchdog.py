@@ -36,13 +36,13 @@ class Watchdog:
         self._thread.join()
 
     def _watch(self) -> None:
-        told: tuple[float, float] = (0.0, 0.0)  # when the stage told of began, and after how long it is told next
+        reported: tuple[float, float] = (0.0, 0.0)  # when the reported stage began, and when it is reported next
         while True:
             stage, since, seconds = self._entered
-            limit = told[1] if told[0] == since else seconds
+            limit = reported[1] if reported[0] == since else seconds
             if self._ended.wait(max(0.0, since + limit - time.monotonic())):
                 return
             waited = time.monotonic() - since
             if self._entered[1] == since and waited >= limit:
-                told = (since, 2 * waited)
+                reported = (since, 2 * waited)
                 self._on_stall(stage, waited)

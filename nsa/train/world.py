@@ -118,19 +118,19 @@ def _reason_of_another(world: World, folder: Path) -> str | None:
         if rank == world.rank or not path.is_file():
             continue
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            return f"rank {rank} ended the run: {told['reason']}"
+            failure = json.loads(path.read_text(encoding="utf-8"))
+            return f"rank {rank} ended the run: {failure['reason']}"
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return None
 
 
 def _silent(world: World, folder: Path) -> str | None:
-    """The process that left no word: those that live have told of how they ended, or have not noticed yet."""
+    """The process that left no word: those that live have logged how they ended, or have not noticed yet."""
     for rank in range(world.size):
         last = last_beat(folder, rank)
-        has_told = last is not None and str(last.get("msg")).startswith(ENDED)
-        if rank != world.rank and last is not None and not has_told and not is_held(folder, rank):
+        has_ended = last is not None and str(last.get("msg")).startswith(ENDED)
+        if rank != world.rank and last is not None and not has_ended and not is_held(folder, rank):
             seconds = time.time() - float(last["ts"])
             return f"rank {rank} ended without a word, its last heartbeat {seconds:.1f} s ago at step {last['step']}"
     return None

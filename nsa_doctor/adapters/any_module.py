@@ -95,8 +95,8 @@ def _asked(request: SubjectRequest, adapter: Adapter, module: nn.Module, asking:
     if adapter.max_length is not None:
         subject = replace(subject, max_length=adapter.max_length)
     guesses = _guesses(subject, module, adapter, [kind] if kind else ["embeddings", "tokens"], width)
-    is_told = kind is not None and width is not None
-    guess = ask(guesses, module, sorted(request.lengths), asking, is_told)
+    is_declared = kind is not None and width is not None
+    guess = ask(guesses, module, sorted(request.lengths), asking, is_declared)
     options: tuple[str, ...] = ("--subject", request.spec)
     options += ("--input", guess.input) if adapter.input is None else ()
     if request.width is not None or (adapter.width is None and guess.width not in _widths(module, guess.input)):

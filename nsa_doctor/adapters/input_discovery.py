@@ -46,15 +46,19 @@ def is_lazy(module: nn.Module) -> bool:
 
 
 def ask(
-    guesses: Sequence[Subject], module: nn.Module, lengths: Sequence[int], asking: Callable[[int], None], is_told: bool
+    guesses: Sequence[Subject],
+    module: nn.Module,
+    lengths: Sequence[int],
+    asking: Callable[[int], None],
+    is_declared: bool,
 ) -> Subject:
     """The first guess at what the module takes that it accepts.
 
     One whose output is wrong comes next, then one about which the module itself complains, then one that it takes in
     and fails on later: those are findings.
-    Raises SubjectUnusableError when none of that holds; with `is_told` the user answers for the guess.
+    Raises SubjectUnusableError when none of that holds; with `is_declared` the user answers for the guess.
     """
-    if len(guesses) == 1 and is_told:
+    if len(guesses) == 1 and is_declared:
         return guesses[0]
     failures: list[tuple[Subject, SubjectFailedError]] = []
     for length in dict.fromkeys([*lengths[:_MOST_LENGTHS_ASKED], lengths[-1]] if lengths else []):

@@ -73,9 +73,9 @@ def require_cuda() -> None:
 
 def _differences(finding: Finding, place: Mapping[str, str], says: str) -> Iterator[str]:
     for name, wanted in place.items():
-        told = getattr(finding.where, name)
-        is_there = Path(told).name == wanted if name == "file" else told == wanted
+        actual = getattr(finding.where, name)
+        is_there = Path(actual).name == wanted if name == "file" else actual == wanted
         if wanted and not is_there:
-            yield f"{finding.code} stands at the {name} {told!r}, and had to at {wanted!r}: {finding.message}"
+            yield f"{finding.code} stands at the {name} {actual!r}, and had to at {wanted!r}: {finding.message}"
     if says and not re.search(says, finding.message):
         yield f"{finding.code} does not say {says!r}: {finding.message}"

@@ -54,8 +54,8 @@ def read_card(module: str, path: Path) -> Card:
     parts = {each["part"]: " ".join(each["text"].split()) for each in _PART.finditer("\n".join(lines[1:]))}
     if tuple(parts) != PARTS or not all(parts.values()):
         raise ValueError(f"{path.name}: its docstring must have {', '.join(PARTS)}, in this order")
-    told = {name.lower(): text for name, text in parts.items()}
-    return Card(id=title["id"], name=title["name"], module=module, path=path, **told)
+    texts = {name.lower(): text for name, text in parts.items()}
+    return Card(id=title["id"], name=title["name"], module=module, path=path, **texts)
 
 
 def folders() -> list[Path]:

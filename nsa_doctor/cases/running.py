@@ -58,7 +58,7 @@ def warm_process() -> WorkerProcess:
 
 def run_cases(
     request: CasesRequest,
-    listen: Listener = lambda told, done, total: None,
+    listen: Listener = lambda text, done, total: None,
     warm: WorkerProcess | None = None,
     imported: Sequence[str] = IMPORTED,
 ) -> list[CaseOutcome]:
@@ -79,11 +79,11 @@ def run_cases(
         run_each(asked, keep)
         return [ended[card.id] for card in request.cards]
     timing = {"startup_seconds": STARTUP_SECONDS, "making_seconds": STARTUP_SECONDS + request.seconds}
-    told = lambda event: keep(CaseOutcome.from_json(event["outcome"])) if event["event"] == "outcome" else None  # noqa: E731
+    hear = lambda event: keep(CaseOutcome.from_json(event["outcome"])) if event["event"] == "outcome" else None  # noqa: E731
     reason = ""
     with nullcontext(warm) if warm else warm_process() as process:
         try:
-            process.ask(asked | timing, request.seconds + _SPARE_SECONDS, listen=told)
+            process.ask(asked | timing, request.seconds + _SPARE_SECONDS, listen=hear)
         except (WorkerDiedError, WorkerHungError) as failure:
             reason = f"the process that runs the cases gives no answer: {failure}"
     missing = [CaseOutcome(id=name, status="broken", reason=reason) for name in names if name not in ended]
@@ -111,5 +111,5 @@ def _outcome(name: str, answer: dict[str, Any] | Caught) -> CaseOutcome:
         return CaseOutcome(id=name, status="broken", reason=f"it did not end within {failure.seconds:g} s{at}")
     words = failure.crash.last_words if isinstance(failure, WorkerDiedError) else ""
     last = next((line.strip() for line in reversed(words.splitlines()) if line.strip()), "")
-    told = f"{failure}: {last[:_LONGEST_SENTENCE]}" if last else str(failure)
-    return CaseOutcome(id=name, status="broken", reason=told)
+    sentence = f"{failure}: {last[:_LONGEST_SENTENCE]}" if last else str(failure)
+    return CaseOutcome(id=name, status="broken", reason=sentence)

@@ -80,5 +80,5 @@ def _finding(finding: Finding, manuals: Mapping[str, Manual]) -> Iterable[str]:
 
 def _summary(outcomes: Sequence[CaseOutcome]) -> str:
     counts = {status: sum(outcome.status == status for outcome in outcomes) for status in _STYLES}
-    told = [f"{count} {status}" for status, count in counts.items() if count]
-    return f"{len(outcomes)} case{'' if len(outcomes) == 1 else 's'}: {', '.join(told)}"
+    counted = [f"{count} {status}" for status, count in counts.items() if count]
+    return f"{len(outcomes)} case{'' if len(outcomes) == 1 else 's'}: {', '.join(counted)}"

@@ -142,8 +142,8 @@ def _sight(plant: Plant) -> Sight:
             code = pkgutil.resolve_name(_COMMAND)([*words, "--quiet", *_written_to(words[0], report_file)])
         command = reproduce(words[0], words[1:]).replace(str(folder), "FOLDER")
         if not report_file.exists():
-            told = errors.getvalue().strip()
-            return Sight(name=plant.name, command=command, complaint=f"no report, exit code {code}: {told}")
+            text = errors.getvalue().strip()
+            return Sight(name=plant.name, command=command, complaint=f"no report, exit code {code}: {text}")
         report = read_report(report_file)
         return Sight(
             name=plant.name,

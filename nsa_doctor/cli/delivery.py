@@ -72,13 +72,13 @@ def deliver_bundle(report: Report, folder: Path, traceback: bool) -> int:
     from nsa_doctor.render.formats import render_as
 
     signals.ignore_signals()
-    told = terminal.render(report, colour=is_terminal(sys.stdout), traceback=traceback)
+    text = terminal.render(report, colour=is_terminal(sys.stdout), traceback=traceback)
     try:
         written = write_bundle(folder, report)
     except CannotWriteError:
-        say(told + render_as(report, "json"), sys.stdout)
+        say(text + render_as(report, "json"), sys.stdout)
         raise
-    say(f"{told}written to {folder}: {', '.join(path.name for path in written)}\n", sys.stdout)
+    say(f"{text}written to {folder}: {', '.join(path.name for path in written)}\n", sys.stdout)
     return _exit_code(report)
 
 

@@ -105,8 +105,8 @@ def _served(arguments: list[str]) -> int:
     if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
         place = f"{error.filename}: " if error.filename else ""
         return _complain(f"{place}{error.strerror}: the machine has no more; free some and try again", ExitCode.USAGE)
-    told = str(error) if isinstance(error, InternalError) else answer.sentence
-    return _complain(f"internal error: {told}; --traceback shows where", ExitCode.BROKEN)
+    message = str(error) if isinstance(error, InternalError) else answer.sentence
+    return _complain(f"internal error: {message}; --traceback shows where", ExitCode.BROKEN)
 
 
 def _complain(sentence: str, code: int) -> int:

@@ -29,19 +29,19 @@ def progress(quiet: bool) -> Iterator[Listener]:
 def of_steps(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     """A listener for work in steps, which receives what was done, how many steps are done and of how many."""
     if quiet:
-        yield lambda told, done, total: None
+        yield lambda text, done, total: None
     elif is_terminal(sys.stderr):
         with _steps_bar() as listener:
             yield listener
     else:
-        yield lambda told, done, total: say(f"{done}/{total} {told}\n", sys.stderr)
+        yield lambda text, done, total: say(f"{done}/{total} {text}\n", sys.stderr)
 
 
 @contextmanager
 def _steps_bar() -> Iterator[Callable[[str, int, int], None]]:
     with _progress() as bar:
         task = bar.add_task("starting", total=None)
-        yield lambda told, done, total: bar.update(task, total=total, completed=done, description=told)
+        yield lambda text, done, total: bar.update(task, total=total, completed=done, description=text)
 
 
 @contextmanager

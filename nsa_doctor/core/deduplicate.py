@@ -49,7 +49,7 @@ def _importance(finding: Finding, entries: Mapping[str, Entry]) -> tuple[int, bo
 
 
 def _with_own(result: Result, kept: Sequence[Finding]) -> Result:
-    """The result with those of its findings that are told, in the words of whoever tells them."""
+    """The result with those of its findings that are reported, in the words of whoever reports them."""
     own = tuple(finding for finding in kept if finding.code == result.code)
     if own or not result.findings:
         return replace(result, findings=own)

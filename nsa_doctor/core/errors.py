@@ -18,8 +18,8 @@ class Caught:
     @property
     def sentence(self) -> str:
         """The exception's type and the first line of what it says."""
-        told = str(traceback.TracebackException.from_exception(self.error, limit=0))  # survives a broken __str__
-        text = told.strip().partition("\n")[0]
+        printed = str(traceback.TracebackException.from_exception(self.error, limit=0))  # survives a broken __str__
+        text = printed.strip().partition("\n")[0]
         text = text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 3] + "..."
         return f"{type(self.error).__name__}: {text}" if text else type(self.error).__name__
 

@@ -78,8 +78,8 @@ class Finding:
         where = self.where
         file = re.split(r"[/\\]", where.file)[-1]
         named = [f"{name}={self.evidence[name]}" for name in _NAMES if name in self.evidence]
-        told = "\0".join([self.code, where.module, where.module_class, where.function, file, *named])
-        return hashlib.sha256(told.encode(errors="replace")).hexdigest()[:16]
+        identity = "\0".join([self.code, where.module, where.module_class, where.function, file, *named])
+        return hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)

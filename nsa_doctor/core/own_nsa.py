@@ -58,7 +58,7 @@ _Find = Callable[[], ModuleSpec | None]
 
 
 class _Finder:
-    """Finds `nsa` alone, where it is told to."""
+    """Finds `nsa` alone, where it is asked to."""
 
     def __init__(self, find: _Find) -> None:
         self.find = find

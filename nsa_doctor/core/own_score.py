@@ -47,8 +47,8 @@ def own_score() -> OwnScore:
     record = json.loads(files("nsa_doctor.core").joinpath("score.json").read_text(encoding="utf-8"))
     recall, alarms = (_rate(**record[name]) for name in ("recall", "false_alarms"))
     families = {family: _rate(**rate) for family, rate in record.get("families", {}).items()}
-    told = {name: record.get(name, "") for name in ("version", "date")}
-    return OwnScore(record["commit"], record["corpus"], recall, alarms, **told, families=families)
+    origin = {name: record.get(name, "") for name in ("version", "date")}
+    return OwnScore(record["commit"], record["corpus"], recall, alarms, **origin, families=families)
 
 
 def _rate(hits: int, of: int, wilson_95: tuple[float, float]) -> Rate:

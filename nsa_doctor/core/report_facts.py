@@ -9,9 +9,9 @@ from typing import Any
 
 def subject_facts(name: str | None, facts: Mapping[str, Any]) -> dict[str, Any]:
     """What a report says of the subject."""
-    told = ("description", "input", "width", "dtype", "options", "identity")
+    keys = ("description", "input", "width", "dtype", "options", "identity")
     declared = {"spec": facts["spec"]} if facts.get("spec") else {}
-    return {"name": name or facts.get("name", "nsa"), **{key: facts[key] for key in told if key in facts}, **declared}
+    return {"name": name or facts.get("name", "nsa"), **{key: facts[key] for key in keys if key in facts}, **declared}
 
 
 def environment(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -161,10 +161,10 @@ def _option(command: str, name: str, value: Any) -> list[str]:
     if value is True:
         return [option]
     values = value if isinstance(value, tuple) else (value,)
-    return [word for each in values for word in (option, _told(each))]
+    return [word for each in values for word in (option, _word(each))]
 
 
-def _told(value: Any) -> str:
+def _word(value: Any) -> str:
     """The value as a person writes it, where reading that gives the same number."""
     short = f"{value:g}" if isinstance(value, float) else str(value)
     return short if not isinstance(value, float) or float(short) == value else repr(value)

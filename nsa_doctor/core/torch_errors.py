@@ -33,7 +33,7 @@ _WORDS: Mapping[TorchError, tuple[str, ...]] = {
 
 def error_kind(text: str) -> TorchError | None:
     """The cause of an exception of torch by what it says, or None for any other text."""
-    return next((kind for kind, told in _WORDS.items() if any(words in text for words in told)), None)
+    return next((kind for kind, phrases in _WORDS.items() if any(words in text for words in phrases)), None)
 
 
 def error_evidence(text: str) -> dict[str, str]:

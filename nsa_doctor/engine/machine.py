@@ -21,14 +21,14 @@ def describe(examination_request: ExaminationRequest) -> dict[str, Any]:
     if isinstance(answer, Trouble):
         raise InternalError(f"the machine cannot be asked: {answer.message}", answer.traceback)
     facts = Environment.from_json(answer["facts"])
-    told = [misfit.message for misfit in misfits(facts)]
-    told += [measurement.trouble.message for measurement in troubles if measurement.trouble]
-    return {"facts": asdict(facts), "flags": answer["flags"], "routes": answer["routes"], "misfits": told}
+    messages = [misfit.message for misfit in misfits(facts)]
+    messages += [measurement.trouble.message for measurement in troubles if measurement.trouble]
+    return {"facts": asdict(facts), "flags": answer["flags"], "routes": answer["routes"], "misfits": messages}
 
 
-def block(told: dict[str, Any]) -> str:
+def block(description: dict[str, Any]) -> str:
     """Plain lines: name, value."""
-    facts = told["facts"]
+    facts = description["facts"]
     cuda = ".".join(map(str, facts["torch_cuda"])) if facts["torch_cuda"] else "none"
     rows = [
         ("python", f"{facts['python']} on {facts['platform']}"),
@@ -39,16 +39,16 @@ def block(told: dict[str, Any]) -> str:
             ("device", f"{gpu['name']}, compute capability {'.'.join(map(str, gpu['capability']))}")
             for gpu in facts["gpus"]
         ),
-        *(("flag", f"{name}={'unset' if value is None else value}") for name, value in told["flags"].items()),
+        *(("flag", f"{name}={'unset' if value is None else value}") for name, value in description["flags"].items()),
     ]
     lines = [f"{name:<12}{value}" for name, value in rows]
-    for route in told["routes"]:
+    for route in description["routes"]:
         chosen = f"{route['effective']}, {route['why']}"
         lines.append(f"{'route':<12}{route['branch']} ({route['dtype']} on {route['device']}): {chosen}")
     lines += (
-        [f"{'effective':<12}{name}={value}" for name, value in told["routes"][-1]["fa2"].items()]
-        if told["routes"]
+        [f"{'effective':<12}{name}={value}" for name, value in description["routes"][-1]["fa2"].items()]
+        if description["routes"]
         else []
     )
-    lines += [f"{'misfit':<12}{message}" for message in told["misfits"]] or [f"{'misfit':<12}none seen"]
+    lines += [f"{'misfit':<12}{message}" for message in description["misfits"]] or [f"{'misfit':<12}none seen"]
     return "\n".join(lines) + "\n"

@@ -36,7 +36,7 @@ class RunRequest:
 
 def run(
     request: RunRequest,
-    listen: Listener = lambda told, done, total: None,
+    listen: Listener = lambda text, done, total: None,
     learn: Callable[[Mapping[str, Any]], None] = lambda facts: None,
 ) -> Report:
     """Examine, conclude; a KeyboardInterrupt ends it early and keeps what was found.

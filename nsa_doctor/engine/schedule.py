@@ -37,14 +37,16 @@ def work_off(
         supervisor.history = supervisors[0].history
     shared = _Shared(list(tasks), stop_early)
     threads = [threading.Thread(target=shared.serve, args=(supervisor,)) for supervisor in supervisors]
-    told = 0
+    num_passed_on = 0
     try:
         for thread in threads:
             thread.start()
-        while shared.caught is None and (any(thread.is_alive() for thread in threads) or told < len(shared.told)):
-            while told < len(shared.told):
-                told += 1
-                listen(shared.told[told - 1], told, len(tasks))
+        while shared.caught is None and (
+            any(thread.is_alive() for thread in threads) or num_passed_on < len(shared.messages)
+        ):
+            while num_passed_on < len(shared.messages):
+                num_passed_on += 1
+                listen(shared.messages[num_passed_on - 1], num_passed_on, len(tasks))
             next((thread for thread in threads if thread.is_alive()), threads[0]).join(_POLL_SECONDS)
     finally:
         shared.stop()
@@ -61,7 +63,7 @@ class _Shared:
     """What the threads have in common: what is left to do, what is done, and who failed."""
 
     def __init__(self, tasks: list[Task], stop_early: Callable[[], bool]) -> None:
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self.caught: Caught | None = None
         self._waiting = tasks
         self._open = {code for task in tasks for code in task.codes}
@@ -88,9 +90,9 @@ class _Shared:
 
     def _work(self, supervisor: Supervisor) -> None:
         while (task := self._take()) is not None:
-            told = task.work(supervisor)
+            message = task.work(supervisor)
             with self._changed:
-                self.told.append(told)
+                self.messages.append(message)
                 self._is_stopped = self._is_stopped or self._stop_early()
                 self._open -= task.codes
                 self._num_at_work -= 1

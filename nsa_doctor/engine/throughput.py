@@ -51,7 +51,7 @@ class _State:
     floors: Floors | None = None
 
 
-def throughput(request: ThroughputRequest, listen: Listener = lambda told, done, total: None) -> Report:
+def throughput(request: ThroughputRequest, listen: Listener = lambda text, done, total: None) -> Report:
     """Check that the subject is right, time it, judge; a KeyboardInterrupt keeps what was measured.
 
     Raises UsageError when the subject cannot be examined at all and InternalError when the doctor's code fails.

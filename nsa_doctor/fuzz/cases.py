@@ -207,7 +207,7 @@ def write_case(case: Case) -> dict[str, Any]:
     return case.model_dump()
 
 
-def told(case: Case) -> list[str]:
+def case_lines(case: Case) -> list[str]:
     """The case in a few lines a person can read."""
     lines: list[str] = []
     for name, text in _fields(case):

@@ -59,8 +59,8 @@ def load(path: Path) -> SavedCase:
     try:
         document = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        told = str(error).partition("\n")[0][:200] or type(error).__name__
-        raise UsageError(f"{shown}: is not JSON: {escaped(told)}") from None
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise UsageError(f"{shown}: is not JSON: {escaped(reason)}") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UsageError(f"{shown}: is not a file of nsa-doctor fuzz; those say format {FORMAT}")
     if document.get("version") != VERSION or isinstance(document.get("version"), bool):

@@ -22,7 +22,7 @@ from nsa_doctor.core.signals import raise_if_interrupted
 from nsa_doctor.core.writing import CannotWriteError, is_terminal
 from nsa_doctor.engine.describe import findings
 from nsa_doctor.engine.measure_points import Examination
-from nsa_doctor.fuzz.cases import KERNELS, Target, read_case, told
+from nsa_doctor.fuzz.cases import KERNELS, Target, case_lines, read_case
 from nsa_doctor.fuzz.outcome import Failure, FuzzOutcome
 from nsa_doctor.fuzz.replay import SavedCase, save
 from nsa_doctor.fuzz.request import FuzzRequest
@@ -47,7 +47,7 @@ class _State:
     search: Search | None = None
 
 
-def fuzz(request: FuzzRequest, listen: Listener = lambda told, done, total: None) -> Report:
+def fuzz(request: FuzzRequest, listen: Listener = lambda text, done, total: None) -> Report:
     """Search or replay, conclude; a KeyboardInterrupt ends it early and keeps what was found.
 
     Raises UsageError when the subject cannot be examined at all and InternalError when the doctor's code fails.
@@ -96,7 +96,7 @@ def _search(request: FuzzRequest, supervisor: Supervisor, state: _State, listen:
         else:
             searches[target] = Search()
     until = time.monotonic() + 60 * request.minutes if request.minutes is not None else float("inf")
-    tell = _told_at_times(listen, len(searches))
+    tell = _at_times(listen, len(searches))
     try:
         for number in count(request.examination_request.seed, _NEXT_SEED):
             open_ones = [target for target, search in searches.items() if search.failure is None]
@@ -233,7 +233,7 @@ def _verdict(failure: Failure) -> Verdict:
 
 
 def _unfailed(target: Target, search: Search) -> Result:
-    """PASS where something was tried, SKIP where nothing was or nothing could be told."""
+    """PASS where something was tried, SKIP where nothing was or nothing could be decided."""
     if not search.num_examples:
         return _result(target, Verdict.SKIP, reason="nothing was tried")
     if search.num_discarded == search.num_examples:
@@ -267,7 +267,7 @@ def _result(
 
 
 def _finding(target: Target, failure: Failure, case: Mapping[str, Any], repro: str) -> Finding:
-    shown = told(read_case(json.dumps(case)))
+    shown = case_lines(read_case(json.dumps(case)))
     return Finding(
         code=registry.fuzzed(failure.violation).manual.code,
         message=failure.message[:_LONGEST_MESSAGE],
@@ -353,7 +353,7 @@ def _options(request: FuzzRequest) -> dict[str, Any]:
     }
 
 
-def _told_at_times(listen: Listener, num_targets: int) -> Callable[[Target, Search, Mapping[Target, Search]], None]:
+def _at_times(listen: Listener, num_targets: int) -> Callable[[Target, Search, Mapping[Target, Search]], None]:
     """Tells a person often and a log seldom."""
     pause = _SECONDS_BETWEEN_TICKS if is_terminal(sys.stderr) else _SECONDS_BETWEEN_LINES
     start = last = time.monotonic()

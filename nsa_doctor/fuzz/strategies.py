@@ -222,7 +222,7 @@ def _impls(usual: tuple[str, ...], offers: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def _widest(offers: Mapping[str, Any]) -> str:
-    """The dtype in which a weight of zero is told from a small one best."""
+    """The dtype in which a weight of zero is distinguished from a small one best."""
     served = offers["impls"][offers["impl"]][0] if offers.get("impl") is not None else ()
     return next((dtype for dtype in ("float64", "float32", "bfloat16", "float16") if dtype in served), "float64")
 

@@ -83,12 +83,12 @@ def _read(pid: int) -> _Process | None:
 
 
 def _command(pid: int) -> str:
-    told = b""
+    raw = b""
     with suppress(OSError):
-        told = (_PROC / str(pid) / "cmdline").read_bytes()
-    words = told.decode(errors="replace").replace("\0", " ").strip()
+        raw = (_PROC / str(pid) / "cmdline").read_bytes()
+    words = raw.decode(errors="replace").replace("\0", " ").strip()
     own = Path(f"/proc/{os.getpid()}/cmdline").read_bytes()
-    if told == own:
+    if raw == own:
         return "a fork of its process"
     return words[:_LONGEST_COMMAND] or "a process without a name"
 

@@ -76,8 +76,8 @@ def _become(call: Callable[[], object], kept: Collection[int], errors: int) -> N
         elif isinstance(ended.error, SystemExit) and isinstance(ended.error.code, int | None):
             code = ended.error.code or 0
         else:
-            is_told = isinstance(ended.error, SystemExit)  # in words
-            sys.stderr.write(f"{ended.error}\n" if is_told else ended.traceback)
+            is_message = isinstance(ended.error, SystemExit)  # in words
+            sys.stderr.write(f"{ended.error}\n" if is_message else ended.traceback)
             sys.stderr.flush()
     finally:
         os._exit(code)

@@ -84,10 +84,10 @@ def _kind(failure: WorkerHungError | WorkerDiedError) -> TroubleKind:
 
 def _place(crash: CrashReport, packages: tuple[str, ...], code: Sequence[CodeRange]) -> tuple[Place, bool]:
     """Where the child was seen, or last wrote that it was; failing that the deepest line its stacks hold."""
-    told = _told((crash.sighting or {}).get("place"))
+    seen = _place_of((crash.sighting or {}).get("place"))
     stack = FrameFilter(packages).of_dump(crash.dump)
-    if told.file or not stack:
-        return told, bool((crash.sighting or {}).get("is_exact"))
+    if seen.file or not stack:
+        return seen, bool((crash.sighting or {}).get("is_exact"))
     place = Place(**asdict(stack[0]))
     for line in stack:
         for file, first, last, path, name in code:
@@ -96,7 +96,7 @@ def _place(crash: CrashReport, packages: tuple[str, ...], code: Sequence[CodeRan
     return place, False
 
 
-def _told(place: Any) -> Place:
+def _place_of(place: Any) -> Place:
     """A place read from memory that the subject could have written to; none where there is none."""
     if not isinstance(place, Mapping):
         return Place()

@@ -36,14 +36,14 @@ class KeptProcess:
         self, module: str, words: Sequence[str], files: Collection[int], report: int, *, is_fresh: bool = False
     ) -> None:
         held, self._leash = os.pipe()
-        given, told = (held, *files), [str(held), str(report), module, *words]
+        given, arguments = (held, *files), [str(held), str(report), module, *words]
         self._process: ForkedProcess | subprocess.Popen[bytes]
         try:
             if Children.are_forked and not is_fresh:
-                self._process = ForkedProcess(lambda: _run(told), given)
+                self._process = ForkedProcess(lambda: _run(arguments), given)
             else:
                 self._process = subprocess.Popen(  # noqa: S603 (our own interpreter)
-                    [sys.executable, "-P", "-c", _program(), *told],
+                    [sys.executable, "-P", "-c", _program(), *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,

@@ -92,7 +92,7 @@ class WorkerProcess:
         UsageError for a request that cannot be met, and InternalError when the doctor's own code fails there.
         """
         self._event, self.longest_seconds = {}, 0.0
-        with contextlib.suppress(BrokenPipeError):  # its end is told where its answers are read
+        with contextlib.suppress(BrokenPipeError):  # its end is reported where its answers are read
             os.write(self._requests, json.dumps(request).encode() + b"\n")
         allowed = float(request.get("startup_seconds", seconds))
         begin = heard = time.monotonic()
@@ -231,11 +231,11 @@ class WorkerProcess:
 
 
 def counting(listen: Callable[[str, int, int], None], expected: int) -> Callable[[Message], None]:
-    """A `listen` for `ask` that passes on the text of events `told`, their number and how many are expected."""
+    """A `listen` for `ask` that passes on the text of events `progress`, their number and how many are expected."""
     done = itertools.count(1)
 
     def tell(event: Message) -> None:
-        if event["event"] == "told":
+        if event["event"] == "progress":
             number = next(done)
             listen(event["text"], number, max(number, expected))
 

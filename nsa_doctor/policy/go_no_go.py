@@ -69,7 +69,7 @@ class GoNoGoRequest:
     again: str = ""
 
 
-def go_no_go(request: GoNoGoRequest, listen: Listener = lambda told, done, total: None) -> Report:
+def go_no_go(request: GoNoGoRequest, listen: Listener = lambda text, done, total: None) -> Report:
     """The report with its ruling; a KeyboardInterrupt ends it early, and then nothing is a GO.
 
     Raises UsageError when the subject cannot be examined at all and InternalError when the doctor's code fails.
@@ -175,7 +175,7 @@ def _misfits(examined: Examined | None, report: Report, facts: Mapping[str, Any]
     """Why a checkpoint is none of the subject; nothing of one that could not be read, which its own check tells."""
     readings = [] if examined is None else [reading for reading in examined.readings if reading.fault is None]
     name = str(report.subject["name"])
-    return tuple(told for reading in readings for told in misfits(reading, facts.get("parameters", {}), name))
+    return tuple(sentence for reading in readings for sentence in misfits(reading, facts.get("parameters", {}), name))
 
 
 def _others(request: GoNoGoRequest, report: Report) -> Iterator[str]:

@@ -73,18 +73,18 @@ def _least(name: str, value: float) -> float:
 
 def _acceptances(results: Iterable[Result]) -> Iterator[str]:
     """Commented out: to accept a finding takes a person and a reason."""
-    for index, (fingerprint, told) in enumerate(pair for result in results for pair in _findings_of(result)):
+    for index, (fingerprint, text) in enumerate(pair for result in results for pair in _findings_of(result)):
         if index == 0:
             yield "# To let a known finding stay, take its lines out of the comment and say why:"
             yield "# accept:"
-        yield f"#   - fingerprint: {_text(fingerprint)}  # {_comment(told)}"
+        yield f"#   - fingerprint: {_text(fingerprint)}  # {_comment(text)}"
         yield "#     because:"
 
 
 def _findings_of(result: Result) -> Iterator[tuple[str, str]]:
     """Each fingerprint once, and what it stands for."""
-    told = {finding.fingerprint: f"{finding.code} {finding.message}" for finding in result.findings}
-    yield from {**dict.fromkeys(result.further, f"{result.code}, of the findings that are not shown"), **told}.items()
+    texts = {finding.fingerprint: f"{finding.code} {finding.message}" for finding in result.findings}
+    yield from {**dict.fromkeys(result.further, f"{result.code}, of the findings that are not shown"), **texts}.items()
 
 
 def _is_not_offered(result: Result) -> bool:

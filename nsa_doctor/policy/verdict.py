@@ -121,7 +121,7 @@ def _are_accepted(findings: Sequence[Finding], accepted: Mapping[str, Accepted])
 
 
 def _own(code: str, findings: Iterable[Finding]) -> list[Finding]:
-    """A check's findings, and those that are told in its place."""
+    """A check's findings, and those that are reported in its place."""
     return [finding for finding in findings if code in (finding.code, *finding.also)]
 
 
@@ -131,21 +131,21 @@ def _failures(
     accepted: Mapping[str, Accepted],
     obstacles: Iterable[str],
 ) -> Iterable[str]:
-    """One line per cause: what a finding explains is told there, unless that finding may stay."""
+    """One line per cause: what a finding explains is reported there, unless that finding may stay."""
     failed = {each.code for each in required if each.stands == "failed"}
     failed |= {code for code in obstacles if not _are_accepted(results[code].findings, accepted)}
-    told: set[str] = set()
+    named: set[str] = set()
     findings = [finding for result in results.values() for finding in result.findings]
     for finding in findings:
         codes = {finding.code, *finding.also} & failed
         if codes and finding.fingerprint not in accepted:
-            told |= codes
+            named |= codes
             yield _sentence(finding, codes)
     for code, further in {code: _further(results[code], accepted) for code in sorted(failed)}.items():
         if further:
-            told.add(code)
+            named.add(code)
             yield f"{code}: and {len(further)} more of the same check"
-    for code in sorted(failed - told):
+    for code in sorted(failed - named):
         yield f"{code} ended {results[code].verdict.value}: {results[code].reason or 'no finding says why'}"
 
 

@@ -140,8 +140,8 @@ class CheckItem(pytest.Item):
         self.user_properties += [("nsa_doctor_fingerprint", finding.fingerprint) for finding in result.findings]
         self.user_properties += [("nsa_doctor_fingerprint", fingerprint) for fingerprint in result.further]
         if result.verdict in (Verdict.FAIL, Verdict.TIMEOUT):
-            told = [*map(_told, result.findings), result.remark]
-            raise CheckFailed("\n\n".join(filter(None, told)) or result.reason)
+            texts = [*map(_printed, result.findings), result.remark]
+            raise CheckFailed("\n\n".join(filter(None, texts)) or result.reason)
         if result.verdict is Verdict.SKIP and (not result.is_required or result.reason.startswith(_BLOCKED)):
             pytest.skip(result.reason)
         if result.verdict is not Verdict.PASS:
@@ -179,7 +179,7 @@ def checked_items(session: pytest.Session, examining: Examining) -> Iterator[Che
         yield item
 
 
-def _told(finding: Finding) -> str:
+def _printed(finding: Finding) -> str:
     """A finding in a few lines."""
     rows = [
         ("where", str(finding.where) if finding.where.module_text or finding.where.file else ""),

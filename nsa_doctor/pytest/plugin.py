@@ -82,8 +82,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
             item.add_marker(pytest.mark.timeout(examining.seconds_for_an_item))
         items.append(item)
         added.append(item)
-    told = pytest.CollectReport("nsa-doctor", "passed", None, added)  # for the count of collected items
-    session.ihook.pytest_collectreport(report=told)
+    collected = pytest.CollectReport("nsa-doctor", "passed", None, added)  # for the count of collected items
+    session.ihook.pytest_collectreport(report=collected)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -8,7 +8,7 @@ from nsa_doctor.core.check import Manual
 from nsa_doctor.core.finding import Finding, Report, Result
 from nsa_doctor.render.excerpt import SourceLine, Sources
 from nsa_doctor.render.repository_paths import in_repository
-from nsa_doctor.render.summary import acceptances, findings_told, long_evidence, measured
+from nsa_doctor.render.summary import acceptances, long_evidence, measured, ordered_findings
 
 _MOST_CARDS, _MOST_TRACEBACKS = 200, 10
 
@@ -40,7 +40,7 @@ class Cards:
 
 def cards(report: Report, *, excerpts: bool) -> Cards:
     """One card for each finding, those that may stay last."""
-    pairs = list(findings_told(report))
+    pairs = list(ordered_findings(report))
     repository = report.environment.get("repository")
     sources = Sources(repository if isinstance(repository, str) else "") if excerpts else None
     shown = list(_cards(report, pairs[:_MOST_CARDS], sources))

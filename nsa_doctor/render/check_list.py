@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from nsa_doctor.core.families import FAMILIES, family_of, in_order
 from nsa_doctor.core.finding import Report, Result, Verdict
 from nsa_doctor.core.policy_verdict import LimitStatus
-from nsa_doctor.render.summary import findings_told
+from nsa_doctor.render.summary import ordered_findings
 
 _MOST_RESULTS = 1000
 
@@ -68,7 +68,7 @@ def tally(report: Report) -> Iterator[Count]:
 def families(report: Report) -> Iterator[Family]:
     """Every check by family, in the order of families."""
     numbers: dict[str, int] = {}
-    for number, (result, _) in enumerate(findings_told(report), start=1):
+    for number, (result, _) in enumerate(ordered_findings(report), start=1):
         numbers.setdefault(result.code, number)
     by_family: dict[str, list[Result]] = {}
     for result in report.results[:_MOST_RESULTS]:

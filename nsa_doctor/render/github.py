@@ -8,7 +8,7 @@ from nsa_doctor.core.finding import Decision, Finding, Report, Result
 from nsa_doctor.core.text import escaped
 from nsa_doctor.render.overview import missing
 from nsa_doctor.render.repository_paths import in_repository, is_file, line_of, subjects_file
-from nsa_doctor.render.summary import acceptances, conclusion, findings_told, subject_line
+from nsa_doctor.render.summary import acceptances, conclusion, ordered_findings, subject_line
 
 _MOST_SHOWN = 10  # of each level in a step; GitHub drops the rest
 _LONGEST = 2000
@@ -19,15 +19,15 @@ _LEVELS: dict[Decision, Level] = {Decision.GO: "notice", Decision.NO_GO: "error"
 def render(report: Report) -> str:
     """One command per line; what GitHub would drop is counted in the first."""
     known = acceptances(report)
-    pairs = [pair for pair in findings_told(report) if pair[1].fingerprint not in known]
+    pairs = [pair for pair in ordered_findings(report) if pair[1].fingerprint not in known]
     shown = pairs[: _MOST_SHOWN - 1]
     more = f"; {len(pairs) - len(shown)} more findings are in the report" if len(pairs) > len(shown) else ""
     further = [result.remark for result in report.results]
-    told = "\n".join([subject_line(report), f"{conclusion(report)}{more}", *filter(None, further)])
-    lines = [_command(_LEVELS[report.decision], told, title=f"nsa-doctor: {report.decision.value}")]
+    message = "\n".join([subject_line(report), f"{conclusion(report)}{more}", *filter(None, further)])
+    lines = [_command(_LEVELS[report.decision], message, title=f"nsa-doctor: {report.decision.value}")]
     lines += [_annotation("error", result, finding, report) for result, finding in shown]
     lines += islice(_not_checked(report), _MOST_SHOWN - 1)
-    accepted = [pair for pair in findings_told(report) if pair[1].fingerprint in known]
+    accepted = [pair for pair in ordered_findings(report) if pair[1].fingerprint in known]
     for result, finding in accepted[: _MOST_SHOWN - 1]:
         lines.append(_annotation("notice", result, finding, report, f"accepted: {known[finding.fingerprint]}"))
     return "\n".join(lines) + "\n"

@@ -91,8 +91,8 @@ def _configuration(report: Report) -> Mapping[str, Any]:
 def _proof(report: Report) -> Mapping[str, Any] | None:
     if report.proof is None:
         return None
-    told = [said for said in (share(report.proof), uncounted(report.proof), terms(report.proof)) if said]
-    return {"told": told, "unnoticed": list(unnoticed(report.proof))}
+    sentences = [said for said in (share(report.proof), uncounted(report.proof), terms(report.proof)) if said]
+    return {"sentences": sentences, "unnoticed": list(unnoticed(report.proof))}
 
 
 def _pictures(report: Report) -> tuple[list[Picture], list[str]]:

@@ -13,9 +13,9 @@ from nsa_doctor.render.summary import (
     acceptances,
     conclusion,
     conditions,
-    findings_told,
     long_evidence,
     measured,
+    ordered_findings,
     scalar,
     subject_line,
 )
@@ -41,8 +41,8 @@ class _Case:
 def render(report: Report) -> str:
     """The report in the dialect of Surefire and Jenkins, which GitLab and others read."""
     suites: dict[str, list[_Case]] = {}
-    told = list(dict.fromkeys(result.code for result, _ in findings_told(report)))
-    for result in sorted(report.results, key=lambda each: told.index(each.code) if each.code in told else len(told)):
+    codes = list(dict.fromkeys(result.code for result, _ in ordered_findings(report)))
+    for result in sorted(report.results, key=lambda each: codes.index(each.code) if each.code in codes else len(codes)):
         family, title = family_of(result.code)
         suites.setdefault(f"{family} {title}".strip(), []).append(_checked(result, report))
     if report.verdict is not None and report.verdict.limits:
@@ -75,12 +75,12 @@ def _checked(result: Result, report: Report) -> _Case:
         outcome=outcome,
         kind=result.verdict.value,
         message=message or f"ended {result.verdict.value}",
-        details="\n\n".join(filter(None, (*(_told(finding) for finding in result.findings), result.remark))),
+        details="\n\n".join(filter(None, (*(_details(finding) for finding in result.findings), result.remark))),
     )
 
 
 def _accepted(result: Result, report: Report) -> list[str]:
-    """Why everything that the check saw may stay, told by it or by another; nothing when anything may not."""
+    """Why everything that the check saw may stay, reported by it or by another; nothing when anything may not."""
     known = acceptances(report)
     seen = [finding for finding in report.findings if result.code in (finding.code, *finding.also)]
     all_of_them = (*(finding.fingerprint for finding in seen), *result.further)
@@ -90,14 +90,14 @@ def _accepted(result: Result, report: Report) -> list[str]:
 
 
 def _limited(held: LimitResult) -> _Case:
-    told = "not measured" if held.measured is None else f"{scalar(held.measured)} {held.unit}".strip()
+    measurement = "not measured" if held.measured is None else f"{scalar(held.measured)} {held.unit}".strip()
     outcomes: dict[str, Outcome | None] = {"kept": None, "broken": "failure", "other device": "skipped"}
     return _Case(
         group=f"{_NAME}.limits",
         name=f"{held.title} {held.bound}" + (f" on {held.device}" if held.device else ""),
         outcome=outcomes.get(held.kept, "error"),
         kind=held.kept,
-        message=f"{told}, must be {held.bound}: {held.because}",
+        message=f"{measurement}, must be {held.bound}: {held.because}",
     )
 
 
@@ -116,7 +116,7 @@ def _decided(report: Report) -> _Case:
     )
 
 
-def _told(finding: Finding) -> str:
+def _details(finding: Finding) -> str:
     """A finding line by line."""
     where = finding.where
     facts = {
@@ -147,8 +147,8 @@ def _suite(name: str, cases: Sequence[_Case], report: Report | None) -> ElementT
         if case.outcome == "skipped":
             ElementTree.SubElement(element, "skipped", message=_clean(case.message))
         elif case.outcome is not None:
-            told = ElementTree.SubElement(element, case.outcome, message=_clean(case.message), type=_clean(case.kind))
-            told.text = "\n".join(_clean(line) for line in case.details.splitlines()) or None
+            ended = ElementTree.SubElement(element, case.outcome, message=_clean(case.message), type=_clean(case.kind))
+            ended.text = "\n".join(_clean(line) for line in case.details.splitlines()) or None
     if report is not None and report.remarks:
         ElementTree.SubElement(suite, "system-out").text = "\n".join(_clean(note) for note in report.remarks)
     return suite

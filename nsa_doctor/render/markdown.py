@@ -18,9 +18,9 @@ from nsa_doctor.render.summary import (
     acceptances,
     conclusion,
     conditions,
-    findings_told,
     long_evidence,
     measured,
+    ordered_findings,
     scalar,
 )
 
@@ -30,7 +30,7 @@ _MOST_IN_A_LIST = 10_000
 
 def render(report: Report) -> str:
     """The report as GitHub's Markdown; what does not fit into a comment is counted and left out."""
-    pairs, manuals = list(findings_told(report)), registry.manuals()
+    pairs, manuals = list(ordered_findings(report)), registry.manuals()
     opening, room = _fitting([*_verdict(report), *_table(report, pairs)], _MOST_CHARACTERS)
     closing, room = _fitting(list(_closing(report)), room)
     cards = [_card(result, finding, manuals.get(finding.code), report) for result, finding in pairs]
@@ -90,7 +90,7 @@ def _card(result: Result, finding: Finding, manual: Manual | None, report: Repor
         "Fingerprint": code(finding.fingerprint),
     }
     parts = [f"<details><summary><b>{inside_html(finding.code)}</b> {inside_html(name)}{place}</summary>"]
-    parts.append(_bulleted([f"**{label}**: {told}" for label, told in facts.items() if told]))
+    parts.append(_bulleted([f"**{label}**: {fact}" for label, fact in facts.items() if fact]))
     for key, block in long_evidence(finding):
         parts += [f"{text(key)}:", fenced(block)]
     parts += ["See it again:", fenced(finding.repro, "sh")] if finding.repro else []
@@ -157,9 +157,9 @@ def _proof(proof: Proof) -> Iterator[str]:
 
 def _held(held: LimitResult) -> tuple[str, ...]:
     unit = f" {held.unit}" if held.unit else ""
-    told = "not measured" if held.measured is None else f"{scalar(held.measured)}{unit}"
+    measurement = "not measured" if held.measured is None else f"{scalar(held.measured)}{unit}"
     bound = f"{held.bound}{unit}" + (f" on {held.device}" if held.device else "")
-    return (text(held.title), text(told), text(bound), held.kept, text(held.because))
+    return (text(held.title), text(measurement), text(bound), held.kept, text(held.because))
 
 
 def _required(required: Required) -> tuple[str, ...]:
@@ -172,8 +172,8 @@ def _compared(compared: Compared) -> str:
     parts = {"new": compared.new, "fixed": compared.fixed, "unchanged": compared.unchanged}
     counted = [f"{len(found)} {word}" for word, found in parts.items()]
     named = [f"{word}: {code(each)}" for word, found in parts.items() for each in found]
-    told = f"Against {code(compared.report)}: {', '.join(counted)}."
-    return f"{told}\n\n{_bulleted(named)}" if named else told
+    sentence = f"Against {code(compared.report)}: {', '.join(counted)}."
+    return f"{sentence}\n\n{_bulleted(named)}" if named else sentence
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:

@@ -34,12 +34,12 @@ def recall(power: Power) -> str:
     """`measured recall FWD 27 of 27, GRD not measured (0.1.0, commit abc, 2026-01-02)`."""
     known = [each for each in power.recall if each.of]
     unknown = [each.family for each in power.recall if not each.of]
-    said = [_told(each) for each in known] + ([f"{', '.join(unknown)} not measured"] if unknown else [])
+    said = [_share(each) for each in known] + ([f"{', '.join(unknown)} not measured"] if unknown else [])
     doctor = ", ".join(part for part in (power.doctor, power.measured_on) if part)
     return f"measured recall: {', '.join(said) or 'none'}" + (f" ({doctor})" if known and doctor else "")
 
 
-def _told(each: FamilyRecall) -> str:
+def _share(each: FamilyRecall) -> str:
     return f"{each.family} {each.hits} of {each.of} (at least {100 * each.low:.0f} %)"
 
 

@@ -20,18 +20,18 @@ def share(proof: Proof) -> str:
     if not noticed.total:
         return f"no mutant was tried: {proof.reason}"
     low, high = 100 * proof.noticed_low, 100 * proof.noticed_high
-    told = f"{noticed.hits} of {counted(noticed.total, 'mutant')} noticed ({100 * noticed.rate:.0f} %, "
-    told += f"95 % interval {low:.0f} to {high:.0f} %), {proof.number('missed')} missed"
-    return told + (f", {proof.number('unknown')} unknown" if proof.number("unknown") else "")
+    text = f"{noticed.hits} of {counted(noticed.total, 'mutant')} noticed ({100 * noticed.rate:.0f} %, "
+    text += f"95 % interval {low:.0f} to {high:.0f} %), {proof.number('missed')} missed"
+    return text + (f", {proof.number('unknown')} unknown" if proof.number("unknown") else "")
 
 
 def uncounted(proof: Proof) -> str:
     """What does not count, and why there are fewer than asked for; nothing for nothing."""
     rest = [fate for fate in get_args(Fate) if fate not in COUNTED and proof.number(fate)]
     said = [f"{proof.number(fate)} that {_WORDS[fate]}" for fate in rest]
-    told = f"not counted: {joined(said)}" if said else ""
+    text = f"not counted: {joined(said)}" if said else ""
     short = proof.reason if proof.noticed.total else ""
-    return "; ".join(part for part in (told, short) if part)
+    return "; ".join(part for part in (text, short) if part)
 
 
 def terms(proof: Proof) -> str:

@@ -12,7 +12,7 @@ from nsa_doctor.core.finding import ExitCode, Finding, Report, Result, Scalar, V
 from nsa_doctor.core.text import escaped
 from nsa_doctor.render.json import strict
 from nsa_doctor.render.repository_paths import in_repository, is_file, line_of, subjects_file, uri, uri_elsewhere
-from nsa_doctor.render.summary import acceptances, conclusion, conditions, findings_told, subject_line
+from nsa_doctor.render.summary import acceptances, conclusion, conditions, ordered_findings, subject_line
 
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _ROOT = "SRCROOT"
@@ -24,9 +24,9 @@ _LONGEST = 4000
 def render(report: Report) -> str:
     """One run of one log; every result has a place in a file, without which GitHub refuses the whole log."""
     names = {finding.code: "" for finding in report.findings} | {result.code: result.name for result in report.results}
-    codes, told = sorted(names), registry.manuals()
-    rules = [_rule(code, names[code], told.get(code)) for code in codes]
-    pairs = list(findings_told(report))
+    codes, manuals = sorted(names), registry.manuals()
+    rules = [_rule(code, names[code], manuals.get(code)) for code in codes]
+    pairs = list(ordered_findings(report))
     run = {
         "tool": {"driver": {"name": "nsa-doctor", **_version(report), "rules": rules}},
         "automationDetails": {"id": f"nsa-doctor/{uri(str(report.subject.get('name', '')))}/"},
@@ -67,7 +67,7 @@ def _result(result: Result, finding: Finding, index: int, report: Report) -> dic
         finding.control and f"Control: {finding.control}",
         finding.repro and f"Again: {finding.repro}",
     ]
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "ruleId": escaped(finding.code),
         "ruleIndex": index,
         "level": "error",
@@ -78,10 +78,10 @@ def _result(result: Result, finding: Finding, index: int, report: Report) -> dic
     }
     baseline = report.verdict.baseline if report.verdict is not None else None
     if baseline is not None:
-        told["baselineState"] = "unchanged" if finding.fingerprint in baseline.unchanged else "new"
+        fields["baselineState"] = "unchanged" if finding.fingerprint in baseline.unchanged else "new"
     if accepted is not None:
-        told["suppressions"] = [{"kind": "external", "status": "accepted", "justification": escaped(accepted)}]
-    return told
+        fields["suppressions"] = [{"kind": "external", "status": "accepted", "justification": escaped(accepted)}]
+    return fields
 
 
 def _bag(finding: Finding) -> dict[str, Any]:

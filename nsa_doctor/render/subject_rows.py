@@ -7,7 +7,7 @@ from typing import Any
 from nsa_doctor.core.finding import Report
 from nsa_doctor.render.html_text import facts, plain
 
-_TOLD_APART = (
+_IDENTITY_FACTS = (
     "configuration",
     "configuration_hash",
     "version",
@@ -19,7 +19,7 @@ _TOLD_APART = (
     "packages",
 )
 
-_TOLD = ("name", "description", "input", "width", "spec", "dtype", "options", "identity", "files")
+_SUBJECT_FACTS = ("name", "description", "input", "width", "spec", "dtype", "options", "identity", "files")
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ def subject_facts(report: Report) -> Iterator[Fact]:
         Fact("Profile", plain(report.options.get("profile", "") or "")),
         Fact("Run", plain(report.run.get("folder", "")), is_exact=True),
     ]
-    others = [Fact(name.capitalize(), text) for name, text in facts(subject, *_TOLD)]
-    others += [Fact(name.capitalize(), text) for name, text in facts(identity, *_TOLD_APART)]
+    others = [Fact(name.capitalize(), text) for name, text in facts(subject, *_SUBJECT_FACTS)]
+    others += [Fact(name.capitalize(), text) for name, text in facts(identity, *_IDENTITY_FACTS)]
     yield from (row for row in (*rows, *others) if row.text)
 
 

@@ -23,8 +23,8 @@ def conclusion(report: Report) -> str:
         case Decision.NO_GO:
             failed = num_failed(report)
             behind = f" behind {failed} failed checks" if failed > report.num_findings > 0 else ""
-            told = f"{counted(report.num_findings, 'finding')}{behind}"
-            return f"{told}; `nsa-doctor explain CODE` says what each means and what to do"
+            text = f"{counted(report.num_findings, 'finding')}{behind}"
+            return f"{text}; `nsa-doctor explain CODE` says what each means and what to do"
         case Decision.UNKNOWN:
             return "nothing wrong was seen, but not everything was measured"
 
@@ -39,8 +39,8 @@ def grouped(report: Report) -> str:
     failed = num_failed(report)
     if not failed > report.num_findings > 0:
         return ""
-    told = counted(report.num_findings, "finding")
-    return f"{failed} checks failed, and {told} name the causes: a cause that several checks see is one finding."
+    text = counted(report.num_findings, "finding")
+    return f"{failed} checks failed, and {text} name the causes: a cause that several checks see is one finding."
 
 
 def subject_line(report: Report) -> str:
@@ -51,24 +51,24 @@ def subject_line(report: Report) -> str:
 
 def conditions(report: Report) -> str:
     """Device, torch, seed and what went in."""
-    subject, environment, told = report.subject, report.environment, []
+    subject, environment, parts = report.subject, report.environment, []
     if "device" in environment:
-        told.append(f"{environment['device']} ({environment.get('device_name', 'unknown')})")
+        parts.append(f"{environment['device']} ({environment.get('device_name', 'unknown')})")
     if "torch" in environment:
-        told.append(f"torch {environment['torch']}")
+        parts.append(f"torch {environment['torch']}")
     if "seed" in report.options:
-        told.append(f"seed {report.options['seed']}")
+        parts.append(f"seed {report.options['seed']}")
     if "input" in subject:
         unit = "values" if subject["input"] == "embeddings" else "ids"
-        told.append(f"{subject['input']} of {subject.get('width')} {unit}")
+        parts.append(f"{subject['input']} of {subject.get('width')} {unit}")
     if subject.get("spec"):
-        told.append(f"declared {', '.join(subject['spec'])}")
+        parts.append(f"declared {', '.join(subject['spec'])}")
     if subject.get("dtype", "float32") != "float32":
-        told.append(f"parameters in {subject['dtype']}")
-    return ", ".join(told)
+        parts.append(f"parameters in {subject['dtype']}")
+    return ", ".join(parts)
 
 
-def findings_told(report: Report) -> Iterator[tuple[Result, Finding]]:
+def ordered_findings(report: Report) -> Iterator[tuple[Result, Finding]]:
     """Each finding with its check, what has to be mended first before all; those that a policy accepts come last."""
     pairs = [(result, finding) for result in report.results for finding in result.findings]
     known = acceptances(report)

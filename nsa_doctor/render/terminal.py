@@ -14,7 +14,7 @@ from nsa_doctor.core.text import escaped, from_here
 from nsa_doctor.render.fuzz_table import fuzz_not_tried, fuzz_targets
 from nsa_doctor.render.gate_tables import gate_tables
 from nsa_doctor.render.overview import not_checked, overview
-from nsa_doctor.render.summary import conclusion, conditions, findings_told, subject_line
+from nsa_doctor.render.summary import conclusion, conditions, ordered_findings, subject_line
 from nsa_doctor.render.sweep_table import sweep_tables
 from nsa_doctor.render.throughput_table import speed_parts
 from nsa_doctor.render.verdict import headline, ruling_lines
@@ -41,7 +41,7 @@ def render(report: Report, *, colour: bool = False, width: int = 80, traceback: 
         console.print()
     for part in speed_parts(report.throughput):
         console.print(part)
-    for _, finding in findings_told(report):
+    for _, finding in ordered_findings(report):
         console.print()
         _print_finding(console, finding)
     if traceback:
@@ -59,9 +59,9 @@ def _print_ruling(console: Console, report: Report, policy_verdict: PolicyVerdic
     console.print(Text(escaped(headline(report, policy_verdict)), style="bold"))
     console.print()
     for label, text in ruling_lines(report, policy_verdict):
-        told = Text(escaped(text))
-        lines = [told] if label == "reproduce" else told.wrap(console, console.width - _LABEL_WIDTH)
-        for index, line in enumerate(lines or [told]):
+        whole = Text(escaped(text))
+        lines = [whole] if label == "reproduce" else whole.wrap(console, console.width - _LABEL_WIDTH)
+        for index, line in enumerate(lines or [whole]):
             console.print(Text(f"{'' if index else label:<{_LABEL_WIDTH}}{line.plain}"), soft_wrap=True)
 
 
@@ -83,8 +83,8 @@ def escaped_lines(text: str) -> str:
 
 def _header(report: Report) -> Iterator[str]:
     yield escaped(subject_line(report))
-    if told := conditions(report):
-        yield escaped(told)
+    if text := conditions(report):
+        yield escaped(text)
 
 
 def _print_finding(console: Console, finding: Finding) -> None:

@@ -17,9 +17,11 @@ _DIGITS = 12
 def headline(report: Report, policy_verdict: PolicyVerdict) -> str:
     """`NO-GO by policy production`, with what is needed to find the policy again."""
     profile = report.options.get("profile")
-    told = [f"profile {profile}"] if profile else []
-    told += [f"file sha256 {policy_verdict.gate_digest[:_DIGITS]}"] if policy_verdict.gate_digest else []
-    return f"{policy_verdict.decision} by policy {policy_verdict.gate}" + (f" ({', '.join(told)})" if told else "")
+    details = [f"profile {profile}"] if profile else []
+    details += [f"file sha256 {policy_verdict.gate_digest[:_DIGITS]}"] if policy_verdict.gate_digest else []
+    return f"{policy_verdict.decision} by policy {policy_verdict.gate}" + (
+        f" ({', '.join(details)})" if details else ""
+    )
 
 
 def ruling_lines(report: Report, policy_verdict: PolicyVerdict) -> Iterator[Line]:

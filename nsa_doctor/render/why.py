@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from nsa_doctor.core.finding import Decision, Report, Verdict
 from nsa_doctor.render.html_text import short
 from nsa_doctor.render.overview import not_checked
-from nsa_doctor.render.summary import conclusion, findings_told
+from nsa_doctor.render.summary import conclusion, ordered_findings
 
 _MOST_REASONS = 12
 
@@ -43,12 +43,12 @@ def reasons(report: Report) -> Iterator[Reason]:
     if report.verdict is not None:
         yield from _ruled(report)
         return
-    told = list(findings_told(report))
-    for number, (_, finding) in enumerate(told[:_MOST_REASONS], start=1):
+    pairs = list(ordered_findings(report))
+    for number, (_, finding) in enumerate(pairs[:_MOST_REASONS], start=1):
         yield Reason(finding.message, number, finding.code)
-    if len(told) > _MOST_REASONS:
-        yield Reason(f"and {len(told) - _MOST_REASONS} more findings")
-    explained = {code for _, finding in told for code in (finding.code, *finding.also)}
+    if len(pairs) > _MOST_REASONS:
+        yield Reason(f"and {len(pairs) - _MOST_REASONS} more findings")
+    explained = {code for _, finding in pairs for code in (finding.code, *finding.also)}
     for result in report.results:
         if result.verdict in (Verdict.FAIL, Verdict.TIMEOUT) and not result.findings and result.code not in explained:
             yield Reason(f"ended {result.verdict.value}: {result.reason or 'no finding says why'}", code=result.code)
@@ -62,13 +62,13 @@ def reasons(report: Report) -> Iterator[Reason]:
 def _ruled(report: Report) -> Iterator[Reason]:
     """The policy's own sentences; one that begins like a finding leads to its card."""
     assert report.verdict is not None
-    told = list(findings_told(report))
+    pairs = list(ordered_findings(report))
     for sentence in report.verdict.why:
         starts = (
             number
-            for number, (_, finding) in enumerate(told, start=1)
+            for number, (_, finding) in enumerate(pairs, start=1)
             if sentence.startswith(f"{finding.code} {finding.message}")
         )
         number = next(starts, None)
-        code = told[number - 1][1].code if number is not None else ""
+        code = pairs[number - 1][1].code if number is not None else ""
         yield Reason(sentence.removeprefix(f"{code} ") if code else sentence, number, code)

@@ -118,7 +118,7 @@ def find(tensors: list[Tensor], request: dict[str, Any]) -> list[FoundGate]:
 
 
 def _assumed(contents: Contents, request: dict[str, Any]) -> tuple[Activation | None, float, bool]:
-    """How logits become weights and what divides them: as asked for, else as a configuration says, which is told."""
+    """How logits become weights and what divides them: as asked for, else as a configuration says, which is noted."""
     said, temperature = contents.settings.get("gate"), contents.settings.get("gate_temperature", 1.0)
     if request["activation"] is not None or said not in ("softmax", "sigmoid"):
         return request["activation"], 1.0, False
@@ -130,10 +130,10 @@ def _assumed(contents: Contents, request: dict[str, Any]) -> tuple[Activation | 
 def _notes(gates: list[GateRecord]) -> list[str]:
     """What is odd about gates and not wrong by itself."""
     blind = [gate for gate in gates if gate.is_blind and not gate.is_constant]
-    told = []
+    notes = []
     if blind:
-        told.append(f"{_some(blind)} the same weights to every input so far: the layer before the bias gives zero")
-    return told
+        notes.append(f"{_some(blind)} the same weights to every input so far: the layer before the bias gives zero")
+    return notes
 
 
 def _some(gates: list[GateRecord]) -> str:

@@ -67,15 +67,15 @@ def _identity(request: DataRequest) -> dict[str, Any]:
     """Which data exactly: the model it is for, by the same hash as a run or a module has, and all that deals it out."""
     from nsa_doctor.probes.model.identity import sources_of
 
-    told: dict[str, Any] = {}
+    identity: dict[str, Any] = {}
     if request.config is not None:
         config = _configuration(request.config, request.changes)
         dealt = config.train.model_dump(mode="json", include=set(_DEALING))
-        told["configuration_hash"] = digest(config.model.model_dump(mode="json"))
-        told["data_hash"] = digest({"data": config.data.model_dump(mode="json"), "train": dealt})
+        identity["configuration_hash"] = digest(config.model.model_dump(mode="json"))
+        identity["data_hash"] = digest({"data": config.data.model_dump(mode="json"), "train": dealt})
     if request.spec is not None:
-        told["sources"] = sources_of(top_package(request.spec))
-    return told
+        identity["sources"] = sources_of(top_package(request.spec))
+    return identity
 
 
 def _configuration(name: str, changes: Sequence[str]) -> "RunConfig":
@@ -94,7 +94,7 @@ def subject_of(request: DataRequest) -> DataSubject:
     if request.spec is not None:
         subject = of_factory(request.spec, subject)
     assert subject is not None
-    told: dict[str, Any] = {
+    options: dict[str, Any] = {
         "targets": request.targets,
         "seq_len": request.seq_len,
         "vocab_size": request.vocab_size,
@@ -106,5 +106,5 @@ def subject_of(request: DataRequest) -> DataSubject:
         num_batches=request.num_batches,
         num_ranks=request.num_ranks,
         options=request.words,
-        **{name: value for name, value in told.items() if value is not None},
+        **{name: value for name, value in options.items() if value is not None},
     )

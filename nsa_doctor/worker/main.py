@@ -81,7 +81,7 @@ class Channel:
 
     def tell(self, text: str) -> None:
         """Report what has been done so far, in words for a person."""
-        self.send({"event": "told", "text": text})
+        self.send({"event": "progress", "text": text})
 
     def answer(self, answered: Callable[[], dict[str, Any]]) -> None:
         """Send what a call answers, or how the doctor's own code broke."""

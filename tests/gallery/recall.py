@@ -44,9 +44,9 @@ def main(words: Sequence[str] | None = None) -> int:
 def _ship(score: Score) -> None:
     """Write score.json, which ships with the doctor: who was measured, and when."""
     here = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    told = score.shipped(version("nsa-doctor"), here.stdout.strip(), datetime.now(UTC).date().isoformat())
+    shipped = score.shipped(version("nsa-doctor"), here.stdout.strip(), datetime.now(UTC).date().isoformat())
     path = ROOT / "nsa_doctor" / "core" / "score.json"
-    path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(shipped, indent=2) + "\n", encoding="utf-8")
 
 
 def parser() -> argparse.ArgumentParser:

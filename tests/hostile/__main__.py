@@ -51,17 +51,17 @@ def _read(made: tuple[Case, Path, str]) -> list[str]:
     return [*wrong, f"takes {seconds:.0f} s"] if seconds > _SECONDS / 2 else wrong
 
 
-def complaints(case: Case, folder: Path, code: int, told: str, error: str) -> Iterator[str]:
+def complaints(case: Case, folder: Path, code: int, output: str, error: str) -> Iterator[str]:
     """What is wrong with how the command ended."""
     if canary(folder).exists():
         yield "the file's code was executed"
     if code not in case.codes:
-        yield f"exit code {code}, not {' or '.join(map(str, sorted(case.codes)))}: {error or told}"
-    if "Traceback" in told + error:
+        yield f"exit code {code}, not {' or '.join(map(str, sorted(case.codes)))}: {error or output}"
+    if "Traceback" in output + error:
         yield "a traceback"
-    if code == 2 and (len(error.splitlines()) != 1 or told):
-        yield f"{len(error.splitlines())} lines on standard error, and {len(told)} characters beside them"
-    if any(not character.isprintable() and character != "\n" for character in told + error):
+    if code == 2 and (len(error.splitlines()) != 1 or output):
+        yield f"{len(error.splitlines())} lines on standard error, and {len(output)} characters beside them"
+    if any(not character.isprintable() and character != "\n" for character in output + error):
         yield "a character that a terminal obeys"
 
 

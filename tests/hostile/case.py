@@ -21,7 +21,7 @@ CANARY = "canary"
 
 @dataclass(frozen=True)
 class Case:
-    """`make` writes it into a folder and gives its path; `kinds` are the faults it may be told as.
+    """`make` writes it into a folder and gives its path; `kinds` are the faults it may be reported as.
 
     Without any it is read, and `code` is the exit code; `says` stands in the sentence, or in the report.
     """

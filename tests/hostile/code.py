@@ -54,8 +54,8 @@ def live(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 def _calls(function: Callable[..., object], *arguments: object, protocol: int = 2) -> Callable[[Path], bytes]:
     def make(folder: Path) -> bytes:
-        told = [argument(folder) if callable(argument) else argument for argument in arguments]
-        return pickled({"step": 3, "x": Calls(function, *told)}, protocol)
+        evaluated = [argument(folder) if callable(argument) else argument for argument in arguments]
+        return pickled({"step": 3, "x": Calls(function, *evaluated)}, protocol)
 
     return make
 
@@ -69,8 +69,8 @@ def _state(folder: Path) -> bytes:
 
 
 def _opcodes(asks: bytes, operation: bytes, text: str, ends: bytes) -> bytes:
-    told = text.encode()
-    return b"\x80\x02" + asks + operation + len(told).to_bytes(4, "little") + told + ends
+    raw = text.encode()
+    return b"\x80\x02" + asks + operation + len(raw).to_bytes(4, "little") + raw + ends
 
 
 def _text(text: str) -> bytes:
@@ -143,10 +143,10 @@ _LIVE: dict[str, tuple[Callable[[Path], bytes], str]] = {
 _NEEDS_TORCH = {"nested-pickle-of-torch", "build-state", "in-a-list-of-hooks", "default-factory", "resolve-name"}
 
 
-def _called_by_result(asks: bytes, argument: str | None, told: str, rest: bytes = b"") -> bytes:
+def _called_by_result(asks: bytes, argument: str | None, text: str, rest: bytes = b"") -> bytes:
     """Calls what a call gave."""
     given = rest if argument is None else b"X" + len(argument).to_bytes(4, "little") + argument.encode() + b"\x85R"
-    return b"\x80\x02" + asks + given + b"X" + len(told).to_bytes(4, "little") + told.encode() + b"\x85R."
+    return b"\x80\x02" + asks + given + b"X" + len(text).to_bytes(4, "little") + text.encode() + b"\x85R."
 
 
 def tensor_with_hooks(hook: object) -> Calls:

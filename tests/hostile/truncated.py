@@ -9,7 +9,7 @@ import torch
 from tests.hostile import folders, odd
 from tests.hostile.case import Case, gate_tensors, saved
 
-_CUTS = {  # how often, and the faults that the result may be told as
+_CUTS = {  # how often, and the faults that the result may be reported as
     "archive": (60, ("truncated", "empty")),
     "safetensors": (60, ("truncated", "empty")),
     "legacy": (20, ("truncated", "empty", "unsafe")),

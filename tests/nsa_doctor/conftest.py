@@ -79,13 +79,13 @@ def in_an_interpreter(
 
 
 def in_a_fork(words: Sequence[str], cwd: Path, env: Mapping[str, str], text: str) -> subprocess.CompletedProcess[str]:
-    with TemporaryFile("w+") as given, TemporaryFile("w+") as told, TemporaryFile("w+") as errors:
+    with TemporaryFile("w+") as given, TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
         given.write(text)
         given.seek(0)
 
         def call() -> None:
             os.dup2(given.fileno(), 0)
-            os.dup2(told.fileno(), 1)
+            os.dup2(output.fileno(), 1)
             os.chdir(cwd)
             os.environ.clear()
             os.environ.update(env)
@@ -97,14 +97,14 @@ def in_a_fork(words: Sequence[str], cwd: Path, env: Mapping[str, str], text: str
                 sys.stdout.flush()
                 sys.stderr.flush()
 
-        process = ForkedProcess(call, (given.fileno(), told.fileno()), errors.buffer)
+        process = ForkedProcess(call, (given.fileno(), output.fileno()), errors.buffer)
         try:
             code = process.wait(_LONGEST)
         finally:
             process.send_signal(signal.SIGKILL)  # no signal, once it has ended
-        told.seek(0)
+        output.seek(0)
         errors.seek(0)
-        return subprocess.CompletedProcess(words, code, told.read(), errors.read())
+        return subprocess.CompletedProcess(words, code, output.read(), errors.read())
 
 
 @pytest.fixture(autouse=True)

@@ -35,7 +35,7 @@ def _by_varlen(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
     def packed(x: Tensor) -> Tensor:
         return pad(x, (0, size - x.shape[-1])).flatten(0, 1)
 
-    # torch before 2.12 serves grouped heads without being told.
+    # torch before 2.12 serves grouped heads without being asked.
     grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
     out = varlen_attn(
         packed(q),

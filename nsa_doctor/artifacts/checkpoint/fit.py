@@ -21,8 +21,8 @@ def misfits(reading: Reading, parameters: Mapping[str, Shape], subject: str) -> 
                 by_ending[ending].append(shape)
     missing = [name for name, found in by_ending.items() if not found]
     other = [name for name, found in by_ending.items() if found and set(found) != {tuple(parameters[name])}]
-    told = [f"{name} is {list(next(iter(by_ending[name])))} and not {list(parameters[name])}" for name in other]
-    told += [f"{name} is not there" for name in missing]
-    if told:
-        more = f" and {len(told) - _MOST_NAMED} more" if len(told) > _MOST_NAMED else ""
-        yield f"{reading.path} is a checkpoint of another model than {subject}: {', '.join(told[:_MOST_NAMED])}{more}"
+    faults = [f"{name} is {list(next(iter(by_ending[name])))} and not {list(parameters[name])}" for name in other]
+    faults += [f"{name} is not there" for name in missing]
+    if faults:
+        more = f" and {len(faults) - _MOST_NAMED} more" if len(faults) > _MOST_NAMED else ""
+        yield f"{reading.path} is a checkpoint of another model than {subject}: {', '.join(faults[:_MOST_NAMED])}{more}"

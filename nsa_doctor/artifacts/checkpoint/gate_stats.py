@@ -84,7 +84,7 @@ def stats_request(
     return GateStatsRequest(paths=tuple(files), read=read, words=tuple(words))
 
 
-def gate_stats(request: GateStatsRequest, listen: Listener = lambda told, done, total: None) -> Report:
+def gate_stats(request: GateStatsRequest, listen: Listener = lambda text, done, total: None) -> Report:
     """Read and judge; a KeyboardInterrupt ends it early and keeps what was found.
 
     Raises UsageError for what is no checkpoint at all, and InternalError when the doctor's code fails.
@@ -120,7 +120,7 @@ def gate_stats(request: GateStatsRequest, listen: Listener = lambda told, done, 
     )
 
 
-def examine_checkpoints(request: GateStatsRequest, listen: Listener = lambda told, done, total: None) -> Examined:
+def examine_checkpoints(request: GateStatsRequest, listen: Listener = lambda text, done, total: None) -> Examined:
     """Every check of checkpoints on every file, each file compared with the one before it.
 
     Raises InternalError when the doctor's code fails.
@@ -138,12 +138,12 @@ def examine_checkpoints(request: GateStatsRequest, listen: Listener = lambda tol
     return Examined(
         results=judged_together([judged(reading, words) for reading in readings]),
         readings=tuple(readings),
-        gates=tuple(_told(gate, reading) for reading in readings for gate in reading.gates),
+        gates=tuple(_row(gate, reading) for reading in readings for gate in reading.gates),
         interrupted=interrupted,
     )
 
 
-def _told(gate: GateRecord, reading: Reading) -> dict[str, Any]:
+def _row(gate: GateRecord, reading: Reading) -> dict[str, Any]:
     return {"checkpoint": reading.path, "verdict": gate.verdict, "illnesses": list(gate.illnesses), **asdict(gate)}
 
 
@@ -154,9 +154,9 @@ def _identity(readings: Sequence[Reading]) -> dict[str, str]:
 
 def _file(reading: Reading) -> dict[str, Any]:
     """What is known of a file, its gates apart."""
-    told = asdict(reading)
-    del told["gates"], told["shapes"]
-    return told
+    facts = asdict(reading)
+    del facts["gates"], facts["shapes"]
+    return facts
 
 
 def _description(reading: Reading, has_name: bool) -> str:

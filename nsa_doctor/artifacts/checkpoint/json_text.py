@@ -27,8 +27,8 @@ def read_json(data: bytes, where: str) -> dict[str, Any]:
     except RecursionError:
         raise corrupt(where, "it nests too deep") from None
     except ValueError as error:  # a broken document, or a number of thousands of digits
-        told = getattr(error, "msg", "a number in it is too long")
-        raise corrupt(where, f"it is no JSON ({told})") from None
+        reason = getattr(error, "msg", "a number in it is too long")
+        raise corrupt(where, f"it is no JSON ({reason})") from None
     if not isinstance(made, dict):
         raise corrupt(where, "it is no JSON object")
     return made

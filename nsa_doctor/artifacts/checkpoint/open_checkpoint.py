@@ -93,8 +93,8 @@ def _folder(folder: Path, name: str, stack: ExitStack, deadline: Deadline) -> Co
     inner = [each for each in names if _may_hold_one(folder / each)]
     candidates = [quoted(each) for each in [*indices, *known, *inner][:3]]
     if candidates:
-        told = f"it has {', '.join(candidates)}{' and others' if len(indices + known + inner) > 3 else ''}; give one"
-        raise FaultError("irregular", f"{name} is a folder with no one checkpoint: {told}")
+        listing = f"it has {', '.join(candidates)}{' and others' if len(indices + known + inner) > 3 else ''}; give one"
+        raise FaultError("irregular", f"{name} is a folder with no one checkpoint: {listing}")
     raise FaultError("irregular", f"{name} is a folder without a checkpoint; give the path of the checkpoint itself")
 
 

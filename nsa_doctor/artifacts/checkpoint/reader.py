@@ -47,7 +47,7 @@ def read_checkpoint(path: str, request: ReadRequest, since: str | None = None) -
         sentence = f"{quoted(path)} is not read after {request.seconds:g} s; --timeout allows more"
     except WorkerDiedError as death:
         if death.status > 0:
-            told = f"the process that reads ended with exit code {death.status}"
-            raise InternalError(told, death.crash.last_words) from death
+            message = f"the process that reads ended with exit code {death.status}"
+            raise InternalError(message, death.crash.last_words) from death
         sentence = f"{quoted(path)} takes more than it may: the process that reads it died by signal {-death.status}"
     return Reading(path=path, fault="limit", sentence=sentence)

@@ -112,8 +112,8 @@ def _tensor(source: Source, name: str, entry: dict[str, Any], storage: Source) -
         return Stored(name=name, dtype=str(code)[:40], shape=shape, unread=f"its dtype {quoted(code)} is not known")
     bits = _FRACTIONS[code] if code in _FRACTIONS else 8 * BYTES[_DTYPES[code]]
     if count * bits != 8 * storage.num_bytes:
-        told = "x".join(map(str, shape[:8]))
-        what = f"{quoted(name)} of shape {told} and dtype {code} does not take {storage.num_bytes:,} bytes"
+        sizes = "x".join(map(str, shape[:8]))
+        what = f"{quoted(name)} of shape {sizes} and dtype {code} does not take {storage.num_bytes:,} bytes"
         raise corrupt(source.name, what)
     if code in _FRACTIONS:
         return Stored(name=name, dtype="bits8", shape=(storage.num_bytes,), strides=(1,), storage=storage)

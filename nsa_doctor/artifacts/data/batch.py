@@ -44,12 +44,12 @@ class Batch:
 
     def plain(self) -> dict[str, Any]:
         """A mapping that reads as this batch again."""
-        told = {"input_ids": self.inputs, "documents": self.documents, "epoch": self.epoch}
+        parts = {"input_ids": self.inputs, "documents": self.documents, "epoch": self.epoch}
         targets = self.targets
         if targets is not None and self.ignored is not None and self.ignored.any():
             targets = np.where(self.ignored, _IGNORED, targets)
-        told |= {self.target_name or "targets": targets}
-        return {name: value for name, value in told.items() if value is not None}
+        parts |= {self.target_name or "targets": targets}
+        return {name: value for name, value in parts.items() if value is not None}
 
 
 def read_batch(given: Any) -> Batch:

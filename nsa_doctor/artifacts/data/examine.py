@@ -33,7 +33,7 @@ class DataExamined:
     interrupted: bool = False
 
 
-def data(request: DataRequest, listen: Listener = lambda told, done, total: None) -> Report:
+def data(request: DataRequest, listen: Listener = lambda text, done, total: None) -> Report:
     """Examine, conclude; a KeyboardInterrupt ends it early.
 
     Raises UsageError for a source that cannot be examined at all, and InternalError when the doctor's code fails.
@@ -51,7 +51,7 @@ def data(request: DataRequest, listen: Listener = lambda told, done, total: None
     )
 
 
-def examine_data(request: DataRequest, listen: Listener = lambda told, done, total: None) -> DataExamined:
+def examine_data(request: DataRequest, listen: Listener = lambda text, done, total: None) -> DataExamined:
     """Every check asked for; a source that hangs for good or kills its process is a finding. Raises as `data` does."""
     subject = {"name": request.spec or request.config or "data", "options": list(request.words)}
     tell = counting(listen, _steps(request))
@@ -70,8 +70,8 @@ def examine_data(request: DataRequest, listen: Listener = lambda told, done, tot
 def _identified(subject: dict[str, Any]) -> dict[str, Any]:
     """With what only this process can say: of the code that opened the data, the version and the commit."""
     ours = {"version": version_of(("nsa",)), "commit": commit_of(__file__)}
-    told = {name: value for name, value in {**ours, **subject["identity"]}.items() if value}
-    return {**subject, "identity": told}
+    identity = {name: value for name, value in {**ours, **subject["identity"]}.items() if value}
+    return {**subject, "identity": identity}
 
 
 def _steps(request: DataRequest) -> int:
@@ -82,8 +82,8 @@ def _steps(request: DataRequest) -> int:
 def _failed(request: DataRequest, failure: WorkerHungError | WorkerDiedError) -> tuple[Result, ...]:
     """What its end means: batches do not come, and nothing else is known."""
     lines = failure.crash.dump.splitlines()  # the checks that wait are not what hangs
-    told = "\n".join(line for line in lines if not is_doctors(line.partition('"')[2]))
-    own = FrameFilter(top_package(request.spec)).of_dump(told)
+    dump = "\n".join(line for line in lines if not is_doctors(line.partition('"')[2]))
+    own = FrameFilter(top_package(request.spec)).of_dump(dump)
     where = Place(file=own[0].file, line=own[0].line, function=own[0].function) if own else Place()
     at = f" at {where.line_text} ({where.function})" if own else ""
     message = f"the process that opens the data {_end_of(failure, at)}"

@@ -64,7 +64,7 @@ def read(subject: DataSubject, opening: Opening, count: int, *, again: int = 0, 
         if any(each.end is not None and each.end.kind == "late" for each in subject.seen.values()):
             raise NotComparableError("means nothing where batches do not come")
         subject.seen[key] = _read(subject, opening, count, wants_state)
-        subject.listen(_told(opening))
+        subject.listen(_description(opening))
     found: Reading = subject.seen[key]
     return found
 
@@ -101,7 +101,7 @@ def _read(subject: DataSubject, opening: Opening, count: int, wants_state: bool)
     return reading
 
 
-def _told(opening: Opening) -> str:
+def _description(opening: Opening) -> str:
     if opening.split == "heldout":
         return "held-out batches"
     if opening.state is not None:

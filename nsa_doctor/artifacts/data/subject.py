@@ -46,7 +46,7 @@ class DataSubject:
     packages: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     options: tuple[str, ...] = ()
-    listen: Callable[[str], None] = field(default=lambda told: None, repr=False)
+    listen: Callable[[str], None] = field(default=lambda text: None, repr=False)
     seen: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property

@@ -27,10 +27,10 @@ def stacks_of_children() -> str:
     for pid in asked:
         with suppress(OSError):
             os.kill(pid, signal.SIGUSR1)
-    return _told(start) if asked else ""
+    return _written_since(start) if asked else ""
 
 
-def _told(start: int) -> str:
+def _written_since(start: int) -> str:
     """All that was written since, once nothing more comes."""
     size, give_up = start, time.monotonic() + _SECONDS_TO_ANSWER
     while time.monotonic() < give_up:

@@ -144,9 +144,9 @@ class Columns:
 
     def _is_of_epochs(self, name: str) -> bool:
         """Whether a column tells the mean over an epoch of what another tells of its steps."""
-        told = self.seen.values()
+        names = self.seen.values()
         base = name.removesuffix("_epoch")
-        return base != name and (f"{base}_step" in told or base in told)
+        return base != name and (f"{base}_step" in names or base in names)
 
     def check(self, where: str) -> None:
         """Raise MappingError for a mapped column that no row has had."""

@@ -58,13 +58,13 @@ class Declared:
 
 def declared(record: RunRecord) -> Declared:
     """What `env.json`, `metrics.json` and a foreign trainer's own words say."""
-    told = {**_flat(record.trainer), **_flat(record.environment)}
+    settings = {**_flat(record.trainer), **_flat(record.environment)}
     numbers = {
-        name: next((n for key in keys if (n := _number(told.get(key))) is not None), None)
+        name: next((n for key in keys if (n := _number(settings.get(key))) is not None), None)
         for name, keys in _NAMES.items()
     }
     words = {
-        name: next((t for key in keys if isinstance(t := told.get(key), str)), "") for name, keys in _NAMES.items()
+        name: next((t for key in keys if isinstance(t := settings.get(key), str)), "") for name, keys in _NAMES.items()
     }
     train = record.configuration.get("train")
     is_own = isinstance(train, Mapping) and {"lr", "lr_schedule", "lr_floor", "warmup_steps", "steps"} <= train.keys()
@@ -86,7 +86,7 @@ def declared(record: RunRecord) -> Declared:
         seq_len=length,
         tokens_per_step=rows * length * (numbers["accumulate"] or 1) if rows and length else None,
         is_own=is_own,
-        is_skipping=told.get("on_nonfinite") == "skip",
+        is_skipping=settings.get("on_nonfinite") == "skip",
     )
 
 

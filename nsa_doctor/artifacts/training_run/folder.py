@@ -60,18 +60,18 @@ def nonfinite_in(folder: Path, names: Iterable[str]) -> Iterator[Mapping[str, An
             if (
                 inner.startswith("step_rank")
                 and inner.endswith(".json")
-                and (told := facts_in(folder / name / inner, []))
+                and (facts := facts_in(folder / name / inner, []))
             ):
-                yield {**told, "folder": name}
+                yield {**facts, "folder": name}
 
 
 def failures_in(folder: Path, names: Iterable[str]) -> Iterator[Failure]:
     """Words of processes that ended, in the order of ranks."""
     for name in itertools.islice((name for name in names if _FAILURE.fullmatch(name)), _MOST_FILES):
-        told = facts_in(folder / name, [])
-        reason, found = told.get("reason"), _FAILURE.fullmatch(name)
+        facts = facts_in(folder / name, [])
+        reason, found = facts.get("reason"), _FAILURE.fullmatch(name)
         if isinstance(reason, str) and found is not None:
-            yield Failure(rank=int(found[1]), reason=reason[:2000], ts=number(told.get("ts")))
+            yield Failure(rank=int(found[1]), reason=reason[:2000], ts=number(facts.get("ts")))
 
 
 def numbers_in(path: Path) -> Iterator[dict[str, float]]:
@@ -79,8 +79,8 @@ def numbers_in(path: Path) -> Iterator[dict[str, float]]:
     text = _text(path, _LARGEST_FACTS) or ""
     try:
         for row in itertools.islice(csv.DictReader(text.replace("\0", "").splitlines()), _MOST_ROWS):
-            told = {str(name): number(value) for name, value in row.items() if not isinstance(value, list)}
-            yield {name: value for name, value in told.items() if value is not None}
+            numbers = {str(name): number(value) for name, value in row.items() if not isinstance(value, list)}
+            yield {name: value for name, value in numbers.items() if value is not None}
     except csv.Error:
         return
 
@@ -120,7 +120,7 @@ def fault_of(path: Path) -> str:
         if is_nsa:
             return differs_from_manifest(path) if (path / "manifest.json").exists() else "has no manifest.json"
         short = ((each.name, cut_short(each)) for each in inner if each.suffix in _WEIGHTS and each.is_file())
-        return next((f"holds {name}, which {told}" for name, told in short if told), "")
+        return next((f"holds {name}, which {fault}" for name, fault in short if fault), "")
     except OSError as error:
         return f"cannot be looked at: {error.strerror}"
 

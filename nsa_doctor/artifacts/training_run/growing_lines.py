@@ -81,7 +81,7 @@ class Tail:
             self.trouble = f"only the first {LARGEST_FILE >> 20} MiB were read"
 
     def _has_changed(self) -> bool:
-        """A table that was cut back and has grown past where it was is told by the bytes before the place."""
+        """A table that was cut back and has grown past where it was is recognised by the bytes before the place."""
         with self.path.open("rb") as file:
             file.seek(self._offset - len(self._last))
             return file.read(len(self._last)) != self._last

@@ -15,7 +15,7 @@ SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".json")
 _LARGEST_DOCUMENT = 256 << 20
 _SUMMARIES = frozenset({"train_runtime", "total_flos"})  # of a whole run, at the end of Hugging Face's history
 _JOINED = ("ts", "loss", "tokens_per_second", "fetch_seconds", "grad_norm", "learning_rate", "memory")
-_TOLD_OF_TRAINERS = ("max_steps", "save_steps", "logging_steps", "eval_steps", "num_train_epochs")
+_TRAINER_SETTINGS = ("max_steps", "save_steps", "logging_steps", "eval_steps", "num_train_epochs")
 
 
 @dataclass
@@ -99,9 +99,9 @@ class Log:
             found.pop("loss", None)  # a mean over the whole run
             found["msg"] = "msg", "finished"
         beat = beat_of(self._counted(found), self.rank)
-        told = number(found["eval_loss"][1]) if "eval_loss" in found else None
-        if told is not None:
-            self.evaluations.append(Evaluation(step=beat.step, loss=told))
+        loss = number(found["eval_loss"][1]) if "eval_loss" in found else None
+        if loss is not None:
+            self.evaluations.append(Evaluation(step=beat.step, loss=loss))
         if self.beats and (whole_one := _joined(self.beats[-1], beat)) is not None:
             self.beats[-1] = whole_one
         else:
@@ -188,8 +188,8 @@ class Log:
             self.tail.trouble = "holds no list of steps"
             return False
         if isinstance(data, dict):
-            told = {name: number(data.get(name)) for name in _TOLD_OF_TRAINERS}
-            self.trainer.update({name: value for name, value in told.items() if value is not None})
+            settings = {name: number(data.get(name)) for name in _TRAINER_SETTINGS}
+            self.trainer.update({name: value for name, value in settings.items() if value is not None})
         for row in rows:
             self._take(flat(row) if isinstance(row, dict) else None)
         return True
@@ -199,10 +199,10 @@ def _joined(one: Beat, other: Beat) -> Beat | None:
     """Both as one, where a log tells a step in several lines, none of which says what another has said."""
     if one.step is None or one.step != other.step or one.rank != other.rank or one.msg or other.msg:
         return None
-    told = {name: value for name in _JOINED if (value := getattr(other, name)) is not None}
-    if any(getattr(one, name) is not None for name in told if name != "ts"):
+    values = {name: value for name in _JOINED if (value := getattr(other, name)) is not None}
+    if any(getattr(one, name) is not None for name in values if name != "ts"):
         return None
-    return replace(one, **told)
+    return replace(one, **values)
 
 
 def flat(data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -23,16 +23,16 @@ _OF_A_TOKEN = ((1e7, 2.5), (1e9, 2.0), (math.inf, 1.5))
 _UNTRAINED = 0.75  # of a guess: what a model that knows nothing loses at least at its first steps
 
 
-def floor_of_text(told: Declared, losses: Series) -> float | None:
+def floor_of_text(settings: Declared, losses: Series) -> float | None:
     """Nats per token; None where the data is not known to be vast, or the model knew something at the first step."""
-    if not _VAST.search(told.dataset) or not losses or (told.guess is None and losses.values[0] < 4):
+    if not _VAST.search(settings.dataset) or not losses or (settings.guess is None and losses.values[0] < 4):
         return None
     first = median(losses.values[:3])
-    guess = told.guess if told.guess is not None else first
+    guess = settings.guess if settings.guess is not None else first
     if losses.steps[0] > 20 or (first < _UNTRAINED * min(guess, math.log(50_000)) and first < 4.5):
         return None
-    is_of_bytes = told.tokenizer == "byte" or (
-        first < 6.5 if told.vocabulary is None else told.vocabulary <= _LARGEST_BYTES
+    is_of_bytes = settings.tokenizer == "byte" or (
+        first < 6.5 if settings.vocabulary is None else settings.vocabulary <= _LARGEST_BYTES
     )
-    seen = told.tokens_per_step * losses.steps[-1] if told.tokens_per_step else math.inf
+    seen = settings.tokens_per_step * losses.steps[-1] if settings.tokens_per_step else math.inf
     return next(floor for most, floor in (_OF_A_BYTE if is_of_bytes else _OF_A_TOKEN) if seen <= most)

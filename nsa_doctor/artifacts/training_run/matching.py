@@ -23,13 +23,13 @@ def mismatches(run: RunRecord, subject: Mapping[str, Any]) -> Iterator[str]:
     where = f"the run in {run.folder}"
     own = model_configuration(run.configuration)
     wanted, wanted_hash = identity.get("configuration") or {}, identity.get("configuration_hash", "")
-    told_hash = run.environment.get("configuration_hash")
-    if not own and not told_hash:
+    run_hash = run.environment.get("configuration_hash")
+    if not own and not run_hash:
         yield (
             f"{where} does not say which configuration it had (env.json has neither config nor configuration_hash), "
             f"so it is no evidence about {name}"
         )
-    elif not wanted_hash or wanted_hash != (digest(own) if own else told_hash):
+    elif not wanted_hash or wanted_hash != (digest(own) if own else run_hash):
         known = _known_as(own)
         differences = _differences(own, wanted) or "its hash differs"
         yield f"{where} is of another configuration{f' ({known})' if known else ''} than {name}: {differences}"
@@ -40,9 +40,9 @@ def mismatches(run: RunRecord, subject: Mapping[str, Any]) -> Iterator[str]:
     if flags is not None and not isinstance(flags, dict):
         yield f"{where} records its flags in a form that cannot be compared: {shown(flags)}, not a mapping"
     elif flags is not None:
-        told = {key: str(value) for key, value in flags.items() if value is not None}
-        if told != dict(flags_now):
-            yield f"{where} had the flags {_flags(told)}; examined is {name} with {_flags(flags_now)}"
+        run_flags = {key: str(value) for key, value in flags.items() if value is not None}
+        if run_flags != dict(flags_now):
+            yield f"{where} had the flags {_flags(run_flags)}; examined is {name} with {_flags(flags_now)}"
 
 
 def model_configuration(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,11 +60,11 @@ def _differences(own: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """`dim 128 and not 768, …` for the first few keys that differ."""
     differing = [key for key in {**wanted, **own} if own.get(key) != wanted.get(key)] if own and wanted else []
     differing.sort(key=lambda key: _SIZES.index(key) if key in _SIZES else len(_SIZES))
-    told = [
+    parts = [
         f"{plain(str(key))} {reprlib.repr(own.get(key))} and not {reprlib.repr(wanted.get(key))}"
         for key in differing[:_MOST_DIFFERENCES]
     ]
-    return ", ".join(told) + (" …" if differing[_MOST_DIFFERENCES:] else "")
+    return ", ".join(parts) + (" …" if differing[_MOST_DIFFERENCES:] else "")
 
 
 def _known_as(own: Mapping[str, Any]) -> str:
@@ -79,9 +79,9 @@ def _flags(flags: Mapping[str, Any]) -> str:
     return plain(", ".join(f"{key}={value}" for key, value in sorted(flags.items()))) or "none"
 
 
-def _is_same_commit(told: Any, now: str) -> bool:
+def _is_same_commit(recorded: Any, now: str) -> bool:
     """One may be an abbreviation of the other; what follows the hash, such as `+ changes`, is not compared."""
-    one, other = (str(each).split(maxsplit=1)[:1] for each in (told, now))
+    one, other = (str(each).split(maxsplit=1)[:1] for each in (recorded, now))
     if not one or not other:
         return False
     shorter, longer = sorted((one[0], other[0]), key=len)

@@ -17,7 +17,7 @@ _ENDLESS = 1e150
 
 @dataclass
 class _Seen:
-    """What one process has told so far."""
+    """What one process has logged so far."""
 
     last: Beat | None = None
     twice: int = 0
@@ -31,35 +31,35 @@ def misleading(beats: Iterable[Beat]) -> Iterator[str]:
     seen: dict[int, _Seen] = {}
     for beat in beats:
         _add(seen.setdefault(beat.rank, _Seen()), beat)
-    for rank, told in sorted(seen.items()):
-        yield from _sentences(f"rank {rank}: " if len(seen) > 1 else "", told)
+    for rank, log in sorted(seen.items()):
+        yield from _sentences(f"rank {rank}: " if len(seen) > 1 else "", log)
 
 
-def _add(told: _Seen, beat: Beat) -> None:
-    last, told.last = told.last, beat
+def _add(log: _Seen, beat: Beat) -> None:
+    last, log.last = log.last, beat
     if beat.loss is not None and math.isfinite(beat.loss) and abs(beat.loss) > _ENDLESS:
-        told.endless += 1
+        log.endless += 1
     if last is None:
         return
     if last.step == beat.step and last.loss == beat.loss and is_step(beat) and last.msg == beat.msg:
-        told.twice += 1
-        told.first_twice = beat.step if told.first_twice is None else told.first_twice
+        log.twice += 1
+        log.first_twice = beat.step if log.first_twice is None else log.first_twice
     if is_time(beat.ts) and is_time(last.ts) and beat.ts > _A_DATE and last.ts - beat.ts > _LEAST_BACK:
-        told.back.append((last.ts - beat.ts, beat.step))
+        log.back.append((last.ts - beat.ts, beat.step))
 
 
-def _sentences(whose: str, told: _Seen) -> Iterator[str]:
-    if told.twice >= _FEWEST_TWICE:
+def _sentences(whose: str, log: _Seen) -> Iterator[str]:
+    if log.twice >= _FEWEST_TWICE:
         yield (
-            f"{whose}{counted(told.twice, 'line')} in a row tell the same step and loss again, the first at step "
-            f"{told.first_twice}: two processes may write into one log, and speeds are of both"
+            f"{whose}{counted(log.twice, 'line')} in a row tell the same step and loss again, the first at step "
+            f"{log.first_twice}: two processes may write into one log, and speeds are of both"
         )
-    if told.back:
-        most, step = max(told.back, key=lambda pair: pair[0])
+    if log.back:
+        most, step = max(log.back, key=lambda pair: pair[0])
         place = "" if step is None else f" at step {step}"
         yield (
-            f"{whose}the clock goes back {counted(len(told.back), 'time')}, by up to {most:,.0f} s{place}: "
+            f"{whose}the clock goes back {counted(len(log.back), 'time')}, by up to {most:,.0f} s{place}: "
             "silences and speeds about it are not to be relied on"
         )
-    if told.endless:
-        yield f"{whose}the loss is beyond {_ENDLESS:g} in {counted(told.endless, 'line')}, judged as {_ENDLESS:g} there"
+    if log.endless:
+        yield f"{whose}the loss is beyond {_ENDLESS:g} in {counted(log.endless, 'line')}, judged as {_ENDLESS:g} there"

@@ -74,8 +74,8 @@ def behind(record: RunRecord) -> list[Behind]:
 def disagreement(record: RunRecord) -> Disagreement | None:
     """What the trainer's comparison says, else the first step at which numbers that were one are two."""
     for end in endings(record):
-        if (told := differing(end.reason)) is not None:
-            return Disagreement(step=told[0], rank=told[1], quantity="parameters", parameter=told[2])
+        if (difference := differing(end.reason)) is not None:
+            return Disagreement(step=difference[0], rank=difference[1], quantity="parameters", parameter=difference[2])
     found = [
         each
         for quantity in _QUANTITIES
@@ -96,9 +96,9 @@ def death(record: RunRecord) -> Death | None:
     if not any(end.kind == "another rank" for end in found) and not _is_one_alone(record):
         return None
     for end in found:
-        if (told := blamed(end.reason)) is not None and kind_of(told[1]) != "another rank":
-            own = next((each.reason for each in found if each.rank == told[0] and each.kind == "error"), told[1])
-            return Death(rank=told[0], reason=own, step=_last_step(record, told[0]))
+        if (blame := blamed(end.reason)) is not None and kind_of(blame[1]) != "another rank":
+            own = next((each.reason for each in found if each.rank == blame[0] and each.kind == "error"), blame[1])
+            return Death(rank=blame[0], reason=own, step=_last_step(record, blame[0]))
     errors = [end for end in found if end.kind == "error"]
     words = [each for each in record.failures if kind_of(each.reason) == "error"]
     words.sort(key=lambda each: each.ts or math.inf)
@@ -156,7 +156,7 @@ def _first_difference(record: RunRecord, quantity: str, rank: int) -> Disagreeme
 
 
 def _by_step(record: RunRecord, quantity: str, rank: int) -> Mapping[int, float]:
-    """The last that was told of each step."""
+    """The last that was logged of each step."""
     return {
         beat.step: value
         for beat in record.beats

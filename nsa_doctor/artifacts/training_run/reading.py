@@ -90,16 +90,16 @@ class RunReader:
             folder = plain(str(self._place))
             notes += [note for log in self._logs.values() for note in _why_unread(log) if note not in notes]
             if notes:
-                told = "; ".join(notes[:_MOST_NOTES])
-                raise RunError(f"{folder}: holds nothing of a run that can be read: {told}")
+                reasons = "; ".join(notes[:_MOST_NOTES])
+                raise RunError(f"{folder}: holds nothing of a run that can be read: {reasons}")
             raise RunError(
                 f"{folder}: holds no heartbeat_rank0.jsonl, no training.csv, no env.json and no other log of steps "
                 "(.jsonl, .csv) of a run"
             )
         source = ", ".join(log.path.relative_to(self._place).as_posix() for log in logs[:4])
         record = self._record(logs, environment, notes, source=source)
-        is_told = all(isinstance(record.configuration.get(name), dict) for name in ("train", "runtime"))
-        is_own = is_of_heartbeats and is_told and any(beat.msg == "step" for beat in record.beats)
+        has_sections = all(isinstance(record.configuration.get(name), dict) for name in ("train", "runtime"))
+        is_own = is_of_heartbeats and has_sections and any(beat.msg == "step" for beat in record.beats)
         return _with_the_rest(replace(record, is_own=is_own), self._place, names)
 
     def _record(
@@ -191,7 +191,7 @@ def _with_the_rest(record: RunRecord, folder: Path, names: Sequence[str]) -> Run
     saved = tuple(beside.saved_in(folder, names))
     notes: list[str] = []
     rows = beside.numbers_in(folder / "evaluations.csv") if "evaluations.csv" in names else ()
-    told = (
+    evaluations = (
         Evaluation(step=int(row["step"]) if math.isfinite(row.get("step", math.nan)) else None, loss=row["loss"])
         for row in rows
         if "loss" in row
@@ -202,7 +202,7 @@ def _with_the_rest(record: RunRecord, folder: Path, names: Sequence[str]) -> Run
         dumps=tuple(beside.dumps_in(folder, names)),
         checkpoints=tuple(each.name for each in saved if not each.fault.startswith(("is empty", "cannot", "was set"))),
         saved=saved,
-        evaluations=tuple(told) or record.evaluations,
+        evaluations=tuple(evaluations) or record.evaluations,
         gates=tuple(beside.numbers_in(folder / "gates.csv")) if "gates.csv" in names else (),
         nonfinite=tuple(beside.nonfinite_in(folder, names)),
         failures=tuple(beside.failures_in(folder, names)),
@@ -212,10 +212,10 @@ def _with_the_rest(record: RunRecord, folder: Path, names: Sequence[str]) -> Run
 
 
 def _no_folder(place: Path) -> str:
-    told = plain(str(place))
+    name = plain(str(place))
     if place.is_file():
-        return f"{told}: is neither a folder nor a log ({', '.join(SUFFIXES)}); name a run's own"
-    return f"{told}: {'is not a folder' if place.exists() else 'no such folder'}; name a run's own"
+        return f"{name}: is neither a folder nor a log ({', '.join(SUFFIXES)}); name a run's own"
+    return f"{name}: {'is not a folder' if place.exists() else 'no such folder'}; name a run's own"
 
 
 def _is_of_steps(log: Log) -> bool:

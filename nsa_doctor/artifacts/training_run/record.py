@@ -122,9 +122,9 @@ class RunRecord:
     @cached_property
     def world_size(self) -> int:
         """How many processes the run says it had; as many as left a heartbeat when it does not say."""
-        told = self.environment.get("world_size")
-        is_told = isinstance(told, int) and not isinstance(told, bool) and 0 < told < 1_000_000
-        return told if is_told and told is not None else max(self.ranks, default=0) + 1
+        size = self.environment.get("world_size")
+        is_usable = isinstance(size, int) and not isinstance(size, bool) and 0 < size < 1_000_000
+        return size if is_usable and size is not None else max(self.ranks, default=0) + 1
 
     @cached_property
     def clock(self) -> Clock:

@@ -58,13 +58,13 @@ def reason(record: RunRecord, step: int | None) -> str:
         if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
             more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
             return escaped(f"the gradient of {', '.join(names[:_MOST_NAMES])}{more}"[:_LONGEST]) + " is not finite"
-    told = next((beat.msg for beat in record.events if beat.step == step and beat.msg.startswith(REFUSED)), "")
-    return escaped(told.removeprefix(REFUSED).partition(_ADVICE)[0][:_LONGEST])
+    message = next((beat.msg for beat in record.events if beat.step == step and beat.msg.startswith(REFUSED)), "")
+    return escaped(message.removeprefix(REFUSED).partition(_ADVICE)[0][:_LONGEST])
 
 
-def birthplace(told: str) -> Place:
+def birthplace(sentence: str) -> Place:
     """The module and the line that a tracer's sentence names; nowhere where it names none."""
-    found = _BORN.search(told) or _HELD.search(told)
+    found = _BORN.search(sentence) or _HELD.search(sentence)
     if found is None:
         return Place()
     parts = found.groupdict()

@@ -21,12 +21,12 @@ class OtherRowsError(Exception):
 class Departure:
     """The first number of a run that is another: of a step, or of the weights that `names` names, the furthest first.
 
-    `told` is the run's value and `again` the doctor's; of weights both are how far the first of them went.
+    `recorded` is the run's value and `again` the doctor's; of weights both are how far the first of them went.
     """
 
     kind: Literal["loss", "gradient", "weights", "evaluation"]
     step: int
-    told: float
+    recorded: float
     again: float
     apart: float = 0.0
     names: tuple[str, ...] = ()
@@ -37,14 +37,14 @@ def departure(record: RunRecord, again: Again) -> Departure | None:
 
     Once the first step has the loss and the gradient it should have, what comes after is a matter of the weights.
     """
-    told = {(beat.step, beat.rank): beat for beat in record.beats if is_step(beat)}
-    _require_same_rows(told, again)
-    of_steps = [_of_step(step, told.get((step.step, 0))) for step in again.steps]
+    beats = {(beat.step, beat.rank): beat for beat in record.beats if is_step(beat)}
+    _require_same_rows(beats, again)
+    of_steps = [_of_step(step, beats.get((step.step, 0))) for step in again.steps]
     found = (*of_steps[:1], _of_weights(again), *of_steps[1:], _of_evaluation(record, again))
     return next((each for each in found if each is not None), None)
 
 
-def has_told(record: RunRecord, again: Again) -> bool:
+def has_logged(record: RunRecord, again: Again) -> bool:
     """Whether the run tells anything of a step that was computed again."""
     made = {beat.step for beat in record.steps}
     return bool(again.moves) or any(step.step in made for step in again.steps)
@@ -52,18 +52,18 @@ def has_told(record: RunRecord, again: Again) -> bool:
 
 def nearness(record: RunRecord, again: Again) -> str:
     """How near the numbers of a run are to those computed again, as shares of these, in words."""
-    told = {beat.step: beat for beat in record.steps}
-    pairs = [(told[step.step], step) for step in again.steps if step.step in told]
+    beats = {beat.step: beat for beat in record.steps}
+    pairs = [(beats[step.step], step) for step in again.steps if step.step in beats]
     losses = [_share(beat.loss, step.loss) for beat, step in pairs if beat.loss is not None]
     norms = [_share(beat.grad_norm, step.norm) for beat, step in pairs if beat.grad_norm is not None]
     of = (("loss", losses), ("norm of the gradient", norms), ("way of each weight", list(map(_strayed, again.moves))))
     return ", ".join(f"{name} to {max(shares):.0e}" for name, shares in of if shares)
 
 
-def _require_same_rows(told: Mapping[tuple[int | None, int], Beat], again: Again) -> None:
+def _require_same_rows(beats: Mapping[tuple[int | None, int], Beat], again: Again) -> None:
     for step in again.steps:
         for rank, batch in enumerate(step.batches):
-            beat = told.get((step.step, rank))
+            beat = beats.get((step.step, rank))
             if beat is not None and beat.batch not in (None, batch):
                 raise OtherRowsError(
                     f"step {step.step} was made with other rows than its configuration gives after step {again.first}"
@@ -74,9 +74,9 @@ def _of_step(step: StepAgain, beat: Beat | None) -> Departure | None:
     if beat is None:
         return None
     if beat.loss is not None and _is_another(beat.loss, step.loss, step.loss_noise, _LOSS):
-        return Departure(kind="loss", step=step.step, told=beat.loss, again=step.loss)
+        return Departure(kind="loss", step=step.step, recorded=beat.loss, again=step.loss)
     if beat.grad_norm is not None and _is_another(beat.grad_norm, step.norm, step.norm_noise, _NORM):
-        return Departure(kind="gradient", step=step.step, told=beat.grad_norm, again=step.norm)
+        return Departure(kind="gradient", step=step.step, recorded=beat.grad_norm, again=step.norm)
     return None
 
 
@@ -87,29 +87,29 @@ def _of_weights(again: Again) -> Departure | None:
     worst, *others = sorted(astray, key=_strayed, reverse=True)
     names = (worst.name, *(each.name for each in others))
     return Departure(
-        kind="weights", step=again.last, told=worst.told, again=worst.again, apart=worst.apart, names=names
+        kind="weights", step=again.last, recorded=worst.recorded, again=worst.again, apart=worst.apart, names=names
     )
 
 
 def _of_evaluation(record: RunRecord, again: Again) -> Departure | None:
-    told = {each.step: each.loss for each in record.evaluations}
+    losses = {each.step: each.loss for each in record.evaluations}
     for each in again.evaluations:
-        loss = told.get(each.step)
+        loss = losses.get(each.step)
         if loss is not None and _is_another(loss, each.loss, each.noise, _LOSS):
-            return Departure(kind="evaluation", step=each.step, told=loss, again=each.loss)
+            return Departure(kind="evaluation", step=each.step, recorded=loss, again=each.loss)
     return None
 
 
-def _is_another(told: float, again: float, noise: float, share: float) -> bool:
-    return not abs(told - again) <= share * again + _OF_THE_NOISE * noise
+def _is_another(recorded: float, again: float, noise: float, share: float) -> bool:
+    return not abs(recorded - again) <= share * again + _OF_THE_NOISE * noise
 
 
 def _strayed(move: MoveAgain) -> float:
     return _share(move.again + move.apart, move.again)
 
 
-def _share(told: float, again: float) -> float:
+def _share(recorded: float, again: float) -> float:
     """By how much one is off, as a share of the other."""
-    if told == again:
+    if recorded == again:
         return 0.0
-    return abs(told - again) / abs(again) if again else math.inf
+    return abs(recorded - again) / abs(again) if again else math.inf

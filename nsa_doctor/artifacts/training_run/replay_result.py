@@ -28,7 +28,7 @@ class MoveAgain:
     """
 
     name: str
-    told: float
+    recorded: float
     again: float
     apart: float
     noise: float
@@ -66,9 +66,9 @@ class Again:
         return f"step {self.first + 1}" if count <= 1 else f"steps {self.first + 1} to {self.first + count}"
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "Again":
+    def from_json(cls, data: Mapping[str, Any]) -> "Again":
         """What `dataclasses.asdict` and JSON made of one."""
-        steps = tuple(StepAgain(**{**each, "batches": tuple(each["batches"])}) for each in told["steps"])
-        moves = tuple(MoveAgain(**each) for each in told["moves"])
-        evaluations = tuple(EvaluationAgain(**each) for each in told["evaluations"])
-        return cls(**{**told, "steps": steps, "moves": moves, "evaluations": evaluations})
+        steps = tuple(StepAgain(**{**each, "batches": tuple(each["batches"])}) for each in data["steps"])
+        moves = tuple(MoveAgain(**each) for each in data["moves"])
+        evaluations = tuple(EvaluationAgain(**each) for each in data["evaluations"])
+        return cls(**{**data, "steps": steps, "moves": moves, "evaluations": evaluations})

@@ -93,7 +93,7 @@ class _Pass:
 
 
 def steps_again(
-    folder: Path, evaluated: Collection[int] = (), device: str = "cpu", tell: Tell = lambda told: None
+    folder: Path, evaluated: Collection[int] = (), device: str = "cpu", tell: Tell = lambda text: None
 ) -> Again:
     """The steps between the two checkpoints of a run that are nearest to each other; one step where none are near.
 
@@ -122,7 +122,7 @@ def _device(name: str) -> torch.device:
 
 def _checkpoints(folder: Path) -> list[_Checkpoint]:
     paths = (folder / "checkpoints").glob("step_*")
-    found = [_Checkpoint(int(told[1]), path) for path in paths if (told := _NAME.fullmatch(path.name))]
+    found = [_Checkpoint(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))]
     if not found:
         raise CannotBeComputedError("the run holds no checkpoint of nsa.train")
     return sorted(found, key=lambda each: each.step)
@@ -236,8 +236,8 @@ class _Retraced:
             part.sum().backward()
             parts.append(part.detach())
         gradients = {name: each.grad for name, each in self._model.named_parameters() if each.grad is not None}
-        told = torch.cat(parts).double()
-        return _Pass(float(told.sum()), told, gradients)
+        losses = torch.cat(parts).double()
+        return _Pass(float(losses.sum()), losses, gradients)
 
     def _rows(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         """Tokens and targets, a row at a time, so that the logits of a large vocabulary fit."""
@@ -295,12 +295,12 @@ def _rate(step: int, config: RunConfig) -> float:
 
 
 def _move(name: str, before: Tensor, after: Tensor, again: Tensor, other: Tensor, num_steps: int) -> MoveAgain:
-    told = after.double() - before.double()
+    recorded = after.double() - before.double()
     rounding = num_steps * _ROUNDING * float(before.double().norm())
     return MoveAgain(
         name=name,
-        told=float(told.norm()),
+        recorded=float(recorded.norm()),
         again=float(again.norm()),
-        apart=float((told - again).norm()),
+        apart=float((recorded - again).norm()),
         noise=float((other - again).norm()) + rounding,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nsa_doctor.artifacts.training_run.record import Beat, RunRecord
-from nsa_doctor.artifacts.training_run.saved_checkpoints import told_saves
+from nsa_doctor.artifacts.training_run.saved_checkpoints import logged_saves
 from nsa_doctor.artifacts.training_run.sessions import Life, is_step, lives_of
 
 _BIT_FOR_BIT = 1e-6  # of one process on a CPU, at the first step made again; it doubles with each
@@ -73,9 +73,9 @@ def _older(record: RunRecord, earlier: Sequence[Life], life: Life, number: int) 
     if life.resumed_from is None:
         return None
     before = [beat for each in earlier for beat in each.beats]
-    told = [step for step in told_saves(_with(record, before)) if step > life.resumed_from]
+    logged = [step for step in logged_saves(_with(record, before)) if step > life.resumed_from]
     aside = {each.step for each in record.saved if each.fault.startswith("was set aside")}
-    lost = [step for step in told if step not in aside]
+    lost = [step for step in logged if step not in aside]
     if not lost:
         return None
     return Detour(
@@ -96,7 +96,7 @@ def _count_anew(earlier: Sequence[Life], life: Life, number: int) -> Detour | No
 
 def _rates(record: RunRecord, earlier: Sequence[Life], life: Life, number: int) -> Detour | None:
     """A rate that differs from the one the same step had, or that begins its warm-up again."""
-    old, new = _told(earlier, "learning_rate"), _told([life], "learning_rate")
+    old, new = _logged(earlier, "learning_rate"), _logged([life], "learning_rate")
     both = [(step, old[step], new[step]) for step in sorted(old.keys() & new.keys())]
     first_rates = list(new.values())[:_FEWEST_TWICE]
     if not first_rates or not old:
@@ -117,7 +117,7 @@ def _rates(record: RunRecord, earlier: Sequence[Life], life: Life, number: int) 
 
 def _losses(record: RunRecord, earlier: Sequence[Life], life: Life, number: int) -> Detour | None:
     """Losses of steps that were made twice and are not the same."""
-    old, new = _told(earlier, "loss"), _told([life], "loss")
+    old, new = _logged(earlier, "loss"), _logged([life], "loss")
     both = [(step, old[step], new[step]) for step in sorted(old.keys() & new.keys())]
     if not both:
         return None
@@ -150,8 +150,8 @@ def _systematic(old: Mapping[int, float], both: Sequence[tuple[int, float, float
     return None
 
 
-def _told(lives: Sequence[Life], quantity: Literal["loss", "learning_rate"]) -> dict[int, float]:
-    """By step, what was last told."""
+def _logged(lives: Sequence[Life], quantity: Literal["loss", "learning_rate"]) -> dict[int, float]:
+    """By step, what was last logged."""
     beats = (beat for life in lives for beat in life.steps)
     return {
         beat.step: value for beat in beats if beat.step is not None and (value := getattr(beat, quantity)) is not None

@@ -11,7 +11,7 @@ _OF_ONE_STEP, _AT_REST = 1.5, 3.0  # drifts of the data are of the size of its n
 _LEAST, _LEAST_IN_ORDER = 0.25, 0.10  # of the level; a small rise counts when it goes up all the way
 _LEAST_OF_A_GUESS, _LIKE_A_GUESS = 0.01, 0.97  # a model that knows nothing has nothing to lose by other data
 _IN_ORDER = 0.6  # Kendall's tau of levels that go up all the way, but for one or two
-_FEWEST_LATE = 12  # points that a late rise needs to be told from a spike
+_FEWEST_LATE = 12  # points that a late rise needs to be distinguished from a spike
 _LATE_NOISE = 12.0
 _COMING_BACK = -0.35  # tau of the points since the peak; noise alone of 12 points is below it once in 16
 _WON_BACK = 0.3
@@ -32,9 +32,11 @@ class Rise:
     is_recovering: bool
 
     @property
-    def told(self) -> str:
+    def sentence(self) -> str:
         """What, how much, where."""
-        return f"the loss rises from {self.lowest:.4g} ({self.best.told}) to {self.now:.4g} ({self.late.told})"
+        return (
+            f"the loss rises from {self.lowest:.4g} ({self.best.steps_text}) to {self.now:.4g} ({self.late.steps_text})"
+        )
 
 
 def found_rise(losses: Series, guess: float | None = None) -> Rise | None:

@@ -19,24 +19,24 @@ class Loss:
     what: str
 
 
-def told_saves(record: RunRecord) -> dict[int, str]:
+def logged_saves(record: RunRecord) -> dict[int, str]:
     """By step, the name of each checkpoint that the heartbeat says was saved, in the order they were last saved."""
     found: dict[int, str] = {}
     for beat in record.beats:
-        told = _SAVED.match(beat.msg) if beat.msg else None
-        if told and beat.step is not None and beat.rank == 0:
+        match = _SAVED.match(beat.msg) if beat.msg else None
+        if match and beat.step is not None and beat.rank == 0:
             found.pop(beat.step, None)
-            found[beat.step] = (told["name"] or "").rstrip("/").rpartition("/")[2]
+            found[beat.step] = (match["name"] or "").rstrip("/").rpartition("/")[2]
     return found
 
 
 def losses(record: RunRecord) -> list[Loss]:
     """Every checkpoint that is missing, gone or empty; those that were left out for newer ones are not."""
-    told = told_saves(record)
-    return [*_never_made(record, told), *_gone(record, told)]
+    logged = logged_saves(record)
+    return [*_never_made(record, logged), *_gone(record, logged)]
 
 
-def _never_made(record: RunRecord, told: dict[int, str]) -> Iterator[Loss]:
+def _never_made(record: RunRecord, logged: dict[int, str]) -> Iterator[Loss]:
     """Steps at which a checkpoint was due, and after which the run went on without one."""
     every = record.declared("save_every") or record.declared("save_steps")
     if every is None or not 1 <= every < 1e12 or every != int(every):
@@ -45,7 +45,7 @@ def _never_made(record: RunRecord, told: dict[int, str]) -> Iterator[Loss]:
     if not record.is_own:
         yield from _late(record, stride)
         return
-    there = set(told) | {each.step for each in record.saved}
+    there = set(logged) | {each.step for each in record.saved}
     for life in lives_of(record):
         steps = [beat.step for beat in life.beats if is_step(beat) and beat.step is not None]
         for step in steps:
@@ -61,19 +61,19 @@ def _late(record: RunRecord, stride: int) -> Iterator[Loss]:
         yield Loss(step=newest + stride, what="was not saved")
 
 
-def _gone(record: RunRecord, told: dict[int, str]) -> Iterator[Loss]:
+def _gone(record: RunRecord, logged: dict[int, str]) -> Iterator[Loss]:
     """What was saved last, or lies between others that are there; and what is there but empty."""
     there = {each.step: each for each in record.saved if each.step is not None}
     names = {each.name.rpartition("/")[2]: each for each in record.saved}
-    if told:
-        newest = list(told)[-1]
-        kept = [step for step in there if step in told]
-        for step, name in told.items():
+    if logged:
+        newest = list(logged)[-1]
+        kept = [step for step in there if step in logged]
+        for step, name in logged.items():
             is_wanted = step == newest or (kept and min(kept) < step < newest)
             if is_wanted and step not in there and not _is_by_name(name, names):
                 yield Loss(step=step, what="was saved and is gone")
     for each in record.saved:
-        is_one = each.step in told if told else not each.fault.startswith("is an empty folder")
+        is_one = each.step in logged if logged else not each.fault.startswith("is an empty folder")
         is_set_aside = each.fault.startswith("was set aside")
         if is_one and each.fault and not is_set_aside and not _is_being_written(record, each):
             yield Loss(step=each.step, what=each.fault)

@@ -23,7 +23,7 @@ class Shared:
 
 def comparable_steps(record: RunRecord) -> int:
     """Steps at which two ranks or more tell what they trained on."""
-    return sum(len(told) > 1 for told in _checksums(record).values())
+    return sum(len(batches) > 1 for batches in _checksums(record).values())
 
 
 def shared_rows(record: RunRecord) -> list[Shared]:
@@ -31,16 +31,16 @@ def shared_rows(record: RunRecord) -> list[Shared]:
 
     A few alike are chance where there is little data, and data that is the same at every step says nothing.
     """
-    told = _checksums(record)
+    checksums = _checksums(record)
     alike: dict[tuple[int, int], list[int]] = defaultdict(list)  # by a rank and the least that has its batch
-    for step in sorted(told):
-        for ranks in _by_checksum(told[step]).values():
+    for step in sorted(checksums):
+        for ranks in _by_checksum(checksums[step]).values():
             for rank in ranks[1:]:
                 alike[ranks[0], rank].append(step)
     groups: dict[int, list[Shared]] = defaultdict(list)
     for (one, other), steps in alike.items():
-        both = sum(step >= steps[0] and {one, other} <= ranks.keys() for step, ranks in told.items())
-        kinds = {told[step][one] for step in steps}
+        both = sum(step >= steps[0] and {one, other} <= ranks.keys() for step, ranks in checksums.items())
+        kinds = {checksums[step][one] for step in steps}
         if len(kinds) >= FEWEST and len(steps) >= _MOST_OF_THEM * both:
             groups[one].append(Shared(ranks=(one, other), step=steps[0], alike=len(steps), steps=both))
     return [_joined(pairs) for _, pairs in sorted(groups.items())]
@@ -53,7 +53,7 @@ def _joined(pairs: list[Shared]) -> Shared:
 
 
 def _checksums(record: RunRecord) -> Mapping[int, Mapping[int, str]]:
-    """By step and rank; the last that was told counts."""
+    """By step and rank; the last that was logged counts."""
     found: dict[int, dict[int, str]] = defaultdict(dict)
     for beat in record.beats:
         if is_step(beat) and beat.step is not None and beat.batch is not None:
@@ -61,8 +61,8 @@ def _checksums(record: RunRecord) -> Mapping[int, Mapping[int, str]]:
     return found
 
 
-def _by_checksum(told: Mapping[int, str]) -> Mapping[str, list[int]]:
+def _by_checksum(checksums: Mapping[int, str]) -> Mapping[str, list[int]]:
     found: dict[str, list[int]] = defaultdict(list)
-    for rank in sorted(told):
-        found[told[rank]].append(rank)
+    for rank in sorted(checksums):
+        found[checksums[rank]].append(rank)
     return found

@@ -7,7 +7,7 @@ from nsa_doctor.core.errors import UsageError
 
 _MOST_WARMUP = 0.25  # of the steps: a longer one would leave nothing to see
 _USUAL_WARMUP = 0.1
-_CHECKPOINTS = 3  # half-way, where it is told to stop, and the last
+_CHECKPOINTS = 3  # half-way, where it is asked to stop, and the last
 
 
 @dataclass(frozen=True, kw_only=True)

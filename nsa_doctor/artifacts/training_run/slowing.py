@@ -53,8 +53,8 @@ def costs(beats: Sequence[Beat]) -> Costs:
         pairs = itertools.pairwise(zip(times.steps, times.values, strict=True))
         points = [(step, (now - then) / (step - start)) for (start, then), (step, now) in pairs if now > then]
     points = points[max(_LEFT_OUT, math.ceil(_SHARE_LEFT_OUT * len(points))) :]
-    told = Series(tuple(step for step, _ in points), tuple(cost for _, cost in points))
-    return Costs(told, "tokens" if speeds else "steps", lasted)
+    measured = Series(tuple(step for step, _ in points), tuple(cost for _, cost in points))
+    return Costs(measured, "tokens" if speeds else "steps", lasted)
 
 
 def slowing(of: Costs) -> Slowing | None:

@@ -101,8 +101,10 @@ def _lived(request: SmokeRequest, life: _Life) -> tuple[bool, str]:
         finally:
             _end(child)
         errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LONGEST_TAIL))
-        told = errors.read().decode("utf-8", errors="replace").strip().splitlines()
-    sentence = told[-1].removeprefix("nsa.train: ") if told else f"the trainer ended with exit code {child.returncode}"
+        lines = errors.read().decode("utf-8", errors="replace").strip().splitlines()
+    sentence = (
+        lines[-1].removeprefix("nsa.train: ") if lines else f"the trainer ended with exit code {child.returncode}"
+    )
     if fate == "reached" or (fate == "stopped" and child.returncode == 128 + life.ends_by.value):
         return True, ""
     if fate == "stopped" and child.returncode < 0:

@@ -87,11 +87,11 @@ def _threads(text: str) -> Iterator[_Thread]:
     """Every thread but those that only watch; faulthandler writes the main thread last."""
     names = {found["ident"].lstrip("0"): found["name"] for found in _NAME.finditer(text)}
     heads = list(_THREAD.finditer(text))
-    told = [
+    labels = [
         head["quoted"] or names.get(head["ident"].removeprefix("0x").lstrip("0")) or head["label"] for head in heads
     ]
-    is_named = any(name == "MainThread" for name in told)
-    for index, (head, name) in enumerate(zip(heads, told, strict=True)):
+    is_named = any(name == "MainThread" for name in labels)
+    for index, (head, name) in enumerate(zip(heads, labels, strict=True)):
         end = heads[index + 1].start() if index + 1 < len(heads) else len(text)
         lines = tuple(_lines(text[head.end() : end]))
         is_main = name == "MainThread" if is_named else index == len(heads) - 1

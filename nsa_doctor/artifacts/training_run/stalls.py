@@ -18,7 +18,7 @@ from nsa_doctor.artifacts.training_run.stacks import Stall, is_wait_for_data, st
 from nsa_doctor.core.frames import Line
 
 WAITING = "waiting for a batch"
-_TOLD = re.compile(r"stalled: (?P<stage>.{1,100}?) of step (?P<step>\d{1,15}) has taken (?P<seconds>[\d.]{1,20}) s")
+_STALLED = re.compile(r"stalled: (?P<stage>.{1,100}?) of step (?P<step>\d{1,15}) has taken (?P<seconds>[\d.]{1,20}) s")
 _NO_BATCH = re.compile(
     r"no batch came within [\d.]+ s: the loader has been at stage (?P<what>.{1,120}) for (?P<seconds>[\d.]+) s"
 )
@@ -57,14 +57,14 @@ def standstills(record: RunRecord) -> list[Standstill]:
     """Each stage that stood still, once, with the best line known of it; those with a line first."""
     found = [*_of_dumps(record), *_of_words(record)]
     if not found:
-        found = [_untold(record, each) for each in (*_of_waits(record), *_of_gaps(record))]
+        found = [_with_silent_watchdog(record, each) for each in (*_of_waits(record), *_of_gaps(record))]
     merged: dict[tuple[str, int | None], Standstill] = {}
     for each in found:
         key = next((known for known in merged if _is_same(known, each)), (each.stage, each.step))
         merged[key] = _merged(merged[key], each) if key in merged else each
     sources = [reason["what"] for end in endings(record) if (reason := _NO_BATCH.search(end.reason))]
-    told = [replace(each, source=sources[0]) if sources and each.is_of_loader else each for each in merged.values()]
-    return sorted(told, key=lambda each: (each.line is None, each.step or 0))
+    stalls = [replace(each, source=sources[0]) if sources and each.is_of_loader else each for each in merged.values()]
+    return sorted(stalls, key=lambda each: (each.line is None, each.step or 0))
 
 
 def _of_dumps(record: RunRecord) -> Iterator[Standstill]:
@@ -78,15 +78,15 @@ def _of_dumps(record: RunRecord) -> Iterator[Standstill]:
 def _of_words(record: RunRecord) -> Iterator[Standstill]:
     """Of events; and of an end that says that no batch came."""
     for beat in record.events:
-        if found := _TOLD.match(beat.msg):
+        if found := _STALLED.match(beat.msg):
             seconds = float(found["seconds"]) if _is_number(found["seconds"]) else None
             yield Standstill(stage=found["stage"], step=int(found["step"]), seconds=seconds, rank=beat.rank)
         elif beat.msg.lower().startswith(("stalled", "stall:", "hung", "watchdog")):
             yield Standstill(stage="a step", step=beat.step, seconds=None, rank=beat.rank)
     for end in endings(record):
-        if end.kind == "stalled" and (told := _NO_BATCH.search(end.reason)):
+        if end.kind == "stalled" and (match := _NO_BATCH.search(end.reason)):
             step = None if end.step is None else end.step + 1
-            seconds = float(told["seconds"]) if _is_number(told["seconds"]) else None
+            seconds = float(match["seconds"]) if _is_number(match["seconds"]) else None
             yield Standstill(stage=WAITING, step=step, seconds=seconds, rank=end.rank)
 
 
@@ -141,8 +141,8 @@ def _is_rare(candidates: list[Gap], gaps: list[Gap]) -> bool:
     return max(strides) > 2 * min(strides)
 
 
-def _untold(record: RunRecord, each: Standstill) -> Standstill:
-    """With the watchdog that should have told of it, where the run is one that has one."""
+def _with_silent_watchdog(record: RunRecord, each: Standstill) -> Standstill:
+    """With the watchdog that should have reported it, where the run is one that has one."""
     runtime, seconds = record.configuration.get("runtime"), watchdog_seconds(record)
     is_watched = record.is_own and not (isinstance(runtime, dict) and runtime.get("monitors") is False)
     is_late = is_watched and seconds is not None and each.seconds is not None and each.seconds > seconds

@@ -47,7 +47,7 @@ class Series:
         return Series(tuple(step for step, _ in points), tuple(value for _, value in points))
 
     @property
-    def told(self) -> str:
+    def steps_text(self) -> str:
         """`steps 1 to 80`."""
         return f"steps {self.steps[0]} to {self.steps[-1]}" if self.steps else "no step"
 
@@ -98,11 +98,11 @@ def _timeline(record: RunRecord, rank: int) -> tuple[Beat, ...]:
 
 def series(beats: Sequence[Beat], quantity: Quantity) -> Series:
     """The finite values of one quantity, none beyond 1e150; of a very long series, evenly spaced ones."""
-    told = attrgetter(quantity)
+    value_of = attrgetter(quantity)
     points = [
         (beat.step, value)
         for beat in beats
-        if (value := told(beat)) is not None and beat.step is not None and math.isfinite(value)
+        if (value := value_of(beat)) is not None and beat.step is not None and math.isfinite(value)
     ]
     stride = -(-len(points) // _MOST_POINTS) or 1
     points = points[len(points) - 1 :: -stride][::-1] if stride > 1 else points

@@ -91,7 +91,7 @@ def watch_request(
     )
 
 
-def watch(request: WatchRequest, listen: Listener = lambda told, done, total: None) -> Report:
+def watch(request: WatchRequest, listen: Listener = lambda text, done, total: None) -> Report:
     """The run as it stands now; raises UsageError when there is none to read. A KeyboardInterrupt ends it early."""
     start = time.perf_counter()
     try:
@@ -138,7 +138,7 @@ class _Followed:
     screen: Screen
     record: RunRecord | None = None
     results: tuple[Result, ...] = ()
-    _told: set[tuple[str, str]] = field(default_factory=set)
+    _reported: set[tuple[str, str]] = field(default_factory=set)
     _judged_at: float = 0.0
     _cost: float = 0.0
     _is_behind: bool = False
@@ -169,8 +169,8 @@ class _Followed:
         self.results = _judged(self.request, record, now)
         self._judged_at, self._cost = time.perf_counter(), time.perf_counter() - begin
         for finding in (each for result in self.results for each in result.findings):
-            if (key := (finding.code, finding.fingerprint)) not in self._told:
-                self._told.add(key)
+            if (key := (finding.code, finding.fingerprint)) not in self._reported:
+                self._reported.add(key)
                 self.screen.found(finding)
         return has_ended
 
@@ -213,8 +213,8 @@ def _report(request: WatchRequest, record: RunRecord, results: tuple[Result, ...
 
 def _identity(record: RunRecord) -> dict[str, str]:
     """Which run exactly, as it says itself."""
-    told = {name: record.environment.get(name) for name in ("configuration_hash", "version", "commit")}
-    return {name: value[:200] for name, value in told.items() if isinstance(value, str) and value}
+    facts = {name: record.environment.get(name) for name in ("configuration_hash", "version", "commit")}
+    return {name: value[:200] for name, value in facts.items() if isinstance(value, str) and value}
 
 
 def _description(record: RunRecord) -> str:

@@ -18,7 +18,7 @@ def cut_short(path: Path) -> str:
     if time.time() - path.stat().st_mtime < _SECONDS_TO_WRITE_ON:
         return ""
     if path.suffix == ".safetensors":
-        wanted = _told_bytes(path, size)
+        wanted = _expected_bytes(path, size)
         return f"has {size:,} bytes of {wanted:,}" if wanted is not None and size < wanted else ""
     with path.open("rb") as file:
         is_archive = file.read(len(_ARCHIVE)) == _ARCHIVE
@@ -36,7 +36,7 @@ def differs_from_manifest(folder: Path) -> str:
     return ""
 
 
-def _told_bytes(path: Path, size: int) -> int | None:
+def _expected_bytes(path: Path, size: int) -> int | None:
     """Where the last tensor of a safetensors file ends; None where it does not say."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
@@ -44,8 +44,8 @@ def _told_bytes(path: Path, size: int) -> int | None:
             return None
         if _LENGTH_BYTES + length > size:
             return _LENGTH_BYTES + length
-        told = _object(file.read(length))
-    places = [each.get("data_offsets") for name, each in told.items() if isinstance(each, dict)]
+        header = _object(file.read(length))
+    places = [each.get("data_offsets") for name, each in header.items() if isinstance(each, dict)]
     ends = [place[1] for place in places if isinstance(place, list) and len(place) == 2 and type(place[1]) is int]
     return _LENGTH_BYTES + length + max(ends, default=0)
 
@@ -54,8 +54,10 @@ def _listed(manifest: Path) -> Sequence[tuple[str, int]]:
     if not manifest.is_file() or manifest.stat().st_size > _LARGEST_TEXT:
         return ()
     files = _object(manifest.read_bytes()).get("files")
-    told = files.items() if isinstance(files, dict) else ()
-    sizes = [(name, facts.get("bytes")) for name, facts in told if isinstance(facts, dict) and Path(name).name == name]
+    entries = files.items() if isinstance(files, dict) else ()
+    sizes = [
+        (name, facts.get("bytes")) for name, facts in entries if isinstance(facts, dict) and Path(name).name == name
+    ]
     return [(name, size) for name, size in sizes if type(size) is int]
 
 

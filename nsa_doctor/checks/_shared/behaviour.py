@@ -36,8 +36,8 @@ class Behaviour:
             alone = base.departure(built(x[1:2]), rows=slice(1, 2))
             later = torch.cat((x[:, :half], x[:, half:].flip(1)), dim=1)
             changed = base.departure(built(later)[:, :half], tokens=slice(half))
-        mixing = f"has a row depend on the others: {alone.told}" if alone else ""
-        leak = f"has later tokens change earlier ones: {changed.told}" if changed else ""
+        mixing = f"has a row depend on the others: {alone.text}" if alone else ""
+        leak = f"has later tokens change earlier ones: {changed.text}" if changed else ""
         return cls(base, mixing, leak, _gradients(built, x, base.output))
 
     def wrong(self, plain: "Behaviour") -> str:
@@ -59,7 +59,7 @@ class Behaviour:
         if not bool(isfinite(plain.base.output).all()) or self.base.output.shape != plain.base.output.shape:
             return ""
         found = plain.base.departure(self.base.output)
-        return f"changes the output: {found.told}" if found else ""
+        return f"changes the output: {found.text}" if found else ""
 
 
 def _gradients(built: BuiltModule, x: Tensor, output: Tensor) -> Gradients | None:

@@ -13,14 +13,20 @@ Fault = Callable[[Row], str | None]
 def faults(subject: Subject, code: str, fault: Fault, found: list[Choice] | None = None) -> Iterator[Finding]:
     """At most one finding; `fault` says what is wrong with one query's choice, or None."""
     for choice in choices(subject) if found is None else found:
-        told = [(row, text) for row in choice.rows() if (text := fault(row)) is not None]
-        if not told:
+        faulty = [(row, text) for row in choice.rows() if (text := fault(row)) is not None]
+        if not faulty:
             continue
-        (row, text), total = told[0], choice.entries.shape[0] * choice.entries.shape[1] * choice.entries.shape[2]
+        (row, text), total = faulty[0], choice.entries.shape[0] * choice.entries.shape[1] * choice.entries.shape[2]
         yield Finding(
-            message=f"{len(told)} of {total} choices {text} ({row})",
+            message=f"{len(faulty)} of {total} choices {text} ({row})",
             where=choice.place(),
-            evidence={"choices": len(told), "of": total, "token": row.t, "group": row.group, "seen in": choice.source},
+            evidence={
+                "choices": len(faulty),
+                "of": total,
+                "token": row.t,
+                "group": row.group,
+                "seen in": choice.source,
+            },
             repro=again(subject, code),
         )
         return

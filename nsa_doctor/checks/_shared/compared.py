@@ -39,14 +39,14 @@ def confirmed(subject: Subject, find: Callable[[Subject], Departure | None]) -> 
     return found
 
 
-def told(
+def departure_finding(
     subject: Subject, code: str, message: str, divergence: Divergence, departure: Departure, **evidence: Scalar
 ) -> Finding:
     """The finding, with the operation at which the two runs part."""
     at = f"; outputs first diverge at {divergence.operation}" if divergence.operation else ""
     return Finding(
         code=code,
-        message=f"{message}: {departure.told}{at}",
+        message=f"{message}: {departure.text}{at}",
         where=divergence.place,
         evidence={
             **evidence,

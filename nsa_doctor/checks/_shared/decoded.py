@@ -46,7 +46,7 @@ def departures(
     place = guilty_module(sp, x, sizes, found.first_token)
     weights = "as the module starts" if _shows_at_start(sp, x, sizes) else "moved away from their start"
     yield Finding(
-        message=f"{what}: {found.told} at S={length}, with weights {weights}",
+        message=f"{what}: {found.text} at S={length}, with weights {weights}",
         where=place if place.file else replace(place, module_class=type(sp.module).__name__),
         evidence={
             "length": length,

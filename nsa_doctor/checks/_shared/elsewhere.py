@@ -60,8 +60,8 @@ def in_an_interpreter(subject: Subject, dtype: str, calls: Sequence[Call], judge
         if first is None or second is None or judge(first, second) is not None:
             return {}  # it is built otherwise each time: nothing can be compared
         if (symptom := judge(first, other)) is not None:
-            told = {"words": symptom.words, "symptom": symptom.kind, "call": asdict(call), "operation": ""}
-            return {**told, "place": asdict(definition_place(first.module)), "way": "in another interpreter"}
+            facts = {"words": symptom.words, "symptom": symptom.kind, "call": asdict(call), "operation": ""}
+            return {**facts, "place": asdict(definition_place(first.module)), "way": "in another interpreter"}
     return {}
 
 
@@ -90,8 +90,8 @@ def _seen(
             symptom = None if outcome is None else judge(expected[call], outcome)
             if outcome is not None and symptom is not None:
                 place, operation = _origin(history, outcome, symptom, recording if call == first else None)
-                told = {"words": symptom.words, "symptom": symptom.kind, "operation": operation}
-                return {**told, "call": asdict(call), "place": asdict(place), "way": way}
+                facts = {"words": symptom.words, "symptom": symptom.kind, "operation": operation}
+                return {**facts, "call": asdict(call), "place": asdict(place), "way": way}
     return {}
 
 

@@ -58,12 +58,12 @@ def shortest(make: Make, length: int, is_wrong: Callable[[DerivativeProbe], bool
     return length, right
 
 
-def told_apart(first: float, second: float) -> tuple[str, str]:
+def distinct_texts(first: float, second: float) -> tuple[str, str]:
     """Both with three digits, or as many as it takes to tell them apart."""
     for digits in range(3, 17):
-        told = f"{first:.{digits}g}", f"{second:.{digits}g}"
-        if told[0] != told[1]:
-            return told
+        texts = f"{first:.{digits}g}", f"{second:.{digits}g}"
+        if texts[0] != texts[1]:
+            return texts
     return repr(first), repr(second)
 
 

@@ -37,11 +37,11 @@ def loop_of_plain_python(subject: Subject) -> Iterator[Finding]:
     if not loops:
         return
     worst = loops[0]
-    told = ", ".join(
+    counts = ", ".join(
         f"{count:,} times at S={length}" for length, count in zip(worst.lengths, worst.counts, strict=True)
     )
     yield Finding(
-        message=f"a line of plain Python runs {told} in every call: once for every pair of tokens, or more",
+        message=f"a line of plain Python runs {counts} in every call: once for every pair of tokens, or more",
         where=worst.place,
         evidence={"length": worst.lengths[-1], "times": worst.counts[-1], "num_lines": len(loops)},
         repro=again(subject, "PRF101"),

@@ -29,14 +29,14 @@ def merged(subject: Subject) -> Iterator[Finding | Note]:
     length = min(_LENGTH, subject.max_length)
     if subject.dtype != "float32" or length < _LEAST:
         return
-    for told, asked, dtype in _ways(subject):
+    for condition, asked, dtype in _ways(subject):
         try:
             sp = built(asked, dtype=dtype)
             found = first_merging(sp, sp.input(length))
         except SubjectFailedError:  # it need not run that way
             continue
         if found is not None:
-            yield _told(subject, sp, length, told, found)
+            yield _reported(subject, sp, length, condition, found)
             return
 
 
@@ -53,13 +53,13 @@ def _ways(subject: Subject) -> Iterator[tuple[str, Subject, str]]:
     yield "converted to bfloat16, ", subject, str(_HALF)[6:]
 
 
-def _told(subject: Subject, sp: BuiltModule, length: int, told: str, found: Merging) -> Finding | Note:
+def _reported(subject: Subject, sp: BuiltModule, length: int, condition: str, found: Merging) -> Finding | Note:
     place = found.place
     if not place.module_class:
         place = replace(place, module_class=type(sp.module).__name__)
-    message = f"{told}{found.what}, at S={length}: bfloat16 has not all whole numbers beyond {_LEAST - 1}"
+    message = f"{condition}{found.what}, at S={length}: bfloat16 has not all whole numbers beyond {_LEAST - 1}"
     if sp.dtype != subject.dtype:
         return Note(message=message, where=place)
-    way = told.rstrip(", ") or "as it is"
+    way = condition.rstrip(", ") or "as it is"
     evidence: dict[str, str | int] = {"length": length, "way": way}
     return Finding(message=message, where=place, evidence=evidence, repro=again(subject, "FWD304"))

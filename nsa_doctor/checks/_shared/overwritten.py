@@ -46,8 +46,8 @@ class Overwrite:
         changed = f"{first.num_changed:,} of {total:,} values changed"
         if not first.num_changed:
             changed = "none of its values changed, but the memory written into shares its version counter"
-        message = f"the tensor {keeper} the backward of {first.operation} at {_told(first.place)} is overwritten "
-        message += f"by {self.write.operation} at {_told(place)}: {changed} at {trial.told}; {consequence}"
+        message = f"the tensor {keeper} the backward of {first.operation} at {_place_text(first.place)} is overwritten "
+        message += f"by {self.write.operation} at {_place_text(place)}: {changed} at {trial.label}; {consequence}"
         if not place.module_class:
             place = replace(place, module=first.place.module, module_class=first.place.module_class)
         return Finding(
@@ -91,7 +91,7 @@ def first_pass(trial: Trial, watch: SavedWatch) -> Mapping[str, Tensor]:
     except SubjectFailedError as failure:
         if failure.phase not in ("forward", "backward"):
             raise
-        raise NotComparableError(f"the subject raises in {failure.phase} at {trial.told}: {failure}") from failure
+        raise NotComparableError(f"the subject raises in {failure.phase} at {trial.label}: {failure}") from failure
 
 
 def located(subject: Subject, trial: Trial, found: Sequence[Saved]) -> list[Overwrite]:
@@ -129,7 +129,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
     return float((a - b)[both].abs().max()) / scale if scale else 0.0
 
 
-def _told(place: Place) -> str:
+def _place_text(place: Place) -> str:
     """File and line, the file by its name alone, and the module."""
     line = f"{Path(place.file).name}:{place.line}" if place.file else "an unknown line"
     return f"{line} in {place.module_text}" if place.module_text else line

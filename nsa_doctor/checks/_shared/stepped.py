@@ -13,7 +13,7 @@ _LEAST_RATE = 2e-7  # fine-tuning by preferences goes down to 5e-7
 _LEAST_CHANGE = 1e-4  # of the size of the parameters
 
 
-def optimizer_told(steps: Sequence[Step]) -> Iterator[str]:
+def optimizer_notes(steps: Sequence[Step]) -> Iterator[str]:
     """Who moves the parameters, where it is not the optimizer that the loop is handed."""
     if own := _own(steps):
         yield f"the loop steps an optimizer of its own ({own}), not the one that it is handed"
@@ -33,7 +33,7 @@ def why_nothing_moves(steps: Sequence[Step]) -> str:
     return "the optimizer steps with gradients that are not zero"
 
 
-def still_told(still: Sequence[str], steps: Sequence[Step]) -> str:
+def holder_text(still: Sequence[str], steps: Sequence[Step]) -> str:
     """That the optimizer which steps does not hold them, where that is so."""
     held = frozenset[str]().union(*(taken.held for taken in steps))
     if held & set(still) or not any(taken.num_calls for taken in steps):

@@ -34,7 +34,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
         first = found[0]
         again = f"; so do {len(found) - 1} of the {count - 1} other resumes" if len(found) > 1 else ""
         yield Finding(
-            message=f"{_told(first)}{again}",
+            message=f"{_message(first)}{again}",
             evidence={
                 "run": subject.name,
                 "property": first.kind,
@@ -61,7 +61,7 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained(seams_of_lives=lives, steps=40, save_every=20, eval_every=0)
 
 
-def _told(each: Detour) -> str:
+def _message(each: Detour) -> str:
     which = f"resume {each.resume}"
     match each.kind:
         case "another loss":

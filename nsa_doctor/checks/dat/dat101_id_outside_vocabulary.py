@@ -32,14 +32,14 @@ def run(subject: DataSubject) -> Iterator[Finding]:
         for name, ids in (("inputs", batch.inputs), ("targets", batch.targets)):
             if ids is None:
                 continue
-            told = _told(ids, None if name == "inputs" else batch.ignored, subject.vocab_size)
-            if told:
+            fault = _fault(ids, None if name == "inputs" else batch.ignored, subject.vocab_size)
+            if fault:
                 where = f"in the {name} of batch {index}"
-                yield about(subject, f"{told} {where}", batch=index, parts=name)
+                yield about(subject, f"{fault} {where}", batch=index, parts=name)
                 return
 
 
-def _told(ids: Array, ignored: Array | None, vocab_size: int | None) -> str:
+def _fault(ids: Array, ignored: Array | None, vocab_size: int | None) -> str:
     if ids.dtype.kind not in "iu":
         return f"ids are {ids.dtype}, not whole numbers,"
     bad = ids < 0

@@ -33,9 +33,9 @@ def run(subject: DataSubject) -> Iterator[Finding | Note]:
         return
     reading = train_rows(subject)
     for index, batch in enumerate(reading.batches):
-        told = _parts_differ(batch) or _wrong_length(subject, batch)
-        if told:
-            yield about(subject, f"{told} in batch {index}", batch=index, columns=int(batch.inputs.shape[1]))
+        fault = _parts_differ(batch) or _wrong_length(subject, batch)
+        if fault:
+            yield about(subject, f"{fault} in batch {index}", batch=index, columns=int(batch.inputs.shape[1]))
             return
     yield from _wrong_count(subject, reading)
 
@@ -64,8 +64,8 @@ def _wrong_count(subject: DataSubject, reading: Reading) -> Iterator[Finding | N
         return
     odd = [index for index, count in enumerate(counts) if count != wanted]
     if max(counts) > wanted or len(odd) > max(1, len(counts) // 4) or (odd and subject.is_endless):
-        told = f"{counts[odd[0]]} rows where batch_size is {wanted} in batch {odd[0]}"
-        yield about(subject, told, batch=odd[0], rows=counts[odd[0]])
+        message = f"{counts[odd[0]]} rows where batch_size is {wanted} in batch {odd[0]}"
+        yield about(subject, message, batch=odd[0], rows=counts[odd[0]])
     elif odd:
         yield Note(message=f"batch {odd[0]} has {counts[odd[0]]} rows and not {wanted}, as the last of an epoch may")
 

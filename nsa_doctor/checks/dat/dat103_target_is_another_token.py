@@ -41,13 +41,13 @@ def run(subject: DataSubject) -> Iterator[Finding]:
     if subject.targets != "next" and not (share[wanted] or 0.0) >= _ALIKE and _is_hidden(batches):
         raise NotApplicableError("targets are tokens that the inputs hide; --targets next says that they should not be")
     if not (share[wanted] or 0.0) >= _ALIKE:
-        yield from _told(subject, batches, share, wanted)
+        yield from _findings(subject, batches, share, wanted)
     elif wanted and _goes_round(batches):
         message = "the last target of each row is the row's first token: tokens were rolled and not shifted"
         yield about(subject, message, shift=1)
 
 
-def _told(subject: DataSubject, batches: Sequence[Batch], share: _Shares, wanted: int) -> Iterator[Finding]:
+def _findings(subject: DataSubject, batches: Sequence[Batch], share: _Shares, wanted: int) -> Iterator[Finding]:
     found = next((shift for shift in (1, *_SHIFTS) if (share[shift] or 0.0) >= _ALIKE), None)
     if found == 0 and subject.targets is None and batches[0].target_name.startswith("label"):
         raise NotComparableError(
@@ -79,7 +79,7 @@ def _share(batches: Sequence[Batch], shift: int) -> float | None:
 
 
 def _is_hidden(batches: Sequence[Batch]) -> bool:
-    """Whether few tokens are to be told, most of which stand in the input as one and the same id that is no target."""
+    """Whether few tokens are to be predicted, most of which stand in the input as one same id that is no target."""
     counts = [~np.asarray(batch.ignored) for batch in batches]
     shown = np.concatenate([batch.inputs[at] for batch, at in zip(batches, counts, strict=True)])
     wanted = np.concatenate([np.asarray(batch.targets)[at] for batch, at in zip(batches, counts, strict=True)])

@@ -35,8 +35,8 @@ def run(subject: DataSubject) -> Iterator[Finding | Note]:
     if end.kind == "late":
         yield about(subject, _late(subject, end, what), end.where, **evidence)
     elif end.kind == "raised":
-        told = "cannot be opened" if end.stage == "open" else "does not come"
-        yield about(subject, f"{what} {told}: {end.sentence}", end.where, **evidence)
+        verb = "cannot be opened" if end.stage == "open" else "does not come"
+        yield about(subject, f"{what} {verb}: {end.sentence}", end.where, **evidence)
     else:
         yield from _ended(subject, reading, evidence)
 
@@ -44,8 +44,8 @@ def run(subject: DataSubject) -> Iterator[Finding | Note]:
 def _late(subject: DataSubject, end: End, what: str) -> str:
     doing = "be opened" if end.stage == "open" else "come"
     line = f", and waits at {end.where.line_text} ({end.where.function})" if end.where.file else ""
-    told = f": {end.sentence}" if end.sentence else ""
-    return f"{what} did not {doing} within {subject.limit_seconds:g} s{line}{told}"
+    detail = f": {end.sentence}" if end.sentence else ""
+    return f"{what} did not {doing} within {subject.limit_seconds:g} s{line}{detail}"
 
 
 def _ended(subject: DataSubject, reading: Reading, evidence: dict[str, Any]) -> Iterator[Finding | Note]:

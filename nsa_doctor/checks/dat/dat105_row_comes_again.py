@@ -39,11 +39,11 @@ def run(subject: DataSubject) -> Iterator[Finding | Note]:
         token, count = Counter(constant).most_common(1)[0]
         yield about(subject, f"{count} of {total} rows hold nothing but token {token}", rows=count)
         return
-    repeats, told = num_repeats(seen), None
+    repeats, message = num_repeats(seen), None
     if _is_declared(reading) or not repeats:
         pass
     elif is_in_epochs(seen, reading.batches[0].num_rows):
-        told = f"rows come again after {len(set(seen))} others, as those of a small corpus do"
+        message = f"rows come again after {len(set(seen))} others, as those of a small corpus do"
     elif len(set(seen)) <= reading.batches[0].num_rows:
         yield about(subject, f"every batch holds the same {len(set(seen))} rows", rows=repeats)
         return
@@ -51,10 +51,10 @@ def run(subject: DataSubject) -> Iterator[Finding | Note]:
         yield about(subject, f"{repeats} of {len(seen)} rows came before, and others not yet", rows=repeats)
         return
     else:
-        told = f"{repeats} of {len(seen)} rows came before"
-    if told:
-        yield Note(message=told)
-    yield from _shared_by_ranks(subject, reading, told is not None or _is_declared(reading))
+        message = f"{repeats} of {len(seen)} rows came before"
+    if message:
+        yield Note(message=message)
+    yield from _shared_by_ranks(subject, reading, message is not None or _is_declared(reading))
 
 
 def _is_declared(reading: Reading) -> bool:

@@ -29,7 +29,7 @@ from nsa_doctor.testing.feeds import feeding
 def run(subject: DataSubject) -> Iterator[Finding]:
     once = train_rows(subject)
     again = read(subject, Opening(), subject.num_batches, again=1)
-    is_whole = once.end is None or once.end.kind == "ended"  # what keeps batches back is told by another check
+    is_whole = once.end is None or once.end.kind == "ended"  # what keeps batches back is reported by another check
     if is_whole and len(once.batches) != len(again.batches):
         why = f": {again.end.sentence}" if again.end and again.end.sentence else ""
         message = f"opened again the loader gives {len(again.batches)} batches in place of {len(once.batches)}{why}"

@@ -56,8 +56,8 @@ def planted(subject: DataSubject) -> DataSubject:
     def crossing(batch: Batch, index: int, opening: Opening) -> object:
         documents = np.arange(batch.inputs.shape[1]) // 5
         targets = np.concatenate([batch.inputs[:, 1:], batch.inputs[:, :1]], 1)
-        told = replace(batch, targets=targets, target_name="targets", ignored=None)
-        return replace(told, documents=np.broadcast_to(documents, batch.inputs.shape)).plain()
+        crossed = replace(batch, targets=targets, target_name="targets", ignored=None)
+        return replace(crossed, documents=np.broadcast_to(documents, batch.inputs.shape)).plain()
 
     return feeding(subject, crossing)
 

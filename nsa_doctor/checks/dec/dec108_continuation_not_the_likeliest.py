@@ -50,11 +50,11 @@ def run(subject: Subject) -> Iterator[Finding]:
             at = int(wrong[0])
             row = int((~(gap[:, at] <= floor[:, at])).nonzero()[0])
             rank = int((logits[row, at] > taken[row, at]).sum())
-            told = (
+            message = (
                 f"new token {at} after a prompt of {prompt} is not the argmax: {rank} have a higher logit, the best by "
                 f"{float(gap[row, at]):.2e}, where rounding explains {float(floor[row, at]):.2e}"
             )
-            yield _finding(sp, told, prompt)
+            yield _finding(sp, message, prompt)
             return
 
 

@@ -45,10 +45,10 @@ def run(subject: Subject) -> Iterator[Finding]:
     for temperature in (spread, 3 * spread):  # at which some tokens are far likelier than others, and nearly all drawn
         ids = prompt.expand(_DRAWS, -1)
         drawn = ask("draw", lambda ids=ids, t=temperature: draw(sp.module, ids.clone(), t, subject.seed), sp.module)
-        told = _fault(drawn, (logits / temperature).softmax(-1).cpu())
-        if told:
+        fault = _fault(drawn, (logits / temperature).softmax(-1).cpu())
+        if fault:
             yield Finding(
-                message=f"at temperature {temperature:.2g} {told}",
+                message=f"at temperature {temperature:.2g} {fault}",
                 where=callable_place(draw, sp.module),
                 evidence={"temperature": temperature},
                 repro=again(subject, "DEC109"),

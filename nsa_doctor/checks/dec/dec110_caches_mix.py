@@ -49,7 +49,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     others = " and of ".join(str(other) for other in _ROWS if other != rows)
     yield Finding(
         message=f"step {_STEPS} of decoding {rows} row{'s'[: rows > 1]} differs when sequences of {others} "
-        f"rows with caches of their own are decoded between the steps: {departed.told}{at}",
+        f"rows with caches of their own are decoded between the steps: {departed.text}{at}",
         where=divergence.place,
         evidence={
             "step": _STEPS,

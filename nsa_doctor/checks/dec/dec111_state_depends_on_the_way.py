@@ -64,7 +64,7 @@ def _finding(subject: Subject, cause: Blamed, way: Way, departure: Departure) ->
     at = way.at + departure.first_token
     return Finding(
         message=f"state after {way.at} tokens, fed as {way.name} (first way) and as single tokens (second way): "
-        f"{first.path} {first.told}{also}{more}; what is decoded from it departs at token {at}, by up to "
+        f"{first.path} {first.text}{also}{more}; what is decoded from it departs at token {at}, by up to "
         f"{departure.error:.2g} (tolerance {departure.floor:.1g}){cure}",
         where=place,
         evidence={

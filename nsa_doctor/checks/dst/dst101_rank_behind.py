@@ -33,15 +33,17 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     if len(record.ranks) < 2 and not record.is_own:
         raise NotApplicableError("the log is of one process alone")
     if any(end.kind in ("another rank", "error", "ranks differ", "stalled") for end in endings(record)):
-        return  # whoever ended it is told by other checks
+        return  # whoever ended it is named by other checks
     found = behind(record)
     if found:
         first, more = found[0], f", and {len(found) - 1} more ranks like it" if len(found) > 1 else ""
         late = f", {first.seconds:.1f} s" if first.seconds is not None and first.seconds > 0 else ""
         is_missing = first.step is None
-        told = "left no heartbeat" if is_missing else f"is {first.others_step - (first.step or 0)} steps{late} behind"
+        symptom = (
+            "left no heartbeat" if is_missing else f"is {first.others_step - (first.step or 0)} steps{late} behind"
+        )
         yield Finding(
-            message=f"rank {first.rank} {told} at step {first.others_step} of the others{more}",
+            message=f"rank {first.rank} {symptom} at step {first.others_step} of the others{more}",
             evidence={
                 "run": subject.name,
                 "rank": first.rank,

@@ -33,7 +33,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
         raise NotApplicableError("the run has one process")
     found = death(record)
     if found is None or kind_of(found.reason) in ("not finite", "stalled", "stopped", "ranks differ"):
-        return  # told by TRN201, TRN102, DST102
+        return  # reported by TRN201, TRN102, DST102
     who = "a process" if found.rank is None else f"rank {found.rank}"
     yield Finding(
         message=f"{who} ended the run after step {found.step or 0}: {escaped(found.reason[:_LONGEST_REASON])}",

@@ -41,8 +41,8 @@ def run(subject: Subject) -> Iterator[Finding]:
         for name in sorted(table):
             others = [other for other in table if other != name and "all" not in other.split("_")]
             if "all" in name.split("_") and others and table[name] != all(table[other] for other in others):
-                told = ", ".join(f"{other} {table[other]}" for other in sorted(others))
-                yield _finding(subject, routes, f"with {_FLAG} {word}, {name} is {table[name]} beside {told}", table)
+                listing = ", ".join(f"{other} {table[other]}" for other in sorted(others))
+                yield _finding(subject, routes, f"with {_FLAG} {word}, {name} is {table[name]} beside {listing}", table)
                 return
 
 

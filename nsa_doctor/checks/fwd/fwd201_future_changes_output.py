@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, one, told
+from nsa_doctor.checks._shared.compared import confirmed, departure_finding, one
 from nsa_doctor.checks._shared.future import Plan, leak, plans
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.declared import Declaration
@@ -51,14 +51,16 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
         return None
     cut, again = leak(subject, plan)
     if again is None:
-        return None  # what comes and goes from run to run is told by FWD206
+        return None  # what comes and goes from run to run is reported by FWD206
     built = comparable_specimen(subject, mode=plan.mode)
     x = built.input(plan.length)
     other = with_other_future(built, x, cut, plan.scale)
     divergence = first_divergence(built, lambda: built(x), lambda: built(other), {plan.length: cut})
     changed = f"{'large values in ' if plan.scale != 1 else ''}tokens >= {cut} change the output before them"
     message = f"causality violation at S={plan.length} ({plan.mode}): {changed}"
-    finding = told(subject, "FWD201", message, divergence, found, length=plan.length, mode=plan.mode, cut=cut)
+    finding = departure_finding(
+        subject, "FWD201", message, divergence, found, length=plan.length, mode=plan.mode, cut=cut
+    )
     if "--subject" not in subject.options:
         return finding
     return replace(finding, message=f"{finding.message}; if that is meant, say --spec bidirectional")

@@ -20,7 +20,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, long_length, odd_lengths, one, told
+from nsa_doctor.checks._shared.compared import confirmed, departure_finding, long_length, odd_lengths, one
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.lengths import boundary_lengths, evenly
@@ -50,13 +50,13 @@ def _examine(subject: Subject, length: int, count: int) -> Finding | None:
         return None
     prefix, departure = _first(subject, length, prefixes)
     if departure is None:
-        return None  # what comes and goes from run to run is told by FWD206
+        return None  # what comes and goes from run to run is reported by FWD206
     built = comparable_specimen(subject)
     x = built.input(length)
     head, kept = x[:, :prefix].clone(), {length: prefix, prefix: prefix}
     divergence = first_divergence(built, lambda: built(x), lambda: built(head), kept)
     message = f"the first {prefix} tokens alone give another output than at the head of {length}"
-    return told(subject, "FWD202", message, divergence, departure, length=length, prefix=prefix)
+    return departure_finding(subject, "FWD202", message, divergence, departure, length=length, prefix=prefix)
 
 
 def _planned(subject: Subject, length: int, count: int) -> list[int]:

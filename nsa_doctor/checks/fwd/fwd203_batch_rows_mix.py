@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, middle_lengths, odd_lengths, one, told
+from nsa_doctor.checks._shared.compared import confirmed, departure_finding, middle_lengths, odd_lengths, one
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
@@ -48,7 +48,7 @@ def _examine(subject: Subject, length: int, mode: Mode) -> Finding | None:
     kept = 1 if found.first_row == 0 else -1
     divergence = first_divergence(built, lambda: built(x), lambda: built(other), {_NUM_ROWS: kept})
     message = f"other rows of the batch change a row's output at B={_NUM_ROWS}, S={length} ({mode})"
-    return told(subject, "FWD203", message, divergence, found, length=length, mode=mode)
+    return departure_finding(subject, "FWD203", message, divergence, found, length=length, mode=mode)
 
 
 def _mixed(subject: Subject, length: int, mode: Mode) -> Departure | None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, odd_lengths, one, told
+from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd_lengths, one
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.probes.model.built_module import comparable_specimen
@@ -45,7 +45,7 @@ def _examine(subject: Subject, length: int, batch: int) -> Finding | None:
     alone, kept = x[row : row + 1].clone(), 1 if row == 0 else -1
     divergence = first_divergence(built, lambda: built(x), lambda: built(alone), {batch: kept})
     message = f"row {row} of {batch} gets another output than alone at S={length}"
-    return told(subject, "FWD204", message, divergence, found, length=length, batch=batch)
+    return departure_finding(subject, "FWD204", message, divergence, found, length=length, batch=batch)
 
 
 def _changed(subject: Subject, length: int, batch: int) -> Departure | None:

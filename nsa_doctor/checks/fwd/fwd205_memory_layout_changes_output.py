@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, odd_lengths, told
+from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd_lengths
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
@@ -53,7 +53,7 @@ def _examine(subject: Subject, length: int, layout: str) -> Finding | None:
     x = built.input(length).expand(_NUM_ROWS, *built.input(length).shape[1:]).contiguous()
     divergence = first_divergence(built, lambda: built.call(x.clone()), lambda: built.call(laid_out(x, layout)), {})
     message = f"{layout} input gives another output than contiguous input at S={length}"
-    return told(subject, "FWD205", message, divergence, found, length=length, layout=layout)
+    return departure_finding(subject, "FWD205", message, divergence, found, length=length, layout=layout)
 
 
 def _changed(subject: Subject, length: int, layout: str) -> Departure | None:

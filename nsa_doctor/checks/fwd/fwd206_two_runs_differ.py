@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import odd_lengths, told
+from nsa_doctor.checks._shared.compared import departure_finding, odd_lengths
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen, require_finite
@@ -71,7 +71,7 @@ def _finding(subject: Subject, length: int, way: str, found: Departure) -> Findi
     else:
         divergence = first_divergence(built, lambda: built(x), lambda: _again(built, x, way), {})
     message = f"the same input gives another output {way} in eval() at S={length}"
-    return told(subject, "FWD206", message, divergence, found, length=length, way=way)
+    return departure_finding(subject, "FWD206", message, divergence, found, length=length, way=way)
 
 
 def planted(subject: Subject) -> Subject:

@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, odd_lengths, one, told
+from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd_lengths, one
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
@@ -51,7 +51,7 @@ def _examine(subject: Subject, length: int, what: str, mode: Mode) -> Finding | 
     x = evaluated.input(length)
     divergence = first_divergence(other, lambda: _output(evaluated, x, "no_grad"), lambda: _output(other, x, mode), {})
     message = f"{what} gives another output than eval() under no_grad at S={length}, and draws no random numbers"
-    return told(subject, "FWD207", message, divergence, found, length=length, mode=mode)
+    return departure_finding(subject, "FWD207", message, divergence, found, length=length, mode=mode)
 
 
 def _changed(subject: Subject, length: int, mode: Mode) -> Departure | None:

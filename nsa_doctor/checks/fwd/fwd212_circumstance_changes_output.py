@@ -21,7 +21,7 @@ from traceback import walk_tb
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, odd_lengths, one, told
+from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd_lengths, one
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding
@@ -75,13 +75,13 @@ def _examine(subject: Subject, length: int, under: Circumstance) -> Finding | No
     x = built.input(length, batch=_ROWS)
     divergence = first_divergence(built, lambda: plainly(built, x, words), lambda: under.call(built, x), {})
     message = f"{words} gives another output than eval() under no_grad without it at S={length}"
-    return told(subject, "FWD212", message, divergence, found, length=length, circumstance=words)
+    return departure_finding(subject, "FWD212", message, divergence, found, length=length, circumstance=words)
 
 
 def _changed(subject: Subject, length: int, under: Circumstance) -> Departure | None:
     built = comparable_specimen(subject)
     base = baseline(built, built.input(length, batch=_ROWS))
-    with unobserved():  # what it raises is told here, with the circumstance
+    with unobserved():  # what it raises is reported here, with the circumstance
         output = under.call(built, base.x)
     return base.departure(output, loudness=under.rounding)
 

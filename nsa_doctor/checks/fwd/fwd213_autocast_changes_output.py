@@ -61,7 +61,7 @@ def _fault(sp: BuiltModule) -> AutocastFault | None:
     """What autocast changes by more than rounding; raises what it raises under autocast alone."""
     x = sp.input(_length(sp.subject), _ROWS)
     plain = plain_pass(sp, x)
-    with unobserved():  # what is seen under autocast is told here
+    with unobserved():  # what is seen under autocast is reported here
         try:
             imitated = imitated_pass(sp, x)
         except SubjectFailedError as failure:

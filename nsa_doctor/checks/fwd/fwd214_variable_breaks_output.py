@@ -38,44 +38,44 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         Behaviour.of(subject)
     for name, place in read.items():
         for value in other_values(name):
-            told = f"{name} unset" if value is None else f"{name}={value}"
+            setting = f"{name} unset" if value is None else f"{name}={value}"
             try:
                 wrong, changed = _compared(subject, name, value)
                 other = wrong and _compared(replace(subject, seed=subject.seed + _ANOTHER_SEED), name, value)[0]
             except SubjectFailedError as failure:
-                yield Note(message=f"{told} makes it raise {failure}", where=place)
+                yield Note(message=f"{setting} makes it raise {failure}", where=place)
                 continue
             if wrong and other:
-                yield _finding(subject, place, told, wrong)
+                yield _finding(subject, place, setting, wrong)
                 return
             if changed:
-                yield Note(message=f"{told} {changed}; all else was examined without it", where=place)
+                yield Note(message=f"{setting} {changed}; all else was examined without it", where=place)
 
 
 def _compared(subject: Subject, name: str, value: str | None) -> tuple[str, str]:
     """What is wrong under that value, and how it changes the output."""
-    with unobserved():  # what is seen under another environment is told here, with the variable
+    with unobserved():  # what is seen under another environment is reported here, with the variable
         plain = Behaviour.of(subject)
         with environment_with(name, value):
             found = Behaviour.of(subject)
     return found.wrong(plain), found.change(plain)
 
 
-def _finding(subject: Subject, place: Place, told: str, wrong: str) -> Finding:
+def _finding(subject: Subject, place: Place, setting: str, wrong: str) -> Finding:
     return Finding(
-        message=f"{told}, which is read here, {wrong}",
+        message=f"{setting}, which is read here, {wrong}",
         where=place,
-        evidence={"variable": told},
+        evidence={"variable": setting},
         repro=again(subject, "FWD214"),
     )
 
 
 def planted(subject: Subject) -> Subject:
-    def mixes_rows_where_told(module: nn.Module, x: Tensor) -> Tensor:
+    def mixes_rows_where_set(module: nn.Module, x: Tensor) -> Tensor:
         output: Tensor = subject.forward(module, x)
         return output.roll(1, 0) if os.environ.get("MIXES_ROWS") == "1" else output
 
-    return replace(subject, forward=mixes_rows_where_told)
+    return replace(subject, forward=mixes_rows_where_set)
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD201", "FWD206", "NAN101"), priority=428)

@@ -34,9 +34,9 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     sp = comparable_specimen(subject)
     length = min(_LENGTH, subject.max_length)
     passes = [softmaxes(sp, sp.input(length, seed=subject.seed + index))[0] for index in range(_INPUTS)]
-    told: set[str] = set()
+    reported: set[str] = set()
     for same in zip(*passes, strict=False):
-        if not all(each.is_of_tokens(length) for each in same) or same[0].place.line_text in told:
+        if not all(each.is_of_tokens(length) for each in same) or same[0].place.line_text in reported:
             continue
         dropped, block = _dropped(same), _own_block(same)
         if dropped:
@@ -48,7 +48,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             message = f"no token sees itself or its own block of {block} tokens at S={length}, whatever the input"
         else:
             continue
-        told.add(same[0].place.line_text)
+        reported.add(same[0].place.line_text)
         if block and subject.geometry is None:  # it may be meant for what came before alone
             yield Note(message=message, where=same[0].place)
             continue

@@ -36,18 +36,18 @@ def run(subject: Subject) -> Iterator[Finding]:
     found, output = softmaxes(sp, x)
     require_finite(output, length)
     floor = torch.full(output.shape[:2], _ROUNDINGS * torch.finfo(output.dtype).eps * float(output.abs().max()))
-    told: set[str] = set()
+    reported: set[str] = set()
     for index, each in enumerate(found[:_MOST_SOFTMAXES]):
         hidden = _hidden(each)
-        if not bool(hidden.any()) or each.place.line_text in told:
+        if not bool(hidden.any()) or each.place.line_text in reported:
             continue
-        told.add(each.place.line_text)
+        reported.add(each.place.line_text)
         zeroed = softmaxes(sp, x, lambda at, scores, weights, index=index: _without(at == index, scores, weights))[1]
         changed = departure(zeroed, output, floor.to(output.device))
         if changed is not None:
             yield Finding(
                 message=f"{int(hidden.sum())} of {hidden.numel()} rows of a softmax over {each.scores.shape[-1]} keys "
-                f"have every key masked and average them all: with zeros in place of that {changed.told} at S={length}",
+                f"have every key masked and average them all: with zeros in place of that {changed.text} at S={length}",
                 where=each.place,
                 evidence={"length": length, "rows": int(hidden.sum()), "first token": changed.first_token},
                 repro=again(subject, "FWD217"),

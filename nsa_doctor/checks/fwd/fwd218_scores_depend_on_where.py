@@ -36,15 +36,15 @@ def run(subject: Subject) -> Iterator[Finding]:
     x = sp.input(1).repeat_interleave(length, dim=1)
     if not rotates(sp, x):
         return
-    told: set[str] = set()
+    reported: set[str] = set()
     for each in softmaxes(sp, x)[0]:
-        if not each.is_of_tokens(length) or not each.is_fed_alike or each.place.line_text in told:
+        if not each.is_of_tokens(length) or not each.is_fed_alike or each.place.line_text in reported:
             continue
         stray = strays(each.scores)
         if stray is not None:
-            told.add(each.place.line_text)
+            reported.add(each.place.line_text)
             yield Finding(
-                message=f"scores between equal tokens depend on where they stand: {stray.told}, at S={length} with one "
+                message=f"scores between equal tokens depend on where they stand: {stray.text}, at S={length} with one "
                 "token everywhere",
                 where=each.place,
                 evidence={"length": length, "query": stray.query, "difference": stray.size},

@@ -29,10 +29,10 @@ from nsa_doctor.subject.contract import Subject
 def run(subject: Subject) -> Iterator[Finding]:
     sp = comparable_specimen(subject)
     for layer in pairings(sp):
-        told = next((words for words in (_out_of_order(layer), _unread(layer), _unlike(layer)) if words), "")
-        if told:
+        message = next((words for words in (_out_of_order(layer), _unread(layer), _unlike(layer)) if words), "")
+        if message:
             yield Finding(
-                message=f"{told}: seen in what {layer[0].output} is given when the weights of one head are moved",
+                message=f"{message}: seen in what {layer[0].output} is given when the weights of one head are moved",
                 where=layer[0].place,
                 evidence={"output": layer[0].output, "heads": layer[0].num_heads},
                 repro=again(subject, "FWD219"),

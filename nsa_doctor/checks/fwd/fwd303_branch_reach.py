@@ -32,12 +32,12 @@ def run(subject: Subject) -> Iterator[Finding]:
     offered = [seam for seam in ("attend", "anatomy", "branches") if subject.offers(seam)]
     if not offered:
         raise NotApplicableError("it offers no attend, no anatomy and no branches")
-    told: set[str] = set()
+    reported: set[str] = set()
     measured = [*alone(subject, rules), *(inside if subject.anatomy is not None else outside)(subject, rules)]
     for reach in measured:
         wrong = set(reach.read) ^ set(reach.due)
-        if wrong and reach.branch not in told:
-            told.add(reach.branch)
+        if wrong and reach.branch not in reported:
+            reported.add(reach.branch)
             yield _finding(subject, reach)
 
 

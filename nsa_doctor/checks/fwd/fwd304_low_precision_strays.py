@@ -51,7 +51,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             continue  # half precision overflows: the NAN checks tell of it
         local = first_stray(pair, x, _is_far_beyond) if _is_beyond(found) else None
         if local is not None or _is_far_beyond(found):
-            yield _told(subject, pair, x, found, local, name)
+            yield _finding(subject, pair, x, found, local, name)
             return
 
 
@@ -71,7 +71,7 @@ def _is_beyond(found: Stray, most: float = _MOST_BUDGETS) -> bool:
 _is_far_beyond = partial(_is_beyond, most=2 * _MOST_BUDGETS)
 
 
-def _told(
+def _finding(
     subject: Subject, pair: Twins, x: Tensor, found: Stray, local: tuple[str, Stray] | None, name: str
 ) -> Finding:
     path = local[0] if local else ""

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.gradient import Make, benches, shortest, told_apart
+from nsa_doctor.checks._shared.gradient import Make, benches, distinct_texts, shortest
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Note
@@ -41,19 +41,19 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         could_tell = could_tell or agreement is not Agreement.UNKNOWN
         if agreement is Agreement.DIFFERS:
             least, right = shortest(make, length, lambda bench: bench.agreement(_SEEDS) is Agreement.DIFFERS)
-            yield _told(subject, mode, least, right, make)
+            yield _reported(subject, mode, least, right, make)
             return
     if not could_tell:
         raise NotComparableError("central differences change with their step at every length, so nothing can be said")
 
 
-def _told(subject: Subject, mode: str, length: int, right: int | None, make: Make) -> Finding | Note:
+def _reported(subject: Subject, mode: str, length: int, right: int | None, make: Make) -> Finding | Note:
     bench = make(length)
     fault = find_fault(bench)
     slope = _whole(bench) if fault is None else fault.slope
     place = definition_place(bench.built.module) if fault is None else fault.place
     sought = f"; it goes wrong in {fault.what}" if fault else ""
-    gradient, difference = told_apart(slope.autograd, slope.numeric)
+    gradient, difference = distinct_texts(slope.autograd, slope.numeric)
     message = f"the gradient is {gradient} along a random direction and central differences give {difference} "
     message += f"(to {slope.uncertainty:.1g}) at S={length} in {mode} mode{sought}"
     reason = fault.reason if fault else ""

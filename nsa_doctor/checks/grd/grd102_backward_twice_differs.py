@@ -43,7 +43,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         for way, words in _BOTH.items():
             first, second = _twice(bench, way, is_followed=False)
             if last_differing(bench.dtype, first, second) is not None:
-                yield _told(subject, mode, length, bench, way, words)
+                yield _finding(subject, mode, length, bench, way, words)
                 return
 
 
@@ -61,7 +61,7 @@ def _twice(bench: DerivativeProbe, way: str, is_followed: bool) -> tuple[Differe
     return both, both.again
 
 
-def _told(subject: Subject, mode: str, length: int, bench: DerivativeProbe, way: str, words: str) -> Finding:
+def _finding(subject: Subject, mode: str, length: int, bench: DerivativeProbe, way: str, words: str) -> Finding:
     place, what = definition_place(bench.built.module), "the subject"
     try:
         first, second = _twice(bench, way, is_followed=True)

@@ -37,11 +37,11 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         bench = make(length)
         reach = reach_into_the_future(bench.built, bench.x, length // 2)
         if reach is not None and reach.is_beyond_rounding:
-            yield _told(subject, mode, length, bench, reach)
+            yield _reported(subject, mode, length, bench, reach)
             return
 
 
-def _told(subject: Subject, mode: str, length: int, bench: DerivativeProbe, reach: Reach) -> Finding | Note:
+def _reported(subject: Subject, mode: str, length: int, bench: DerivativeProbe, reach: Reach) -> Finding | Note:
     fault = find_fault(DerivativeProbe(bench.built, bench.x, only_first=length // 2))
     place = definition_place(bench.built.module) if fault is None else fault.place
     sought = "" if fault is None else f", through {fault.what}"

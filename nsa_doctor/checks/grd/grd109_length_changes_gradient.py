@@ -43,11 +43,11 @@ def run(subject: Subject) -> Iterator[Finding]:
         found = by_length.departure(length, rows)
         other = replace(subject, seed=subject.seed + _ANOTHER_SEED)
         if found is not None and GradientsByLength(comparable_specimen(other)).departure(length, rows) is not None:
-            yield _told(subject, sp, by_length, found)
+            yield _finding(subject, sp, by_length, found)
             return
 
 
-def _told(subject: Subject, sp: BuiltModule, by_length: GradientsByLength, found: LengthDeparture) -> Finding:
+def _finding(subject: Subject, sp: BuiltModule, by_length: GradientsByLength, found: LengthDeparture) -> Finding:
     place, what = definition_place(sp.module), ""
     if has_steps(getattr(torch, sp.dtype)):
         fault = find_fault(DerivativeProbe(sp, by_length.x[:, : found.length]))

@@ -48,9 +48,9 @@ def run(subject: Subject) -> Iterator[Finding]:
             owner = names.get(id(tensors[0]), ".").rpartition(".")[0]
             seen = held[id(tensors[0])].tensor if id(tensors[0]) in held else tensors[0]
             place = placed(watch.place_of(seen), [f"{owner}."], sp.module)
-            told = f"as {names[id(tensors[0])]}, " if id(tensors[0]) in names else ""
+            known_as = f"as {names[id(tensors[0])]}, " if id(tensors[0]) in names else ""
             where = f"kept outside the module and used in {place.module_text}"
-            where = where if id(tensors[0]) in again_unlisted else f"{told}created again in every forward pass"
+            where = where if id(tensors[0]) in again_unlisted else f"{known_as}created again in every forward pass"
             yield _finding(subject, length, tensors, held, place, where)
         if groups:
             return

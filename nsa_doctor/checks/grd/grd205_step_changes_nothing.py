@@ -22,7 +22,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.stepped import optimizer_told, still_told, too_slow, why_nothing_moves
+from nsa_doctor.checks._shared.stepped import holder_text, optimizer_notes, too_slow, why_nothing_moves
 from nsa_doctor.checks._shared.unlearned import lengths_for, listed, placed, trainable
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
@@ -58,9 +58,9 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         message = f"no parameter moves in {_NUM_STEPS} training steps at S={length}: {why_nothing_moves(steps)}"
     elif still:
         message = f"{listed(still)} of {len(names)} do not move in {_NUM_STEPS} steps at S={length}, with gradients"
-        message += still_told(still, steps)
+        message += holder_text(still, steps)
     else:
-        yield from (Note(message=told, where=place) for told in optimizer_told(steps))
+        yield from (Note(message=note, where=place) for note in optimizer_notes(steps))
         return
     yield Finding(
         message=message,

@@ -69,8 +69,8 @@ def _gradients(subject: Subject, trial: Trial, plain: Mapping[str, Tensor]) -> I
     if changes:
         write = watch.writes[0]
         yield Finding(
-            message=f"{write.operation} writes into a gradient in backward at {trial.told}, and others use that memory:"
-            f" {len(changes)} of {len(plain)} gradients are other than when each has memory of its own",
+            message=f"{write.operation} writes into a gradient in backward at {trial.label}, and others use that "
+            f"memory: {len(changes)} of {len(plain)} gradients are other than when each has memory of its own",
             where=write.place,
             evidence={"length": trial.length, "num_gradients": len(changes), "change": max(changes)},
             repro=again(subject, "GRD402"),

@@ -33,8 +33,8 @@ _BLOCKS_BEYOND = 9  # more than can be chosen, so that some tie is left out
 def run(subject: Subject) -> Iterator[Finding]:
     rules = rules_of(subject)
     found = [choice for scores in _tied(rules) for choice in _each_dtype(subject, scores, rules)]
-    told = list(faults(subject, "SEL109", _not_lowest, found)) if subject.is_choice_canonical else []
-    yield from (told or list(_unstable(subject, found)))[:1]
+    not_lowest = list(faults(subject, "SEL109", _not_lowest, found)) if subject.is_choice_canonical else []
+    yield from (not_lowest or list(_unstable(subject, found)))[:1]
 
 
 def _tied(rules: Rules) -> Iterator[Tensor]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from nsa_doctor.core.check import Check, Profile
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import again
-from nsa_doctor.fuzz.cases import read_case, told
+from nsa_doctor.fuzz.cases import case_lines, read_case
 from nsa_doctor.fuzz.outcome import FuzzOutcome
 from nsa_doctor.subject.contract import Subject
 
@@ -54,7 +54,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             where=search.failure.where,
             evidence={
                 "property": search.failure.property,
-                "input": "; ".join(told(read_case(json.dumps(search.case)))),
+                "input": "; ".join(case_lines(read_case(json.dumps(search.case)))),
             },
             repro=again(subject, "SEL113"),
         )

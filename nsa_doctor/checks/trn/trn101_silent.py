@@ -37,7 +37,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
         raise NotApplicableError("the log does not say how a run ends, nor how many steps it was to make")
     last = max((beat for beat in record.beats if is_time(beat.ts)), key=lambda beat: beat.ts or 0.0)
     if last.msg.startswith("stalled") or last.ts is None:
-        return  # told by TRN102
+        return  # reported by TRN102
     seconds = subject.now - last.ts
     limit = longest_silence_allowed(record, lives_of(record, last.rank))
     if not seconds <= limit:

@@ -24,7 +24,7 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.testing.training_runs import trained
 
-_MOST_TOLD = 2
+_MOST_FINDINGS = 2
 _SICK_AT = 100  # rows
 _SECONDS = 3.0
 
@@ -35,7 +35,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     if not found and record.clock == "none":
         raise NotApplicableError("the log has no time, so that a standstill cannot be seen")
     stages = {each.stage: each for each in reversed(found)}
-    for each in sorted(stages.values(), key=lambda each: each.line is None)[:_MOST_TOLD]:
+    for each in sorted(stages.values(), key=lambda each: each.line is None)[:_MOST_FINDINGS]:
         alike = [other for other in found if other.stage == each.stage]
         seconds = max((other.seconds for other in alike if other.seconds is not None), default=None)
         time = "too long" if seconds is None else f"{seconds:.1f} s"
@@ -43,9 +43,9 @@ def run(subject: RunSubject) -> Iterator[Finding]:
         where = f", in {each.line.function} ({each.line.file}:{each.line.line})" if each.line else ""
         times = f", and so did {len(alike) - 1} more" if len(alike) > 1 else ""
         silent = each.silent_watchdog
-        untold = "" if silent is None else f", and the watchdog, set to {silent:g} s, said nothing"
+        unreported = "" if silent is None else f", and the watchdog, set to {silent:g} s, said nothing"
         yield Finding(
-            message=f"{each.stage}{at} of step {each.step} took {time}{where}{times}{untold}",
+            message=f"{each.stage}{at} of step {each.step} took {time}{where}{times}{unreported}",
             where=Place(file=each.line.file, line=each.line.line, function=each.line.function)
             if each.line
             else Place(),

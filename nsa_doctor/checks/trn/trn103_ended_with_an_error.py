@@ -35,7 +35,7 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
         raise NotApplicableError("the run has no heartbeat yet")
     found = endings(record)
     errors = [end for end in found if end.kind == "error"]
-    if errors and not any(end.kind in ("another rank", "ranks differ") for end in found):  # told by DST103, DST102
+    if errors and not any(end.kind in ("another rank", "ranks differ") for end in found):  # reported by DST103, DST102
         first = errors[0]
         rank = f" on rank {first.rank}" if len(record.ranks) > 1 else ""
         yield Finding(

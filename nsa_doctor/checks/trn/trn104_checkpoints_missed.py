@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from nsa_doctor.artifacts.training_run.saved_checkpoints import losses, told_saves
+from nsa_doctor.artifacts.training_run.saved_checkpoints import logged_saves, losses
 from nsa_doctor.artifacts.training_run.subject import RunSubject
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
@@ -29,7 +29,7 @@ from nsa_doctor.testing.training_runs import trained
 def run(subject: RunSubject) -> Iterator[Finding]:
     record = subject.record
     found = losses(record)
-    if not found and not record.saved and not told_saves(record):
+    if not found and not record.saved and not logged_saves(record):
         raise NotApplicableError("the run has saved nothing yet, and was not to have")
     whats = dict.fromkeys(each.what for each in found)
     parts = []

@@ -50,18 +50,18 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     losses = series(beats, "loss")
     if not losses:
         raise NotComparableError("the run logs no finite loss")
-    told = _frozen(losses)
-    if not told:
+    message = _frozen(losses)
+    if not message:
         _require_enough(losses, beats)
         words = declared(subject.record)
         is_over = losses.steps[-1] >= (words.steps or math.inf) and (travelled(beats) or 0) >= _FAR
-        told = _stuck(losses, levels(losses, 4), words.guess, is_over=is_over)
-    if told:
-        yield Finding(message=told, evidence={"run": subject.name, "steps": losses.span}, repro=subject.again)
+        message = _stuck(losses, levels(losses, 4), words.guess, is_over=is_over)
+    if message:
+        yield Finding(message=message, evidence={"run": subject.name, "steps": losses.span}, repro=subject.again)
 
 
 def _frozen(losses: Series) -> str:
-    """The same number at every step, told in so many digits that it is no rounding."""
+    """The same number at every step, logged in so many digits that it is no rounding."""
     same = losses.part(-_FEWEST_POINTS)
     last = same.values[-1]
     is_rounded = len(f"{abs(last):.12g}".replace(".", "").lstrip("0").rstrip("0")) < 5
@@ -69,13 +69,13 @@ def _frozen(losses: Series) -> str:
         is_rounded = any(value != last for value in losses.values)
     if is_rounded or len(same) < _FEWEST_POINTS or any(value != last for value in same.values):
         return ""
-    return f"the loss is {last:.6g} at every one of {same.told}"
+    return f"the loss is {last:.6g} at every one of {same.steps_text}"
 
 
 def _require_enough(losses: Series, beats: Sequence[Beat]) -> None:
     travel = travelled(beats)
     if travel is not None and travel < _LEAST_TRAVEL:
-        raise NotApplicableError(f"rates add up to {travel:.1e} in {losses.told}; {_LEAST_TRAVEL:g} is needed")
+        raise NotApplicableError(f"rates add up to {travel:.1e} in {losses.steps_text}; {_LEAST_TRAVEL:g} is needed")
     fewest = _FEWEST_STEPS if travel is not None else _FEWEST_WITHOUT_RATES
     if len(losses) < _FEWEST_POINTS or losses.span < fewest:
         raise NotApplicableError(f"{losses.span} steps, {len(losses)} losses; {fewest} and {_FEWEST_POINTS} are needed")
@@ -89,14 +89,14 @@ def _stuck(losses: Series, quarters: Levels, guess: float | None, *, is_over: bo
         return f"after the last step the loss is {now:.4g}, and that of a guess among all symbols {guess:.4g}"
     if before - now > _ERRORS * quarters.error + 0.2 * _OF_A_GUESS * abs(now) or rank_correlation(late.values) < _FALLS:
         return ""
-    last = f"{now:.4g} ({quarters.stretches[-1].told})"
+    last = f"{now:.4g} ({quarters.stretches[-1].steps_text})"
     if guess is not None and now < 3 * guess:  # beyond it is another unit, such as a sum
-        told = f"the loss is still {last}, no better than a guess among all symbols ({guess:.4g}), and does not fall"
-        return told if now >= guess - max(_ERRORS * quarters.error, _OF_A_GUESS * guess) else ""
+        message = f"the loss is still {last}, no better than a guess among all symbols ({guess:.4g}), and does not fall"
+        return message if now >= guess - max(_ERRORS * quarters.error, _OF_A_GUESS * guess) else ""
     is_whole = losses.steps[0] <= max(10, losses.span // 10)
     is_flat = max(quarters.values) - min(quarters.values) <= _ERRORS * quarters.error + _FLAT * abs(now)
-    is_told = now >= _PRETRAINED and is_whole and is_flat
-    return f"the loss is {quarters.values[0]:.4g} at first and still {last}: it does not fall" if is_told else ""
+    is_stuck = now >= _PRETRAINED and is_whole and is_flat
+    return f"the loss is {quarters.values[0]:.4g} at first and still {last}: it does not fall" if is_stuck else ""
 
 
 def planted(subject: RunSubject) -> RunSubject:

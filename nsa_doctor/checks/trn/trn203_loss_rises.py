@@ -26,7 +26,7 @@ from nsa_doctor.testing.training_runs import trained
 
 _FEWEST_POINTS, _FEWEST_STEPS = 12, 20
 # With weights of about 0.02, rates that add up to less than this move them by less than a twentieth (Adam moves a
-# weight by about the rate a step): no loss can be told to rise or fall by them. Report 001 read 5 steps so.
+# weight by about the rate a step): no loss can be seen to rise or fall by them. Report 001 read 5 steps so.
 _LEAST_TRAVEL = 1e-3
 
 
@@ -40,10 +40,10 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
     if rise is None:
         return
     if rise.is_recovering:
-        yield Note(message=f"{rise.told}, and is on its way back")
+        yield Note(message=f"{rise.sentence}, and is on its way back")
         return
     yield Finding(
-        message=rise.told,
+        message=rise.sentence,
         evidence={
             "run": subject.name,
             "step": rise.best.steps[-1],

@@ -35,21 +35,21 @@ _MARGIN_HELD_OUT = 0.05  # a few rows stand for all
 
 
 def run(subject: RunSubject) -> Iterator[Finding]:
-    record, told = subject.record, declared(subject.record)
+    record, settings = subject.record, declared(subject.record)
     losses = series(timeline(record), "loss")
     if not losses:
         raise NotComparableError("the run logs no finite loss")
     held_out = [each.loss for each in record.evaluations if math.isfinite(each.loss)]
-    floor, why, is_of_text = _floor(record, told)
+    floor, why, is_of_text = _floor(record, settings)
     if floor is None:
         raise NotApplicableError(why)
     found, best = levels(losses, _STRETCHES), min(held_out, default=None)
-    low, where = found.values[found.lowest], found.stretches[found.lowest].told
+    low, where = found.values[found.lowest], found.stretches[found.lowest].steps_text
     if is_of_text and best is not None and best >= floor:
         return  # learnt by heart, and not a leak
     if len(losses) >= _FEWEST and low < floor * (1 - _MARGIN) - _ERRORS * found.error:
         yield _finding(subject, f"the loss is {low:.4g} ({where}), below {why}", low, floor)
-    elif best is not None and not is_of_text and best < (told.oracle or floor) * (1 - _MARGIN_HELD_OUT):
+    elif best is not None and not is_of_text and best < (settings.oracle or floor) * (1 - _MARGIN_HELD_OUT):
         yield _finding(subject, f"the held-out loss is {best:.4g}, below {why}", best, floor)
 
 
@@ -57,12 +57,16 @@ def _finding(subject: RunSubject, message: str, loss: float, floor: float) -> Fi
     return Finding(message=message, evidence={"run": subject.name, "loss": loss, "floor": floor}, repro=subject.again)
 
 
-def _floor(record: RunRecord, told: Declared) -> tuple[float | None, str, bool]:
+def _floor(record: RunRecord, settings: Declared) -> tuple[float | None, str, bool]:
     """The lowest loss that can be, what it is, and whether learning by heart can go below it."""
-    if told.entropy is not None:
-        return told.entropy, f"the entropy of what it learns ({told.entropy:.4g}), which no model can reach", False
+    if settings.entropy is not None:
+        return (
+            settings.entropy,
+            f"the entropy of what it learns ({settings.entropy:.4g}), which no model can reach",
+            False,
+        )
     losses = series(timeline(record), "loss")
-    floor = floor_of_text(told, losses)
+    floor = floor_of_text(settings, losses)
     if floor is not None:
         return floor, f"the {floor:g} that any predictor of such text needs after so few tokens", True
     return (

@@ -42,13 +42,13 @@ def run(subject: RunSubject) -> Iterator[Finding]:
         raise NotApplicableError("the run logs no learning rate")
     if len(rates) < _FEWEST:
         raise NotApplicableError(f"the rate is logged {len(rates)} times; {_FEWEST} are needed")
-    told, still = declared(subject.record), _still(rates)
+    settings, still = declared(subject.record), _still(rates)
     if len(still) < max(_FEWEST, _SHARE * len(rates)):
         return
-    wanted = _wanted(rates, still, losses, told, is_own=told.is_own and subject.record.is_own)
+    wanted = _wanted(rates, still, losses, settings, is_own=settings.is_own and subject.record.is_own)
     if wanted:
         yield Finding(
-            message=f"the learning rate stands at {still.values[0]:.3g} ({still.told}){wanted}",
+            message=f"the learning rate stands at {still.values[0]:.3g} ({still.steps_text}){wanted}",
             evidence={"run": subject.name, "rate": still.values[0], "steps": still.span},
             repro=subject.again,
         )
@@ -64,20 +64,20 @@ def _still(rates: Series) -> Series:
     return rates.part(-best[1], best[0] - best[1])
 
 
-def _wanted(rates: Series, still: Series, losses: Series, told: Declared, *, is_own: bool) -> str:
+def _wanted(rates: Series, still: Series, losses: Series, settings: Declared, *, is_own: bool) -> str:
     """What there should be in its place; empty where the rate may stand."""
     rate = still.values[0]
     if is_own:
-        step = max(still.steps, key=lambda each: due(each, told))
-        wanted = due(step, told)
+        step = max(still.steps, key=lambda each: due(each, settings))
+        wanted = due(step, settings)
         return f", where the schedule has {wanted:.3g} at step {step}" if rate * _FAR < wanted else ""
     is_all = len(still) == len(rates)
     if 0 <= rate <= _NOTHING:
         is_rounded = not is_all and len({value for value in rates.values if value}) < _FEWEST
         return "" if is_rounded or _falls(losses, still) else ", and no step at such a rate learns anything"
-    is_past_warmup = still.steps[-1] > (told.warmup or 0) or len(still) >= 2 * _FEWEST
-    if is_all and told.lr and rate <= _PEAK_SHARE * told.lr and is_past_warmup and rate != told.floor:
-        return f", and never comes near the {told.lr:.3g} that is declared"
+    is_past_warmup = still.steps[-1] > (settings.warmup or 0) or len(still) >= 2 * _FEWEST
+    if is_all and settings.lr and rate <= _PEAK_SHARE * settings.lr and is_past_warmup and rate != settings.floor:
+        return f", and never comes near the {settings.lr:.3g} that is declared"
     is_untrained = bool(losses) and losses.values[0] > _UNTRAINED
     is_slow = is_all and rate <= _NEXT_TO_NOTHING and still.span >= 5 * _FEWEST
     return ", at which no model learns from nothing" if is_slow and is_untrained and not _falls(losses, still) else ""

@@ -35,8 +35,10 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     rates = series(timeline(subject.record), "learning_rate")
     if not rates:
         raise NotApplicableError("the run logs no learning rate")
-    told = declared(subject.record)
-    found = list(strays_from_own(rates, told) if told.is_own and subject.record.is_own else strays(rates, told))
+    settings = declared(subject.record)
+    found = list(
+        strays_from_own(rates, settings) if settings.is_own and subject.record.is_own else strays(rates, settings)
+    )
     if not found:
         return
     first = min(found, key=lambda stray: stray.step)

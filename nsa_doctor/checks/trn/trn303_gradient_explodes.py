@@ -36,8 +36,8 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
     if growth is not None and growth.ratio >= _least(losses, growth):
         yield Finding(
             message=(
-                f"the gradient norm grows from {growth.before:.3g} ({growth.calm.told}) to {growth.after:.3g} "
-                f"({growth.wild.told}) and stays there"
+                f"the gradient norm grows from {growth.before:.3g} ({growth.calm.steps_text}) to {growth.after:.3g} "
+                f"({growth.wild.steps_text}) and stays there"
             ),
             evidence={"run": subject.name, "step": growth.wild.steps[0], "ratio": growth.ratio, "norm": growth.after},
             repro=subject.again,

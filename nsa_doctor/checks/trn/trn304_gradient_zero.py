@@ -42,10 +42,12 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
     if _is_learnt(losses, inside):
         return
     if _falls(inside) and not _was_measured(norms, gone):
-        yield Note(message=f"the gradient norm is logged as {gone.values[0]:.3g} ({gone.told}), and the loss falls")
+        yield Note(
+            message=f"the gradient norm is logged as {gone.values[0]:.3g} ({gone.steps_text}), and the loss falls"
+        )
         return
     yield Finding(
-        message=f"the gradient norm is {max(gone.values):.3g} at every one of {gone.told}",
+        message=f"the gradient norm is {max(gone.values):.3g} at every one of {gone.steps_text}",
         evidence={"run": subject.name, "step": gone.steps[0], "steps": gone.span, "norm": max(gone.values)},
         repro=subject.again,
     )

@@ -37,17 +37,18 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     slow = slowing(found)
     if slow is not None:
         yield Finding(
-            message=_told(slow),
+            message=_message(slow),
             evidence={"run": subject.name, "ratio": slow.after / slow.before, "unit": found.unit},
             repro=subject.again,
         )
 
 
-def _told(slow: Slowing) -> str:
+def _message(slow: Slowing) -> str:
     how = "ever longer" if slow.is_steady else "from one step on"
     return (
-        f"steps take {slow.after / slow.before:.2g} times as long at the end ({slow.late.told}: {1 / slow.after:.4g} "
-        f"{slow.unit} a second) as at the start ({slow.early.told}: {1 / slow.before:.4g}), {how}"
+        f"steps take {slow.after / slow.before:.2g} times as long at the end ({slow.late.steps_text}: "
+        f"{1 / slow.after:.4g} {slow.unit} a second) as at the start ({slow.early.steps_text}: "
+        f"{1 / slow.before:.4g}), {how}"
     )
 
 
@@ -66,7 +67,7 @@ def planted(subject: RunSubject) -> RunSubject:
 
 
 class _Clock:
-    """In place of `time`: what takes long is told to it, so that nobody has to wait."""
+    """In place of `time`: what takes long is added to it, so that nobody has to wait."""
 
     def __init__(self) -> None:
         self.ahead = 0.0

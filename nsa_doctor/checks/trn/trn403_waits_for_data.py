@@ -46,14 +46,14 @@ def run(subject: RunSubject) -> Iterator[Finding]:
         )
 
 
-def _waits(beats: Sequence[Beat], told: Declared) -> Iterator[tuple[float, float]]:
+def _waits(beats: Sequence[Beat], settings: Declared) -> Iterator[tuple[float, float]]:
     """Seconds of the wait and of the whole step, by the tokens of a step and their pace, else by the clock."""
     for before, beat in itertools.pairwise(beats):
         wait = beat.fetch_seconds
         if wait is None or not wait >= 0:
             continue
-        if told.is_own and told.tokens_per_step and beat.tokens_per_second:
-            whole = told.tokens_per_step / beat.tokens_per_second
+        if settings.is_own and settings.tokens_per_step and beat.tokens_per_second:
+            whole = settings.tokens_per_step / beat.tokens_per_second
         elif before.ts is not None and beat.ts is not None and before.step is not None and beat.step is not None:
             whole = (beat.ts - before.ts) / max(1, beat.step - before.step)
         else:

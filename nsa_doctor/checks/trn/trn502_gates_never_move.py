@@ -61,7 +61,7 @@ def _is_between(beat: Beat, looks: Sequence[Look]) -> bool:
 
 
 def _moves_weights(beat: Beat) -> bool:
-    """Whether an optimizer that is given a parameter moves it in this step, as far as the step is told."""
+    """Whether an optimizer that is given a parameter moves it in this step, as far as the step is logged."""
     rate, norm, loss = beat.learning_rate, beat.grad_norm, beat.loss
     is_finite = loss is not None and math.isfinite(loss) and (norm is None or math.isfinite(norm))
     return is_finite and (rate is None or rate >= _LEAST_RATE) and (norm is None or norm > 0)

@@ -21,6 +21,6 @@ def env(
     from nsa_doctor.engine import machine
 
     form = options.report_format(form, None, allowed=("terminal", "json"))
-    told = machine.describe(options.examined(SubjectOptions(), device=device, seed=0, timeout=120.0))
-    say(json.dumps(told, indent=2) + "\n" if form == "json" else machine.block(told), sys.stdout)
-    return (Decision.NO_GO if told["misfits"] else Decision.GO).exit_code
+    description = machine.describe(options.examined(SubjectOptions(), device=device, seed=0, timeout=120.0))
+    say(json.dumps(description, indent=2) + "\n" if form == "json" else machine.block(description), sys.stdout)
+    return (Decision.NO_GO if description["misfits"] else Decision.GO).exit_code

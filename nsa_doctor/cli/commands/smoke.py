@@ -111,8 +111,8 @@ def _record(folder: Path, failure: str) -> "RunRecord":
     try:
         return read_run(folder)
     except RunError as error:
-        told = failure or str(error)
-        return RunRecord(folder=str(folder), beats=(Beat(ts=time.time(), msg=f"ended: {told}"),))
+        reason = failure or str(error)
+        return RunRecord(folder=str(folder), beats=(Beat(ts=time.time(), msg=f"ended: {reason}"),))
 
 
 def _decided(asked: dict[str, Any], folder: Path, device: str, quiet: bool, failure: str) -> "Report":

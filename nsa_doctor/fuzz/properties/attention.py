@@ -73,7 +73,7 @@ def _compared(
     sick: list[str] = []
     for name, out in outs.items():
         if sick and name == "out":
-            continue  # it is the mix of what has been told already
+            continue  # it is the mix of what has been reported already
         if out.shape != truth.outs[name].shape or out.dtype != named["q"].dtype:
             message = f"{name} is {str(out.dtype)[6:]} {list(out.shape)}, expected {list(truth.outs[name].shape)}"
             yield _failure(name, Violation.WRONG_SHAPE, message, place[name])
@@ -81,8 +81,8 @@ def _compared(
         complaint = _complaint(out, plain.outs[name], truth.outs[name], case.num_tokens, slack.output)
         if complaint:
             sick.append(name)
-            violation, told = complaint
-            yield _failure(name, violation, f"{name} {told}", place[name])
+            violation, text = complaint
+            yield _failure(name, violation, f"{name} {text}", place[name])
     last = "out" if "out" in outs else "selected"
     direction = normal(outs[last].shape, case.seed + 99, 1.0, named["q"].dtype)
     leaves = {name: named[name] for name in truth.leaves(outs)}
@@ -94,9 +94,9 @@ def _compared(
         scale = max(largest(each) for each in exact.values())
         complaint = _complaint(grad, usual[name], exact[name], num_terms, slack.gradient, scale)
         if complaint and branch not in sick and (last not in sick or branch != last):
-            wrong, told = complaint
+            wrong, text = complaint
             gradient, violation = f"gradient of {name}", Violation.GRADIENT_WRONG
-            message = f"{gradient} {told}"
+            message = f"{gradient} {text}"
             yield Failure(violation=violation, name=f"{gradient}: {wrong}", message=message, where=place[branch])
             return
 
@@ -121,8 +121,8 @@ def _complaint(
     bound = compared.bound + slack
     if compared.error <= bound:
         return None
-    told = f"is {compared.error:.2g} from dense attention, at most {bound:.2g} expected"
-    return Violation.DIFFERS_FROM_DENSE, told
+    text = f"is {compared.error:.2g} from dense attention, at most {bound:.2g} expected"
+    return Violation.DIFFERS_FROM_DENSE, text
 
 
 @dataclass(frozen=True)

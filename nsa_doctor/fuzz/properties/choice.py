@@ -52,7 +52,7 @@ def _chooser(case: Choice, subject: Subject) -> tuple[Callable[[Tensor, int], Te
 
 def _each(case: Choice, slots: Any, importance: Tensor, place: Place) -> Iterator[Failure]:
     """Every query's choice on its own; the first of each kind of complaint."""
-    scores, told = listed(importance), set()
+    scores, reported = listed(importance), set()
     for row, queries in enumerate(slots):
         for index, groups in enumerate(queries):
             for group, held in enumerate(groups):
@@ -60,8 +60,8 @@ def _each(case: Choice, slots: Any, importance: Tensor, place: Place) -> Iterato
                 given = held if _is_ours(case) else [*sorted(s for s in held if s != -1), *[-1] * held.count(-1)]
                 complaint = rules.choice_complaint(given, position, case.l_sel, case.n_sel)
                 complaint = complaint or _worse(case, held, scores[row][index][group], position)
-                if complaint is not None and complaint[0] not in told:
-                    told.add(complaint[0])
+                if complaint is not None and complaint[0] not in reported:
+                    reported.add(complaint[0])
                     message = f"{complaint[1]} at row {row}, token {position}, group {group}: {held}"
                     yield Failure(violation=complaint[0], message=message, where=place)
 

@@ -55,10 +55,10 @@ def _impls(device: str) -> dict[str, tuple[list[str], str]]:
     from nsa_doctor.adapters.nsa_alternatives import why_not
     from nsa_doctor.fuzz.properties.operators import LARGEST_HEAD
 
-    told = {impl: {dtype: why_not(impl, device, dtype, LARGEST_HEAD) for dtype in DTYPES} for impl in IMPLS}
+    reasons = {impl: {dtype: why_not(impl, device, dtype, LARGEST_HEAD) for dtype in DTYPES} for impl in IMPLS}
     return {
         impl: ([dtype for dtype in DTYPES if not whys[dtype]], next(filter(None, reversed(whys.values())), ""))
-        for impl, whys in told.items()
+        for impl, whys in reasons.items()
     }
 
 

@@ -103,13 +103,13 @@ class _Trial:
         """Another call, from contiguous memory, gives the same."""
         with torch.no_grad():
             once = self.sp(x)
-            told = self._stray(x, once)
+            text = self._stray(x, once)
             seeds = range(self.case.seed + 1, self.case.seed + 1 + _NUM_CONFIRMATIONS)
-            again = [other for other in map(self.input, seeds) if self._stray(other, self.sp(other))] if told else []
+            again = [other for other in map(self.input, seeds) if self._stray(other, self.sp(other))] if text else []
         if len(again) >= _NUM_NEEDED:
-            yield self.failure(Violation.CALLS_DIFFER, f"two calls differ {told}")
-        elif self.case.layout != "contiguous" and (told := self._differ(x, y, once)):
-            what = f"{self.case.layout} input differs {told} from contiguous"
+            yield self.failure(Violation.CALLS_DIFFER, f"two calls differ {text}")
+        elif self.case.layout != "contiguous" and (text := self._differ(x, y, once)):
+            what = f"{self.case.layout} input differs {text} from contiguous"
             yield self.failure(Violation.DEPENDS_ON_STRIDES, what)
 
     def _stray(self, x: Tensor, once: Tensor) -> str:
@@ -142,17 +142,17 @@ class _Trial:
         if self.case.rows > 1 and not is_expanded:
             relations.append((Violation.ROW_ALONE_DIFFERS, "the last row alone differs", self._alone))
         for violation, words, relation in relations:
-            if told := self._holds_against(relation, self.case.seed):
-                yield self.failure(violation, f"{words} {told}")
+            if text := self._holds_against(relation, self.case.seed):
+                yield self.failure(violation, f"{words} {text}")
 
     def _holds_against(self, relation: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]], seed: int) -> str:
         """How far a relation is off; in low precision most of several inputs must say so, since choices flip."""
         with torch.no_grad():
-            told = self._broken(relation, seed)
-            if not told or self._eps() <= _NEARLY_EXACT:
-                return told
+            text = self._broken(relation, seed)
+            if not text or self._eps() <= _NEARLY_EXACT:
+                return text
             again = [bool(self._broken(relation, seed + other)) for other in range(1, _NUM_CONFIRMATIONS + 1)]
-        return told if sum(again) >= _NUM_NEEDED else ""
+        return text if sum(again) >= _NUM_NEEDED else ""
 
     def _broken(self, relation: Callable[[Tensor, int], tuple[Tensor, Tensor, Tensor]], seed: int) -> str:
         x, full, part = relation(self.input(seed), seed)

@@ -113,7 +113,7 @@ def _forward(
         ):
             if bool(wrong.any()):
                 _, query, _, _, key = (int(index) for index in wrong.nonzero()[0])
-                message = f"token {_told(queries[query])} {verb} {_key(branch, key, case.sizes)} in {branch}"
+                message = f"token {_position(queries[query])} {verb} {_key(branch, key, case.sizes)} in {branch}"
                 name = f"{branch}: {verb} {what}"
                 yield Failure(violation=Violation.READS_OTHER_KEYS, name=name, message=message, where=place)
         sums, expected = weights.double().sum(-1), may.any(-1).double()
@@ -137,7 +137,7 @@ def _backward(
     )
     others = torch.arange(len(queries)) != probed
     if bool((grads["q"].cpu()[:, others] != 0).any()):
-        message = f"the gradient of token {_told(queries[probed])} reaches another query"
+        message = f"the gradient of token {_position(queries[probed])} reaches another query"
         place = branch_place(_leaking(losses, leaves["q"], others), case.impl, output.out)
         name = "gradient reaches another query"
         yield Failure(violation=Violation.GRADIENT_REACHES_OTHERS, name=name, message=message, where=place)
@@ -156,7 +156,7 @@ def _backward(
                 is_reached = bool(reached[wrong][0])
                 verb = "reaches" if is_reached else "does not reach"
                 violation = Violation.GRADIENT_REACHES_OTHERS if is_reached else Violation.READS_OTHER_KEYS
-                message = f"the gradient of token {_told(queries[probed])} {verb} the {kind} of "
+                message = f"the gradient of token {_position(queries[probed])} {verb} the {kind} of "
                 message += f"{_key(branch, key, case.sizes)} in {branch}"
                 yield Failure(violation=violation, name=f"{branch}: gradient {verb}", message=message, where=place)
 
@@ -170,7 +170,7 @@ def _leaking(losses: dict[str, Tensor], q: Tensor, others: Tensor) -> str:
     return "out"
 
 
-def _told(query: _Query) -> str:
+def _position(query: _Query) -> str:
     return f"{query[0]}" if not query[1] else f"{query[0]} of the sequence that starts at {query[1]}"
 
 

@@ -55,7 +55,7 @@ class _Work:
     reason: str = ""
 
 
-def prove(request: ProveRequest, report: Report, listen: Listener = lambda told, done, total: None) -> Report:
+def prove(request: ProveRequest, report: Report, listen: Listener = lambda text, done, total: None) -> Report:
     """The report with what the policy notices of mutants; a KeyboardInterrupt keeps what is known.
 
     Of a subject that is not a GO as it stands nothing is proved.

@@ -184,9 +184,9 @@ class Ways:
                     answer = ask("step", lambda p=part, c=cache: checked_decoding(step(module, p.clone(), c)), module)
                 output, cache = answer
                 end += part.shape[1]
-                told = min(output.shape[1], part.shape[1])  # some answer for the last token alone
-                outputs.append(output[:, -told:].clone())
-                tokens += range(end - told, end)
+                num_answered = min(output.shape[1], part.shape[1])  # some answer for the last token alone
+                outputs.append(output[:, -num_answered:].clone())
+                tokens += range(end - num_answered, end)
                 cache = between(module, cache, end)
         self._state.restore()
         return torch.cat(outputs, dim=1), tokens

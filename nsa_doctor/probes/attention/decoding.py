@@ -52,9 +52,9 @@ def decode(
                 answer = ask("step", lambda p=part, c=cache: checked_decoding(step(module, p.clone(), c)), module)
             output, cache = answer
             between(cache)
-            told = min(output.shape[1], part.shape[1])  # some answer for the last token alone
-            outputs.append(output[:, -told:])
-            tokens += range(start + part.shape[1] - told, start + part.shape[1])
+            num_answered = min(output.shape[1], part.shape[1])  # some answer for the last token alone
+            outputs.append(output[:, -num_answered:])
+            tokens += range(start + part.shape[1] - num_answered, start + part.shape[1])
             start += part.shape[1]
     return Decoded(torch.cat(outputs, dim=1), tokens, cache)
 

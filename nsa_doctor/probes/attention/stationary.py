@@ -27,7 +27,7 @@ class Stray:
 
     query: int
     size: float
-    told: str
+    text: str
 
 
 def rotates(sp: BuiltModule, x: Tensor) -> bool:

@@ -93,7 +93,7 @@ class Watched:
         if call.num_operations > max(allowed, other.num_operations + _LEAST_MORE):
             return f"it starts {call.num_operations:,} operations, and {other.num_operations:,} {other.words}"
         departure = self._departure(call, other) if self._is_consistent else None
-        return "" if departure is None else f"its output is not that {other.words}: {departure.told}"
+        return "" if departure is None else f"its output is not that {other.words}: {departure.text}"
 
     @cached_property
     def _is_consistent(self) -> bool:

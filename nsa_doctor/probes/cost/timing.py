@@ -20,7 +20,7 @@ from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.subject.contract import Subject
 
 _SAMPLE_SECONDS = 0.002
-_Told = TypeVar("_Told", bound=Hashable)
+_Position = TypeVar("_Position", bound=Hashable)
 
 
 class Stopwatch:
@@ -67,20 +67,20 @@ class Stopwatch:
 
 
 @contextmanager
-def sampled(tell: Callable[[FrameType], _Told | None]) -> Iterator[Counter[_Told]]:
+def sampled(tell: Callable[[FrameType], _Position | None]) -> Iterator[Counter[_Position]]:
     """Counts what `tell` says of where this thread stands, every few milliseconds until the region ends.
 
     It is called in another thread: it must leave local variables alone.
     """
-    seen: Counter[_Told] = Counter()
+    seen: Counter[_Position] = Counter()
     ended, watched = threading.Event(), threading.get_ident()
 
     def look() -> None:
         while not ended.wait(_SAMPLE_SECONDS):
             frame = frames_of_threads().get(watched)
-            told = None if frame is None else tell(frame)
-            if told is not None:
-                seen[told] += 1
+            position = None if frame is None else tell(frame)
+            if position is not None:
+                seen[position] += 1
 
     watcher = threading.Thread(target=look, daemon=True)
     watcher.start()

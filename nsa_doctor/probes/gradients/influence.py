@@ -11,7 +11,7 @@ from nsa_doctor.probes.numerics.precision import effective_precision, noise_floo
 
 _USUAL_SCALE = 0.02
 # Halving a step halves the change of a smooth function, quarters it where the derivative is zero, and leaves a jump as
-# it is: two is told from one and from four at their geometric means.
+# it is: two is distinguished from one and from four at their geometric means.
 _LEAST_RATIO, _LARGEST_RATIO = math.sqrt(2), 2 * math.sqrt(2)
 
 

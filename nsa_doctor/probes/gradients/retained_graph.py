@@ -80,7 +80,7 @@ class Graphs:
                     raise
                 raised = str(failure)
             if number and (stale := self._stale()):
-                return self._told(stale, raised)
+                return self._kept(stale, raised)
             self._known |= set(self._reached)
         return None
 
@@ -117,7 +117,7 @@ class Graphs:
         is_fine = node is None or hasattr(node, "variable") or node in self._harmless
         return not is_fine and (node in self._known or number_of(node) < self._begun)
 
-    def _told(self, stale: list[Any], raised: str) -> Kept:
+    def _kept(self, stale: list[Any], raised: str) -> Kept:
         first_used = sorted(stale, key=number_of)  # the outermost module's are made last
         found = [self._held[node] for node in first_used if node in self._held]
         made = self._made.of(number_of(first_used[0]))

@@ -86,7 +86,7 @@ def _under_way(phase: str) -> Iterator[None]:
 
 
 def _waited_for(answer: _Answer) -> _Answer:
-    """The answer, once a GPU is done with it: a kernel that fails is told to whoever waits next."""
+    """The answer, once a GPU is done with it: a kernel that fails raises in whoever waits next."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return answer

@@ -103,7 +103,7 @@ def swallowed_exceptions(
 
 
 class _Follower:
-    """Python's trace function: it is told of every exception that passes one of the subject's own frames."""
+    """Python's trace function: it receives every exception that passes one of the subject's own frames."""
 
     def __init__(self, is_own: Callable[[CodeType], bool], place_of: Callable[[FrameType], Place | None]) -> None:
         self.found: list[Swallowed] = []

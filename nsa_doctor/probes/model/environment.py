@@ -58,12 +58,12 @@ def routes(device: str) -> list[dict[str, Any]]:
     for dtype in (torch.float32, torch.bfloat16):
         chosen = attempt(lambda dtype=dtype: route(torch.device(device), dtype, _HEAD_SIZE))
         if isinstance(chosen, Caught):
-            told = {"effective": "refused", "why": chosen.sentence, "fa2": {}}
-            return [{"branch": "all", "dtype": "any", "device": device, **told}]
+            facts = {"effective": "refused", "why": chosen.sentence, "fa2": {}}
+            return [{"branch": "all", "dtype": "any", "device": device, **facts}]
         for branch in BRANCHES:
             one = getattr(chosen, branch)
-            told = {"effective": one.effective, "why": one.why, "fa2": chosen.fa2_effective()}
-            found.append({"branch": branch, "dtype": str(dtype)[6:], "device": device, **told})
+            facts = {"effective": one.effective, "why": one.why, "fa2": chosen.fa2_effective()}
+            found.append({"branch": branch, "dtype": str(dtype)[6:], "device": device, **facts})
     return found
 
 
@@ -78,8 +78,8 @@ def _pair(version: str | None) -> tuple[int, int] | None:
 
 
 def _driver() -> str:
-    told = attempt(lambda: Path("/proc/driver/nvidia/version").read_text(encoding="utf-8"))
-    found = None if isinstance(told, Caught) else re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", told)
+    text = attempt(lambda: Path("/proc/driver/nvidia/version").read_text(encoding="utf-8"))
+    found = None if isinstance(text, Caught) else re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", text)
     return found[1] if found else ""
 
 
@@ -87,8 +87,8 @@ def _driver_cuda() -> tuple[int, int] | None:
     """The newest CUDA the driver serves, as it tells torch: 12080 is 12.8."""
     if torch.version.cuda is None:
         return None
-    told = attempt(newest_cuda)
-    return None if isinstance(told, Caught) or not told else (told // 1000, told % 1000 // 10)
+    number = attempt(newest_cuda)
+    return None if isinstance(number, Caught) or not number else (number // 1000, number % 1000 // 10)
 
 
 def _gpus() -> tuple[Gpu, ...]:
@@ -109,7 +109,7 @@ def _gpus() -> tuple[Gpu, ...]:
 
 def _wanted_triton() -> str:
     """The version of triton that this build of torch names among its requirements."""
-    told = attempt(lambda: importlib.metadata.requires("torch") or [])
-    lines = [] if isinstance(told, Caught) else told
+    requirements = attempt(lambda: importlib.metadata.requires("torch") or [])
+    lines = [] if isinstance(requirements, Caught) else requirements
     found = (re.match(r"triton\s*==\s*([\w.+]+)", line) for line in lines)
     return next((match[1] for match in found if match), "")

@@ -18,12 +18,12 @@ def watched(subject: Subject, tell: Callable[[int | None], None], avoid: Collect
 
     A refused call raises NotComparableError: the length is known to hang or to end the process.
     """
-    told: dict[str, Any] = {"length": -1, "at": 0.0}
+    last: dict[str, Any] = {"length": -1, "at": 0.0}
 
     def beat(length: int | None) -> None:
         now = time.monotonic()
-        if length != told["length"] or now - told["at"] > _QUIET_SECONDS:
-            told.update(length=length, at=now)
+        if length != last["length"] or now - last["at"] > _QUIET_SECONDS:
+            last.update(length=length, at=now)
             tell(length)
 
     def wrap(seam: Callable[..., Any]) -> Callable[..., Any]:

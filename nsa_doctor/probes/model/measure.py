@@ -79,14 +79,14 @@ def _measure(subject: Subject, point: Point, conditions: Conditions) -> Measurem
     )
 
 
-def _place_in_backward(subject: Subject, point: Point, conditions: Conditions, told: Place) -> Place:
-    """The module, and unless a line is `told` already the line, whose backward raises: found by a traced pass."""
+def _place_in_backward(subject: Subject, point: Point, conditions: Conditions, known: Place) -> Place:
+    """The module, and unless a line is `known` already the line, whose backward raises: found by a traced pass."""
     tracer = Tracer(Places(FrameFilter(subject.packages)))
     try:
         perform(subject, point, conditions, tracer)
     except SubjectFailedError:
         found = tracer.running()
         if found is None:
-            return told
-        return replace(told, module=found.module, module_class=found.module_class) if told.file else found
-    return told
+            return known
+        return replace(known, module=found.module, module_class=found.module_class) if known.file else found
+    return known

@@ -69,7 +69,7 @@ def outcomes_elsewhere(history: CallHistory, calls: Sequence[Call], hash_seed: i
             raise NotComparableError(f"a second interpreter gave no answer ({why.partition('[')[0].strip()})")
     if "raised" in answer:
         raise NotComparableError(f"a second interpreter could not load the subject: {answer['raised']}")
-    return [_outcome(call, told, history.built.module) for call, told in zip(calls, answer["outcomes"], strict=True)]
+    return [_outcome(call, facts, history.built.module) for call, facts in zip(calls, answer["outcomes"], strict=True)]
 
 
 def answer_request(subject: Subject, request: dict[str, Any], folder: str) -> None:
@@ -80,7 +80,7 @@ def answer_request(subject: Subject, request: dict[str, Any], folder: str) -> No
         for name, value in _state(history.built.module).items():
             if name in state and state[name].shape == value.shape:
                 value.copy_(state[name])
-    outcomes = [_told(history.step(Call(**call))) for call in request["calls"]]
+    outcomes = [_plain(history.step(Call(**call))) for call in request["calls"]]
     torch.save({"outcomes": outcomes}, Path(folder) / _ANSWER)
 
 
@@ -94,7 +94,7 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
     return {name: each.detach() for name, each in (*module.named_parameters(), *module.named_buffers())}
 
 
-def _told(outcome: Outcome | None) -> dict[str, Any]:
+def _plain(outcome: Outcome | None) -> dict[str, Any]:
     if outcome is None:
         return {}
     if outcome.failure is not None:
@@ -102,11 +102,11 @@ def _told(outcome: Outcome | None) -> dict[str, Any]:
     return {"output": outcome.output, "gradients": dict(outcome.gradients)}
 
 
-def _outcome(call: Call, told: dict[str, Any], module: nn.Module) -> Outcome:
+def _outcome(call: Call, facts: dict[str, Any], module: nn.Module) -> Outcome:
     return Outcome(
         call=call,
         module=module,
-        output=told.get("output"),
-        gradients=told.get("gradients", {}),
-        raised=told.get("raised", ""),
+        output=facts.get("output"),
+        gradients=facts.get("gradients", {}),
+        raised=facts.get("raised", ""),
     )

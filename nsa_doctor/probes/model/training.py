@@ -51,7 +51,7 @@ class Pass:
 class Trial:
     """Something to repeat from the start: what is done, and how; it gives what the gradients made of it, by name."""
 
-    told: str
+    label: str
     length: int
     run: Callable[[Watch], Mapping[str, Tensor]]
 
@@ -94,11 +94,11 @@ def trials(subject: Subject, lengths: list[int], modes: tuple[Mode, ...] = ("tra
     """Forward and backward at each length and mode, then a step of the training loop where one is given."""
     for mode in modes:
         for length in lengths:
-            told = f"S={length}" + (" (eval)" if mode == "eval" else "")
-            yield Trial(told=told, length=length, run=_pass_of(subject, length, mode))
+            label = f"S={length}" + (" (eval)" if mode == "eval" else "")
+            yield Trial(label=label, length=length, run=_pass_of(subject, length, mode))
     if subject.train_step is not None and lengths:
         length = lengths[-1]
-        yield Trial(told=f"a training step at S={length}", length=length, run=_step_of(subject, length))
+        yield Trial(label=f"a training step at S={length}", length=length, run=_step_of(subject, length))
 
 
 def _pass_of(subject: Subject, length: int, mode: Mode) -> Callable[[Watch], Mapping[str, Tensor]]:

@@ -24,7 +24,7 @@ class Departure:
     floor: float
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """`12 of 60 tokens differ, first token 3, by up to 0.2 (tolerance 1e-13)`."""
         verb = "differs" if self.num_tokens == 1 else "differ"
         size = "not a number" if self.error != self.error else f"up to {self.error:.2g}"

@@ -191,7 +191,7 @@ def _other_output(reference: Outcome, outcome: Outcome, eps: float) -> Symptom |
         return Symptom("output", "the output is finite, and that of the first equal call was not")
     scale = reference.output.double().abs().flatten(2).amax(-1)
     found = departure(outcome.output, reference.output, _ROUNDINGS * eps * scale)
-    return None if found is None else Symptom("output", found.told)
+    return None if found is None else Symptom("output", found.text)
 
 
 def _other_gradient(reference: Outcome, outcome: Outcome, eps: float) -> Symptom | None:

@@ -40,7 +40,7 @@ class FieldDifference:
         return ""
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """`differs at 3 of 40 positions of dimension 1, first 37, by up to 0.8 (values up to 2): the values are …`."""
         if self.first is None or self.other is None or not isinstance(self.first.value, Tensor):
             return self.kind

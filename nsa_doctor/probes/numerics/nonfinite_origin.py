@@ -198,9 +198,9 @@ def _birth(nan: _Origin) -> NonfiniteOrigin:
     elif origin.holder is not None:
         details.append(f"it came in through {origin.holder.holder}")
     if origin is not nan:
-        details.append(f"NaN follows in {_told(nan.record)}")
+        details.append(f"NaN follows in {_operation_text(nan.record)}")
     elif fed_by:
-        details.append(f"its input held inf from {_told(fed_by[0].record)}")
+        details.append(f"its input held inf from {_operation_text(fed_by[0].record)}")
     place = origin.record.place
     if origin.holder is not None and not place.module:
         place = replace(place, module=origin.holder.place.module, module_class=origin.holder.place.module_class)
@@ -213,7 +213,7 @@ def _birth(nan: _Origin) -> NonfiniteOrigin:
     )
 
 
-def _told(record: Record) -> str:
+def _operation_text(record: Record) -> str:
     return f"{record.operation} at {record.place.line_text or record.place}"
 
 

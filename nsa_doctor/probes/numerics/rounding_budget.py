@@ -19,7 +19,7 @@ from nsa_doctor.subject.contract import Subject
 
 _LENGTH_FOR_TRYING = 33
 _NUM_RUNS = 2
-_SHARE = 0.8  # of the tokens lie at or below the ratio that is told: a choice that flips in a few says nothing
+_SHARE = 0.8  # of the tokens lie at or below the ratio that is reported: a choice that flips in a few says nothing
 
 
 @dataclass(frozen=True)

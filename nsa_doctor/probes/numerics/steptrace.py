@@ -76,10 +76,10 @@ class _Start:
 def _sentence(target: str, found: tuple[NonfiniteOrigin, ...]) -> str:
     others = len(found) - 1
     more = f"; {others} more, the next in {_where(found[1])}" if others else ""
-    return escaped(f"{_told(found[0])}; it reaches {_TARGETS[target]}{more}")
+    return escaped(f"{_described(found[0])}; it reaches {_TARGETS[target]}{more}")
 
 
-def _told(origin: NonfiniteOrigin) -> str:
+def _described(origin: NonfiniteOrigin) -> str:
     """`NaN is born in blocks.0.attention (NSAttention) in sqrt at file:line, forward, out of finite inputs`."""
     if origin.operation.startswith(("parameter ", "buffer ")):
         module = origin.place.module_text

@@ -43,7 +43,7 @@ def gates_picture(report: Report) -> Picture | None:
         name="gates",
         title="Gates by layer",
         short="Gates",
-        told=tuple(_told(report.gates, len(shown) - len(panels))),
+        sentences=tuple(_sentences(report.gates, len(shown) - len(panels))),
         panels=tuple(panels),
         legend=tuple(legend) if panels else (),
         table=_table(report.gates, has_files=len(files) > 1),
@@ -58,7 +58,7 @@ def _branches(gate: _Gate) -> Sequence[Mapping[str, Any]]:
     return gate["probe"]["branches"] if gate["probe"] else ()
 
 
-def _told(gates: Sequence[_Gate], num_left_out: int) -> Iterator[str]:
+def _sentences(gates: Sequence[_Gate], num_left_out: int) -> Iterator[str]:
     counted = dict.fromkeys(str(gate["verdict"]) for gate in gates)
     yield ", ".join(f"{sum(gate['verdict'] == verdict for gate in gates)} {verdict}" for verdict in counted) + "."
     inputs = next((gate["probe"]["num_inputs"] for gate in gates if gate["probe"]), None)
@@ -83,7 +83,7 @@ def _panel(number: int, file: str, gates: Sequence[_Gate], names: Sequence[str])
         width=_WIDTH,
         height=round(_TOP + high + _BELOW),
         label=f"Weights of the branches, {len(shown)} gates of {file}",
-        told=" ".join(_in_words(gate) for gate in shown),
+        description=" ".join(_in_words(gate) for gate in shown),
         kind="plot",
     )
 

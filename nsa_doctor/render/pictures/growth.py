@@ -63,7 +63,7 @@ def growth_picture(report: Report) -> Picture | None:
         name="growth",
         title="Time and memory by length",
         short="Time and memory",
-        told=(source, *_exponents([*times, *sizes])),
+        sentences=(source, *_exponents([*times, *sizes])),
         panels=tuple(panels),
         table=_timed_table(timed) if timed else _swept_table(times, sizes),
         shares=tuple(sorted(report.throughput.get("shares", {}).items(), key=lambda pair: -pair[1])),
@@ -133,7 +133,7 @@ def _exponents(lines: Sequence[_Line]) -> Iterator[str]:
 
 def _panel(name: str, heading: str, lines: Sequence[_Line], form: Any) -> Panel:
     shown = [line for line in lines if len(line.points) > 1]
-    told = "; ".join(
+    description = "; ".join(
         f"{line.name}: {', '.join(f'{form(amount)} at S={length}' for length, amount in line.points)}" for line in shown
     )
     sheet = Sheet(
@@ -141,7 +141,7 @@ def _panel(name: str, heading: str, lines: Sequence[_Line], form: Any) -> Panel:
         width=_WIDTH,
         height=_HEIGHT,
         label=f"{heading} against S, log axes",
-        told=told,
+        description=description,
         kind="plot",
     )
 

@@ -67,7 +67,7 @@ def paper(width: float, height: float) -> "Iterator[Figure]":
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """A picture to be: `name` tells its parts from those of others on the page, `label` and `told` say what it shows.
+    """A picture to be: `name` tells its parts from those of others, `label` and `description` say what it shows.
 
     `hints` are what a reader sees who points at a part, by the name that was given to it with `set_gid`.
     """
@@ -76,7 +76,7 @@ class Sheet:
     width: float
     height: float
     label: str
-    told: str = ""
+    description: str = ""
     kind: str = ""
     hints: Mapping[str, str] = field(default_factory=dict)
 
@@ -155,9 +155,9 @@ def _as_part_of_a_page(root: ET.Element, sheet: Sheet) -> Markup:
         "role": "img",
         "aria-label": visible(sheet.label),
     })  # fmt: skip
-    if sheet.told:
+    if sheet.description:
         root.set("aria-describedby", f"{sheet.name}-told")
-        _insert(root, "desc", sheet.told).set("id", f"{sheet.name}-told")
+        _insert(root, "desc", sheet.description).set("id", f"{sheet.name}-told")
     return Markup(ET.tostring(root, encoding="unicode"))  # noqa: S704 (the tree quotes what is in it)
 
 

@@ -38,12 +38,12 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A section of the page: `name` is its anchor, `short` its name among others, `told` sentences below its title."""
+    """A section of the page: `name` is its anchor, `short` its name among others, `sentences` stand below its title."""
 
     name: str
     title: str
     short: str
-    told: tuple[str, ...]
+    sentences: tuple[str, ...]
     panels: tuple[Panel, ...]
     table: Table
     legend: tuple[Key, ...] = ()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, Measurement
 
-GATED = "gated"  # counted on the way to the output, and told with it
+GATED = "gated"  # counted on the way to the output, and reported with it
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def sweep_picture(report: Report) -> Picture | None:
         name="sweep",
         title="Sweep: is it finite?",
         short="Sweep",
-        told=tuple(_told(report.measurements)),
+        sentences=tuple(_sentences(report.measurements)),
         panels=tuple(_panel(number, grid, above) for number, grid in enumerate(grids, start=1)),
         legend=(*(Key(state.paint, state.letter, state.meaning) for state in STATES if state in seen), *_blank(grids)),
         table=_table(report.measurements),
@@ -130,7 +130,7 @@ def _panel(number: int, grid: _Grid, above: float) -> Panel:
         width=round(grid.left + wide + max(_RIGHT, above - 28)),
         height=round(above + high + 2),
         label=f"Heat map of {grid.name}",
-        told=_in_words(grid),
+        description=_in_words(grid),
         kind="map",
         hints={f"cell-{row}-{column}": hint for row, column, hint in _hints(grid)},
     )
@@ -177,13 +177,13 @@ def _hints(grid: _Grid) -> Iterator[tuple[int, int, str]]:
     for number, column, state in grid.states():
         row, name = grid.rows[number], grid.targets[column]
         census = row.census(name)
-        told = f"S={row.point.length}, {name}: {state.word}"
+        hint = f"S={row.point.length}, {name}: {state.word}"
         if census is not None and not census.is_finite:
-            told += f", {census.num_bad_rows} of {census.num_rows} rows"
-        yield number, column, told
+            hint += f", {census.num_bad_rows} of {census.num_rows} rows"
+        yield number, column, hint
 
 
-def _told(measurements: Sequence[Measurement]) -> Iterator[str]:
+def _sentences(measurements: Sequence[Measurement]) -> Iterator[str]:
     idle = sum(each.trouble is not None and each.trouble.kind == "not_measured" for each in measurements)
     fine = sum(each.is_finite for each in measurements)
     lengths = {each.point.length for each in measurements}

@@ -56,7 +56,7 @@ def timeline_picture(report: Report) -> Picture | None:
         name="run",
         title="Training run",
         short="Run",
-        told=tuple(_told(report.run)),
+        sentences=tuple(_sentences(report.run)),
         panels=tuple(_panel(kind, run) for kind in _WIDTHS) if run is not None else (),
         table=_table(report.run),
     )
@@ -131,7 +131,7 @@ def _panel(kind: str, run: _Run) -> Panel:
         width=width,
         height=height,
         label=f"Time line of the run: {', '.join(names)}",
-        told="; ".join(_in_words(series) for series in run.series),
+        description="; ".join(_in_words(series) for series in run.series),
         kind=kind,
     )
     factor, unit = _time_unit(run.end) if run.axis == "seconds" else (1.0, "step")
@@ -244,7 +244,7 @@ def _time_ticks(own: "Axes", end: float, unit: str, count: int) -> None:
     own.set_xticks(ticks, labels, parse_math=False)
 
 
-def _told(record: Mapping[str, Any]) -> Iterator[str]:
+def _sentences(record: Mapping[str, Any]) -> Iterator[str]:
     yield f"{record.get('folder', '')}" + (f" on {record['device_name']}" if record.get("device_name") else "")
     for name, word in (("watchdog_dumps", "stack dump"), ("checkpoints", "checkpoint")):
         names = record.get(name) or ()

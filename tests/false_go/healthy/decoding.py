@@ -137,7 +137,7 @@ def state_as_cache():
     return _adapter(dict, lambda: Cached(Fading))
 
 
-def told_how_to_be_called():
+def declares_how_it_is_called():
     class Two(nn.Module):
         def __init__(self):
             super().__init__()

@@ -13,7 +13,7 @@ RELEASED = threading.Event()  # a test that hangs a thread of its own sets it at
 
 
 class Layer(nn.Module):
-    """Residual; `act` does what the subject is sick with, in the layer that is told to."""
+    """Residual; `act` does what the subject is sick with, in the layer that is asked to."""
 
     def __init__(self, act=None):
         super().__init__()

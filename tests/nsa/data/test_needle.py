@@ -29,13 +29,13 @@ def test_the_answer_is_the_only_value_that_the_row_has_for_the_asked_key(split: 
                 continue
             key, answer = tokens[column] - 32, tokens[column + 1]
             assert (answer - 64) // NUM_VALUES == key
-            told = [
+            columns = [
                 place
                 for place, token in enumerate(tokens[: column + 1])
                 if token >= 64 and (token - 64) // NUM_VALUES == key
             ]
-            assert {tokens[place] for place in told} == {answer}
-            assert told[-1] == column - distance
+            assert {tokens[place] for place in columns} == {answer}
+            assert columns[-1] == column - distance
 
 
 @pytest.mark.parametrize("split", ["train", "heldout"])

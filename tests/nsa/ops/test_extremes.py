@@ -73,14 +73,14 @@ def test_as_many_scores_are_computed_at_once_as_are_asked_for(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("impl", "number", "told"),
+    ("impl", "number", "message"),
     [
         ("reference", 8, "is for plain torch, .* by reference"),
         ("auto", 0, "at least 1, got 0"),
     ],
 )
-def test_a_number_of_scores_at_once_that_cannot_be_is_refused(impl: str, number: int, told: str) -> None:
-    with pytest.raises(ValueError, match=f"num_tile_elements .*{told}"):
+def test_a_number_of_scores_at_once_that_cannot_be_is_refused(impl: str, number: int, message: str) -> None:
+    with pytest.raises(ValueError, match=f"num_tile_elements .*{message}"):
         nsa_attention(**small_inputs(20), geometry=SMALL, impl=impl, num_tile_elements=number)
 
 

@@ -23,9 +23,9 @@ DTYPES = (torch.bfloat16, torch.float16)
 def test_interpreted_on_a_cpu_they_equal_the_oracle():
     command = [sys.executable, "-m", "tests.nsa.ops.triton_cases"]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert len(told.stdout.splitlines()) == len(SELECTED) + len(COMPRESSED)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) == len(SELECTED) + len(COMPRESSED)
 
 
 @pytest.mark.gpu

@@ -101,7 +101,7 @@ def test_one_changed_bit_is_noticed(name, place, tmp_path):
     ],
     ids=lambda content: content[:60],
 )
-def test_a_manifest_that_is_none_is_told(content, tmp_path):
+def test_a_manifest_that_is_none_is_reported(content, tmp_path):
     path = write_checkpoint(tmp_path, snapshot(), keep_last=3)
     (path / "manifest.json").write_text(content)
     with pytest.raises(UnreadableError, match=r"^manifest\.json"):

@@ -31,17 +31,17 @@ def ask(tmp_path, capsys, monkeypatch):
             code = main(["--config", str(tmp_path / "c.yaml"), "--out-dir", str(tmp_path / "run"), *words])
         except SystemExit as ended:
             code = ended.code
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return asking
 
 
 def test_the_synthetic_data_are_trained_on_to_the_end(ask, tmp_path):
-    code, told, complained = ask("--dataset", "synthetic")
+    code, output, complained = ask("--dataset", "synthetic")
     assert (code, complained) == (0, "")
-    assert "step 0003/3 | loss 5." in told
-    assert "finished: 3 steps" in told
+    assert "step 0003/3 | loss 5." in output
+    assert "finished: 3 steps" in output
     assert (tmp_path / "run" / "model.pt").exists()
 
 
@@ -57,16 +57,16 @@ def test_single_values_may_be_changed(ask):
 
 def test_an_unsafe_file_of_weights_ends_in_one_sentence_of_ours(ask, tmp_path):
     (tmp_path / "evil.pt").write_bytes(b"\x80\x02cposix\nsystem\n(S'true'\ntR.")
-    code, told, complained = ask("--resume", str(tmp_path / "evil.pt"))
-    assert (code, told, len(complained.splitlines())) == (2, "", 1)
+    code, output, complained = ask("--resume", str(tmp_path / "evil.pt"))
+    assert (code, output, len(complained.splitlines())) == (2, "", 1)
     assert "it is unsafe: its pickle asks for 'posix.system'" in complained
 
 
 def test_an_ended_run_goes_on(ask):
     assert ask("--set", "train.save_every=1")[0] == 0
-    code, told, _ = ask("--set", "train.save_every=1", "--resume", "auto")
+    code, output, _ = ask("--set", "train.save_every=1", "--resume", "auto")
     assert code == 0
-    assert "resumed from step_00000003" in told
+    assert "resumed from step_00000003" in output
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_what_cannot_be_is_one_sentence_and_a_code(words, sentence, ask):
 
 
 def test_the_help_tells_the_exit_codes(ask):
-    code, told, _ = ask("--help")
+    code, output, _ = ask("--help")
     assert code == 0
-    assert "130 and 143 saved and left" in told
+    assert "130 and 143 saved and left" in output
 
 
 def test_a_folder_with_a_run_is_refused(ask):
@@ -161,8 +161,8 @@ def test_a_signal_before_the_first_step_is_a_sentence_and_its_code(number, tmp_p
     program = f"""
 import os, sys, types
 import nsa.train.__main__ as door
-told = lambda: os.kill(os.getpid(), {int(number)})
-sys.modules["nsa.train.command"] = types.SimpleNamespace(leave=sys.exit, main=told)
+main = lambda: os.kill(os.getpid(), {int(number)})
+sys.modules["nsa.train.command"] = types.SimpleNamespace(leave=sys.exit, main=main)
 door.start()
 """
     command = [sys.executable, "-c", program]

@@ -93,7 +93,7 @@ def test_no_table_has_no_rows(tmp_path):
     assert read_table(tmp_path / "none.csv") == []
 
 
-def test_tensors_that_cannot_be_written_are_told_as_other_files_are(tmp_path):
+def test_tensors_that_cannot_be_written_are_reported_as_other_files_are(tmp_path):
     with pytest.raises(TrainError, match=r"w\.safetensors: cannot be written: No such file or directory"):
         write_tensors(tmp_path / "nowhere" / "w.safetensors", {"w": torch.zeros(2)})
 

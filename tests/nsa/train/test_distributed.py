@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(240)  # two processes that import torch, beside
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def scenarios(tmp_path_factory):
     """What became of every scenario of `two_ranks`, and the folder with their runs."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "tests.nsa.train.two_ranks", str(folder)]
@@ -29,8 +29,8 @@ def told(tmp_path_factory):
     return json.loads(answer.stdout), folder
 
 
-def sentences(told, name):
-    return [text.partition("SENTENCE ")[2].strip() for text in told[0][name]["said"]]
+def sentences(scenarios, name):
+    return [text.partition("SENTENCE ")[2].strip() for text in scenarios[0][name]["said"]]
 
 
 @pytest.mark.parametrize(
@@ -42,88 +42,88 @@ def sentences(told, name):
         ("alone", {"model": {"branch": "win"}, "batch_size": 1, "accumulate_grad_batches": 4}),
     ],
 )
-def test_two_processes_have_the_losses_of_one(name, alike, told, run, losses):
-    assert told[0][name]["codes"] == [0, 0], told[0][name]["said"]
-    expected, found = losses(run(**alike)), losses(told[1] / name)
+def test_two_processes_have_the_losses_of_one(name, alike, scenarios, run, losses):
+    assert scenarios[0][name]["codes"] == [0, 0], scenarios[0][name]["said"]
+    expected, found = losses(run(**alike)), losses(scenarios[1] / name)
     assert [step for step, _ in found] == (list("456") if name == "resumed" else list("123456"))
     for (_, one), (_, two) in zip(expected[-len(found) :], found, strict=True):
         assert float(two) == pytest.approx(float(one), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "resumed"])
-def test_the_weights_are_whole_and_those_of_one(name, told, run):
-    one, two = load_file(run() / "model.safetensors"), load_file(told[1] / name / "model.safetensors")
+def test_the_weights_are_whole_and_those_of_one(name, scenarios, run):
+    one, two = load_file(run() / "model.safetensors"), load_file(scenarios[1] / name / "model.safetensors")
     for weight, value in one.items():
         torch.testing.assert_close(two[weight], value, rtol=1e-2, atol=1e-4)
 
 
-def test_every_process_has_its_heartbeat(told, beats):
+def test_every_process_has_its_heartbeat(scenarios, beats):
     for rank in (0, 1):
-        found = beats(told[1] / "ddp", rank)
+        found = beats(scenarios[1] / "ddp", rank)
         assert {beat["rank"] for beat in found} == {rank}
         assert [beat["step"] for beat in found if beat["msg"] == "step"] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_every_process_tells_a_batch_of_its_own(kind, told, beats):
+def test_every_process_tells_a_batch_of_its_own(kind, scenarios, beats):
     first, second = (
-        [beat["batch"] for beat in beats(told[1] / kind, rank) if beat["msg"] == "step"] for rank in (0, 1)
+        [beat["batch"] for beat in beats(scenarios[1] / kind, rank) if beat["msg"] == "step"] for rank in (0, 1)
     )
     made = [(one, other) for one, other in zip(first, second, strict=True) if one is not None]
     assert len({each for pair in made for each in pair}) == 12
 
 
-def test_the_gates_of_shards_are_those_of_copies(told):
-    copies, shards = (read_table(told[1] / kind / "gates.csv") for kind in ("ddp", "fsdp2"))
+def test_the_gates_of_shards_are_those_of_copies(scenarios):
+    copies, shards = (read_table(scenarios[1] / kind / "gates.csv") for kind in ("ddp", "fsdp2"))
     norms = [[float(row["norm"]) for row in rows] for rows in (copies, shards)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
     assert len(set(norms[1])) == len(norms[1])
 
 
-def test_a_checkpoint_of_shards_is_read_by_one_process(told, run, losses):
-    folder = run(save_every=3, resume=str(told[1] / "fails"))
+def test_a_checkpoint_of_shards_is_read_by_one_process(scenarios, run, losses):
+    folder = run(save_every=3, resume=str(scenarios[1] / "fails"))
     assert [step for step, _ in losses(folder)] == list("456")
-    expected = losses(told[1] / "resumed")
+    expected = losses(scenarios[1] / "resumed")
     for (_, one), (_, two) in zip(losses(folder), expected, strict=True):
         assert float(two) == pytest.approx(float(one), rel=1e-4)
 
 
-def test_a_process_that_fails_ends_the_run_with_its_reason(told):
+def test_a_process_that_fails_ends_the_run_with_its_reason(scenarios):
     reason = "shard 3 of corpus: cannot be read: No such file or directory"
-    assert told[0]["fails"]["codes"] == [6, 4]
-    assert sentences(told, "fails") == [f"rank 1 ended the run: {reason}", reason]
+    assert scenarios[0]["fails"]["codes"] == [6, 4]
+    assert sentences(scenarios, "fails") == [f"rank 1 ended the run: {reason}", reason]
 
 
-def test_a_process_that_is_killed_ends_the_run_and_is_named(told):
-    assert told[0]["dies"]["codes"] == [6, -9]
-    assert sentences(told, "dies")[0].startswith("rank 1 ended without a word, its last heartbeat ")
-    assert told[0]["dies"]["seconds"] < 40
+def test_a_process_that_is_killed_ends_the_run_and_is_named(scenarios):
+    assert scenarios[0]["dies"]["codes"] == [6, -9]
+    assert sentences(scenarios, "dies")[0].startswith("rank 1 ended without a word, its last heartbeat ")
+    assert scenarios[0]["dies"]["seconds"] < 40
 
 
-def test_of_three_processes_the_one_that_was_killed_is_named_by_both_others(told):
-    assert told[0]["dies-of-three"]["codes"] == [6, -9, 6]
-    for said in (sentences(told, "dies-of-three")[rank] for rank in (0, 2)):
+def test_of_three_processes_the_one_that_was_killed_is_named_by_both_others(scenarios):
+    assert scenarios[0]["dies-of-three"]["codes"] == [6, -9, 6]
+    for said in (sentences(scenarios, "dies-of-three")[rank] for rank in (0, 2)):
         assert said.startswith("rank 1 ended without a word, its last heartbeat ")
 
 
-def test_a_process_that_only_hears_of_an_end_leaves_no_reason_of_its_own(told):
-    assert not list((told[1] / "dies-of-three").glob("failure_rank*.json"))
-    assert [path.name for path in (told[1] / "fails").glob("failure_rank*.json")] == ["failure_rank1.json"]
+def test_a_process_that_only_hears_of_an_end_leaves_no_reason_of_its_own(scenarios):
+    assert not list((scenarios[1] / "dies-of-three").glob("failure_rank*.json"))
+    assert [path.name for path in (scenarios[1] / "fails").glob("failure_rank*.json")] == ["failure_rank1.json"]
 
 
-def test_processes_that_drift_apart_are_noticed_by_name(told):
-    assert told[0]["drifts"]["codes"] == [6, 6]
-    assert sentences(told, "drifts") == ["after step 4 rank 1 holds another norm.weight than rank 0"] * 2
+def test_processes_that_drift_apart_are_noticed_by_name(scenarios):
+    assert scenarios[0]["drifts"]["codes"] == [6, 6]
+    assert sentences(scenarios, "drifts") == ["after step 4 rank 1 holds another norm.weight than rank 0"] * 2
 
 
-def test_a_signal_to_one_process_saves_and_stops_both(told):
-    assert told[0]["stopped"]["codes"] == [143, 143]
-    assert [path.name for path in (told[1] / "stopped" / "checkpoints").iterdir()] == ["step_00000004"]
+def test_a_signal_to_one_process_saves_and_stops_both(scenarios):
+    assert scenarios[0]["stopped"]["codes"] == [143, 143]
+    assert [path.name for path in (scenarios[1] / "stopped" / "checkpoints").iterdir()] == ["step_00000004"]
 
 
-def test_fewer_rows_than_processes_are_refused(told):
-    assert told[0]["too-small"]["codes"] == [2, 2]
-    assert "must be a multiple of the 2 processes" in sentences(told, "too-small")[0]
+def test_fewer_rows_than_processes_are_refused(scenarios):
+    assert scenarios[0]["too-small"]["codes"] == [2, 2]
+    assert "must be a multiple of the 2 processes" in sentences(scenarios, "too-small")[0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The rows of a step are the same however many processes share it, and the loader's failures are told."""
+"""The rows of a step are the same however many processes share it, and the loader's failures are reported."""
 
 import pytest
 import torch

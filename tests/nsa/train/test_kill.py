@@ -9,6 +9,6 @@ ROOT = Path(__file__).parents[3]
 
 def test_a_run_killed_at_random_moments_ends_as_one_never_interrupted():
     command = [sys.executable, "-m", "tests.kill_test", "--kills", "3", "--steps", "12", "--seed", "1"]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert told.stdout.startswith("3 kills (")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("3 kills (")

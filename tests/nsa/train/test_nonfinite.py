@@ -1,4 +1,4 @@
-"""A step that is not finite is told before the optimizer touches the weights, and can be seen again."""
+"""A step that is not finite is reported before the optimizer touches the weights, and can be seen again."""
 
 import json
 import math
@@ -78,9 +78,9 @@ def test_a_finite_loss_with_a_gradient_that_is_not_names_the_parameter(run, pois
 def test_the_heartbeat_tells_loss_and_reason(run, poison, beats, tmp_path):
     poison({2})
     stop(run)
-    *_, told, ended = beats(tmp_path / "run")
-    assert math.isnan(told["loss"])
-    assert told["msg"].startswith("not finite: the loss is nan at step 2")
+    *_, refused, ended = beats(tmp_path / "run")
+    assert math.isnan(refused["loss"])
+    assert refused["msg"].startswith("not finite: the loss is nan at step 2")
     assert ended["msg"].startswith("ended: stopped: the loss is nan")
 
 

@@ -26,7 +26,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def told(stream, steps, log_every=5):
+def printed(stream, steps, log_every=5):
     progress = Progress(stream, 20, log_every)
     for step in steps:
         progress.step(record(step), 3 * 2**20)
@@ -35,20 +35,20 @@ def told(stream, steps, log_every=5):
 
 
 def test_a_log_has_plain_lines_in_the_form_of_the_reports():
-    assert told(io.StringIO(), [1]) == (
+    assert printed(io.StringIO(), [1]) == (
         "step 0001/20 | loss 5.7168 | lr 1.00e-07 | grad 1.50 | toks/s 7 | mem 3 MiB | ETA 0:38\n"
     )
 
 
 def test_a_log_has_the_first_the_last_and_every_so_many():
-    lines = told(io.StringIO(), range(1, 21)).splitlines()
+    lines = printed(io.StringIO(), range(1, 21)).splitlines()
     assert [line[5:9] for line in lines] == ["0001", "0005", "0010", "0015", "0020"]
     assert not any("\r" in line for line in lines)
 
 
 def test_a_terminal_has_a_line_that_renews_itself(monkeypatch):
     monkeypatch.setattr("nsa.train.progress._SECONDS_BETWEEN", 0.0)
-    text = told(Terminal(), [1, 2, 3, 4, 5])
+    text = printed(Terminal(), [1, 2, 3, 4, 5])
     assert [f"\rstep {step:04d}" in text for step in (1, 2, 3, 4)] == [False, True, True, True]
     assert [line.split("\r")[-1][:9] for line in text.split("\n") if line.split("\r")[-1].strip()] == [
         "step 0001",
@@ -59,7 +59,7 @@ def test_a_terminal_has_a_line_that_renews_itself(monkeypatch):
 @pytest.mark.parametrize(
     ("seconds", "clock"), [(0.01, "0:00"), (1.0, "0:15"), (5.0, "1:15"), (600.0, "2:30:00")], ids=str
 )
-def test_the_time_left_is_told(seconds, clock):
+def test_the_time_left_is_printed(seconds, clock):
     stream = io.StringIO()
     Progress(stream, 20, 1).step(record(5, seconds), None)
     assert stream.getvalue().endswith(f"| ETA {clock}\n")

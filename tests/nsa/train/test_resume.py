@@ -73,7 +73,7 @@ def test_the_heartbeat_says_where_it_went_on_and_the_doctor_counts_it(run, ended
     assert json.loads((folder / "metrics.json").read_text())["lives"] == 2
 
 
-def test_steps_made_after_the_checkpoint_are_made_again_and_told_once(run, ended, losses):
+def test_steps_made_after_the_checkpoint_are_made_again_and_logged_once(run, ended, losses):
     ended(save_every=3)
     assert [step for step, _ in losses(run(save_every=3, resume="auto"))] == list("123456")
 
@@ -104,10 +104,10 @@ def test_a_corrupt_newest_checkpoint_is_named_and_the_one_before_used(harm, run,
     else:
         newest.rename(newest.with_name(".step_00000004.tmp"))
     folder = run(save_every=1, resume="auto")
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     if harm != "unfinished":
-        assert "checkpoints/step_00000004: optimizer.safetensors" in told
-        assert "set aside, and step_00000003 used" in told
+        assert "checkpoints/step_00000004: optimizer.safetensors" in output
+        assert "set aside, and step_00000003 used" in output
         assert (folder / "checkpoints" / "unreadable_step_00000004").is_dir()
     assert losses(folder) == losses(run(out_dir=str(tmp_path / "whole")))
 

@@ -42,8 +42,8 @@ def test_every_step_has_a_heartbeat_with_every_field(finished, beats):
     assert all(list(beat) == fields.split() for beat in found)
     steps = [beat for beat in found if beat["msg"] == "step"]
     assert [beat["step"] for beat in steps] == [1, 2, 3, 4, 5, 6]
-    told = ("loss", "toks_per_s", "dt_fetch_s", "grad_norm", "lr", "batch")
-    assert all(beat[name] is not None for beat in steps for name in told)
+    filled = ("loss", "toks_per_s", "dt_fetch_s", "grad_norm", "lr", "batch")
+    assert all(beat[name] is not None for beat in steps for name in filled)
     assert (found[0]["msg"], found[-1]["msg"]) == ("started", "finished")
 
 
@@ -71,7 +71,7 @@ def test_the_final_weights_are_a_plain_state_dict_and_the_same_in_both_files(fin
     assert [name for name, value in untrained.items() if torch.equal(value, plain[name])] == []
 
 
-def test_the_gates_of_every_layer_are_told(finished):
+def test_the_gates_of_every_layer_are_logged(finished):
     rows = read_table(finished / "gates.csv")
     assert [(row["step"], row["layer"]) for row in rows] == [(step, layer) for step in "0246" for layer in "01"]
     assert all(sum(float(row[name]) for name in ("cmp", "sel", "win")) == pytest.approx(1) for row in rows)
@@ -80,8 +80,8 @@ def test_the_gates_of_every_layer_are_told(finished):
 
 
 def test_a_sample_continues_a_held_out_row(finished):
-    told = json.loads((finished / "samples" / "step_00000006.json").read_text())
-    assert (len(told["prompt"]), len(told["continuation"])) == (8, 4)
+    sample = json.loads((finished / "samples" / "step_00000006.json").read_text())
+    assert (len(sample["prompt"]), len(sample["continuation"])) == (8, 4)
 
 
 def test_the_doctor_takes_the_run_for_evidence_of_its_configuration(finished, config):
@@ -117,8 +117,8 @@ def test_monitors_change_nothing(run, tmp_path):
     watched = run(eval_every=2, log_every=1)
     alone = run(eval_batches=0, out_dir=str(tmp_path / "alone"), runtime={"monitors": False})
     assert same(weights(watched), weights(alone))
-    told = [json.loads((folder / "metrics.json").read_text()) for folder in (watched, alone)]
-    assert told[0]["final_loss"] == told[1]["final_loss"]
+    metrics = [json.loads((folder / "metrics.json").read_text()) for folder in (watched, alone)]
+    assert metrics[0]["final_loss"] == metrics[1]["final_loss"]
     assert not (alone / "heartbeat_rank0.jsonl").exists()
 
 
@@ -199,7 +199,7 @@ def test_data_that_ends_early_ends_the_run_with_what_was_saved(run, beats, confi
     assert run(save_every=2, resume="auto").joinpath("model.pt").exists()
 
 
-def test_a_loader_that_fails_is_told_in_its_own_words(run, beats, tmp_path):
+def test_a_loader_that_fails_is_reported_in_its_own_words(run, beats, tmp_path):
     with pytest.raises(TrainError) as caught:
         run(faults={"breaks_at": 3})
     sentence = "shard 3 of corpus: cannot be read: No such file or directory"
@@ -207,7 +207,7 @@ def test_a_loader_that_fails_is_told_in_its_own_words(run, beats, tmp_path):
     assert beats(tmp_path / "run")[-1]["msg"] == f"ended: {sentence}"
 
 
-def test_a_batch_with_nothing_to_predict_is_told(run, monkeypatch):
+def test_a_batch_with_nothing_to_predict_is_reported(run, monkeypatch):
     monkeypatch.setattr("nsa.train.loop.num_targets", lambda _documents: 0)
     with pytest.raises(TrainError, match="the batch of step 1 has nothing to predict"):
         run(eval_batches=0)

@@ -29,49 +29,49 @@ def dumps(folder, prefix):
 # The watchdog.
 
 
-def test_a_stage_that_takes_too_long_is_told_with_its_seconds():
-    told, is_told = [], threading.Event()
+def test_a_stage_that_takes_too_long_is_reported_with_its_seconds():
+    stalls, has_stalled = [], threading.Event()
 
     def note(stage, seconds):
-        told.append((stage, seconds))
-        is_told.set()
+        stalls.append((stage, seconds))
+        has_stalled.set()
 
     with Watchdog(0.05, note) as watchdog:
         watchdog.enter("the step")
-        assert is_told.wait(NEVER)
-    assert told[0][0] == "the step"
-    assert told[0][1] >= 0.05
+        assert has_stalled.wait(NEVER)
+    assert stalls[0][0] == "the step"
+    assert stalls[0][1] >= 0.05
 
 
-def test_stages_that_end_in_time_are_not_told():
-    told = []
-    with Watchdog(NEVER, lambda *facts: told.append(facts)) as watchdog:
+def test_stages_that_end_in_time_are_not_reported():
+    stalls = []
+    with Watchdog(NEVER, lambda *facts: stalls.append(facts)) as watchdog:
         for stage in range(100):
             watchdog.enter(str(stage))
-    assert told == []
+    assert stalls == []
 
 
-def test_one_stall_is_told_again_only_when_twice_as_long_has_passed():
-    told, is_enough = [], threading.Event()
+def test_one_stall_is_reported_again_only_when_twice_as_long_has_passed():
+    stalls, is_enough = [], threading.Event()
 
     def note(_stage, seconds):
-        told.append(seconds)
-        if len(told) == 3:
+        stalls.append(seconds)
+        if len(stalls) == 3:
             is_enough.set()
 
     with Watchdog(0.02, note) as watchdog:
         watchdog.enter("the step")
         assert is_enough.wait(NEVER)
-    assert told[1] >= 2 * told[0]
-    assert told[2] >= 2 * told[1]
+    assert stalls[1] >= 2 * stalls[0]
+    assert stalls[2] >= 2 * stalls[1]
 
 
 def test_a_stage_may_be_given_longer():
-    told = []
-    with Watchdog(0.01, lambda *facts: told.append(facts)) as watchdog:
+    stalls = []
+    with Watchdog(0.01, lambda *facts: stalls.append(facts)) as watchdog:
         watchdog.enter("compiling", NEVER)
         time.sleep(0.05)
-    assert told == []
+    assert stalls == []
 
 
 def test_a_loader_that_stalls_leaves_the_line_it_stands_in(run, beats):

@@ -66,18 +66,18 @@ SCENARIOS = {
 
 
 def main(folder):
-    told = {}
+    scenarios = {}
     for name in SCENARIOS:
         began = time.monotonic()
         ranks = range(3 if name.endswith("-of-three") else 2)
         children = [start(folder, name, rank, len(ranks), port) for port in [free_port()] for rank in ranks]
         codes = [end(child, began + LONGEST_SECONDS) for child in children]
-        told[name] = {
+        scenarios[name] = {
             "codes": codes,
             "seconds": time.monotonic() - began,
             "said": [(folder / f"{name}.{rank}.log").read_text() for rank in ranks],
         }
-    print(json.dumps(told))
+    print(json.dumps(scenarios))
 
 
 def start(folder, name, rank, size, port):

@@ -44,7 +44,7 @@ def test_what_a_module_takes_is_found_out(sick: Callable[..., LocalMeasurer], na
     assert measurer.measure(Point(length=16, dtype=measurer.subject.dtype)).is_finite
 
 
-def test_a_vocabulary_that_was_found_is_told_on_the_command_line(sick: Callable[..., LocalMeasurer]) -> None:
+def test_a_vocabulary_that_was_found_is_named_on_the_command_line(sick: Callable[..., LocalMeasurer]) -> None:
     assert sick("unusual:hidden_vocabulary").subject.options[-2:] == ("--width", "13")
 
 
@@ -80,7 +80,7 @@ def test_what_fails_behind_its_first_projection_is_a_failure_of_the_subject() ->
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("unruly:not_callable", "must be a callable that returns a new nn.Module, got int"),
         ("unruly:instance", "must be a callable that returns a new nn.Module, got Linear"),
@@ -91,10 +91,10 @@ def test_what_fails_behind_its_first_projection_is_a_failure_of_the_subject() ->
         ("nowhere:make", "cannot be imported: ModuleNotFoundError: No module named 'faulty.nowhere'"),
     ],
 )
-def test_what_is_no_subject_is_refused(sick: Callable[..., LocalMeasurer], name: str, told: str) -> None:
+def test_what_is_no_subject_is_refused(sick: Callable[..., LocalMeasurer], name: str, message: str) -> None:
     with pytest.raises(SubjectUnusableError, match=r"^subject faulty\.") as refused:
         sick(name)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_factory_that_raises_is_a_failure_of_the_subject(sick: Callable[..., LocalMeasurer]) -> None:
@@ -289,8 +289,9 @@ def test_an_adapter_says_how_a_module_is_called() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"), [({"seams": {"prefil": print}}, "prefil"), ({"modes": ("training",)}, "modes must be some of")]
+    ("wrong", "message"),
+    [({"seams": {"prefil": print}}, "prefil"), ({"modes": ("training",)}, "modes must be some of")],
 )
-def test_an_adapter_that_cannot_be_is_refused(wrong, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_an_adapter_that_cannot_be_is_refused(wrong, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Adapter(make=_Unusual, **wrong)

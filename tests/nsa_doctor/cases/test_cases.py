@@ -1,4 +1,4 @@
-"""Regression cases: how they are found and told, and that a case which proves nothing fails."""
+"""Regression cases: how they are found and reported, and that a case which proves nothing fails."""
 
 import ast
 import os
@@ -48,7 +48,7 @@ def test_the_table_of_the_readme_is_that_of_the_cases():
     assert (REGRESSIONS / "README.md").read_text(encoding="utf-8").endswith(markdown(cards().values()))
 
 
-def test_every_case_is_found_and_told():
+def test_every_case_is_found_and_reported():
     assert [path.stem[:4] for path in sorted(REGRESSIONS.glob("r[0-9]*.py"))] == list(cards())
 
 
@@ -91,7 +91,7 @@ def test_a_name_that_cannot_be_a_symptom_is_refused(tmp_path, name):
         write_skeleton(tmp_path, name, [])
 
 
-def run(monkeypatch, reproduce=lambda: None, *, command=lambda folder: ["explain", "GAT101"], expected=lambda told: ""):
+def run(monkeypatch, reproduce=lambda: None, *, command=lambda folder: ["explain", "GAT101"], expected=lambda text: ""):
     plant = Plant(name="one", command=command, expected=expected)
     case = Case(doc=DOC, reproduce=reproduce, plants=(plant,))
     monkeypatch.setattr(child, "_load", lambda module: case)
@@ -140,14 +140,14 @@ def test_a_case_that_says_why_it_has_no_plant_ends_by_its_own_run(monkeypatch):
     def back():
         raise AssertionError("it is here again")
 
-    for reproduce, told in (
+    for reproduce, ending in (
         (lambda: None, ("absent", "not planted: a reason")),
         (back, ("back", "AssertionError: it is here again")),
     ):
         case = Case(doc=DOC, reproduce=reproduce, unplanted="a reason")
         monkeypatch.setattr(child, "_load", lambda module, case=case: case)
         outcome = child.run_case("regressions.r998_some_symptom")
-        assert (outcome.status, outcome.reason) == told
+        assert (outcome.status, outcome.reason) == ending
     monkeypatch.setattr(child, "_load", lambda module: Case(doc=DOC, reproduce=lambda: None))
     assert child.run_case("regressions.r998_some_symptom").status == "broken"
 
@@ -229,7 +229,7 @@ def test_an_interrupt_ends_what_runs_and_waits_for_none_of_it(can_fork, pipe, tm
     (tmp_path / "r999_other.py").write_text(pipe.hold)
     made = tuple(Card(**{**vars(card()), "id": name[:4], "module": name}) for name in ("r998_one", "r999_other"))
 
-    def interrupt(told, done, total):
+    def interrupt(text, done, total):
         times.append(time.monotonic())
         raise KeyboardInterrupt
 
@@ -274,7 +274,7 @@ def plants(folder):
     THINGS.append(1)
     return ["explain", "GAT101"] if (folder / "..").exists() else []
 CASE = Case(doc=__doc__, reproduce=reproduce, plants=tuple(
-    Plant(name=name, command=plants, expected=lambda told: "") for name in ("one", "two")
+    Plant(name=name, command=plants, expected=lambda text: "") for name in ("one", "two")
 ))
 """
 
@@ -331,8 +331,8 @@ def test_the_terminal_shows_what_was_seen_and_where():
     text = terminal(
         [card()], [CaseOutcome(id="r998", status="absent", sights=(sight,))], shows_sights=True, colour=False
     )
-    for told in ("$ nsa-doctor run", "GAT101 weights are zero", "gate.fc2", "fix", "1 case: 1 absent"):
-        assert told in text
+    for part in ("$ nsa-doctor run", "GAT101 weights are zero", "gate.fc2", "fix", "1 case: 1 absent"):
+        assert part in text
 
 
 def test_the_terminal_names_files_as_a_person_here_would():
@@ -345,7 +345,7 @@ def test_the_terminal_names_files_as_a_person_here_would():
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["r999"], "there is no case 'r999'; cases are r0"),
         (["--jobs", "0"], "--jobs must be from 1"),
@@ -355,14 +355,14 @@ def test_the_terminal_names_files_as_a_person_here_would():
         (["new", "Bad Name"], "in words and hyphens"),
     ],
 )
-def test_what_cannot_be_asked_is_refused_in_a_sentence(capsys, words, told):
+def test_what_cannot_be_asked_is_refused_in_a_sentence(capsys, words, message):
     assert serve(["regressions", *words]) == 2
     errors = capsys.readouterr().err
-    assert told in errors
+    assert message in errors
     assert errors.count("\n") == 1
 
 
-def test_no_package_with_cases_is_told(monkeypatch, capsys):
+def test_no_package_with_cases_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(catalogue, "_packages", list)
     assert serve(["regressions"]) == 2
     assert "no package offers regression cases" in capsys.readouterr().err

@@ -80,7 +80,7 @@ def complaints(check: Check, subject: Subject) -> Iterator[str]:
             yield f"the finding cannot be repeated by {finding.repro!r}"
 
 
-def told_of_a_file(code: str) -> Iterator[str]:
+def complaints_of_a_file(code: str) -> Iterator[str]:
     """What is wrong with a check of checkpoints, seen on two that are healthy and on the one that it plants."""
     check = registry.load(code)
     written = CheckpointSubject(name="step_1.safetensors", checkpoint=lambda: Reading(path=""), options=("it",))
@@ -150,7 +150,7 @@ def test_a_check_finds_what_it_plants_and_nothing_else(code: str, small: Subject
 
 @pytest.mark.parametrize("code", OF_CHECKPOINTS)
 def test_a_check_of_checkpoints_finds_what_it_plants_and_nothing_else(code: str) -> None:
-    assert list(told_of_a_file(code)) == []
+    assert list(complaints_of_a_file(code)) == []
 
 
 @pytest.fixture(scope="module")
@@ -221,12 +221,14 @@ def dummy(run, planted=lambda subject: subject) -> Check:
 
 
 def test_a_check_that_cannot_fail_is_a_defect(small: Subject) -> None:
-    assert any("PASS on its own planted bug" in told for told in complaints(dummy(lambda subject: iter(())), small))
+    assert any(
+        "PASS on its own planted bug" in complaint for complaint in complaints(dummy(lambda subject: iter(())), small)
+    )
 
 
 def test_a_check_that_always_fails_is_a_defect(small: Subject) -> None:
     check = dummy(lambda subject: iter([Finding(message="always")]))
-    assert any("FAIL on the healthy subject" in told for told in complaints(check, small))
+    assert any("FAIL on the healthy subject" in complaint for complaint in complaints(check, small))
 
 
 def test_a_check_that_breaks_is_a_crash_and_not_a_fail(small: Subject) -> None:

@@ -16,11 +16,11 @@ def sick(monkeypatch: pytest.MonkeyPatch):
     return prefills
 
 
-@pytest.mark.parametrize(("name", "told"), [("opposes", "does the opposite"), ("ignores", "has no effect")])
-def test_a_flag_that_is_not_followed_is_told_where_it_is_read(name, told, sick):
+@pytest.mark.parametrize(("name", "message"), [("opposes", "does the opposite"), ("ignores", "has no effect")])
+def test_a_flag_that_is_not_followed_is_reported_where_it_is_read(name, message, sick):
     result = run_check(registry.load("ENV103"), getattr(sick, name)())
     (finding,) = result.findings
-    assert told in finding.message
+    assert message in finding.message
     assert is_marked(finding.where.file, finding.where.line)
 
 

@@ -25,7 +25,7 @@ def spoilt(subject: Subject, seam: str, position: int) -> Subject:
 
 
 @pytest.mark.parametrize(
-    ("seam", "position", "told"),
+    ("seam", "position", "message"),
     [
         ("forward", 1, "1 of 2144 values of the input are overwritten by add_ at S=67"),
         ("packed", 1, "values of the input of packed are overwritten"),
@@ -33,10 +33,10 @@ def spoilt(subject: Subject, seam: str, position: int) -> Subject:
         ("attend", 1, "values of k of attend are overwritten"),
     ],
 )
-def test_an_argument_that_is_written_over_is_named(small: Subject, seam: str, position: int, told: str) -> None:
+def test_an_argument_that_is_written_over_is_named(small: Subject, seam: str, position: int, message: str) -> None:
     result = run_check(CHECK, replace(spoilt(small, seam, position), profile="smoke"))
     assert result.verdict is Verdict.FAIL
-    assert told in result.findings[0].message
+    assert message in result.findings[0].message
     assert result.findings[0].where.file == __file__
 
 

@@ -110,7 +110,7 @@ def test_a_length_that_is_overwritten_is_named(sick: Measurer) -> None:
     assert "S=131" in finding.message
 
 
-def test_a_shared_version_counter_is_told_from_changed_values(sick: Measurer) -> None:
+def test_a_shared_version_counter_is_distinguished_from_changed_values(sick: Measurer) -> None:
     (shared,) = findings("GRD401", sick("inplace:buffer").subject)
     assert "shares its version counter" in shared.message
     assert shared.evidence["num_changed"] == 0

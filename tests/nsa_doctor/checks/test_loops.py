@@ -42,7 +42,7 @@ def only_finding(code: str, subject: Subject) -> Finding:
         ("silent", "blocks.1.moved", False),
     ],
 )
-def test_a_graph_that_is_kept_is_told_with_its_holder(name: str, way: str, raises: bool, sick: Measurer) -> None:
+def test_a_graph_that_is_kept_is_reported_with_its_holder(name: str, way: str, raises: bool, sick: Measurer) -> None:
     finding = only_finding("GRD403", sick(f"loops:{name}").subject)
     assert finding.where.module == "blocks.1"
     assert finding.evidence["held_in"] == way
@@ -64,7 +64,7 @@ def test_a_loop_that_clears_what_is_carried_is_passed_over(sick: Measurer) -> No
     assert checked("GRD403", replace(sick("loops:carries").subject, train_step=step)).findings == ()
 
 
-def test_a_loop_that_goes_through_what_is_carried_is_told(sick: Measurer) -> None:
+def test_a_loop_that_goes_through_what_is_carried_is_reported(sick: Measurer) -> None:
     def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
         return descend(module(x).square().mean(), optimizer)
 
@@ -152,7 +152,7 @@ WRONG = {
 
 @pytest.mark.parametrize("loss", WRONG, ids=lambda loss: loss.__name__)
 @pytest.mark.parametrize("seam", ["loss", "train_step"])
-def test_a_wrong_loss_is_told_for_what_it_is(loss: Loss, seam: str) -> None:
+def test_a_wrong_loss_is_reported_for_what_it_is(loss: Loss, seam: str) -> None:
     subject = tokens(**{seam: loss if seam == "loss" else stepping(loss)})
     finding = only_finding("GRD207", watched(subject, lambda _length: None))
     assert WRONG[loss] in finding.message
@@ -224,7 +224,7 @@ class Curve:
         return taken
 
 
-def test_a_loop_that_keeps_graphs_is_told_with_the_attribute() -> None:
+def test_a_loop_that_keeps_graphs_is_reported_with_the_attribute() -> None:
     subject = tokens(train_step=Curve(lambda loss: loss, retain_graph=True).step)
     finding = only_finding("PRF301", watched(subject, lambda _length: None))
     assert (finding.where.module, finding.where.function) == ("", "step")
@@ -247,7 +247,7 @@ def clipped_by_rows(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Te
     return loss.detach()
 
 
-def test_a_step_that_makes_a_parameter_nan_is_told_with_its_line() -> None:
+def test_a_step_that_makes_a_parameter_nan_is_reported_with_its_line() -> None:
     few = replace(tokens(train_step=clipped_by_rows), width=20)  # the ids above are never seen
     finding = only_finding("NAN108", few)
     assert finding.where.module == "embedding"
@@ -268,7 +268,7 @@ class LateNan:
         return descend(loss * scale, optimizer)
 
 
-def test_a_later_step_is_told_by_its_number() -> None:
+def test_a_later_step_is_reported_by_its_number() -> None:
     finding = only_finding("NAN108", tokens(train_step=LateNan()))
     assert "step 3" in finding.message
 

@@ -137,4 +137,4 @@ def test_pairs_of_neighbours_are_seen_to_be_rotated() -> None:
     turned = torch.view_as_complex(tensor.unflatten(-1, (2, 2))) * torch.polar(torch.ones(2), torch.tensor([3.0, 0.3]))
     found = difference("k", _field(tensor), _field(torch.view_as_real(turned).flatten(-2).double()), 1)
     assert found is not None
-    assert "pairs of neighbours have equal norms), the second +3 positions on" in found.told
+    assert "pairs of neighbours have equal norms), the second +3 positions on" in found.text

@@ -3,7 +3,7 @@
 import pytest
 
 from nsa_doctor.adapters.load import SubjectRequest, load_subject
-from nsa_doctor.checks._shared.gradient import told_apart
+from nsa_doctor.checks._shared.gradient import distinct_texts
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.worker.run_check import run_check
@@ -38,8 +38,8 @@ def test_a_detach_that_nothing_says_is_meant_or_that_is_not_all_is_a_finding(nam
     assert ("nothing in its source says so" in finding.message) == (name == "in_chunks")
 
 
-def test_numbers_that_differ_are_told_apart() -> None:
-    assert told_apart(-12.71, -12.74) == ("-12.71", "-12.74")
-    assert told_apart(1.0, 2.0) == ("1", "2")
-    assert told_apart(0.1, 0.1) == ("0.1", "0.1")
-    assert told_apart(1.0, 1.0 + 2**-52) == ("1.0", "1.0000000000000002")
+def test_numbers_that_differ_are_printed_differently() -> None:
+    assert distinct_texts(-12.71, -12.74) == ("-12.71", "-12.74")
+    assert distinct_texts(1.0, 2.0) == ("1", "2")
+    assert distinct_texts(0.1, 0.1) == ("0.1", "0.1")
+    assert distinct_texts(1.0, 1.0 + 2**-52) == ("1.0", "1.0000000000000002")

@@ -21,15 +21,15 @@ from tests.nsa_doctor.conftest import is_marked
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_a_refused_write_is_told_once_with_both_lines(doctor: Doctor) -> None:
+def test_a_refused_write_is_reported_once_with_both_lines(doctor: Doctor) -> None:
     done = doctor("anomaly", "--seq", "24", "--subject", "faulty.inplace:residual", "--input", "embeddings", "--quiet")
     assert done.returncode == 1, done.stderr
-    told = " ".join(done.stdout.split())
-    assert "GRD401 the tensor saved for the backward of native_layer_norm" in told
-    assert "is overwritten by add_ at inplace.py:" in told
-    assert "at S=24; backward raises" in told
-    assert "also FWD101" in told
-    assert "1 finding " in told
+    output = " ".join(done.stdout.split())
+    assert "GRD401 the tensor saved for the backward of native_layer_norm" in output
+    assert "is overwritten by add_ at inplace.py:" in output
+    assert "at S=24; backward raises" in output
+    assert "also FWD101" in output
+    assert "1 finding " in output
 
 
 def test_a_silent_write_is_reported_with_its_line(doctor: Doctor, tmp_path: Path) -> None:
@@ -67,15 +67,15 @@ def test_a_wrong_option_is_refused_in_a_sentence(words: tuple[str, ...], said: s
     assert done.stdout == ""
 
 
-def test_the_exception_of_a_refused_write_is_told_with_the_write() -> None:
+def test_the_exception_of_a_refused_write_is_reported_with_the_write() -> None:
     where, evidence = Place(module="layers.1", file="a.py", line=3), {"error": TorchError.SAVED_TENSOR_MODIFIED.value}
     found = {
         "FWD101": Finding(code="FWD101", message="the subject raises", where=where, evidence=evidence),
         "GRD401": Finding(code="GRD401", message="overwritten", where=Place(module="layers.0", file="a.py", line=4)),
     }
     results = [Result(code=code, name="", verdict=Verdict.FAIL, findings=(each,)) for code, each in found.items()]
-    told = [finding for result in deduplicate(results, registry.entries()) for finding in result.findings]
-    assert [(finding.code, finding.also) for finding in told] == [("GRD401", ("FWD101",))]
+    findings = [finding for result in deduplicate(results, registry.entries()) for finding in result.findings]
+    assert [(finding.code, finding.also) for finding in findings] == [("GRD401", ("FWD101",))]
 
 
 def test_only_the_lengths_asked_for_are_swept() -> None:

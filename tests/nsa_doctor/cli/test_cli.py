@@ -63,20 +63,20 @@ REFUSED = [  # words, what the sentence must hold
 ]
 
 
-@pytest.mark.parametrize(("words", "told"), REFUSED, ids=[" ".join(case[0]) for case in REFUSED])
+@pytest.mark.parametrize(("words", "message"), REFUSED, ids=[" ".join(case[0]) for case in REFUSED])
 def test_a_wrong_command_line_is_one_sentence_and_exit_2(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert serve(words) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("nsa-doctor: ")
     assert captured.err.count("\n") == 1
-    assert told in captured.err
+    assert message in captured.err
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
         (["--subject", "faulty.nowhere:make"], "cannot be imported: ModuleNotFoundError"),
@@ -87,12 +87,12 @@ def test_a_wrong_command_line_is_one_sentence_and_exit_2(
         ),
     ],
 )
-def test_what_only_the_child_can_know_is_told_as_briefly(doctor: Doctor, words: list[str], told: str) -> None:
+def test_what_only_the_child_can_know_is_reported_as_briefly(doctor: Doctor, words: list[str], message: str) -> None:
     answer = doctor("sweep", *words, env={**environment(), "CUDA_VISIBLE_DEVICES": ""})
     assert answer.returncode == 2
     assert answer.stdout == ""
     assert answer.stderr.count("\n") == 1
-    assert told in answer.stderr
+    assert message in answer.stderr
 
 
 @pytest.mark.parametrize("option", ["--policy", "--run", "--baseline", "--subject", "--config"])
@@ -156,8 +156,8 @@ def test_a_refusal_is_exit_2_wherever_typer_keeps_its_exceptions() -> None:
 
 def test_the_help_names_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(["--help"]) == 0
-    told = capsys.readouterr().out.partition("Exit codes:")[2]
-    assert {int(number) for number in re.findall(r"\d+", told)} == {*ExitCode, 128 + SIGTERM, 128 + SIGHUP}
+    listing = capsys.readouterr().out.partition("Exit codes:")[2]
+    assert {int(number) for number in re.findall(r"\d+", listing)} == {*ExitCode, 128 + SIGTERM, 128 + SIGHUP}
 
 
 def test_list_names_every_check(capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +197,7 @@ def test_the_version_names_torchs_without_importing_it() -> None:
     )
 
 
-def test_no_word_at_all_is_told_what_to_begin_with(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_word_at_all_is_answered_with_what_to_begin_with(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve([]) == 2
     first, *examples = capsys.readouterr().err.splitlines()
     assert first.startswith("nsa-doctor: a command is needed")

@@ -20,20 +20,20 @@ def mark(function: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "ending"),
     [
         ("kills", "died by signal 11 (SIGSEGV) at"),
         pytest.param("leaves", "was ended by it, with exit code 0", marks=pytest.mark.full),
     ],
 )
-def test_a_source_that_ends_its_process_is_a_finding(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_ends_its_process_is_a_finding(name: str, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(HERE)
     report = data(data_request(config=None, subject=f"faulty.feeds:{name}"))
     assert report.decision is Decision.NO_GO
     (found,) = report.findings
     assert found.code == "DAT104"
-    assert f"the process that opens the data {told}" in found.message
-    if " at" in told:
+    assert f"the process that opens the data {ending}" in found.message
+    if " at" in ending:
         assert (Path(found.where.file).name, found.where.line) == ("feeds.py", mark(name))
     assert {result.verdict for result in report.results if result.code != "DAT104"} == {Verdict.SKIP}
 
@@ -51,21 +51,21 @@ def test_a_source_that_never_lets_go_of_the_interpreter_is_found_where_it_is(mon
     )
 
 
-def told_by(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+def report_of(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
     code = serve(["data", *words, "--format", "json", "--quiet"])
     return code, json.loads(capsys.readouterr().out)
 
 
 def test_the_command_passes_a_source_that_is_well(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(HERE)
-    code, report = told_by(capsys, "--subject", "faulty.feeds:good", "--seq-len", "16", "--vocab-size", "50")
+    code, report = report_of(capsys, "--subject", "faulty.feeds:good", "--seq-len", "16", "--vocab-size", "50")
     assert (code, report["decision"], report["subject"]["name"]) == (0, "GO", "faulty.feeds:good")
 
 
 def test_the_command_says_what_is_wrong_and_how_to_see_it_again(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(HERE)
     words = ("--subject", "faulty.feeds:good", "--seq-len", "15", "--vocab-size", "50")
-    code, report = told_by(capsys, *words)
+    code, report = report_of(capsys, *words)
     assert (code, report["decision"]) == (1, "NO-GO")
     (found,) = [found for result in report["results"] for found in result["findings"]]
     assert (found["code"], found["repro"]) == ("DAT102", f"nsa-doctor data {' '.join(words)}")
@@ -75,14 +75,14 @@ def test_the_command_looks_at_files_through_a_configuration(capsys: Any, tmp_pat
     text = tmp_path / "two words.txt"
     text.write_text("\n\n".join(f"paragraph {index} of a text, {index * index % 97}" for index in range(900)))
     words = ("--config", str(HERE / "small.yaml"), "--dataset", f"text:{text}")
-    code, report = told_by(capsys, *words, "--batches", "4")
+    code, report = report_of(capsys, *words, "--batches", "4")
     assert code == 0
     assert set(report["subject"]["identity"]) >= {"configuration_hash", "data_hash"}
 
 
 @pytest.mark.full
 def test_a_file_that_is_not_there_is_a_finding(capsys: Any, tmp_path: Path) -> None:
-    code, report = told_by(
+    code, report = report_of(
         capsys, "--config", str(HERE / "small.yaml"), "--dataset", f"text:{tmp_path / 'none.txt'}", "--batches", "4"
     )
     assert code == 1

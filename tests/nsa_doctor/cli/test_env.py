@@ -56,7 +56,7 @@ FINE = {
 
 
 @pytest.mark.parametrize(("facts", "parts", "words"), SICK.values(), ids=SICK.keys())
-def test_what_cannot_work_together_is_told_once(facts: dict, parts: tuple[str, ...], words: str) -> None:
+def test_what_cannot_work_together_is_reported_once(facts: dict, parts: tuple[str, ...], words: str) -> None:
     (misfit,) = misfits(replace(HEALTHY, **facts))
     assert misfit.parts == parts
     assert words in misfit.message

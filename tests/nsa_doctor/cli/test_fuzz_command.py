@@ -46,7 +46,7 @@ def test_an_input_is_saved_tried_again_and_holds_once_healed(doctor: Doctor, tmp
     assert "the saved input holds" in healed.stdout
 
 
-def test_planted_nsa_is_found_by_the_command_and_told_in_json(doctor: Doctor, tmp_path: Path) -> None:
+def test_planted_nsa_is_found_by_the_command_and_reported_in_json(doctor: Doctor, tmp_path: Path) -> None:
     path = tmp_path / "kept.json"
     words = [
         "--subject",

@@ -165,7 +165,7 @@ def refuse(*_: object) -> None:
     raise CannotWriteError("report.md: cannot be written: No space left on device")
 
 
-@pytest.mark.parametrize("quiet", [True, False], ids=["quiet", "told"])
+@pytest.mark.parametrize("quiet", [True, False], ids=["quiet", "printed"])
 def test_a_report_that_cannot_be_written_is_printed_in_its_format(
     quiet: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,7 +32,7 @@ def report(tmp_path: Path) -> Path:
     return path
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 2) -> str:
+def complaint(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 2) -> str:
     """What a command line that fails says: one line."""
     assert serve(["render", *map(str, words)]) == code
     captured = capsys.readouterr()
@@ -104,45 +104,45 @@ def test_the_schema_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == json_schema()
     assert serve(["render", "--schema", "--output", str(tmp_path / "schema.json")]) == 0
     assert json.loads((tmp_path / "schema.json").read_text())["$id"] == "urn:nsa-doctor:report:1"
-    assert "renders nothing" in told(capsys, "report.json", "--schema")
+    assert "renders nothing" in complaint(capsys, "report.json", "--schema")
 
 
 def test_what_cannot_be_rendered_is_one_sentence(
     report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "FILE is missing" in told(capsys)
-    assert "nowhere.json: there is no such file" in told(capsys, tmp_path / "nowhere.json")
-    assert "is a folder" in told(capsys, tmp_path)
-    assert "--to cannot be 'htm'" in told(capsys, report, "--to", "htm")
-    assert "allowed are terminal, json" in told(capsys, report, "--to", "pdf")
-    assert "cannot be written" in told(capsys, report, "--output", "/nowhere/report.md")
-    assert "is a folder" in told(capsys, report, "--output", tmp_path)
+    assert "FILE is missing" in complaint(capsys)
+    assert "nowhere.json: there is no such file" in complaint(capsys, tmp_path / "nowhere.json")
+    assert "is a folder" in complaint(capsys, tmp_path)
+    assert "--to cannot be 'htm'" in complaint(capsys, report, "--to", "htm")
+    assert "allowed are terminal, json" in complaint(capsys, report, "--to", "pdf")
+    assert "cannot be written" in complaint(capsys, report, "--output", "/nowhere/report.md")
+    assert "is a folder" in complaint(capsys, report, "--output", tmp_path)
     for content, sentence in ((b"", "is empty"), (b"\x80\x02c", "is not JSON in UTF-8"), (b"{", "was cut off")):
         report.write_bytes(content)
-        assert sentence in told(capsys, report)
+        assert sentence in complaint(capsys, report)
     hostile = tmp_path / "a\x1b[31m\nb"
-    assert "\x1b" not in told(capsys, hostile)
+    assert "\x1b" not in complaint(capsys, hostile)
 
 
 def test_a_report_is_not_lost_to_a_picture_of_it(report: Path, capsys: pytest.CaptureFixture[str]) -> None:
     link = report.with_name("link.md")
     link.symlink_to(report)
     for output in (report, link, report.parent / "." / "report.json"):
-        assert "is the report itself" in told(capsys, report, "--to", "md", "--output", output)
+        assert "is the report itself" in complaint(capsys, report, "--to", "md", "--output", output)
     assert report.read_text(encoding="utf-8") == WRITTEN
     assert serve(["render", str(report), "--to", "json", "--output", str(report)]) == 0
     assert report.read_text(encoding="utf-8") == WRITTEN
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_told(report: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "No space left on device" in told(capsys, report, "--to", "md", "--output", "/dev/full", code=2)
+def test_a_full_disk_is_reported(report: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "No space left on device" in complaint(capsys, report, "--to", "md", "--output", "/dev/full", code=2)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_without_permission_is_told(report: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_permission_is_reported(report: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report.chmod(0)
-    assert "Permission denied" in told(capsys, report)
+    assert "Permission denied" in complaint(capsys, report)
 
 
 @pytest.mark.parametrize(

@@ -111,10 +111,10 @@ def test_a_file_that_is_no_check_is_one_sentence_and_exit_2(
     text, line, complaint = WRONG[wrong]
     path = installed(text)
     assert serve(["list"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"nsa-doctor: check file {path}{line}")
-    assert complaint in told
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"nsa-doctor: check file {path}{line}")
+    assert complaint in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", [["run"], ["explain", "NAN101"], ["go-no-go", "--gate", "ci"]])
@@ -153,9 +153,9 @@ def test_an_entry_point_that_leads_nowhere_is_named(
     points = path.parents[1] / "foreign-1.0.dist-info" / "entry_points.txt"
     points.write_text(f"[nsa_doctor.checks]\nforeign = {module}\n")
     assert serve(["list"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("nsa-doctor: entry point nsa_doctor.checks: ")
-    assert complaint in told
+    error = capsys.readouterr().err
+    assert error.startswith("nsa-doctor: entry point nsa_doctor.checks: ")
+    assert complaint in error
 
 
 def test_a_check_that_cannot_be_imported_is_named_by_the_child_too(
@@ -169,5 +169,5 @@ def test_a_check_that_cannot_be_imported_is_named_by_the_child_too(
             supervisor.check("FOR101", 20.0)
     finally:
         supervisor.close()
-    told = f"check file {path}: it cannot be imported: ModuleNotFoundError: No module named 'nowhere'"
-    assert str(caught.value) == told
+    message = f"check file {path}: it cannot be imported: ModuleNotFoundError: No module named 'nowhere'"
+    assert str(caught.value) == message

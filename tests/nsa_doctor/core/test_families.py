@@ -30,7 +30,7 @@ def test_every_family_has_a_place_in_the_order_of_importance(family: str) -> Non
     assert usual_priority(f"{family}101") < usual_priority("ZZZ101")
 
 
-def test_data_that_is_wrong_is_told_before_what_follows_from_it() -> None:
+def test_data_that_is_wrong_is_reported_before_what_follows_from_it() -> None:
     results = [Result(code=code, name="n", verdict=Verdict.PASS) for code in ("TRN202", "DAT101", "FWD101", "ZZZ101")]
     ended = [result.code for result in deduplicate(results, {})]
     assert ended == ["FWD101", "DAT101", "TRN202", "ZZZ101"]

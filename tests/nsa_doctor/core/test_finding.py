@@ -142,7 +142,7 @@ def test_what_is_not_said_is_empty() -> None:
     assert (empty.verdict, empty.findings, empty.remarks, empty.num_findings) == (None, (), (), 0)
 
 
-def test_a_note_is_told_with_its_place() -> None:
+def test_a_note_is_reported_with_its_place() -> None:
     assert str(Note(message="it starts at zero")) == "it starts at zero"
     assert str(Note(message="it starts at zero", where=Place(module="gate"))) == "it starts at zero (gate)"
 

@@ -96,7 +96,7 @@ Current thread 0x02 (most recent call first):
     assert FrameFilter().of_dump(dump)[0] == OWN
 
 
-def test_threads_that_compute_are_told_from_those_that_wait_and_from_the_doctors() -> None:
+def test_threads_that_compute_are_distinguished_from_those_that_wait_and_from_the_doctors() -> None:
     dump = f"""Thread 0x01 (most recent call first):
   File "/home/me/worker.py", line 8 in spin
   File "{THREADING}", line 982 in run

@@ -41,12 +41,12 @@ def sick(count: int) -> Check:
     return Check(doc=DOC, run=lambda subject: iter(found(count)), planted=lambda subject: subject)
 
 
-@pytest.mark.parametrize(("count", "told", "further"), [(0, 0, 0), (1, 1, 0), (3, 3, 0), (4, 3, 1), (7, 3, 4)])
+@pytest.mark.parametrize(("count", "kept", "further"), [(0, 0, 0), (1, 1, 0), (3, 3, 0), (4, 3, 1), (7, 3, 4)])
 def test_a_check_tells_three_findings_and_counts_the_others(
-    count: int, told: int, further: int, small: Subject
+    count: int, kept: int, further: int, small: Subject
 ) -> None:
     for ended in (run_check(sick(count), small), judge(sick(count), object())):
-        assert (len(ended.findings), len(ended.further)) == (told, further)
+        assert (len(ended.findings), len(ended.further)) == (kept, further)
         assert ended.further == tuple(finding.fingerprint for finding in found(count)[3:])
 
 

@@ -110,7 +110,7 @@ def test_a_check_that_declares_no_priority_has_that_of_its_family(
 
 
 @pytest.mark.parametrize(
-    ("declared", "told"),
+    ("declared", "message"),
     [
         ('answers=("raises",)', "xyz101_ill.py:7: answers cannot hold 'raises'; did you mean raised"),
         (
@@ -124,11 +124,11 @@ def test_a_check_that_declares_no_priority_has_that_of_its_family(
     ids=["fact", "error", "property", "command", "name"],
 )
 def test_what_the_framework_does_not_know_is_refused(
-    declared: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    declared: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [written(tmp_path, "XYZ101", declared)]
     monkeypatch.setattr(registry, "_files", lambda: iter(files))
-    with pytest.raises(ValueError, match=re.escape(told)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         registry.entries()
 
 

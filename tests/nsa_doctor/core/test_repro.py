@@ -243,10 +243,10 @@ def test_a_decision_says_how_it_is_asked_for_again(tmp_path: Path, monkeypatch: 
 
 
 def test_a_smoke_run_says_how_it_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     def stop(asked: dict[str, Any], *_: Any) -> Report:
-        told.append(asked)
+        requests.append(asked)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(smoke_command, "train", lambda *_: "")
@@ -254,7 +254,7 @@ def test_a_smoke_run_says_how_it_is_made_again(tmp_path: Path, monkeypatch: pyte
     words = ["smoke", "--dataset", f"text:{ODD}", "--set", f"data.tokenizer=file:{ODD}", "--device", "cuda"]
     words += ["--set", "train.seed=3", "--timeout", "7"]
     serve([*words, "--output", str(tmp_path / "out"), "--quiet"])
-    assert read(told[0]["again"]) == params(words)
+    assert read(requests[0]["again"]) == params(words)
 
 
 def test_a_draft_is_tried_on_the_same_subject(

@@ -84,7 +84,7 @@ def test_of_two_modules_of_one_class_the_one_that_hangs_is_named(name: str) -> N
     assert is_marked(sighting.place.file, sighting.place.line)
 
 
-def test_a_module_nobody_told_of_is_named_from_the_outermost_that_runs() -> None:
+def test_a_module_nobody_announced_is_named_from_the_outermost_that_runs() -> None:
     module = hangs.spins()
     assert seen(lambda: module(torch.zeros(1, 4, hangs.DIM))).place.module == "layers.1"
 
@@ -95,7 +95,7 @@ def test_a_part_called_alone_has_its_path_in_the_whole() -> None:
     assert sighting.place.module_text == "layers.1 (Layer)"
 
 
-def test_a_loop_is_told_from_its_head_to_its_end() -> None:
+def test_a_loop_is_reported_from_its_head_to_its_end() -> None:
     module = hangs.spins()
     sighting = seen(lambda: module(torch.zeros(1, 4, hangs.DIM)), module)
     assert sighting.loop == (sighting.place.line, sighting.place.line + 1)
@@ -297,7 +297,7 @@ def ended(code: str, place: Place, kind: str = "timeout") -> Result:
     return Result(code=code, name="x", verdict=verdict, findings=(finding,))
 
 
-def told(*results: Result) -> dict[str, tuple[Verdict, int]]:
+def verdicts(*results: Result) -> dict[str, tuple[Verdict, int]]:
     """Verdict and number of findings by code."""
     found = deduplicate(results, registry.entries())
     assert Report(command="run", subject={}, options={}, environment={}, results=found).decision is Decision.NO_GO
@@ -305,7 +305,7 @@ def told(*results: Result) -> dict[str, tuple[Verdict, int]]:
 
 
 def test_one_hang_is_one_verdict() -> None:
-    assert told(ended("FWD208", BELOW), ended("HNG101", LOOP), ended("FWD206", LOOP)) == {
+    assert verdicts(ended("FWD208", BELOW), ended("HNG101", LOOP), ended("FWD206", LOOP)) == {
         "HNG101": (Verdict.TIMEOUT, 1),
         "FWD206": (Verdict.SKIP, 0),
         "FWD208": (Verdict.SKIP, 0),
@@ -318,9 +318,9 @@ def test_a_skipped_check_says_beside_which_hang() -> None:
     assert found[1].reason == "means nothing while HNG101 fails: a call it makes ends in the same place"
 
 
-def test_a_hang_that_no_sweep_met_is_told_by_the_first_check_that_did() -> None:
+def test_a_hang_that_no_sweep_met_is_reported_by_the_first_check_that_did() -> None:
     passed = Result(code="HNG101", name="x", verdict=Verdict.PASS)
-    assert told(passed, ended("FWD208", LOOP), ended("GRD101", LOOP)) == {
+    assert verdicts(passed, ended("FWD208", LOOP), ended("GRD101", LOOP)) == {
         "HNG101": (Verdict.PASS, 0),
         "FWD208": (Verdict.TIMEOUT, 1),
         "GRD101": (Verdict.SKIP, 0),
@@ -328,22 +328,22 @@ def test_a_hang_that_no_sweep_met_is_told_by_the_first_check_that_did() -> None:
 
 
 def test_a_hang_in_another_place_is_another_verdict() -> None:
-    assert told(ended("HNG101", LOOP), ended("FWD206", ELSEWHERE))["FWD206"] == (Verdict.TIMEOUT, 1)
+    assert verdicts(ended("HNG101", LOOP), ended("FWD206", ELSEWHERE))["FWD206"] == (Verdict.TIMEOUT, 1)
 
 
 @pytest.mark.parametrize("place", [LOOP, Place()])
 def test_one_death_is_one_verdict(place: Place) -> None:
-    assert told(ended("HNG101", place, "died"), ended("FWD206", place, "died")) == {
+    assert verdicts(ended("HNG101", place, "died"), ended("FWD206", place, "died")) == {
         "HNG101": (Verdict.FAIL, 1),
         "FWD206": (Verdict.SKIP, 0),
     }
 
 
 def test_a_hang_and_a_death_nobody_can_place_are_two() -> None:
-    assert told(ended("HNG101", Place(), "died"), ended("FWD206", Place()))["FWD206"] == (Verdict.TIMEOUT, 1)
+    assert verdicts(ended("HNG101", Place(), "died"), ended("FWD206", Place()))["FWD206"] == (Verdict.TIMEOUT, 1)
 
 
 def test_what_failed_beside_a_hang_is_no_skip() -> None:
     finding = Finding(code="GRD201", message="no gradient", where=replace(LOOP, line=4))
     failed = Result(code="GRD201", name="x", verdict=Verdict.FAIL, findings=(finding,))
-    assert told(ended("HNG101", LOOP), failed)["GRD201"] == (Verdict.FAIL, 1)
+    assert verdicts(ended("HNG101", LOOP), failed)["GRD201"] == (Verdict.FAIL, 1)

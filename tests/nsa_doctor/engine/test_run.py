@@ -1,4 +1,4 @@
-"""`nsa-doctor run`: any set of checks, each cause told once; what goes wrong in one check costs that check alone."""
+"""`nsa-doctor run`: any set of checks, each cause named once; what goes wrong in one check costs that check alone."""
 
 import json
 import signal
@@ -130,7 +130,7 @@ def test_a_rude_subject_changes_no_result_and_what_it_did_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--select", "XYZ"), "no check's code starts with 'XYZ'"),
         (("--select", ","), "--select must name codes or families"),
@@ -140,10 +140,10 @@ def test_a_rude_subject_changes_no_result_and_what_it_did_is_said() -> None:
         (("--subject", "nonsense"), "--subject must be package.module:factory"),
     ],
 )
-def test_a_request_that_cannot_be_is_refused(doctor: Doctor, words: tuple[str, ...], told: str) -> None:
+def test_a_request_that_cannot_be_is_refused(doctor: Doctor, words: tuple[str, ...], message: str) -> None:
     answer = doctor("run", *words)
     assert (answer.returncode, answer.stdout) == (2, "")
-    assert told in answer.stderr
+    assert message in answer.stderr
     assert answer.stderr.count("\n") == 1
 
 
@@ -190,7 +190,7 @@ def test_one_line_is_one_cause() -> None:
     assert results[1].reason.startswith("seen beside HNG201")
 
 
-def test_what_another_check_explains_is_told_there_when_the_module_is_the_same() -> None:
+def test_what_another_check_explains_is_reported_there_when_the_module_is_the_same() -> None:
     same, other = Place(module="layers.0.attn"), Place(module="layers.1.mlp")
     results = deduplicate([result("FWD202", same, other), result("FWD201", same)], registry.entries())
     assert [(f.code, f.where.module) for r in results for f in r.findings] == [

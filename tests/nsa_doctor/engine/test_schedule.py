@@ -47,16 +47,16 @@ def task(name: str, work: Callable[[Room], str] | None = None, after: tuple[str,
 def outcome(
     *tasks: Task,
     jobs: int = 2,
-    listen: Callable[[str, int, int], None] = lambda told, done, total: None,
+    listen: Callable[[str, int, int], None] = lambda text, done, total: None,
     stop_early: Callable[[], bool] = lambda: False,
 ) -> Any:
     """What comes of it: an error, or what was heard; a test that would wait for ever fails."""
     heard: list[tuple[str, int, int]] = []
     ends: list[Any] = []
 
-    def hear(told: str, done: int, total: int) -> None:
-        heard.append((told, done, total))
-        listen(told, done, total)
+    def hear(text: str, done: int, total: int) -> None:
+        heard.append((text, done, total))
+        listen(text, done, total)
 
     rooms = [Room() for _ in range(jobs)]
     thread = threading.Thread(
@@ -107,7 +107,7 @@ def test_a_threads_own_exit_is_raised_and_not_waited_for() -> None:
 
 def test_a_task_starts_when_all_it_waits_for_are_answered() -> None:
     heard = outcome(task("C", after=("A", "B")), task("B", after=("A",)), task("A"), task("D", after=("none",)))
-    order = [told for told, _, _ in heard]
+    order = [text for text, _, _ in heard]
     assert sorted(order) == ["A", "B", "C", "D"]
     assert order.index("A") < order.index("B") < order.index("C")
     assert [(done, total) for _, done, total in heard] == [(1, 4), (2, 4), (3, 4), (4, 4)]
@@ -116,13 +116,13 @@ def test_a_task_starts_when_all_it_waits_for_are_answered() -> None:
 def test_a_task_that_answers_several_codes_is_waited_for_by_each() -> None:
     several = Task("several", frozenset({"A", "B"}), frozenset(), lambda room: "several")
     heard = outcome(task("C", after=("A",)), task("D", after=("B",)), several, jobs=1)
-    assert [told for told, _, _ in heard] == ["several", "C", "D"]
+    assert [text for text, _, _ in heard] == ["several", "C", "D"]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_tasks_that_wait_for_each_other_are_done_one_after_another(jobs: int) -> None:
     heard = outcome(task("A", after=("B",)), task("B", after=("C",)), task("C", after=("A",)), jobs=jobs)
-    assert [told for told, _, _ in heard] == ["A", "C", "B"]
+    assert [text for text, _, _ in heard] == ["A", "C", "B"]
 
 
 def test_no_task_is_begun_after_it_is_enough() -> None:
@@ -155,12 +155,12 @@ def test_a_laboratory_without_a_task_waits_for_the_next_one() -> None:
         return "A"
 
     heard = outcome(task("A", work), Task("B", frozenset({"B"}), after_a, lambda room: "B"))
-    assert [told for told, _, _ in heard] == ["A", "B"]
+    assert [text for text, _, _ in heard] == ["A", "B"]
 
 
 def test_tasks_that_wait_for_each_other_are_done_after_those_that_do_not() -> None:
     heard = outcome(task("A", after=("B",)), task("B", after=("A",)), task("C"), task("D"), jobs=1)
-    assert [told for told, _, _ in heard] == ["C", "D", "A", "B"]
+    assert [text for text, _, _ in heard] == ["C", "D", "A", "B"]
 
 
 def test_an_idle_laboratory_does_not_end_the_work_of_the_other() -> None:
@@ -173,7 +173,7 @@ def test_an_idle_laboratory_does_not_end_the_work_of_the_other() -> None:
 
 def test_all_is_done_unless_somebody_says_that_it_is_enough() -> None:
     heard: list[str] = []
-    work_off([task("A"), task("B")], [Room()], lambda told, done, total: heard.append(told))
+    work_off([task("A"), task("B")], [Room()], lambda text, done, total: heard.append(text))
     assert heard == ["A", "B"]
 
 
@@ -223,7 +223,7 @@ def test_no_task_is_begun_after_the_caller_was_interrupted() -> None:
         assert room.interrupted.wait(LONGEST)
         return "B"
 
-    def interrupt(told: str, done: int, total: int) -> None:
+    def interrupt(text: str, done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     last = task("C", lambda room: begun.append("C") or "C")
@@ -244,7 +244,7 @@ def test_enough_stays_enough() -> None:
         return "B"
 
     heard = outcome(task("A", first), task("B", second), task("C"), stop_early=lambda: next(answers))
-    assert [told for told, _, _ in heard] == ["A", "B"]
+    assert [text for text, _, _ in heard] == ["A", "B"]
 
 
 def test_laboratories_share_what_they_learn() -> None:
@@ -255,7 +255,7 @@ def test_laboratories_share_what_they_learn() -> None:
 
 
 def test_an_interruption_of_the_caller_ends_every_thread() -> None:
-    def interrupt(told: str, done: int, total: int) -> None:
+    def interrupt(text: str, done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     before = threading.active_count()

@@ -63,7 +63,7 @@ def test_boundaries_come_from_the_geometry() -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_without_a_dtype_the_subjects_own_is_examined_and_told() -> None:
+def test_without_a_dtype_the_subjects_own_is_examined_and_reported() -> None:
     report = swept("unusual:in_bfloat16", lengths=(16,))
     assert {measurement.point.dtype for measurement in report.measurements} == {"bfloat16"}
     assert report.decision is Decision.GO
@@ -100,17 +100,17 @@ def test_three_hangs_are_enough() -> None:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("exits", "the process ended with exit code 7"),
         ("segfaults", "the process died by signal 11 (SIGSEGV)"),
         ("writes_everywhere", "the process wrote into"),
     ],
 )
-def test_a_death_is_a_finding_and_the_other_lengths_go_on(name: str, told: str) -> None:
+def test_a_death_is_a_finding_and_the_other_lengths_go_on(name: str, message: str) -> None:
     report = swept(f"unruly:{name}")
     (finding,) = report.findings
-    assert finding.message.startswith(told)
+    assert finding.message.startswith(message)
     assert [m.is_finite for m in report.measurements if m.point.length != 17] == [True] * 6
     if name == "segfaults":
         assert is_marked(finding.where.file, finding.where.line)

@@ -136,17 +136,17 @@ def test_a_subject_that_is_wrong_is_not_timed(doctor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--floors", "nowhere"), "--floors: nowhere"),
         (("--repeats", "2"), "--repeats must be from 3"),
         (("--seq", "0"), "--seq"),
     ],
 )
-def test_bad_options_are_usage(doctor, words: tuple[str, ...], told: str) -> None:
+def test_bad_options_are_usage(doctor, words: tuple[str, ...], message: str) -> None:
     done = doctor("throughput", *words)
     assert (done.returncode, done.stdout) == (2, "")
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 def test_env_prints_a_block_to_paste(doctor) -> None:
@@ -162,9 +162,9 @@ def test_env_as_json_holds_flags_as_they_are(doctor) -> None:
     from tests.nsa_doctor.conftest import environment
 
     done = doctor("env", "--format", "json", env={**environment(), "NSA_USE_FA2": "0"})
-    told = json.loads(done.stdout)
-    assert told["flags"]["NSA_USE_FA2"] == "0"
-    assert not any(told["routes"][-1]["fa2"].values())
+    printed = json.loads(done.stdout)
+    assert printed["flags"]["NSA_USE_FA2"] == "0"
+    assert not any(printed["routes"][-1]["fa2"].values())
 
 
 def _floors(folder: Path, limit: str) -> str:

@@ -47,8 +47,8 @@ require:
 def asked(doctor: Doctor, folder: Path, *words: str) -> tuple[int, dict]:
     """Exit code and report."""
     if words[0] == "go-no-go":
-        answer = doctor(*words, "--output", str(folder / "told"), "--quiet")
-        return answer.returncode, json.loads((folder / "told" / "report.json").read_text())
+        answer = doctor(*words, "--output", str(folder / "reported"), "--quiet")
+        return answer.returncode, json.loads((folder / "reported" / "report.json").read_text())
     saving = ("--save", str(folder / "saved.json")) if words[0] == "fuzz" else ()
     answer = doctor(*words, *saving, "--format", "json", "--quiet")
     return answer.returncode, json.loads(answer.stdout)
@@ -87,7 +87,7 @@ def test_a_gate_that_does_not_ask_for_the_check_is_a_no_go_all_the_same(
     assert "ValueError: boom" in report["verdict"]["why"][0]
 
 
-def test_an_exception_that_ends_other_checks_is_told_by_the_check_for_exceptions() -> None:
+def test_an_exception_that_ends_other_checks_is_reported_by_the_check_for_exceptions() -> None:
     def raised(code: str) -> Result:
         finding = Finding(code=code, message="raises", where=Place(file="m.py", line=3), evidence={"kind": "raised"})
         return Result(code=code, name="x", verdict=Verdict.FAIL, findings=(finding,))

@@ -219,14 +219,14 @@ HOSTILE = [  # what a file holds, what the sentence must say
 ]
 
 
-@pytest.mark.parametrize(("changes", "told"), HOSTILE, ids=[str(case[0])[:40] for case in HOSTILE])
+@pytest.mark.parametrize(("changes", "message"), HOSTILE, ids=[str(case[0])[:40] for case in HOSTILE])
 def test_a_hostile_file_is_one_sentence(
-    changes: dict, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    changes: dict, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert serve(["fuzz", "--replay", str(saved(tmp_path, **changes))]) == 2
     complaint = capsys.readouterr().err
     assert complaint.count("\n") == 1
-    assert told in complaint
+    assert message in complaint
     assert "\x1b" not in complaint
 
 
@@ -244,13 +244,13 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_file_is_one_sentence(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, told = BROKEN[name]
+    data, message = BROKEN[name]
     path = tmp_path / "case.json"
     path.write_bytes(data)
     assert serve(["fuzz", "--replay", str(path)]) == 2
     complaint = capsys.readouterr().err
     assert complaint.count("\n") == 1
-    assert told in complaint
+    assert message in complaint
 
 
 REFUSED = [
@@ -273,22 +273,24 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("words", "told"), REFUSED, ids=[" ".join(case[0]) for case in REFUSED])
-def test_a_wrong_command_line_is_one_sentence(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("words", "message"), REFUSED, ids=[" ".join(case[0]) for case in REFUSED])
+def test_a_wrong_command_line_is_one_sentence(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert serve(words) == 2
     complaint = capsys.readouterr().err
     assert complaint.count("\n") == 1
-    assert told in complaint
+    assert message in complaint
 
 
-def test_cases_are_told_in_short_lines(small: Subject) -> None:
-    from nsa_doctor.fuzz.cases import told
+def test_cases_are_printed_in_short_lines(small: Subject) -> None:
+    from nsa_doctor.fuzz.cases import case_lines
 
     lines: list[str] = []
 
     def noted(case: dict) -> FuzzOutcome:
         read: Case = read_case(json.dumps(case))
-        lines.extend(told(read))
+        lines.extend(case_lines(read))
         return FuzzOutcome()
 
     strategy = strategies.of("forward", {**offers(small), "dtype": None}, True)

@@ -84,13 +84,13 @@ def test_a_kernel_that_serves_half_precision_alone_is_compared_in_it(small: Subj
 @pytest.mark.parametrize("impl", ["triton", "flash"])
 def test_fuzz_refuses_a_kernel_that_cannot_serve_here(impl: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(["fuzz", "attend", "--impl", impl, "--config", SMALL, "--examples", "3", "--quiet"]) == 2
-    told = capsys.readouterr().err
-    assert f"--impl {impl}: impl='{impl}' cannot serve: " in told
-    assert "needs a CUDA device, got cpu" in told
+    error = capsys.readouterr().err
+    assert f"--impl {impl}: impl='{impl}' cannot serve: " in error
+    assert "needs a CUDA device, got cpu" in error
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             ["attend", "--impl", "cuda"],
@@ -99,9 +99,9 @@ def test_fuzz_refuses_a_kernel_that_cannot_serve_here(impl: str, capsys: pytest.
         (["--impl", "fused", "--replay", "x.json"], "--impl has no effect with --replay"),
     ],
 )
-def test_a_name_that_cannot_be_is_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_cannot_be_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(["fuzz", *words, "--quiet"]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("impl", ["reference", "vectorized", "fused"])
@@ -126,11 +126,11 @@ def test_the_named_implementation_alone_is_tried(impl: str, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("with_kernels")
 def test_a_kernel_is_tried_in_the_dtypes_that_it_serves(small: Subject) -> None:
-    told = {**offers(small), "dtype": None, "impl": "triton"}
+    offered = {**offers(small), "dtype": None, "impl": "triton"}
     drawn: list[dict[str, Any]] = []
 
     @settings(max_examples=40, database=None)
-    @given(strategies.of("masks", told, True), strategies.of("attend", told, True))
+    @given(strategies.of("masks", offered, True), strategies.of("attend", offered, True))
     def draw(reads: dict[str, Any], attention: dict[str, Any]) -> None:
         drawn.extend((reads, attention))
 
@@ -143,8 +143,8 @@ def test_a_kernel_is_tried_in_the_dtypes_that_it_serves(small: Subject) -> None:
 def test_a_named_kernel_is_run_or_raises(small: Subject) -> None:
     if backends.importlib.util.find_spec("triton") is not None:
         pytest.skip("triton is installed, and would be run")
-    told = {**offers(small), "dtype": None, "impl": "triton"}
-    case = find(strategies.of("masks", told, True), lambda case: True, settings=settings(database=None))
+    offered = {**offers(small), "dtype": None, "impl": "triton"}
+    case = find(strategies.of("masks", offered, True), lambda case: True, settings=settings(database=None))
     (failure,) = examine(read_case(json.dumps(case)), small).failures
     assert failure.property == "raises ModuleNotFoundError"
     assert "triton" in failure.message

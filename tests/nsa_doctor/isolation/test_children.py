@@ -33,8 +33,12 @@ def test_it_has_what_it_was_given_and_nothing_else(
     reading, writing = os.pipe()
     child = KeptProcess("a_program_of_a_child", [str(writing), "two words"], (writing,), writing)
     os.close(writing)
-    with os.fdopen(reading) as told:
-        assert told.read().splitlines() == ["['two words'] True ''", "", '{"event": "ended", "status": 1, "left": {}}']
+    with os.fdopen(reading) as output:
+        assert output.read().splitlines() == [
+            "['two words'] True ''",
+            "",
+            '{"event": "ended", "status": 1, "left": {}}',
+        ]
     child.end()
     assert child.wait() == 1
     with child.errors:

@@ -25,7 +25,7 @@ def test_it_ends_with_the_call_or_its_traceback():
     assert ended(ForkedProcess(lambda: sys.exit(3), ())) == (3, "")
 
 
-def test_a_signal_that_ends_it_is_told():
+def test_a_signal_that_ends_it_is_reported():
     process = ForkedProcess(lambda: time.sleep(60), ())
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
@@ -35,7 +35,7 @@ def test_a_signal_that_ends_it_is_told():
     process.send_signal(signal.SIGKILL)  # nobody else may have its number by now
 
 
-def test_it_keeps_the_files_it_is_told_to_and_leads_a_group_of_its_own(capfd):
+def test_it_keeps_the_files_it_is_asked_to_and_leads_a_group_of_its_own(capfd):
     reading, writing = os.pipe()
 
     def tell() -> None:
@@ -47,8 +47,8 @@ def test_it_keeps_the_files_it_is_told_to_and_leads_a_group_of_its_own(capfd):
     process = ForkedProcess(tell, (writing,))
     os.close(writing)
     assert ended(process) == (0, "")
-    with os.fdopen(reading) as told:
-        assert told.read() == "True []"
+    with os.fdopen(reading) as output:
+        assert output.read() == "True []"
     assert capfd.readouterr().out == ""
 
 

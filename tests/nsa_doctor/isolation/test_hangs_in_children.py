@@ -125,7 +125,7 @@ def test_an_interruption_while_a_hang_is_looked_at_ends_the_child(monkeypatch: p
     assert child.ended["status"] == -signal.SIGKILL
 
 
-def test_a_hang_that_the_sweep_does_not_meet_is_told_once_with_module_and_line() -> None:
+def test_a_hang_that_the_sweep_does_not_meet_is_reported_once_with_module_and_line() -> None:
     examination_request = ExaminationRequest(
         spec="faulty.hangs:spins_with_two_rows",
         input="embeddings",

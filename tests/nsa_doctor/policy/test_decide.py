@@ -62,8 +62,8 @@ def test_what_a_declaration_means_is_not_required(spec, decision):
 
 
 def test_a_baseline_of_a_subject_declared_otherwise_is_no_evidence():
-    (told,) = mismatch(HEALTHY, replace(HEALTHY, subject={"name": "x", "spec": ["bidirectional"]}), "old.json")
-    assert told == "the baseline old.json is of a subject declared bidirectional; examined is one declared nothing"
+    (sentence,) = mismatch(HEALTHY, replace(HEALTHY, subject={"name": "x", "spec": ["bidirectional"]}), "old.json")
+    assert sentence == "the baseline old.json is of a subject declared bidirectional; examined is one declared nothing"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.SKIP, Verdict.CRASH])
@@ -142,12 +142,12 @@ def test_a_known_finding_does_not_excuse_another_of_the_same_check():
 
 
 def test_what_an_accepted_finding_explains_is_accepted_with_it():
-    told = replace(LEAK, also=("FWD101",))
+    explaining = replace(LEAK, also=("FWD101",))
     folded = report(
         result("FWD101", Verdict.FAIL, reason="seen beside FWD201, which may explain it"),
-        result("FWD201", Verdict.FAIL, findings=(told,)),
+        result("FWD201", Verdict.FAIL, findings=(explaining,)),
     )
-    accepted = gate(accept=[{"fingerprint": told.fingerprint, "because": "known"}])
+    accepted = gate(accept=[{"fingerprint": explaining.fingerprint, "because": "known"}])
     assert decide(folded, accepted, Evidence()).decision == "GO"
 
 

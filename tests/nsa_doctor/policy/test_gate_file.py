@@ -42,7 +42,7 @@ def test_a_check_named_in_full_is_part_of_every_profile() -> None:
     assert deep not in gate(deep[:5], short, profile="smoke").codes
 
 
-def test_words_are_told_once_in_their_order() -> None:
+def test_words_are_listed_once_in_their_order() -> None:
     asked = [{"codes": ["SEL", "FWD"], "because": "x"}, {"codes": ["FWD", "NAN101", "SEL"], "because": "y"}]
     assert Policy(name="test", require=asked).words == ("SEL", "FWD", "NAN101")
 

@@ -72,11 +72,11 @@ def a_leaky_subject():
 
 def test_a_healthy_subject_is_a_go_with_every_file(tmp_path, gate, capsys):
     code, report = decide(tmp_path, "--gate", gate(), "--config", str(SMALL))
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (code, report["decision"]) == (0, "GO")
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == sorted(bundle.FILES)
-    assert told.startswith("GO by policy gate (profile smoke, file sha256 ")
-    order = [told.index(f"\n{label}") for label in ("why", "examined", "checks", "missing", "again")]
+    assert output.startswith("GO by policy gate (profile smoke, file sha256 ")
+    order = [output.index(f"\n{label}") for label in ("why", "examined", "checks", "missing", "again")]
     assert order == sorted(order)
 
 
@@ -205,10 +205,10 @@ def test_a_limit_without_a_run_is_unknown(tmp_path, gate):
 )
 def test_what_cannot_be_is_one_sentence_and_exit_code_2(tmp_path, words, complaint, capsys):
     code, report = decide(tmp_path, *words)
-    told = capsys.readouterr().err
+    error = capsys.readouterr().err
     assert (code, report) == (2, None)
-    assert complaint in told
-    assert told.count("\n") == 1
+    assert complaint in error
+    assert error.count("\n") == 1
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path, gate, capsys):
@@ -270,7 +270,7 @@ def test_a_folder_in_the_place_of_a_report_is_refused_before_the_work(tmp_path, 
     assert "report.md: is a folder" in capsys.readouterr().err
 
 
-def test_a_report_that_cannot_be_written_is_told_all_the_same(tmp_path, capsys):
+def test_a_report_that_cannot_be_written_is_reported_all_the_same(tmp_path, capsys):
     (tmp_path / "file").touch()
     report = Report(command="go-no-go", subject={"name": "x"}, options={"seed": 0}, environment={})
     with pytest.raises(CannotWriteError):
@@ -299,9 +299,9 @@ def test_the_command_that_a_drafted_gate_comes_with_can_be_pasted(tmp_path, run_
     path = tmp_path / "my gate.yaml"
     words = ["--subject", a_leaky_subject(), "--input", "embeddings", "--run", run_folder({})]
     assert serve(["gate-init", *words, "--profile", "smoke", "--output", str(path), "--quiet", "--jobs", "1"]) == 0
-    told = shlex.split(capsys.readouterr().out.partition("try it with: ")[2])
-    assert told[2:4] == ["--policy", str(path)]
-    assert set(words) <= set(told)
+    line = shlex.split(capsys.readouterr().out.partition("try it with: ")[2])
+    assert line[2:4] == ["--policy", str(path)]
+    assert set(words) <= set(line)
 
 
 def test_what_hangs_is_tried_again_with_the_options_given():

@@ -27,8 +27,8 @@ CALLS = {
 
 def report(*results, **parts):
     measured = (Measurement(point=Point(length=17, dtype="bfloat16")),)
-    told = {"command": "go-no-go", "subject": {"name": "x"}, "options": {"seed": 0}, "environment": {"device": "cpu"}}
-    return Report(**told, results=results, measurements=measured, **parts)
+    facts = {"command": "go-no-go", "subject": {"name": "x"}, "options": {"seed": 0}, "environment": {"device": "cpu"}}
+    return Report(**facts, results=results, measurements=measured, **parts)
 
 
 def result(code, verdict=Verdict.PASS, **parts):
@@ -51,10 +51,10 @@ def test_recall_is_that_of_the_families_that_were_examined():
         ("FWD", 3, 4),
         ("GRD", 0, 0),
     ]
-    told = " ".join(power_texts(power))
+    text = " ".join(power_texts(power))
     assert (
         "all 9 of 10 (at least 60 %), FWD 3 of 4 (at least 30 %), GRD not measured (1.0, commit abc, 2026-01-02)"
-        in told
+        in text
     )
 
 

@@ -40,7 +40,7 @@ def test_a_go_says_everything_it_rests_on() -> None:
     asked = asked.model_copy(update={"accept": gate("FWD101", accept=[accepts(LEAK), accepts(FLAG)]).accept})
     known = Compared(report="old.json", unchanged=(FLAG.fingerprint,))
     evidence = Evidence(measured={"tokens_per_second": 1600.0, "nonfinite_losses": 0}, baseline=known, again="again x")
-    results = (result("FWD101", reason="told"), failed("FWD201", LEAK), failed("FWD202", FLAG))
+    results = (result("FWD101", reason="explained"), failed("FWD201", LEAK), failed("FWD202", FLAG))
     assert ruled(asked, *results, evidence=evidence) == PolicyVerdict(
         decision="GO",
         gate="test",
@@ -186,27 +186,27 @@ def test_what_speaks_against_a_go_stands_before_what_is_unknown() -> None:
     )
 
 
-def test_a_broken_limit_without_a_unit_is_told_without_one() -> None:
+def test_a_broken_limit_without_a_unit_is_printed_without_one() -> None:
     (why,) = ruled(gate(limits=[FEW]), evidence=Evidence(measured={"nonfinite_losses": 3.0})).why
     assert why == "losses that are not finite: 3, must be at most 2 (a few are skipped)"
 
 
-def test_checks_that_failed_without_a_finding_are_told_by_code() -> None:
+def test_checks_that_failed_without_a_finding_are_reported_by_code() -> None:
     results = [result(code, Verdict.TIMEOUT) for code in ("FWD203", "FWD101", "FWD202", "FWD201", "FWD204")]
     codes = [f"FWD{number}" for number in (101, 201, 202, 203, 204)]
     assert ruled(gate(*codes), *results).why == tuple(f"{code} ended TIMEOUT: no finding says why" for code in codes)
 
 
-def test_further_findings_are_told_by_code() -> None:
+def test_further_findings_are_reported_by_code() -> None:
     many = [replace(LEAK, code="", where=Place(module=str(number))) for number in range(5)]
     codes = ("FWD204", "FWD101", "FWD203", "FWD201", "FWD202")
     results = [failed(code).with_findings([replace(each, code=code) for each in many]) for code in codes]
-    told = [why for why in ruled(gate(*codes), *results).why if why.endswith("more of the same check")]
-    assert told == [f"{code}: and 2 more of the same check" for code in sorted(codes)]
+    sentences = [why for why in ruled(gate(*codes), *results).why if why.endswith("more of the same check")]
+    assert sentences == [f"{code}: and 2 more of the same check" for code in sorted(codes)]
 
 
 @pytest.mark.parametrize(
-    ("where", "told"),
+    ("where", "sentence"),
     [
         (Place(), "FWD201 row 3 changes"),
         (Place(module="mixer"), "FWD201 row 3 changes (mixer)"),
@@ -214,8 +214,8 @@ def test_further_findings_are_told_by_code() -> None:
     ],
     ids=["nowhere", "module", "line"],
 )
-def test_a_finding_is_told_with_its_place(where: Place, told: str) -> None:
-    assert ruled(gate("FWD201"), failed("FWD201", replace(LEAK, where=where))).why == (told,)
+def test_a_finding_is_reported_with_its_place(where: Place, sentence: str) -> None:
+    assert ruled(gate("FWD201"), failed("FWD201", replace(LEAK, where=where))).why == (sentence,)
 
 
 def test_a_finding_of_a_check_that_is_not_required_names_who_saw_it() -> None:
@@ -225,7 +225,7 @@ def test_a_finding_of_a_check_that_is_not_required_names_who_saw_it() -> None:
     assert policy_verdict.why == (f"SEL101 row 3 changes (seen by {', '.join(codes)})",)
 
 
-def test_what_another_check_tells_is_not_told_again_and_its_own_is_judged_by_itself() -> None:
+def test_what_another_check_reports_is_not_repeated_and_its_own_is_judged_by_itself() -> None:
     explained = failed("FWD202", reason="seen beside FWD201")
     policy_verdict = ruled(gate("FWD201", "FWD202"), failed("FWD201", replace(LEAK, also=("FWD202",))), explained)
     assert policy_verdict.why == ("FWD201 row 3 changes (mixer at /a/mixer.py:12)",)
@@ -240,7 +240,7 @@ def test_a_failure_without_a_finding_is_never_accepted() -> None:
     assert (policy_verdict.decision, policy_verdict.why) == ("NO-GO", ("FWD202 ended FAIL: no finding says why",))
 
 
-def test_unknown_checks_are_told_by_reason_and_those_beyond_twelve_are_counted() -> None:
+def test_unknown_checks_are_reported_by_reason_and_those_beyond_twelve_are_counted() -> None:
     asked = gate("FWD")
     reasons = {"FWD101": "no time", "FWD102": "no time", "FWD103": "no room"}
     ends = [result(code, Verdict.SKIP, reason=reason) for code, reason in reasons.items()]
@@ -280,7 +280,7 @@ def test_a_limit_of_a_device_without_a_run_is_not_measured() -> None:
     )
 
 
-def test_a_limit_of_one_other_device_is_told_for_its_measure_alone() -> None:
+def test_a_limit_of_one_other_device_is_reported_for_its_measure_alone() -> None:
     asked = gate(limits=[{**FAST, "device": "A100"}, FEW, {**FEW, "measure": "steps", "device": "H200"}])
     measured = {"tokens_per_second": 1.0, "nonfinite_losses": 0.0, "steps": 1.0}
     policy_verdict = ruled(asked, evidence=Evidence(measured=measured, device_name="nvidia l4"))

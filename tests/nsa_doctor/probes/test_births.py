@@ -102,12 +102,12 @@ def test_one_infinity_behind_two_nans_gives_one_birth(sick: Callable[[str], Loca
     assert only_birth(sick("forward:one_infinity_two_nans").diagnose(Point(length=16))).operation == "exp"
 
 
-def test_the_mask_that_fed_an_empty_softmax_is_told(sick: Callable[[str], LocalMeasurer]) -> None:
+def test_the_mask_that_fed_an_empty_softmax_is_reported(sick: Callable[[str], LocalMeasurer]) -> None:
     origin = only_birth(sick("forward:empty_row").diagnose(Point(length=16)))
     assert origin.detail.startswith("its input held inf from masked_fill at ")
 
 
-def test_a_buffer_that_carries_the_value_is_told(sick: Callable[[str], LocalMeasurer]) -> None:
+def test_a_buffer_that_carries_the_value_is_reported(sick: Callable[[str], LocalMeasurer]) -> None:
     origin = only_birth(sick("forward:sick_buffer").diagnose(Point(length=16)))
     assert (origin.phase, origin.detail) == ("build", origin.detail)
     assert "it came in through buffer part.decay" in origin.detail

@@ -293,7 +293,7 @@ LOST: dict[str, tuple[Callable[[], None], str]] = {
     "hooks_on": (hooks_are_found, "hooks that change a gradient are not blamed (GRD101)"),
     "running_node": (the_node_that_runs_is_known, "what goes wrong in backward has no place (NAN102, GRD401)"),
     "number_of": (nodes_are_numbered, "a node of backward is not traced to its forward line (NAN102, PRF301)"),
-    "next_number": (nodes_are_numbered, "a graph of an earlier call is not told from a new one (GRD403)"),
+    "next_number": (nodes_are_numbered, "a graph of an earlier call is not distinguished from a new one (GRD403)"),
     "function_of": (hand_written_nodes_are_known, "backward by hand is not blamed (GRD101, GRD107)"),
     "softmax_of": (a_softmax_is_known_by_its_shape, "a softmax over one element is not named (GRD202)"),
     "function_running": (a_forward_that_runs_is_known, "what a Function computes counts as detached (GRD101)"),

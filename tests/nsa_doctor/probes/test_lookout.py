@@ -114,7 +114,7 @@ def test_nothing_but_failing_looks_is_an_answer_too(monkeypatch: pytest.MonkeyPa
 
 
 class Failing:
-    """A lookout that fails as often as it is told to."""
+    """A lookout that fails as often as it is asked to."""
 
     def __init__(self, times: int) -> None:
         self.times = times
@@ -140,9 +140,9 @@ def test_the_thread_that_looks_survives_a_look_that_fails() -> None:
             page.write(None)
             os.write(writing, b"?")
             deadline = time.monotonic() + LONGEST
-            while (told := page.read()) is None and time.monotonic() < deadline:
+            while (words := page.read()) is None and time.monotonic() < deadline:
                 time.sleep(0.01)
-            return told
+            return words
 
         channel = object.__new__(child.Channel)
         channel._questions, channel._file, channel._is_line_recorded = reading, file.fileno(), False
@@ -151,7 +151,7 @@ def test_the_thread_that_looks_survives_a_look_that_fails() -> None:
         after = asked()
         os.close(writing)
         page.close()
-    assert all(isolate._is_own_work(told) for told in failed)
+    assert all(isolate._is_own_work(words) for words in failed)
     assert after is not None
     assert after["place"]["file"] == "a.py"
 

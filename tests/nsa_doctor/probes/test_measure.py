@@ -89,19 +89,21 @@ def test_running_out_of_memory_is_a_trouble_of_its_own(sick: Callable[..., Local
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("shorter", "forward returned float32 [1, 15, 16], expected a floating-point tensor [1, 16, 16]"),
         ("nothing", "forward returned NoneType, expected a floating-point tensor [1, 16, 64]"),
     ],
 )
-def test_a_wrong_output_is_told_with_both_shapes(sick: Callable[..., LocalMeasurer], name: str, told: str) -> None:
+def test_a_wrong_output_is_reported_with_both_shapes(
+    sick: Callable[..., LocalMeasurer], name: str, message: str
+) -> None:
     trouble = sick(f"unruly:{name}").measure(Point(length=16)).trouble
     assert trouble is not None
-    assert (trouble.kind, trouble.message, trouble.place.function) == ("wrong_shape", told, "forward")
+    assert (trouble.kind, trouble.message, trouble.place.function) == ("wrong_shape", message, "forward")
 
 
-def test_what_a_subject_does_to_the_process_is_undone_and_told(sick: Callable[..., LocalMeasurer]) -> None:
+def test_what_a_subject_does_to_the_process_is_undone_and_reported(sick: Callable[..., LocalMeasurer]) -> None:
     torch.manual_seed(5)
     random.seed(5)
     before = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
@@ -121,7 +123,7 @@ def test_a_default_device_that_a_subject_set_reaches_nothing_of_the_doctors(
     assert measurement.notes == ("the subject changes the default device",)
 
 
-def test_an_exception_that_cannot_be_printed_is_told_by_its_name(sick: Callable[..., LocalMeasurer]) -> None:
+def test_an_exception_that_cannot_be_printed_is_reported_by_its_name(sick: Callable[..., LocalMeasurer]) -> None:
     trouble = sick("unruly:speechless").measure(Point(length=16)).trouble
     assert trouble is not None
     assert trouble.message.startswith("_SpeechlessError: ")

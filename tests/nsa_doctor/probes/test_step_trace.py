@@ -105,15 +105,15 @@ def test_heartbeat_and_the_kept_step_say_it_too_and_a_replay_again(plant, tmp_pa
     plant(makes_nan)
     stopped(tmp_path / "run")
     (place,) = (tmp_path / "run").glob("nonfinite_step_*")
-    told = json.loads((place / "step_rank0.json").read_text())["traced"]
-    assert re.match(r"NaN is born in blocks\.0\.mlp \(SwiGLU\), log at .*: out of finite inputs; it reaches", told)
+    sentence = json.loads((place / "step_rank0.json").read_text())["traced"]
+    assert re.match(r"NaN is born in blocks\.0\.mlp \(SwiGLU\), log at .*: out of finite inputs; it reaches", sentence)
     beats = [json.loads(line)["msg"] for line in (tmp_path / "run" / "heartbeat_rank0.jsonl").read_text().splitlines()]
-    assert any(f"; {told};" in beat for beat in beats)
+    assert any(f"; {sentence};" in beat for beat in beats)
     (line,) = replay(place)
-    assert line.endswith(f"; {told}")
+    assert line.endswith(f"; {sentence}")
 
 
-def test_the_second_micro_batch_is_told_when_it_is_guilty(monkeypatch, tmp_path):
+def test_the_second_micro_batch_is_reported_when_it_is_guilty(monkeypatch, tmp_path):
     forward, seen = Objective.forward, [0]
     guilty = []
 
@@ -154,7 +154,7 @@ def test_the_weights_are_those_of_a_run_that_is_not_traced(plant, tmp_path):
     assert all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
 
 
-def test_what_is_healthy_when_it_is_computed_again_is_told_so(plant, tmp_path):
+def test_what_is_healthy_when_it_is_computed_again_is_reported_so(plant, tmp_path):
     calls = iter(range(100))
     plant(makes_nan, lambda: next(calls) == 2)
     assert "the tracer saw nothing that is not finite when the step was computed again;" in stopped(tmp_path / "run")
@@ -182,8 +182,8 @@ def test_weights_buffers_gradients_and_random_states_stay_bit_for_bit(poisoned):
     gradient = model.linear.bias.grad
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    told = trace(model, lambda: model(x))
-    assert bool(told) == poisoned
+    sentence = trace(model, lambda: model(x))
+    assert bool(sentence) == poisoned
     assert all(
         torch.equal(value.nan_to_num(9.0), before[name].nan_to_num(9.0)) for name, value in model.state_dict().items()
     )

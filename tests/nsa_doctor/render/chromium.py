@@ -47,10 +47,10 @@ def measured_pages(folder: Path, pages: dict[str, str], widths: Sequence[int], *
     address = (folder / "measure.html").as_uri()
     done = browse("--virtual-time-budget=20000", "--dump-dom", *options, address)
     start = done.stdout.index('<pre id="found">') + len('<pre id="found">')
-    told = done.stdout[start : done.stdout.index("</pre>", start)]
+    dumped = done.stdout[start : done.stdout.index("</pre>", start)]
     for name, sign in (("lt", "<"), ("gt", ">"), ("amp", "&")):
-        told = told.replace(f"&{name};", sign)
-    found: dict[str, Any] = json.loads(told)
+        dumped = dumped.replace(f"&{name};", sign)
+    found: dict[str, Any] = json.loads(dumped)
     assert "error" not in found, found["error"]
     return found
 

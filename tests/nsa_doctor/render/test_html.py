@@ -217,7 +217,7 @@ def test_a_report_with_nothing_in_it_says_so() -> None:
 
 def test_a_card_tells_what_where_and_what_to_do(fixed: None) -> None:
     card = page_of(examined()).by_id("finding-4")
-    for told in (
+    for part in (
         "FWD201",
         "future-changes-output",
         "token 40 changes when tokens 64 to 127 do, by 0.31, at S=128",
@@ -233,7 +233,7 @@ def test_a_card_tells_what_where_and_what_to_do(fixed: None) -> None:
         "has gradientyes",
         "boundNaN",
     ):
-        assert told in card.text
+        assert part in card.text
     assert "/home/me/repo" not in card.text
 
 
@@ -274,13 +274,13 @@ def test_a_check_that_the_gate_asked_for_and_nobody_ran_is_not_forgotten() -> No
     report = ruled()
     assert report.verdict is not None
     absent = replace(report.verdict.required[0], code="CKP101", verdict="absent", reason="no --checkpoint was given")
-    told = page_of(replace(report, verdict=replace(report.verdict, required=(absent,))))
-    assert re.search(r"CKP101\s+not run: no --checkpoint was given", told.by_id("missing").text)
+    page = page_of(replace(report, verdict=replace(report.verdict, required=(absent,))))
+    assert re.search(r"CKP101\s+not run: no --checkpoint was given", page.by_id("missing").text)
 
 
 def test_checks_and_limits_are_counted_below_the_verdict() -> None:
-    told = [each.text for each in page_named("ruled").one("ul", "tally").all("li")]
-    assert told == [
+    lines = [each.text for each in page_named("ruled").one("ul", "tally").all("li")]
+    assert lines == [
         "6 failed",
         "1 timed out",
         "1 crashed",
@@ -348,8 +348,8 @@ def test_the_doctors_own_score_agrees_with_its_intervals() -> None:
     assert f"{score.false_alarms.of} healthy" in score.corpus
 
 
-def test_the_doctors_own_score_is_told_with_its_corpus(fixed: None) -> None:
-    told = page_of(BARE).by_id("score").text
-    assert "9 of 10 planted bugs found90.0 %, 95 % interval 59.6 to 98.2 %" in told
-    assert "0 of 10 healthy subjects accused0.0 %, 95 % interval 0.0 to 27.8 %" in told
-    assert "the corpus" in told
+def test_the_doctors_own_score_is_shown_with_its_corpus(fixed: None) -> None:
+    text = page_of(BARE).by_id("score").text
+    assert "9 of 10 planted bugs found90.0 %, 95 % interval 59.6 to 98.2 %" in text
+    assert "0 of 10 healthy subjects accused0.0 %, 95 % interval 0.0 to 27.8 %" in text
+    assert "the corpus" in text

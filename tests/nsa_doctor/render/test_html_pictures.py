@@ -1,4 +1,4 @@
-"""Pictures on the page: drawn for what is there, told in words too, in the page's colours, whatever the data."""
+"""Pictures on the page: drawn for what is there, said in words too, in the page's colours, whatever the data."""
 
 import math
 import os
@@ -51,7 +51,7 @@ def svg(picture: Picture, panel: int = 0) -> Element:
     return read_page(str(picture.panels[panel].svg)).one("svg", "picture")
 
 
-def told(picture: Picture) -> str:
+def descriptions(picture: Picture) -> str:
     return " ".join(next(svg(picture, number).all("desc")).text for number in range(len(picture.panels)))
 
 
@@ -102,7 +102,7 @@ def test_every_trouble_has_a_letter_and_a_word(kind: str) -> None:
     state = TROUBLES[kind]
     assert state.letter in letters(svg(picture))
     assert (state.paint, state.letter, state.meaning) in [(key.kind, key.letter, key.meaning) for key in picture.legend]
-    assert f"output: {state.word} at S=9." in told(picture)
+    assert f"output: {state.word} at S=9." in descriptions(picture)
     assert state.word in picture.table.rows[0]
 
 
@@ -112,7 +112,7 @@ def test_no_two_states_share_a_letter() -> None:
 
 
 def test_a_sweep_says_where_values_are_not_finite() -> None:
-    words = told(picture_of("sweep"))
+    words = descriptions(picture_of("sweep"))
     assert "output: NaN at S=17." in words
     assert "output: inf at S=18." in words
     assert "gradients: NaN and inf at S=17." in words
@@ -164,7 +164,7 @@ def test_of_many_lengths_that_are_not_finite_some_are_drawn_from_all_over() -> N
 
 @pytest.mark.parametrize("power", [1.0, 2.0, 3.0])
 def test_growth_names_the_exponents_that_were_fitted(power: float) -> None:
-    said = picture_of("growth", timed(power)).told
+    said = picture_of("growth", timed(power)).sentences
     assert f"Forward: grows as S^{power:.2f} (95 %: {power - 0.1:.2f} to {power + 0.1:.2f})." in said
 
 
@@ -173,7 +173,9 @@ def test_growth_of_a_sweep_is_fitted_where_it_shows(power: int) -> None:
     rows = [
         measured(2**n, census("output"), seconds=max(1e-2, 1e-6 * 2 ** (n * power))) for n in range(15 * 2 // power)
     ]
-    (said,) = [each for each in picture_of("growth", replace(BARE, measurements=tuple(rows))).told if "pass" in each]
+    (said,) = [
+        each for each in picture_of("growth", replace(BARE, measurements=tuple(rows))).sentences if "pass" in each
+    ]
     assert said.startswith(f"A pass in training: grows as S^{power}.00 from S=")
 
 
@@ -200,13 +202,13 @@ def test_a_run_is_drawn_for_a_phone_and_for_a_screen() -> None:
 def test_a_loss_that_is_not_finite_is_counted() -> None:
     picture = picture_of("run")
     assert "loss, 2 not finite" in letters(svg(picture))
-    assert "not finite 2 times" in told(picture)
+    assert "not finite 2 times" in descriptions(picture)
 
 
 def test_a_run_tells_its_numbers_dumps_and_checkpoints() -> None:
     picture = picture_of("run")
-    assert "1 stack dump: watchdog_stackdump_1.txt" in picture.told
-    assert "2 checkpoints: step_100.pt, step_200.pt" in picture.told
+    assert "1 stack dump: watchdog_stackdump_1.txt" in picture.sentences
+    assert "2 checkpoints: step_100.pt, step_200.pt" in picture.sentences
     rows = dict(picture.table.rows)
     assert rows["training steps made"] == "399"
     assert rows["starts from a checkpoint that went on"] == "not measured"
@@ -240,7 +242,7 @@ def test_a_run_that_left_no_heartbeats_still_tells_its_facts() -> None:
     run = {**trained().run, "series": {name: [] for name in trained().run["series"]}, "silences": []}
     picture = picture_of("run", replace(BARE, run=run))
     assert picture.panels == ()
-    assert "1 stack dump: watchdog_stackdump_1.txt" in picture.told
+    assert "1 stack dump: watchdog_stackdump_1.txt" in picture.sentences
     assert ("training steps made", "399") in picture.table.rows
 
 
@@ -268,7 +270,7 @@ def test_gates_stand_by_layer_with_their_verdicts() -> None:
     assert [panel.heading for panel in picture.panels] == ["model.pt", "later.pt"]
     assert {"layer 0", "layer 1", "healthy", "collapsed"} <= set(letters(svg(picture)))
     assert [key.meaning for key in picture.legend] == ["compressed", "selected", "sliding"]
-    assert picture.told[0] == "2 healthy, 1 collapsed, 1 not probed."
+    assert picture.sentences[0] == "2 healthy, 1 collapsed, 1 not probed."
 
 
 def test_a_gate_that_was_not_probed_says_why() -> None:

@@ -16,7 +16,7 @@ from nsa_doctor.core.finding import Report
 from nsa_doctor.core.text import escaped
 from nsa_doctor.render.formats import FORMATS, format_of, render_as
 from nsa_doctor.render.reading import parse_report
-from nsa_doctor.render.summary import findings_told
+from nsa_doctor.render.summary import ordered_findings
 from tests.nsa_doctor.reports import HOSTILE, MANUALS, REPOSITORY, examined, filled, finding, place, ruled
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
@@ -165,9 +165,9 @@ def test_hostile_text_stays_in_its_place_in_sarif(name: str, sarif_schema: Any) 
     for result in log["runs"][0]["results"]:
         uri = result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
         assert re.fullmatch(r"(file:///|(?![\w+.-]*:))(?:[\w.~!$&'()*+,;=:@/-]|%[0-9A-F]{2})+", uri, re.ASCII)
-        told = result["message"]["text"]
-        assert not re.search(r"(?<!\\)\[[^\[\]]*(?<!\\)\]\(", told)
-        assert not re.search(r"(?<!\{)(?:\{\{)*\{(?!\{)", told)
+        text = result["message"]["text"]
+        assert not re.search(r"(?<!\\)\[[^\[\]]*(?<!\\)\]\(", text)
+        assert not re.search(r"(?<!\{)(?:\{\{)*\{(?!\{)", text)
 
 
 @pytest.mark.parametrize("make", [examined, ruled])
@@ -176,9 +176,9 @@ def test_sarif_is_valid_and_every_result_has_a_rule_and_a_line(make: Callable[[]
     sarif_schema.validate(log)
     (run,) = log["runs"]
     rules = run["tool"]["driver"]["rules"]
-    told = [finding for _, finding in findings_told(make())]
-    assert len(run["results"]) == len(make().findings) == len(told)
-    for result, found in zip(run["results"], told, strict=True):
+    findings = [finding for _, finding in ordered_findings(make())]
+    assert len(run["results"]) == len(make().findings) == len(findings)
+    for result, found in zip(run["results"], findings, strict=True):
         assert rules[result["ruleIndex"]]["id"] == result["ruleId"] == found.code
         assert result["locations"][0]["physicalLocation"]["region"]["startLine"] == found.where.line or 1
         assert result["partialFingerprints"] == {"nsaDoctorFinding/v1": found.fingerprint}

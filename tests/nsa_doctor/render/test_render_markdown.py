@@ -31,7 +31,7 @@ def tokens(markdown: str) -> Iterator[Token]:
 
 
 def structure(markdown: str) -> list[str]:
-    """What a browser is told to do, in order; a span of code and `<code>` are one thing."""
+    """What a browser is asked to do, in order; a span of code and `<code>` are one thing."""
     found = []
     for token in tokens(markdown):
         if token.type.startswith("html"):

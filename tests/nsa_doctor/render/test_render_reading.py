@@ -100,10 +100,10 @@ def test_the_schema_is_one_and_has_a_version() -> None:
     ],
 )
 def test_the_schema_names_every_field_of_a_record_and_no_other(name: str, kind: type, derived: set[str]) -> None:
-    told = DOCUMENT["$defs"][name]
-    assert set(told["properties"]) == {part.name for part in fields(kind)} | derived
-    assert set(told["required"]) == set(told["properties"]) - ADDED_LATER.get(name, set())
-    assert told["additionalProperties"] is False
+    schema = DOCUMENT["$defs"][name]
+    assert set(schema["properties"]) == {part.name for part in fields(kind)} | derived
+    assert set(schema["required"]) == set(schema["properties"]) - ADDED_LATER.get(name, set())
+    assert schema["additionalProperties"] is False
 
 
 def test_the_schema_names_every_field_of_a_report() -> None:
@@ -115,16 +115,16 @@ def test_the_schema_names_every_field_of_a_report() -> None:
 
 
 def test_the_schema_knows_every_word_that_is_one_of_few() -> None:
-    told = DOCUMENT["$defs"]
-    assert told["Point"]["properties"]["mode"]["enum"] == list(measurement.MODES)
-    assert told["Point"]["properties"]["values"]["enum"] == list(measurement.VALUES)
-    assert told["Trouble"]["properties"]["kind"]["enum"] == list(measurement.TroubleKind.__args__)
-    assert told["Verdict"]["enum"] == list(finding.Verdict)
+    definitions = DOCUMENT["$defs"]
+    assert definitions["Point"]["properties"]["mode"]["enum"] == list(measurement.MODES)
+    assert definitions["Point"]["properties"]["values"]["enum"] == list(measurement.VALUES)
+    assert definitions["Trouble"]["properties"]["kind"]["enum"] == list(measurement.TroubleKind.__args__)
+    assert definitions["Verdict"]["enum"] == list(finding.Verdict)
     assert DOCUMENT["properties"]["decision"]["enum"] == list(finding.Decision)
-    assert told["PolicyVerdict"]["properties"]["decision"]["enum"] == list(finding.Decision)
-    assert told["LimitResult"]["properties"]["kept"]["enum"] == list(policy_verdict.LimitStatus.__args__)
-    assert told["Probe"]["properties"]["activation"]["enum"] == list(record.Activation.__args__)
-    assert told["MutantFate"]["properties"]["fate"]["enum"] == list(proof.Fate.__args__)
+    assert definitions["PolicyVerdict"]["properties"]["decision"]["enum"] == list(finding.Decision)
+    assert definitions["LimitResult"]["properties"]["kept"]["enum"] == list(policy_verdict.LimitStatus.__args__)
+    assert definitions["Probe"]["properties"]["activation"]["enum"] == list(record.Activation.__args__)
+    assert definitions["MutantFate"]["properties"]["fate"]["enum"] == list(proof.Fate.__args__)
 
 
 @pytest.mark.parametrize("report", [examined(), ruled()], ids=["examined", "ruled"])
@@ -172,7 +172,7 @@ def test_half_a_character_becomes_a_question_mark() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "message"),
     [
         (
             "results.1.findings.0.where.line",
@@ -210,15 +210,15 @@ def test_half_a_character_becomes_a_question_mark() -> None:
         ("verdict.decision", "GO", "says NO-GO, and what it holds makes GO"),
     ],
 )
-def test_a_wrong_value_is_refused_where_it_stands(path: str, value: Any, told: str | None) -> None:
-    if told is None:
+def test_a_wrong_value_is_refused_where_it_stands(path: str, value: Any, message: str | None) -> None:
+    if message is None:
         assert parse_report(changed(path, value))
     else:
-        assert told in refusal(changed(path, value))
+        assert message in refusal(changed(path, value))
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "is empty"),
         (b" \n\t", "is empty"),
@@ -242,8 +242,8 @@ def test_a_wrong_value_is_refused_where_it_stands(path: str, value: Any, told: s
     ],
     ids=lambda value: ascii(value)[:24],
 )
-def test_what_is_no_report_is_refused(content: bytes | str, told: str) -> None:
-    assert told in refusal(content)
+def test_what_is_no_report_is_refused(content: bytes | str, message: str) -> None:
+    assert message in refusal(content)
 
 
 @pytest.mark.parametrize(
@@ -381,8 +381,8 @@ def test_a_device_that_never_ends_is_refused_at_the_limit() -> None:
         read_report("/dev/zero")
 
 
-def test_standard_input_that_is_closed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for stream, told in ((None, "is closed"), (io.StringIO(), "cannot be read")):
+def test_standard_input_that_is_closed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream, message in ((None, "is closed"), (io.StringIO(), "cannot be read")):
         monkeypatch.setattr("sys.stdin", stream)
-        with pytest.raises(UnreadableReportError, match=f"standard input: {told}"):
+        with pytest.raises(UnreadableReportError, match=f"standard input: {message}"):
             read_report("-")

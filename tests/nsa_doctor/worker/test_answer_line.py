@@ -123,8 +123,8 @@ def test_a_result_that_can_be_sent_is_left_as_it_is() -> None:
 
 
 def test_a_line_is_one_line_whatever_it_says() -> None:
-    assert json.loads(line_of(lambda: {"told": "a\nb\ud800"})) == {"told": "a\nb\ud800"}
-    assert "\n" not in line_of(lambda: {"told": "a\nb"})
+    assert json.loads(line_of(lambda: {"text": "a\nb\ud800"})) == {"text": "a\nb\ud800"}
+    assert "\n" not in line_of(lambda: {"text": "a\nb"})
 
 
 def test_lines_are_made_without_torch() -> None:

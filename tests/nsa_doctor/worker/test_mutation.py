@@ -95,8 +95,8 @@ def test_lines_are_reached_by_building_and_passes_in_the_subjects_own_files_alon
     lines = (tmp_path / name / "mixer.py").read_text().splitlines()
     (file,) = reached["lines"]
     assert file == str(tmp_path / name / "mixer.py")
-    told = [lines[number - 1].strip() for number in reached["lines"][file]]
-    assert told == [
+    lines_reached = [lines[number - 1].strip() for number in reached["lines"][file]]
+    assert lines_reached == [
         "super().__init__()",
         "self.linear = nn.Linear(8, 8)",
         "if x.shape[1] > 10_000:",

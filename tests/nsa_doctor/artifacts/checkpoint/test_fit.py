@@ -15,7 +15,7 @@ SMALL = HERE / "small.yaml"
 PARAMETERS = {"gate.fc2.weight": (3, 8), "out.weight": (16, 16)}
 
 
-def told(shapes):
+def misfits_of(shapes):
     return list(misfits(Reading(path="a.pt", shapes=shapes), PARAMETERS, "nsa (mine)"))
 
 
@@ -29,28 +29,28 @@ def told(shapes):
     ids=["the subject itself", "a model of several layers of it", "a model with more in it"],
 )
 def test_a_checkpoint_that_holds_the_subject_fits(shapes):
-    assert told(shapes) == []
+    assert misfits_of(shapes) == []
 
 
 def test_another_shape_is_another_model_and_both_are_named():
-    (sentence,) = told({**PARAMETERS, "gate.fc2.weight": (3, 4)})
+    (sentence,) = misfits_of({**PARAMETERS, "gate.fc2.weight": (3, 4)})
     assert sentence == (
         "a.pt is a checkpoint of another model than nsa (mine): gate.fc2.weight is [3, 4] and not [3, 8]"
     )
 
 
 def test_one_layer_of_another_shape_is_another_model():
-    (sentence,) = told({**PARAMETERS, "layers.1.out.weight": (8, 8)})
+    (sentence,) = misfits_of({**PARAMETERS, "layers.1.out.weight": (8, 8)})
     assert "out.weight is" in sentence
 
 
-def test_what_is_not_there_is_told_and_counted():
-    (sentence,) = told({"out.weight": (16, 16), "fat_gate.fc2.weightier": (3, 8)})
+def test_what_is_not_there_is_reported_and_counted():
+    (sentence,) = misfits_of({"out.weight": (16, 16), "fat_gate.fc2.weightier": (3, 8)})
     assert "gate.fc2.weight is not there" in sentence
 
 
 def test_part_of_a_name_is_not_the_name():
-    assert told({"out.weight": (16, 16), "my_gate.fc2.weight": (3, 8)}) != []
+    assert misfits_of({"out.weight": (16, 16), "my_gate.fc2.weight": (3, 8)}) != []
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_wrappers_do_not_change_what_a_layer_is_called(key: str | None, wrap: st
     assert [gate.layer for gate in found.gates] == ["layers.0.attn.gate"]
 
 
-def test_layers_of_two_models_in_one_file_are_told_apart(tmp_path: Path) -> None:
+def test_layers_of_two_models_in_one_file_are_distinguished(tmp_path: Path) -> None:
     found = reading(saved(tmp_path / "m.pt", {"model": model("healthy"), "ema": model("zero")}))
     assert {gate.layer: gate.verdict for gate in found.gates} == {
         "model.layers.0.attn.gate.fc2": "healthy",

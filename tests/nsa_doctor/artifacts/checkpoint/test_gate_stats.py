@@ -297,10 +297,10 @@ def test_a_report_fits_eighty_columns_without_colour(tmp_path: Path) -> None:
     wide = {"w_gate": torch.randn(16, 8)}
     for thing, options in ((model(*VERDICTS), {}), (deep, {}), (wide, {"num_branches": 16})):
         path = saved(tmp_path / "m.pt", thing)
-        told = terminal.render(report_of(path, path, **options))
-        tables = told.partition("again")[0].replace(str(tmp_path), "")
+        text = terminal.render(report_of(path, path, **options))
+        tables = text.partition("again")[0].replace(str(tmp_path), "")
         assert max(map(len, tables.splitlines())) <= 80
-        assert "\x1b" not in told
+        assert "\x1b" not in text
 
 
 WRONG = {
@@ -333,10 +333,10 @@ def test_the_command_writes_a_report_that_renders_again(tmp_path: Path, doctor: 
     assert (done.returncode, done.stderr.splitlines()) == (1, [f"1/1 {path}"])
     again = doctor("render", str(report))
     assert again.stdout == done.stdout
-    told = json.loads(report.read_text())
-    assert [gate["verdict"] for gate in told["gates"]] == ["healthy", "zero-initialised"]
-    assert told["results"][0]["findings"] == []
-    assert told["subject"]["files"][0]["num_tensors"] == 10
+    written = json.loads(report.read_text())
+    assert [gate["verdict"] for gate in written["gates"]] == ["healthy", "zero-initialised"]
+    assert written["results"][0]["findings"] == []
+    assert written["subject"]["files"][0]["num_tensors"] == 10
 
 
 def test_the_command_answers_without_torch(tmp_path: Path) -> None:

@@ -93,16 +93,16 @@ def wrong(name: str, read: dict[str, Read]) -> Iterator[str]:
     if Verdict.CRASH in verdicts or code not in (case.codes if case.codes != {2} else {1}):
         yield f"ends in {code}: {[(result.code, result.verdict, result.reason) for result in results]}"
     if sum(len(result.findings) for result in results) > 1:
-        yield "is told more than once"
+        yield "is reported more than once"
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("cut-")])
-def test_a_file_is_told_for_what_it_is(name: str, read: dict[str, Read]) -> None:
+def test_a_file_is_reported_for_what_it_is(name: str, read: dict[str, Read]) -> None:
     assert list(wrong(name, read)) == []
 
 
 @pytest.mark.parametrize("kind", sorted({name.rsplit("-", 1)[0] for name in CASES if name.startswith("cut-")}))
-def test_a_file_that_is_cut_short_anywhere_is_told(kind: str, read: dict[str, Read]) -> None:
+def test_a_file_that_is_cut_short_anywhere_is_reported(kind: str, read: dict[str, Read]) -> None:
     names = [name for name in CASES if name.startswith(kind)]
     assert len(names) >= 20
     assert [(name, what) for name in names for what in wrong(name, read)] == []
@@ -179,13 +179,13 @@ def test_the_corpus_is_armed(tmp_path: Path) -> None:
 
 def test_missing_empty_cut_short_damaged_unsafe_and_not_finite_are_six_sentences(read: dict[str, Read]) -> None:
     names = ("path-missing", "file-empty", "cut-archive-0", "crc-of-a-tensor", "code-reduce-system")
-    told = [reading_of(read[name]).sentence.split("'", 2)[2] for name in names]
+    sentences = [reading_of(read[name]).sentence.split("'", 2)[2] for name in names]
     finding = next(
         finding.message
         for result in judged(reading_of(read["not-finite-nan-elsewhere"]), ())
         for finding in result.findings
     )
-    shapes = [" ".join(sentence.split()[:4]) for sentence in (*told, finding)]
+    shapes = [" ".join(sentence.split()[:4]) for sentence in (*sentences, finding)]
     assert len(set(shapes)) == 6, shapes
 
 
@@ -285,20 +285,20 @@ def test_what_takes_too_long_is_ended(
     assert reading.sentence.endswith("is not read after 0.2 s; --timeout allows more")
 
 
-def test_what_ends_its_process_is_told(tmp_path: Path, room: Callable[[str], None]) -> None:
+def test_what_ends_its_process_is_reported(tmp_path: Path, room: Callable[[str], None]) -> None:
     room("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     reading = read_checkpoint(str(tmp_path), ReadRequest())
     assert reading.fault == "limit"
     assert "died by signal 11" in reading.sentence
 
 
-def test_time_that_runs_out_is_told(tmp_path: Path) -> None:
+def test_time_that_runs_out_is_reported(tmp_path: Path) -> None:
     case = next(case for case in every_case() if case.name == "pickle-too-many-parts")
     reading = read_checkpoint(str(case.make(tmp_path)), ReadRequest(seconds=0.3))
     assert (reading.fault, "takes more than" in reading.sentence) == ("limit", True)
 
 
-def test_memory_that_runs_out_is_told(tmp_path: Path, room: Callable[[str], None]) -> None:
+def test_memory_that_runs_out_is_reported(tmp_path: Path, room: Callable[[str], None]) -> None:
     less = "from nsa_doctor.artifacts.checkpoint import limits; limits.MOST_MEMORY = 2**26"
     room(f"{less}\nfrom nsa_doctor.worker.checkpoint_room import open_room")
     path = tmp_path / "wide.safetensors"

@@ -156,7 +156,7 @@ def two_workers() -> DataLoader:
 
 
 def masked_language(hidden: float = 0.8) -> Iterator[Any]:
-    """Fifteen in a hundred tokens to be told, most of them hidden by a mask, some by another token, some by nothing."""
+    """Fifteen in a hundred tokens to predict, most of them hidden by a mask, some by another token, some by nothing."""
     chance = np.random.default_rng(0)
     for each in batches():
         is_asked = chance.random(each.shape) < 0.15

@@ -1,4 +1,4 @@
-"""Sources of batches nobody has shown: what is sick is told once and by its code, what is odd and healthy is not."""
+"""Sources of batches nobody has shown: what is sick is named once and by its code, what is odd and healthy is not."""
 
 import itertools
 import sys
@@ -55,9 +55,9 @@ HEALTHY = [
 ]  # fmt: skip
 
 
-def seen(factory: Any, **told: Any) -> dict[str, Any]:
-    told = {"seq_len": S, "vocab_size": V, "batch_size": B, "num_batches": N, "limit_seconds": 5.0} | told
-    subject = replace(of_factory(f"{factory.__module__}:{factory.__name__}"), options=("it",), **told)
+def seen(factory: Any, **options: Any) -> dict[str, Any]:
+    options = {"seq_len": S, "vocab_size": V, "batch_size": B, "num_batches": N, "limit_seconds": 5.0} | options
+    subject = replace(of_factory(f"{factory.__module__}:{factory.__name__}"), options=("it",), **options)
     return {result.code: result for result in judged(registry.of_kind("data"), subject)}
 
 
@@ -296,12 +296,12 @@ SICK = {
     [(code, factory) for code, factories in SICK.items() for factory in factories],
     ids=lambda each: getattr(each, "__name__", each),
 )
-def test_what_is_sick_is_told_once_and_by_its_code(code: str, factory: Any) -> None:
+def test_what_is_sick_is_reported_once_and_by_its_code(code: str, factory: Any) -> None:
     results = seen(factory, limit_seconds=1.0 if "hangs" in factory.__name__ else 5.0)
-    told = {found.code: found for result in results.values() for found in result.findings}
-    assert list(told) == [code], {each: found.message for each, found in told.items()}
-    assert Path(told[code].where.file).parent == Path(__file__).parent
-    assert told[code].repro == "nsa-doctor data it"
+    findings = {found.code: found for result in results.values() for found in result.findings}
+    assert list(findings) == [code], {each: found.message for each, found in findings.items()}
+    assert Path(findings[code].where.file).parent == Path(__file__).parent
+    assert findings[code].repro == "nsa-doctor data it"
 
 
 def test_the_line_that_hangs_is_named() -> None:
@@ -362,6 +362,6 @@ def test_batches_of_many_forms_are_read(given: Any, shape: tuple[int, int]) -> N
     [None, 3, "text", {}, {"images": 1}, torch.zeros(2, 3, 4), [], object(), {"input_ids": None}, [[], [1]]],
     ids=["none", "number", "text", "empty", "other-keys", "images", "empty-list", "object", "no-ids", "empty-row"],
 )
-def test_what_is_no_batch_is_told_in_a_sentence(given: Any) -> None:
+def test_what_is_no_batch_is_reported_in_a_sentence(given: Any) -> None:
     with pytest.raises(UnreadableBatchError):
         read_batch(given)

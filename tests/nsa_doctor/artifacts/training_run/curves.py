@@ -21,7 +21,7 @@ GUESS = math.log(VOCABULARY)
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """A run of `steps` steps, told every `every`; columns may be put in place of the usual ones."""
+    """A run of `steps` steps, logged every `every`; columns may be put in place of the usual ones."""
 
     seed: int
     steps: int = 400
@@ -200,7 +200,7 @@ HEALTHY: Mapping[str, Callable[[Curves], Curves]] = {
         train={"warmup_steps": 60, "lr": 6e-6},
     ),
     "sudden": _sudden,
-    "told rarely": lambda of: replace(of, every=20),
+    "logged rarely": lambda of: replace(of, every=20),
     "short": lambda of: replace(of, steps=15),
     "slow": lambda of: replace(of, loss=power_law(of, end=GUESS - 0.25, noise=0.01)),
     "another mixture of data": lambda of: replace(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.healthy_runs import CASES, results_of, told, write_texts
+from tests.healthy_runs import CASES, results_of, summary, write_texts
 
 
 @pytest.mark.parametrize(
@@ -11,6 +11,6 @@ from tests.healthy_runs import CASES, results_of, told, write_texts
 def test_the_doctor_is_silent_on_a_healthy_run(name, tmp_path):
     write_texts(tmp_path)
     case = next(case for case in CASES if case.name == name)
-    lines, counts = told(results_of(case, 11, tmp_path))
+    lines, counts = summary(results_of(case, 11, tmp_path))
     assert lines == []
     assert "PASS" in counts

@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reason(record: RunRecord, **how: Any) -> str:
-    again = with_steps_again(record, RecomputeRequest(**how), lambda told, done, total: None).again
+    again = with_steps_again(record, RecomputeRequest(**how), lambda text, done, total: None).again
     assert again is not None
     return again.reason
 
@@ -40,7 +40,7 @@ def sleeps(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answered", "told"),
+    ("answered", "sentence"),
     [
         (
             is_killed,
@@ -52,10 +52,10 @@ def sleeps(*_: object) -> None:
     ids=["killed", "exits", "sleeps"],
 )
 def test_a_process_that_gives_no_answer_is_a_reason(
-    answered: Callable[..., None], told: str, run: Path, monkeypatch: pytest.MonkeyPatch
+    answered: Callable[..., None], sentence: str, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nsa_doctor.worker.replay_main.answered", answered)
-    assert told in reason(read_run(run), seconds=0.5 if answered is sleeps else 60.0)
+    assert sentence in reason(read_run(run), seconds=0.5 if answered is sleeps else 60.0)
 
 
 def test_another_trainers_run_is_a_reason(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_the_command_tells_how_near_the_steps_are(run: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "sentence"),
     [
         (
             ["watch", "RUN", "--recompute", "--follow"],
@@ -85,6 +85,6 @@ def test_the_command_tells_how_near_the_steps_are(run: Path, capsys: pytest.Capt
         (["go-no-go", "--recompute"], "--recompute is for a --run and has no effect without one"),
     ],
 )
-def test_what_has_no_effect_is_refused(words: list[str], told: str, run: Path, capsys: Any) -> None:
+def test_what_has_no_effect_is_refused(words: list[str], sentence: str, run: Path, capsys: Any) -> None:
     assert serve([str(run) if word == "RUN" else word for word in words]) == 2
-    assert told in capsys.readouterr().err
+    assert sentence in capsys.readouterr().err

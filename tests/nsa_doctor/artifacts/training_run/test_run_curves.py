@@ -1,4 +1,4 @@
-"""Curves of training runs: healthy ones raise no alarm, sick ones are told by what is wrong with them, and once."""
+"""Curves of training runs: healthy ones raise no alarm, sick ones are reported by what is wrong with them, and once."""
 
 import math
 from dataclasses import replace
@@ -46,7 +46,7 @@ def test_a_healthy_run_raises_no_alarm(name, seed):
 
 
 @pytest.mark.parametrize("name", SICK)
-def test_a_sick_run_is_told_first_by_what_is_wrong_with_it(name):
+def test_a_sick_run_is_reported_first_by_what_is_wrong_with_it(name):
     code, make = SICK[name]
     found = findings(subject(make(Curves(seed=7))))
     assert code in (found[0].code, *found[0].also)
@@ -109,7 +109,7 @@ def test_a_step_not_finite_that_a_later_life_came_past_is_a_note():
     assert (end.verdict, len(end.notes)) == (Verdict.PASS, 1)
 
 
-def test_steps_left_out_are_told_once_with_their_count():
+def test_steps_left_out_are_reported_once_with_their_count():
     losses = [math.nan if step in (30, 50, 70) else 5.0 for step in range(1, 101)]
     run = a_run(train={"on_nonfinite": "skip"}).with_beats(beats_of(losses))
     (finding,) = ends(run, "TRN201").findings
@@ -159,10 +159,10 @@ def test_a_pace_that_a_neighbour_halves_is_no_decay():
     assert not ends(a_run(pace=[20_000.0] * 150 + [9_000.0] * 250), "TRN401").findings
 
 
-def test_a_loss_of_exactly_a_guess_is_told_without_a_vocabulary_only_where_no_trained_model_is():
-    for level, is_told in ((10.82, True), (2.3, False)):
+def test_a_loss_of_exactly_a_guess_is_reported_without_a_vocabulary_only_where_no_trained_model_is():
+    for level, is_reported in ((10.82, True), (2.3, False)):
         losses = [level + 0.02 * math.sin(7.0 * step) for step in range(300)]
-        assert bool(ends(a_run(steps=300, loss=losses, is_foreign=True), "TRN202").findings) is is_told
+        assert bool(ends(a_run(steps=300, loss=losses, is_foreign=True), "TRN202").findings) is is_reported
 
 
 @pytest.mark.full

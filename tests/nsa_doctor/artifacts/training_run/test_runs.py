@@ -201,15 +201,18 @@ def test_a_run_that_does_not_say_what_it_ran_is_no_evidence(write):
 
 
 def test_a_run_may_give_the_hash_alone(write):
-    told = subject()["identity"]["configuration_hash"]
-    assert list(mismatches(read_run(write([beat(1)], {"configuration_hash": told})), subject())) == []
+    own_hash = subject()["identity"]["configuration_hash"]
+    assert list(mismatches(read_run(write([beat(1)], {"configuration_hash": own_hash})), subject())) == []
     assert list(mismatches(read_run(write([beat(1)], {"configuration_hash": "0" * 16})), subject())) != []
 
 
-def test_another_commit_or_other_flags_are_told(write):
+def test_another_commit_or_other_flags_are_reported(write):
     environment = {"config": {"model": MODEL}, "commit": "a" * 40, "flags": {"NSA_USE_FA2": "1"}}
-    told = list(mismatches(read_run(write([beat(1)], environment)), subject(commit="b" * 12)))
-    assert [any(word in sentence for sentence in told) for word in ("commit aaaa", "NSA_USE_FA2=1")] == [True, True]
+    sentences = list(mismatches(read_run(write([beat(1)], environment)), subject(commit="b" * 12)))
+    assert [any(word in sentence for sentence in sentences) for word in ("commit aaaa", "NSA_USE_FA2=1")] == [
+        True,
+        True,
+    ]
     same = subject(commit="aaaaaaaaaaaa + changes", flags={"NSA_USE_FA2": "1"})
     assert list(mismatches(read_run(write([beat(1)], environment)), same)) == []
 
@@ -228,12 +231,12 @@ def test_a_time_that_is_no_number_hides_no_silence(write):
     assert facts_of(read_run(folder))["silences"] == [[1.0, 4.0], [5.0, 6995.0]]
 
 
-def test_every_time_between_heartbeats_is_told(write):
+def test_every_time_between_heartbeats_is_reported(write):
     folder = write([beat(step, ts=1e9 + step) for step in range(300)])
     assert len(facts_of(read_run(folder))["silences"]) == 299
 
 
-def test_of_a_long_run_the_longest_silence_of_each_stretch_is_told(write):
+def test_of_a_long_run_the_longest_silence_of_each_stretch_is_reported(write):
     folder = write([beat(step, ts=1e9 + step + 500 * (step > 7001)) for step in range(20_000)])
     silences = facts_of(read_run(folder))["silences"]
     assert [1e9 + 7001, 501.0] in silences
@@ -249,22 +252,22 @@ def test_a_thinned_series_keeps_every_loss_that_is_not_finite(write):
 
 @pytest.mark.parametrize(("commit", "is_same"), [("a" * 7, True), ("a" * 40, True), ("b" * 7, False), ("a", False)])
 def test_a_commit_may_be_abbreviated_as_git_does(write, commit, is_same):
-    told = subject()["identity"]["configuration_hash"]
-    run = read_run(write([beat(1)], {"configuration_hash": told, "commit": commit}))
+    own_hash = subject()["identity"]["configuration_hash"]
+    run = read_run(write([beat(1)], {"configuration_hash": own_hash, "commit": commit}))
     assert (list(mismatches(run, subject(commit="a" * 12))) == []) is is_same
 
 
 @pytest.mark.parametrize("parts", [{"commit": " "}, {"commit": 12}, {"flags": "NSA_USE_FA2=1"}, {"flags": ["a"]}])
 def test_what_cannot_be_compared_is_no_evidence(write, parts):
-    told = subject()["identity"]["configuration_hash"]
-    run = read_run(write([beat(1)], {"configuration_hash": told, **parts}))
+    own_hash = subject()["identity"]["configuration_hash"]
+    run = read_run(write([beat(1)], {"configuration_hash": own_hash, **parts}))
     (sentence,) = mismatches(run, subject(commit="a" * 12))
     assert next(iter(parts)) in sentence
 
 
 def test_a_run_that_gives_a_configuration_and_the_hash_of_another_is_no_evidence(write):
-    told = subject()["identity"]["configuration_hash"]
-    run = read_run(write([beat(1)], {"config": {"model": {**MODEL, "dim": 128}}, "configuration_hash": told}))
+    own_hash = subject()["identity"]["configuration_hash"]
+    run = read_run(write([beat(1)], {"config": {"model": {**MODEL, "dim": 128}}, "configuration_hash": own_hash}))
     assert "dim 128 and not 64" in "".join(mismatches(run, subject()))
 
 

@@ -62,14 +62,14 @@ def beats(folder):
 def test_a_healthy_run_is_killed_resumed_stopped_resumed_and_let_through(smoke, capsys):
     code, report, folder = smoke()
     assert (code, report["verdict"]["decision"]) == (0, "GO"), capsys.readouterr().out
-    told = beats(folder)
-    pids = {beat["pid"] for beat in told}
+    logged = beats(folder)
+    pids = {beat["pid"] for beat in logged}
     assert len(pids) == 3
-    (_, stopped) = (beat["msg"] for beat in told if beat["msg"].startswith("resumed from "))
+    (_, stopped) = (beat["msg"] for beat in logged if beat["msg"].startswith("resumed from "))
     assert 81 <= int(stopped.removeprefix("resumed from step_")) <= 96
     assert [each["verdict"] for each in report["results"] if each["code"] == "TRN601"] == ["PASS"]
     losses = {}
-    for beat in told:
+    for beat in logged:
         if beat["msg"] == "step":
             losses.setdefault(beat["step"], []).append(beat["loss"])
     assert set(losses) == set(range(1, 161))
@@ -86,7 +86,7 @@ def test_a_run_that_does_not_learn_is_no_go(smoke):
 
 
 @pytest.mark.full
-def test_a_run_that_ends_early_is_told_with_its_reason(smoke):
+def test_a_run_that_ends_early_is_reported_with_its_reason(smoke):
     code, report, _ = smoke("--set", "train.lr=1.0e+30", "--set", "train.grad_clip=0.0")
     assert (code, report["verdict"]["decision"]) == (1, "NO-GO")
     (note,) = (note for note in report["notes"] if note.startswith("the smoke run: stopped: "))
@@ -94,7 +94,7 @@ def test_a_run_that_ends_early_is_told_with_its_reason(smoke):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--steps", "9"], "--steps must be from 10 to 1000000, got 9"),
         (["--set", "train.nothing=1"], "train.nothing"),
@@ -102,11 +102,11 @@ def test_a_run_that_ends_early_is_told_with_its_reason(smoke):
         (["--config", "nothing"], "--config nothing"),
     ],
 )
-def test_what_cannot_be_trained_is_refused_in_a_sentence(smoke, capsys, words, told):
+def test_what_cannot_be_trained_is_refused_in_a_sentence(smoke, capsys, words, message):
     code, report, _ = smoke(*words)
     assert (code, report) == (2, None)
     errors = capsys.readouterr().err
-    assert told in errors
+    assert message in errors
     assert errors.count("\n") == 1
 
 
@@ -129,7 +129,7 @@ def test_an_earlier_run_is_not_written_over(smoke, tmp_path, capsys):
 
 
 @pytest.mark.full
-def test_a_long_warm_up_is_made_shorter_and_told(smoke):
+def test_a_long_warm_up_is_made_shorter_and_reported(smoke):
     _, report, folder = smoke(train={"steps": 5000, "warmup_steps": 2000})
     assert any(note.startswith("warm-up of 16 steps in place of 2000") for note in report["notes"])
     rates = [beat["lr"] for beat in beats(folder) if beat["msg"] == "step"]
@@ -142,7 +142,7 @@ def test_a_silent_trainer_is_ended(tmp_path, monkeypatch):
     os.mkfifo(missing)  # the trainer waits for a configuration that nobody writes
     request = SmokeRequest(config=missing, folder=tmp_path / "run", steps=10, patience=0.5, quiet=True)
     start = time.monotonic()
-    assert train(request, lambda told: None) == "the trainer was killed after 0.5 s without a heartbeat"
+    assert train(request, lambda message: None) == "the trainer was killed after 0.5 s without a heartbeat"
     assert time.monotonic() - start < 10
 
 

@@ -113,7 +113,7 @@ MAKER, ACCUMULATES = "nsa.train.setup.make_optimizer", {"accumulate_grad_batches
 
 
 @pytest.mark.parametrize(
-    ("seams", "changes", "kind", "told"),
+    ("seams", "changes", "kind", "message"),
     [
         ({"nsa.train.objective.next_tokens": two_ahead}, {}, "loss", "step 4 lost "),
         ({"nsa.train.loop.Loop._backward": forgetful_backward}, ACCUMULATES, "gradient", "its loss is the same"),
@@ -128,12 +128,12 @@ MAKER, ACCUMULATES = "nsa.train.setup.make_optimizer", {"accumulate_grad_batches
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )
-def test_a_step_made_otherwise_is_told_where_it_first_departs(
-    seams: Mapping[str, Any], changes: Mapping[str, Any], kind: str, told: str
+def test_a_step_made_otherwise_is_reported_where_it_first_departs(
+    seams: Mapping[str, Any], changes: Mapping[str, Any], kind: str, message: str
 ) -> None:
     (finding,) = judged(trained(seams=seams, **SHORT | changes)).findings
     assert finding.evidence["property"] == kind
-    assert told in finding.message
+    assert message in finding.message
 
 
 def test_what_departs_after_a_sound_step_is_a_matter_of_the_weights() -> None:
@@ -234,7 +234,7 @@ def with_a_nan(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (cut_short, "step_00000003 cannot be read: SafetensorError"),
         (without_a_parameter, "norm.weight"),
@@ -247,12 +247,12 @@ def with_a_nan(checkpoint: Path) -> None:
     ],
 )
 def test_what_cannot_be_computed_again_is_a_reason_and_no_finding(
-    spoil: Callable[[Path], None], told: str, run: Path, tmp_path: Path
+    spoil: Callable[[Path], None], message: str, run: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(run, tmp_path / "run")
     spoil(folder / "checkpoints" / "step_00000003")
     again = steps_again(folder)
-    assert told in again.reason
+    assert message in again.reason
     result = judged(with_again(folder, again))
     assert (result.verdict, result.reason) == (Verdict.SKIP, f"no step can be computed again: {again.reason}")
 

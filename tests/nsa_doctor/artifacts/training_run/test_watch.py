@@ -27,8 +27,8 @@ def finished(tmp_path_factory):
 def test_a_healthy_run_is_a_go_and_needs_no_more_to_be_one(finished, doctor):
     answer = doctor("watch", str(finished))
     assert (answer.returncode, answer.stderr) == (0, "")
-    told = " ".join(answer.stdout.split())
-    assert told.startswith(f"{finished}: step 24 of 24, finished, from heartbeat_rank0.jsonl")
+    text = " ".join(answer.stdout.split())
+    assert text.startswith(f"{finished}: step 24 of 24, finished, from heartbeat_rank0.jsonl")
     assert answer.stdout.splitlines()[-1].startswith("GO: ")
 
 
@@ -62,9 +62,9 @@ def test_a_sick_run_is_a_no_go_that_says_how_to_look_again(tmp_path, doctor):
     rows = [[step, loss if step < 60 else "nan"] for step, loss in enumerate(falling(100))]
     place = write_table(tmp_path / "my run.csv", ["n", "objective"], rows)
     answer = doctor("watch", str(place), "--map", "step=n,loss=objective", "--format", "json")
-    told = json.loads(answer.stdout)
-    assert (answer.returncode, told["decision"]) == (1, "NO-GO")
-    (found,) = [each for result in told["results"] for each in result["findings"]]
+    report = json.loads(answer.stdout)
+    assert (answer.returncode, report["decision"]) == (1, "NO-GO")
+    (found,) = [each for result in report["results"] for each in result["findings"]]
     assert found["code"] == "TRN201"
     assert found["repro"] == f"nsa-doctor watch '{place}' --map step=n,loss=objective"
 
@@ -80,7 +80,7 @@ def test_nothing_to_judge_is_unknown(tmp_path, doctor):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "sentence"),
     [
         (["missing"], "no such folder"),
         (["empty"], "holds no heartbeat_rank0.jsonl"),
@@ -97,14 +97,14 @@ def test_nothing_to_judge_is_unknown(tmp_path, doctor):
     ],
     ids=" ".join,
 )
-def test_what_cannot_be_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys, words, told):
+def test_what_cannot_be_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys, words, sentence):
     (tmp_path / "empty").mkdir()
     (tmp_path / "model.pt").write_bytes(b"PK")
     write_table(tmp_path / "log.csv", ["step", "loss"], [[1, 2.0], [2, 1.9]])
     monkeypatch.chdir(tmp_path)
     assert serve(["watch", *words]) == 2
     said = capsys.readouterr()
-    assert told in said.err
+    assert sentence in said.err
     assert (said.err.count("\n"), said.out) == (1, "")
 
 

@@ -9,7 +9,7 @@ from nsa_doctor.artifacts.training_run.subject import RunSubject
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Verdict
 from nsa_doctor.testing.training_runs import trained
-from tests.nsa_doctor.artifacts.training_run.test_watch_runs import told
+from tests.nsa_doctor.artifacts.training_run.test_watch_runs import findings_of
 
 SHORT = {"steps": 20, "eval_every": 10, "sample_tokens": 0, "save_every": 0}
 OPEN_SPLIT = Feed._open_split
@@ -24,8 +24,8 @@ def of_training(feed, split, state):
 
 
 @pytest.mark.parametrize("changes", [{}, {"accumulate_grad_batches": 2, "batch_size": 4}], ids=["plain", "accumulates"])
-def test_rows_of_the_training_split_are_told_once_and_alone(changes):
-    (finding,) = told(trained(**SHORT, **changes, seams={"nsa.train.feed.Feed._open_split": of_training}))
+def test_rows_of_the_training_split_are_reported_once_and_alone(changes):
+    (finding,) = findings_of(trained(**SHORT, **changes, seams={"nsa.train.feed.Feed._open_split": of_training}))
     assert finding == (
         "TRN205 the first batch of the evaluation at step 0 is that of training step 1: "
         "the held-out loss is a training loss"

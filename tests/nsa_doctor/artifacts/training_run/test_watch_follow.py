@@ -22,7 +22,7 @@ _LONGEST = 100.0
 
 
 class Screen:
-    """Remembers what it was told."""
+    """Remembers what it was shown."""
 
     def __init__(self):
         self.waits, self.statuses, self.findings = [], [], []
@@ -75,7 +75,7 @@ def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path):
     assert screen.statuses[-1].startswith("step 59 | loss ")
 
 
-def test_a_finding_is_told_once_when_it_appears(tmp_path):
+def test_a_finding_is_reported_once_when_it_appears(tmp_path):
     rows = beats(60)
     path = write_lines(tmp_path / "heartbeat_rank0.jsonl", rows[:50])
     bad = [{**row, "loss": float("nan")} for row in rows[50:]]
@@ -136,9 +136,9 @@ def test_judging_takes_a_share_of_the_time_alone(tmp_path, monkeypatch):
 def test_the_status_line_tells_pace_age_and_what_is_left(tmp_path):
     write_lines(tmp_path / "heartbeat_rank0.jsonl", beats(60, ends=1.7e9, toks_per_s=12_345.6))
     (tmp_path / "env.json").write_text('{"config": {"train": {"steps": 159}}}')
-    told = str(status_of(RunReader(tmp_path).read(), 1.7e9 + 64))
-    assert told.startswith("step 59/159 | loss ")
-    assert told.endswith("| 12,346 tokens/s | last heartbeat 1:05 ago | ETA 1:40")
+    line = str(status_of(RunReader(tmp_path).read(), 1.7e9 + 64))
+    assert line.startswith("step 59/159 | loss ")
+    assert line.endswith("| 12,346 tokens/s | last heartbeat 1:05 ago | ETA 1:40")
 
 
 def test_elsewhere_than_on_a_terminal_a_line_is_plain_and_rare(capsys):
@@ -178,11 +178,11 @@ def test_a_run_that_is_really_going_on_is_followed_to_its_end(tmp_path):
         training.communicate(timeout=_LONGEST)
     finally:
         watching.kill(), training.kill()
-    told = json.loads(out)
-    assert (watching.returncode, told["decision"]) == (0, "GO"), err
-    assert told["subject"]["description"] == "step 60 of 60, finished, from heartbeat_rank0.jsonl"
+    report = json.loads(out)
+    assert (watching.returncode, report["decision"]) == (0, "GO"), err
+    assert report["subject"]["description"] == "step 60 of 60, finished, from heartbeat_rank0.jsonl"
     assert err.startswith("waiting: ")
-    assert any(not line.startswith("waiting: ") for line in err.splitlines()), "nothing was told of how it stands"
+    assert any(not line.startswith("waiting: ") for line in err.splitlines()), "nothing was printed of how it stands"
 
 
 def test_ctrl_c_ends_it_with_a_report_and_130(tmp_path):

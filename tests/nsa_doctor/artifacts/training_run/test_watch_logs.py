@@ -19,10 +19,10 @@ NOW = time.time()
 
 
 def hugging_face(folder):
-    told = [
+    entries = [
         {"loss": round(x, 4), "grad_norm": 1.0, "learning_rate": 5e-5 * (1 - n / 50)} for n, x in enumerate(falling(50))
     ]
-    history = [{**each, "epoch": n / 50, "step": 10 * (n + 1)} for n, each in enumerate(told)]
+    history = [{**each, "epoch": n / 50, "step": 10 * (n + 1)} for n, each in enumerate(entries)]
     history.insert(25, {"eval_loss": 3.1, "eval_runtime": 3.0, "epoch": 0.5, "step": 250})
     history.append({"train_runtime": 100.0, "total_flos": 1e15, "train_loss": 33.0, "epoch": 1.0, "step": 500})
     document = {"log_history": history, "max_steps": 500, "global_step": 500, "save_steps": 100}
@@ -109,7 +109,7 @@ def first_rank_of_eight(folder):
     (folder / "env.json").write_text('{"world_size": 8}')
 
 
-def header_told_again(folder):
+def header_written_again(folder):
     rows = [[n, x] for n, x in enumerate(falling(200))]
     write_table(folder / "log.csv", ["step", "loss"], [*rows[:100], ["step", "loss"], *rows[100:]])
 
@@ -122,7 +122,7 @@ def heartbeats_that_say_they_are_done(folder):
 HEALTHY = (
     *(hugging_face, lightning, wandb, nested, keras, megatron, steps_of_each_epoch, seconds_of_each_step, dates),
     *(slow_start_and_evaluations, resumed_with_other_batches, losses_of_each_rank, first_rank_of_eight),
-    *(header_told_again, heartbeats_that_say_they_are_done),
+    *(header_written_again, heartbeats_that_say_they_are_done),
 )
 
 
@@ -190,10 +190,10 @@ def test_a_time_since_the_epoch_may_have_any_unit(tmp_path, unit):
     assert read_run(tmp_path).beats[0].ts == pytest.approx(1.7e9)
 
 
-@pytest.mark.parametrize("told", [math.nan, math.inf, -math.inf, "NaN", "nan", "Infinity", "null"], ids=str)
-def test_a_loss_that_is_no_number_is_found_however_it_is_written(tmp_path, told):
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, "NaN", "nan", "Infinity", "null"], ids=str)
+def test_a_loss_that_is_no_number_is_found_however_it_is_written(tmp_path, loss):
     rows = [{"step": n, "loss": x} for n, x in enumerate(falling(100))]
-    rows[70]["loss"] = told
+    rows[70]["loss"] = loss
     write_lines(tmp_path / "log.jsonl", rows)
     assert codes(watched(tmp_path)) == ["TRN201"]
 
@@ -331,14 +331,14 @@ def test_a_file_that_vanishes_and_comes_back_is_read_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("step", "content", "is_told"), [(100, b"", True), (100, b"x", False), (199, b"", False), (150, None, False)]
+    ("step", "content", "is_reported"), [(100, b"", True), (100, b"x", False), (199, b"", False), (150, None, False)]
 )
-def test_a_checkpoint_that_is_being_written_is_none_that_is_lost(tmp_path, step, content, is_told):
+def test_a_checkpoint_that_is_being_written_is_none_that_is_lost(tmp_path, step, content, is_reported):
     write_lines(tmp_path / "heartbeat_rank0.jsonl", beats(200))
     (tmp_path / f"checkpoint-{step}").mkdir()
     if content is not None:
         (tmp_path / f"checkpoint-{step}" / "model.safetensors").write_bytes(content)
-    assert codes(watched(tmp_path)) == ["TRN104"] * is_told
+    assert codes(watched(tmp_path)) == ["TRN104"] * is_reported
 
 
 def test_a_chart_that_wandb_exports_is_read(tmp_path):

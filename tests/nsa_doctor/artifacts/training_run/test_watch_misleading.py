@@ -23,12 +23,12 @@ def notes_of(tmp_path, rows):
     return read_run(tmp_path).notes
 
 
-@pytest.mark.parametrize(("text", "told"), UNREAD.values(), ids=UNREAD.keys())
-def test_a_table_that_is_there_is_not_said_to_be_missing(text, told, tmp_path):
+@pytest.mark.parametrize(("text", "message"), UNREAD.values(), ids=UNREAD.keys())
+def test_a_table_that_is_there_is_not_said_to_be_missing(text, message, tmp_path):
     (tmp_path / "training.csv").write_text(text)
     with pytest.raises(RunError) as caught:
         read_run(tmp_path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "no training.csv" not in str(caught.value)
 
 
@@ -41,9 +41,9 @@ def test_a_log_is_found_however_its_name_is_written(name, tmp_path):
     assert read_run(tmp_path).source == name
 
 
-def test_lines_told_twice_are_said(tmp_path):
-    told = notes_of(tmp_path, [row for row in beats(60) for _ in range(2)])
-    assert told == (
+def test_lines_logged_twice_are_said(tmp_path):
+    notes = notes_of(tmp_path, [row for row in beats(60) for _ in range(2)])
+    assert notes == (
         "60 lines in a row tell the same step and loss again, the first at step 0: two processes may write into one "
         "log, and speeds are of both",
     )

@@ -11,7 +11,7 @@ from nsa_doctor.artifacts.training_run.shared_rows import comparable_steps, shar
 from nsa_doctor.artifacts.training_run.subject import RunSubject
 from nsa_doctor.core import registry
 from nsa_doctor.testing.ranks import trained_by_two
-from tests.nsa_doctor.artifacts.training_run.test_watch_runs import told
+from tests.nsa_doctor.artifacts.training_run.test_watch_runs import findings_of
 
 full = pytest.mark.full
 
@@ -20,12 +20,12 @@ full = pytest.mark.full
 def test_a_healthy_run_of_two_processes_raises_no_alarm(kind):
     subject = trained_by_two(runtime={"distributed": kind}, save_every=8)
     assert subject.record.ranks == (0, 1)
-    assert told(subject) == []
+    assert findings_of(subject) == []
 
 
 @full
-def test_a_process_that_is_killed_is_named_and_told_once():
-    (finding,) = told(trained_by_two("dies"))
+def test_a_process_that_is_killed_is_named_and_reported_once():
+    (finding,) = findings_of(trained_by_two("dies"))
     assert finding == "DST103 rank 1 ended the run after step 11: ended without a word"
 
 
@@ -45,7 +45,7 @@ def test_losses_of_own_batches_are_not_compared():
     assert (comparable(record(LOSSES, other)), disagreement(record(LOSSES, other))) == (False, None)
 
 
-def test_losses_that_were_one_and_are_two_are_told_from_the_first_step_on():
+def test_losses_that_were_one_and_are_two_are_reported_from_the_first_step_on():
     found = disagreement(record(LOSSES, LOSSES, [*LOSSES[:20], *(loss + 0.01 for loss in LOSSES[20:])]))
     assert (found.rank, found.step, found.quantity) == (2, 20, "loss")
 
@@ -109,7 +109,7 @@ def test_ranks_with_equal_batches_are_named_with_the_first_step():
     assert (found.ranks, found.step, found.alike, found.steps) == ((0, 2, 3), 1, 20, 20)
 
 
-def test_groups_of_ranks_are_told_apart():
+def test_groups_of_ranks_are_distinguished():
     assert [each.ranks for each in shared_rows(rows(OWN, OTHER, OWN, OTHER))] == [(0, 2), (1, 3)]
 
 
@@ -131,7 +131,17 @@ def test_ranks_that_share_their_rows_since_a_resume_are_found():
         (OWN, [None] * 17 + OWN[17:]),
         ([None] * 20, [None] * 20),
     ],
-    ids=["one", "sharded", "shifted", "three alike", "mended", "the same row", "some alike", "few told", "not told"],
+    ids=[
+        "one",
+        "sharded",
+        "shifted",
+        "three alike",
+        "mended",
+        "the same row",
+        "some alike",
+        "few logged",
+        "not logged",
+    ],
 )
 def test_batches_that_differ_or_say_nothing_raise_no_alarm(ranks):
     assert shared_rows(rows(*ranks)) == []

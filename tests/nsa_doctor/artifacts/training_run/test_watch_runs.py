@@ -1,4 +1,4 @@
-"""Runs that really trained: silent on healthy ones of many kinds, and what is told of those that went wrong."""
+"""Runs that really trained: silent on healthy ones of many kinds, and what is reported of those that went wrong."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ SHORT = {"steps": 24, "eval_every": 12, "save_every": 8, "eval_batches": 1, "sam
 full = pytest.mark.full
 
 
-def told(subject):
+def findings_of(subject):
     """The findings of every check of runs, as `code message`."""
     results = judged(registry.of_kind("run"), subject)
     assert not [result for result in results if result.verdict == "CRASH"]
@@ -78,13 +78,13 @@ HEALTHY = {
 
 @pytest.mark.parametrize("changes", HEALTHY.values(), ids=list(HEALTHY))
 def test_a_healthy_run_raises_no_alarm(changes):
-    assert told(trained(**{**SHORT, **changes})) == []
+    assert findings_of(trained(**{**SHORT, **changes})) == []
 
 
 def test_a_run_is_silent_only_once_it_has_been_for_too_long(tmp_path):
     live(document_of(tmp_path / "run", **SHORT), ends_at(11, is_silent=True))
-    assert told(seen(tmp_path / "run")) == []
-    assert [each[:6] for each in told(seen(tmp_path / "run", 200.0))] == ["TRN101"]
+    assert findings_of(seen(tmp_path / "run")) == []
+    assert [each[:6] for each in findings_of(seen(tmp_path / "run", 200.0))] == ["TRN101"]
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ def test_a_run_is_silent_only_once_it_has_been_for_too_long(tmp_path):
     ],
     ids=["ended", "ended and resumed", "data begin anew"],
 )
-def test_what_ended_a_run_is_told_until_it_has_gone_on(lives, says):
-    found = told(trained(seams_of_lives=lives, **SHORT))
+def test_what_ended_a_run_is_reported_until_it_has_gone_on(lives, says):
+    found = findings_of(trained(seams_of_lives=lives, **SHORT))
     assert [each[: len(says)] for each in found] == ([says] if says else [])
 
 
-def test_a_loader_that_stalls_and_ends_the_run_is_told_once_with_its_line(tmp_path):
+def test_a_loader_that_stalls_and_ends_the_run_is_reported_once_with_its_line(tmp_path):
     rows, until = count(), threading.Event()
 
     def hangs_here(*given, **named):
@@ -116,7 +116,7 @@ def test_a_loader_that_stalls_and_ends_the_run_is_told_once_with_its_line(tmp_pa
     document["data"]["limit_seconds"] = 1.5
     live(document, {"nsa.data.sources.synthetic_row": hangs_here, "nsa.data.feeder._FAREWELL_SECONDS": 0.1})
     until.set()
-    (finding,) = told(seen(tmp_path / "run"))
+    (finding,) = findings_of(seen(tmp_path / "run"))
     assert finding.startswith("TRN102 waiting for a batch at make of synthetic: ")
     assert f"in hangs_here ({__file__}:" in finding
 
@@ -156,15 +156,15 @@ def spoiled(name):
         ("moved", ""),
     ],
 )
-def test_a_checkpoint_that_is_lost_is_told_and_one_left_out_for_newer_ones_is_not(name, says, finished, tmp_path):
+def test_a_checkpoint_that_is_lost_is_reported_and_one_left_out_for_newer_ones_is_not(name, says, finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     spoiled(name)(tmp_path / "run")
-    found = told(seen(tmp_path / "run"))
+    found = findings_of(seen(tmp_path / "run"))
     assert [each.partition(";")[0] for each in found] == ([says] if says else [])
 
 
-def test_saves_that_are_left_out_are_told():
-    found = told(trained(seams={"nsa.train.loop.Loop._save": lambda *_: None}, **SHORT))
+def test_saves_that_are_left_out_are_reported():
+    found = findings_of(trained(seams={"nsa.train.loop.Loop._save": lambda *_: None}, **SHORT))
     assert found == ["TRN104 the checkpoint of step 8 and 16 was not saved; the run came to step 24"]
 
 

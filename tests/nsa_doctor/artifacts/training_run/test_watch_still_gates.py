@@ -13,7 +13,7 @@ from nsa_doctor.artifacts.training_run.subject import RunSubject
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Verdict
 from nsa_doctor.testing.training_runs import trained
-from tests.nsa_doctor.artifacts.training_run.test_watch_runs import told
+from tests.nsa_doctor.artifacts.training_run.test_watch_runs import findings_of
 
 full = pytest.mark.full
 FORWARD = Gate.forward
@@ -48,8 +48,8 @@ STILL = {
 
 @pytest.mark.parametrize("kind", ["frozen", "thirds", pytest.param("detached", marks=full)])
 @pytest.mark.parametrize("lr", [3e-4, pytest.param(2e-2, marks=full)])
-def test_gates_that_stand_still_are_told_once_and_alone(kind, lr):
-    (finding,) = told(trained(**SHORT, lr=lr, seams=STILL[kind], model={"n_layers": 2}))
+def test_gates_that_stand_still_are_reported_once_and_alone(kind, lr):
+    (finding,) = findings_of(trained(**SHORT, lr=lr, seams=STILL[kind], model={"n_layers": 2}))
     assert finding.startswith("TRN502 the parameters of the gates of layers 0 and 1 are the same at all 9 looks from ")
 
 

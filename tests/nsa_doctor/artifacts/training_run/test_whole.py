@@ -1,4 +1,4 @@
-"""Files of weights whose end is missing are told without loading them, and those being written are left alone."""
+"""Files of weights whose end is missing are reported without loading them, and those being written are left alone."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def test_a_whole_file_is_sound(written: Path):
     assert (fault_of(written), fault_of(written.parent)) == ("", "")
 
 
-def test_half_a_file_is_told_with_its_bytes(written: Path):
+def test_half_a_file_is_reported_with_its_bytes(written: Path):
     size = halved(written).stat().st_size
     assert fault_of(written).startswith(f"has {size:,} bytes")
     assert fault_of(written.parent).startswith(f"holds {written.name}, which has {size:,} bytes")
