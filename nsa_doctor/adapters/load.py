@@ -28,7 +28,8 @@ def load_subject(
     """
     if request.spec is not None:
         factory = import_factory(request.spec)
-        return _declaring(adapt(request, factory, asking, made), request.declared)
+        subject = _declaring(adapt(request, factory, asking, made), request.declared)
+        return subject if request.train is None else _training(subject, request.train)
     from nsa.strict import ConfigError
     from nsa_doctor.adapters.nsa_layer import builtin_subject  # a foreign subject need not wait for nsa
 
@@ -46,6 +47,21 @@ def _declaring(subject: Subject, words: Sequence[str]) -> Subject:
     return replace(subject, spec=(*subject.spec, *added), options=(*subject.options, "--spec", ",".join(added)))
 
 
+def _training(subject: Subject, name: str) -> Subject:
+    """The subject with the training step of that name: step(module, optimizer, batch), which returns its loss.
+
+    Raises SubjectUnusableError for what is no such function.
+    """
+    step = import_named(name, "--train")
+    try:
+        inspect.signature(step).bind(*("module", "optimizer", "batch"))
+    except (TypeError, ValueError) as error:
+        raise SubjectUnusableError(
+            f"--train {name} must be a function step(module, optimizer, batch) that returns its loss: {error}"
+        ) from error
+    return replace(subject, train_step=step, options=(*subject.options, "--train", name))
+
+
 def import_factory(spec: str) -> Callable[[], Any]:
     """The callable that `package.module:factory` names, looked for in the current folder too."""
     factory = import_named(spec)
@@ -58,7 +74,7 @@ def import_factory(spec: str) -> Callable[[], Any]:
     return factory
 
 
-def import_named(spec: str) -> Any:
+def import_named(spec: str, option: str = "subject") -> Any:
     """What `package.module:name` names, looked for in the current folder too."""
     name, _, path = spec.partition(":")
     here = str(Path.cwd())
@@ -67,11 +83,11 @@ def import_named(spec: str) -> Any:
         let_theirs_win()
     module = attempt(lambda: importlib.import_module(name))
     if isinstance(module, Caught):
-        raise SubjectUnusableError(f"subject {spec} cannot be imported: {module.sentence}") from module.error
+        raise SubjectUnusableError(f"{option} {spec} cannot be imported: {module.sentence}") from module.error
     factory: Any = module
     for part in path.split("."):
         if not hasattr(factory, part):
-            raise SubjectUnusableError(f"subject {spec} cannot be imported: {name} has no {path}")
+            raise SubjectUnusableError(f"{option} {spec} cannot be imported: {name} has no {path}")
         factory = getattr(factory, part)
     return factory
 

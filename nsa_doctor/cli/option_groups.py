@@ -10,13 +10,14 @@ from nsa_doctor.cli import option_types as given
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectOptions:
-    """Whom to examine: the built-in layer of a configuration, or a subject of the user's."""
+    """Whom to examine: the built-in layer of a configuration, or a subject of the user's, with its training step."""
 
     config: given.Config = None
     subject: given.Subject = None
     input_kind: given.Input = None
     width: given.Width = None
     spec: given.Spec = None
+    train: given.Train = None
 
     def words(self) -> dict[str, Any]:
         """By the names that a command line gives them, as `reproduce` takes them."""

@@ -15,6 +15,13 @@ Subject = Annotated[str | None, typer.Option(help="package.module:factory in pla
 Input = Annotated[str | None, typer.Option("--input", help="embeddings or tokens; found out when not given.")]
 Width = Annotated[int | None, typer.Option(help="Width of embeddings, or size of the vocabulary.")]
 Spec = Annotated[str | None, typer.Option(help="What the subject is meant to be: bidirectional.")]
+Train = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:STEP",
+        help="A training step of the subject's to examine: step(module, optimizer, batch), which returns its loss.",
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Seed of weights and inputs.")]
 Select = Annotated[str | None, typer.Option(help="Only these codes or families: FWD,NAN.")]
 Ignore = Annotated[str | None, typer.Option(help="Not these codes or families.")]

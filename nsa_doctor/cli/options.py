@@ -55,6 +55,10 @@ def examined(
         raise OptionError("--width is for a --subject; the built-in one has its own; leave it out")
     elif whom.spec is not None:
         raise OptionError("--spec is for a --subject; the built-in one is causal; leave it out")
+    elif whom.train is not None:
+        raise OptionError("--train is for a --subject; the built-in one has its own; leave it out")
+    if whom.train is not None and not _SPEC.fullmatch(whom.train):
+        raise OptionError(f"--train must be package.module:function, got {whom.train!r}")
     if whom.width is not None and not 1 <= whom.width <= _LARGEST_WIDTH:
         raise OptionError(f"--width must be from 1 to {_LARGEST_WIDTH}, got {whom.width}")
     if not 0 <= seed <= _LARGEST_SEED:
@@ -67,6 +71,7 @@ def examined(
         input=None if whom.input_kind is None else one_of("--input", whom.input_kind, ("embeddings", "tokens")),
         width=whom.width,
         declared=() if whom.spec is None else declarations("--spec", whom.spec.split(",")),
+        train=whom.train,
         device=device_option(device),
         dtype=None if dtype is None else one_of("--dtype", dtype, DTYPES),
         seed=seed,

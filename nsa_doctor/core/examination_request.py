@@ -9,7 +9,7 @@ from nsa_doctor.core.check import Profile
 class ExaminationRequest:
     """Whom to examine and under which conditions.
 
-    `declared` are words of `--spec`, which the subject is meant to be.
+    `declared` are words of `--spec`, which the subject is meant to be; `train` names its training step.
     `timeout` is what one measurement, or one call in a check, may take, in seconds; `dtype` None is the subject's own;
     `threads` 0 leaves their number to torch; `explore` finds out how long a sequence a foreign subject serves, unless
     `max_length` says so. `replaced` holds (file, text): what is imported in place of what the file holds.
@@ -20,6 +20,7 @@ class ExaminationRequest:
     input: str | None = None
     width: int | None = None
     declared: tuple[str, ...] = ()
+    train: str | None = None
     device: str = "cpu"
     dtype: str | None = None
     seed: int = 0

@@ -140,6 +140,7 @@ def _named(examination_request: ExaminationRequest) -> tuple[str, ...]:
         "--input": examination_request.input,
         "--width": examination_request.width,
         "--spec": ",".join(examination_request.declared) or None,
+        "--train": examination_request.train,
         "--dtype": examination_request.dtype,
     }
     return tuple(word for option, value in asked.items() if value is not None for word in (option, str(value)))

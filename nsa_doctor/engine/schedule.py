@@ -1,4 +1,4 @@
-"""Works off tasks on several laboratories at once, each after those it waits for."""
+"""Works off tasks with several supervisors at once, each after those it waits for."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Task:
-    """Something to do in a laboratory; it answers `codes` and waits until those of `waits_for` are answered.
+    """Something to do with a supervisor; it answers `codes` and waits until those of `waits_for` are answered.
 
     `work` returns what to tell of it. Tasks that wait for each other are done in the order they are given.
     """
@@ -29,7 +29,7 @@ def work_off(
     listen: Callable[[str, int, int], None],
     stop_early: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Do all tasks, one at a time in each laboratory; no further ones once `stop_early` says so.
+    """Do all tasks, one at a time in each supervisor; no further ones once `stop_early` says so.
 
     Raises what a task, `listen` or `stop_early` raised, once the others are interrupted; KeyboardInterrupt at once.
     """

@@ -30,7 +30,7 @@ class Session:
     """Everything found out so far; it grows as checks are answered, and an interruption keeps what there is.
 
     `codes` are the checks to be answered: a sweep answers several of them at once. Several threads may answer checks of
-    one session, each in its own laboratory. `observed` is what calls of checks showed that other checks answer.
+    one session, each in its own supervisor. `observed` is what calls of checks showed that other checks answer.
     `is_paced`: it ends after the seconds of its profile where calls of the subject are slow, and leaves the rest out.
     """
 

@@ -17,7 +17,7 @@ CodeRange = Sequence[Any]  # file, first line, last line, module path, class
 
 @dataclass
 class HangHistory:
-    """What the laboratories of one run have learnt of their subject's hangs and deaths, for each other to know.
+    """What the supervisors of one run have learnt of their subject's hangs and deaths, for each other to know.
 
     `fatal_lengths` are not tried again, `slowest_seconds` is the longest a call took that did come back, and `modules`
     say in which module a line ended that by itself does not tell.

@@ -1,4 +1,4 @@
-"""A laboratory in a child process: hangs and deaths come back as troubles, and work goes on in a fresh child."""
+"""Examines in a child process: hangs and deaths come back as troubles, and work goes on in a fresh child."""
 
 import math
 import time
@@ -25,7 +25,7 @@ _TRACING_FACTOR = 4.0  # a traced pass may take this many times as long as a mea
 
 
 class SupervisorClosedError(Exception):
-    """The laboratory was closed while it was at work."""
+    """The supervisor was closed while it was at work."""
 
 
 @dataclass
@@ -217,7 +217,7 @@ class Supervisor:
         lengths = [length for length in examination_request.lengths if length not in self._not_asked]
         subject: dict[str, Any] = {"spec": examination_request.spec, "config": examination_request.config}
         subject |= {"input": examination_request.input, "width": examination_request.width}
-        subject |= {"declared": examination_request.declared}
+        subject |= {"declared": examination_request.declared, "train": examination_request.train}
         return {
             "do": "load",
             "startup_seconds": STARTUP_SECONDS,
@@ -289,7 +289,7 @@ class Supervisor:
         return None
 
     def _start(self, is_line_recorded: bool = False) -> WorkerProcess:
-        """A new child; none when the laboratory was interrupted while it started."""
+        """A new child; none when the supervisor was interrupted while it started."""
         self._child = child = WorkerProcess(is_line_recorded=is_line_recorded)
         self.children.append(child)
         if self._is_interrupted:

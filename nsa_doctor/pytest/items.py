@@ -39,7 +39,7 @@ class Examining:
 
     request: RunRequest
     _session: Session | None = None
-    _laboratory: Supervisor | None = None
+    _supervisor: Supervisor | None = None
     _unusable: str = ""
     title: str = field(default="")
 
@@ -99,6 +99,7 @@ class Examining:
                 input=asked.input,  # type: ignore[arg-type]
                 width=asked.width,
                 declared=asked.declared,
+                train=asked.train,
                 seed=asked.seed,
                 device=asked.device,
                 lengths=asked.lengths,
@@ -109,20 +110,20 @@ class Examining:
 
     def close(self) -> None:
         """End the child process."""
-        if self._laboratory is not None:
-            self._laboratory.close()
-            self._laboratory = None
+        if self._supervisor is not None:
+            self._supervisor.close()
+            self._supervisor = None
 
     def _loaded(self) -> tuple[Session, Supervisor]:
-        if self._session is None or self._laboratory is None:
+        if self._session is None or self._supervisor is None:
             codes = frozenset(entry.manual.code for entry in self.request.checks)
             self._session = Session(self.request.examination_request, codes | swept_codes(), is_paced=False)
-            self._laboratory = Supervisor(self.request.examination_request)
+            self._supervisor = Supervisor(self.request.examination_request)
             try:
-                self._session.load(self._laboratory)
+                self._session.load(self._supervisor)
             except UsageError as error:
                 self._unusable = str(error)
-        return self._session, self._laboratory
+        return self._session, self._supervisor
 
 
 class CheckItem(pytest.Item):

@@ -13,7 +13,7 @@ class SubjectRequest:
     `lengths` are those a foreign module may be tried at to find out what it takes; with `explore` it is also tried at
     growing ones, those to `avoid` apart, to find out how long a sequence it serves and, where its calls are slow, how
     long a one the `profile` has time for. `declared` are words that say what
-    it is meant to be (`core.declared.Declaration`).
+    it is meant to be (`core.declared.Declaration`). `train` names its training step (package.module:function).
     """
 
     spec: str | None = None
@@ -21,6 +21,7 @@ class SubjectRequest:
     input: InputKind | None = None
     width: int | None = None
     declared: tuple[str, ...] = ()
+    train: str | None = None
     seed: int = 0
     device: str = "cpu"
     lengths: tuple[int, ...] = (128,)

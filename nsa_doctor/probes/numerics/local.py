@@ -1,4 +1,4 @@
-"""A laboratory in this very process, for checks, which a child process runs as a whole."""
+"""Measures in this very process, for checks, which a child process runs as a whole."""
 
 from dataclasses import dataclass, field
 

@@ -39,6 +39,8 @@ REFUSED = [  # words, what the sentence must hold
     (["sweep", "--input", "tokens"], "--input is for a --subject"),
     (["sweep", "--subject", "a:b", "--input", "words"], "--input cannot be 'words'"),
     (["sweep", "--spec", "bidirectional"], "--spec is for a --subject"),
+    (["run", "--train", "a:b"], "--train is for a --subject"),
+    (["run", "--subject", "a:b", "--train", "a.b"], "--train must be package.module:function, got 'a.b'"),
     (["run", "--subject", "a:b", "--spec", "bidirectionl"], "--spec cannot be 'bidirectionl': did you mean bidirect"),
     (["go-no-go", "--subject", "a:b", "--spec", "bidirectional,causal"], "--spec cannot be 'causal'"),
     (["sweep", "--seed", "-1"], "--seed must be from 0"),

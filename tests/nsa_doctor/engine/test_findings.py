@@ -89,7 +89,7 @@ def test_every_finding_has_a_place_when_two_bugs_meet_at_many_points(
 
 
 class Untraceable:
-    """A laboratory whose tracing comes back with nothing."""
+    """A supervisor whose tracing comes back with nothing."""
 
     def measure(self, point: Point) -> Measurement:
         bad = Census(

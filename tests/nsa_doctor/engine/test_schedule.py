@@ -1,4 +1,4 @@
-"""Tasks are worked off on several laboratories at once; what any of them raises ends all of them and is raised."""
+"""Tasks are worked off on several supervisors at once; what any of them raises ends all of them and is raised."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ LONGEST = 20.0  # seconds, of what takes milliseconds
 
 @dataclass
 class Room:
-    """A laboratory that does what its tasks do; `wait` lasts until it is interrupted."""
+    """A supervisor that does what its tasks do; `wait` lasts until it is interrupted."""
 
     history: HangHistory = field(default_factory=HangHistory)
     interrupted: threading.Event = field(default_factory=threading.Event)
@@ -134,7 +134,7 @@ def test_no_task_is_begun_after_it_is_enough() -> None:
 
 
 class Asked(frozenset[str]):
-    """Codes that are waited for; `at` is set once a laboratory asks whether they are answered, and they are not."""
+    """Codes that are waited for; `at` is set once a supervisor asks whether they are answered, and they are not."""
 
     at: threading.Event
 
@@ -145,7 +145,7 @@ class Asked(frozenset[str]):
         return still
 
 
-def test_a_laboratory_without_a_task_waits_for_the_next_one() -> None:
+def test_a_supervisor_without_a_task_waits_for_the_next_one() -> None:
     after_a = Asked({"A"})
     after_a.at = threading.Event()
 
@@ -163,7 +163,7 @@ def test_tasks_that_wait_for_each_other_are_done_after_those_that_do_not() -> No
     assert [text for text, _, _ in heard] == ["C", "D", "A", "B"]
 
 
-def test_an_idle_laboratory_does_not_end_the_work_of_the_other() -> None:
+def test_an_idle_supervisor_does_not_end_the_work_of_the_other() -> None:
     def work(room: Room) -> str:
         assert not room.interrupted.wait(0.3), "it was interrupted"
         return "A"
@@ -210,7 +210,7 @@ def test_the_first_of_two_errors_is_raised() -> None:
     assert str(error) == "the first"
 
 
-def test_no_task_is_begun_after_a_laboratory_was_interrupted() -> None:
+def test_no_task_is_begun_after_a_supervisor_was_interrupted() -> None:
     pair = Pair()
     sick, sound = pair.dying(SupervisorClosedError()), pair.surviving(lambda: "B")
     assert outcome(task("A", sick), task("B", sound), task("C")) == [("B", 1, 3)]
@@ -247,7 +247,7 @@ def test_enough_stays_enough() -> None:
     assert [text for text, _, _ in heard] == ["A", "B"]
 
 
-def test_laboratories_share_what_they_learn() -> None:
+def test_supervisors_share_what_they_learn() -> None:
     rooms = [Room(), Room(), Room()]
     work_off([task("A")], rooms, lambda *_: None)
     assert all(room.history is rooms[0].history for room in rooms)

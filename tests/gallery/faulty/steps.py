@@ -1,0 +1,83 @@
+"""Training steps as users have them: step(module, optimizer, batch), which returns its loss; a fault is marked."""
+
+import torch
+from torch import Tensor, nn
+
+VOCABULARY, DIM = 61, 16
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, DIM)
+        self.head = nn.Linear(DIM, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.embed(ids).cumsum(1).tanh())
+
+
+def loss_of(module: nn.Module, ids: Tensor, shift: int = 1) -> Tensor:
+    logits = module(ids)[:, :-shift]
+    return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, shift:].flatten())
+
+
+def right(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> float:
+    optimizer.zero_grad()
+    loss = loss_of(module, ids)
+    loss.backward()
+    nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+    optimizer.step()
+    return loss.item()
+
+
+def clips_too_late(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Tensor:
+    optimizer.zero_grad()
+    loss = loss_of(module, ids)
+    loss.backward()
+    optimizer.step()
+    nn.utils.clip_grad_norm_(module.parameters(), 1.0)  # here
+    return loss
+
+
+def clamps_too_late(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Tensor:
+    loss = loss_of(module, ids)
+    loss.backward()
+    optimizer.step()
+    for parameter in module.parameters():
+        parameter.grad.clamp_(-1, 1)  # here
+    optimizer.zero_grad(set_to_none=False)
+    return loss
+
+
+def shifts_twice(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Tensor:
+    optimizer.zero_grad()
+    loss = loss_of(module, ids, 2)  # here
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def logs_the_norm(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Tensor:
+    optimizer.zero_grad()
+    loss = loss_of(module, ids)
+    loss.backward()
+    optimizer.step()
+    nn.utils.clip_grad_norm_(module.parameters(), float("inf"))
+    return loss
+
+
+def clears_in_place_and_adds_up(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> float:
+    total = 0.0
+    for rows in (ids, ids.flip(0)):
+        optimizer.zero_grad(set_to_none=False)
+        for part in rows.chunk(2):
+            loss = loss_of(module, part) / min(2, len(rows))
+            loss.backward()
+            total += loss.item()
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+    return total / 2
+
+
+def of_one_argument(module: nn.Module) -> float:
+    return 0.0

@@ -1,0 +1,78 @@
+"""`--train`: a training step of the user's own is examined with the module it trains."""
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from nsa_doctor.adapters.load import load_subject
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Finding, Verdict
+from nsa_doctor.subject.contract import Subject, SubjectUnusableError
+from nsa_doctor.subject.request import SubjectRequest
+from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.conftest import HERE, is_marked
+
+Doctor = Callable[..., subprocess.CompletedProcess[str]]
+Trained = Callable[[str], Subject]
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
+    """`trained("right")` is the token model of `faulty.steps` with the training step of that name."""
+    monkeypatch.syspath_prepend(HERE)
+
+    def subject(step: str) -> Subject:
+        asked = SubjectRequest(
+            spec="faulty.steps:Model", train=f"faulty.steps:{step}", input="tokens", width=61, lengths=(16,)
+        )
+        return replace(load_subject(asked), profile="smoke")
+
+    return subject
+
+
+def findings(subject: Subject, code: str = "GRD209") -> tuple[Finding, ...]:
+    result = run_check(registry.load(code), subject)
+    assert result.verdict in (Verdict.PASS, Verdict.FAIL), result.reason
+    return result.findings
+
+
+@pytest.mark.parametrize(("step", "operation"), [("clips_too_late", "mul_"), ("clamps_too_late", "clamp_")])
+def test_gradients_that_are_changed_after_the_step_are_found_with_their_line(
+    step: str, operation: str, trained: Trained
+) -> None:
+    (finding,) = findings(trained(step))
+    assert str(finding.evidence["operation"]).endswith(operation)
+    assert is_marked(finding.where.file, finding.where.line)
+
+
+@pytest.mark.parametrize("step", ["right", "logs_the_norm", "clears_in_place_and_adds_up"])
+def test_what_is_right_is_left_alone(step: str, trained: Trained) -> None:
+    assert findings(trained(step)) == ()
+
+
+def test_the_step_is_part_of_the_line_that_reproduces_a_finding(trained: Trained) -> None:
+    (finding,) = findings(trained("shifts_twice"), "GRD207")
+    assert "--train faulty.steps:shifts_twice" in finding.repro
+    assert finding.where.function == "shifts_twice"
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        ("of_one_argument", "must be a function step"),
+        ("nowhere", "has no nowhere"),
+        ("VOCABULARY", "must be a function step"),
+    ],
+)
+def test_what_is_no_training_step_is_refused(step: str, words: str, trained: Trained) -> None:
+    with pytest.raises(SubjectUnusableError, match=f"--train faulty.steps:{step} .*{words}"):
+        trained(step)
+
+
+def test_the_command_line_examines_a_step(doctor: Doctor) -> None:
+    words = ("--subject", "faulty.steps:Model", "--input", "tokens", "--width", "61", "--select", "GRD209", "--quiet")
+    done = doctor("run", *words, "--train", "faulty.steps:clips_too_late")
+    assert done.returncode == 1
+    assert "in clips_too_late" in done.stdout
