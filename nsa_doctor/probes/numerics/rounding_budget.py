@@ -78,9 +78,9 @@ def stray(pair: Twins, x: Tensor) -> Stray:
         with Widened():
             truth = require_finite(pair.wide(x), x.shape[1]).double()
         moved = []
-        for generator in _generators():
-            with _jittered(pair.wide.module, pair.rounding, generator), Widened():
-                moved.append(pair.wide(_jitter(x, pair.rounding, generator)).double())
+        for generator in generators():
+            with jittered(pair.wide.module, pair.rounding, generator), Widened():
+                moved.append(pair.wide(jitter(x, pair.rounding, generator)).double())
     return _compared([result], [truth], [[each] for each in moved], pair.rounding)
 
 
@@ -124,9 +124,9 @@ def _replayed(pair: Twins, path: str, args: Any, kwargs: Any) -> Stray | None:
             truth = call(wide, lambda leaf: _copied(leaf, torch.float64))
         result = call(low, lambda leaf: _copied(leaf, pair.dtype))
         moved = []
-        for generator in _generators():
-            with _jittered(wide, pair.rounding, generator), Widened():
-                moved.append(call(wide, lambda leaf: _jitter(leaf, pair.rounding, generator)))  # noqa: B023
+        for generator in generators():
+            with jittered(wide, pair.rounding, generator), Widened():
+                moved.append(call(wide, lambda leaf: jitter(leaf, pair.rounding, generator)))  # noqa: B023
     if not truth or not all(bool(isfinite(each).all()) for each in truth):
         return None
     return _compared(result, truth, moved, pair.rounding)
@@ -153,15 +153,15 @@ def _per_row(tensor: Tensor) -> Tensor:
     return tensor.square().mean(-1).sqrt().flatten()
 
 
-def _generators() -> Iterator[torch.Generator]:
+def generators() -> Iterator[torch.Generator]:
     return (torch.Generator().manual_seed(index) for index in range(_NUM_RUNS))
 
 
 @contextmanager
-def _jittered(module: nn.Module, dtype: torch.dtype, generator: torch.Generator) -> Iterator[None]:
+def jittered(module: nn.Module, dtype: torch.dtype, generator: torch.Generator) -> Iterator[None]:
     """Move every parameter, and every module's output, by one rounding up or down."""
     kept = [(parameter, parameter.detach().clone()) for parameter in module.parameters()]
-    change = lambda leaf: _jitter(leaf, dtype, generator)  # noqa: E731
+    change = lambda leaf: jitter(leaf, dtype, generator)  # noqa: E731
     handles = [
         each.register_forward_hook(lambda _module, _args, output: tree_map(change, output)) for each in module.modules()
     ]
@@ -176,7 +176,7 @@ def _jittered(module: nn.Module, dtype: torch.dtype, generator: torch.Generator)
             parameter.data.copy_(value)
 
 
-def _jitter(leaf: Any, dtype: torch.dtype, generator: torch.Generator) -> Any:
+def jitter(leaf: Any, dtype: torch.dtype, generator: torch.Generator) -> Any:
     if not _is_floating(leaf) or is_transformed(leaf):  # vmap lets nobody draw
         return leaf
     sign = torch.randint(2, leaf.shape, generator=generator).to(leaf) * 2 - 1
