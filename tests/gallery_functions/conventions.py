@@ -41,11 +41,11 @@ def arrange(like: str, scene: Scene, function: Callable) -> Call:
 
 
 def _keywords(function: Callable) -> Callable[[str], bool]:
-    """Whether the function takes a keyword; a function that does not show any takes all."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return lambda name: True
+    """Whether the function takes a keyword."""
+    if isinstance(function, torch.jit.ScriptFunction):  # which shows inspect nothing
+        names = {each.name for each in function.schema.arguments}
+        return names.__contains__
+    parameters = inspect.signature(function).parameters
     takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
     return lambda name: takes_any or name in parameters
 
@@ -239,7 +239,7 @@ def _flex(scene: Scene, generator: torch.Generator, takes: Callable[[str], bool]
 _FLEX_MASKS = {
     "causal": lambda b, h, i, j: i >= j,
     "selected": lambda b, h, i, j: (i >= j) & ((i - j < 20) | (j < 16) | ((j // 16 + i // 16) % 3 == 0)),
-    "by head": lambda b, h, i, j: (i >= j) & (i - j < 8 * (h + 1)),
+    "by head": lambda b, h, i, j: (i >= j) & (i - j < 8 + 24 * h),
 }
 _FLEX_MODS = {
     "capped": lambda s, b, h, i, j: 2.0 * torch.tanh(s / 2.0),

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from types import ModuleType
 
@@ -61,24 +62,28 @@ class Case:
 
     def source(self) -> str:
         """The host's text with the edits; ValueError where a text to replace does not occur once."""
-        return patched(self._file().read_text(encoding="utf-8"), self.patches)
+        return patched(self.unedited(), self.patches)
+
+    def unedited(self) -> str:
+        """The host's text."""
+        (found,) = (HERE / each / self.host.file for each in FOLDERS if (HERE / each / self.host.file).is_file())
+        return found.read_text(encoding="utf-8")
 
     @property
     def patches(self) -> tuple[Patch, ...]:
         return tuple(Patch(self.host.file, old, new) for old, new in self.edits)
 
-    def _file(self) -> Path:
-        (found,) = (HERE / each / self.host.file for each in FOLDERS if (HERE / each / self.host.file).is_file())
-        return found
-
 
 @dataclass(frozen=True, kw_only=True)
 class Wrong(Case):
-    """A function that is wrong: `tensors` are, in the scene; `line` is text of the line at fault, without indentation."""
+    """A function that is wrong: `tensors` are, in the scene.
+
+    At fault is what the edits put in, or the lines whose text is in `line`, without indentation.
+    """
 
     kind: str
     tensors: tuple[str, ...]
-    line: tuple[str, ...]
+    line: tuple[str, ...] = ()
 
     @property
     def is_backward_only(self) -> bool:
@@ -87,8 +92,13 @@ class Wrong(Case):
 
     def lines_at_fault(self) -> tuple[int, ...]:
         """The numbers of the lines that a good diagnosis names."""
-        lines = enumerate(self.source().splitlines(), start=1)
-        return tuple(number for number, line in lines if line.strip() in self.line)
+        lines = self.source().splitlines()
+        if self.line:
+            return tuple(number for number, line in enumerate(lines, start=1) if line.strip() in self.line)
+        steps = SequenceMatcher(a=self.unedited().splitlines(), b=lines, autojunk=False).get_opcodes()
+        return tuple(
+            number + 1 for kind, _, _, start, stop in steps if kind != "equal" for number in range(start, stop)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ LAYOUTS = ("plain", "transposed", "fused", "offset", "expanded")
 HISTORIES = (
     "one call",  # forward and backward
     "other values before",  # the second of two calls of one shape
+    "same beginning before",  # the second of two calls whose queries and keys begin with the same token
     "longer before",  # a call on twice the length comes first
     "answer kept",  # the first answer, looked at after the second call
     "two forwards before backward",  # the first call's gradients, when another forward has come between
@@ -38,6 +39,7 @@ class Scene:
     needs_grad: str = "qkv"
     history: str = "one call"
     seed: int = 0
+    torch_seed: int = 0  # of torch's own generator, before the calls
     lengths: tuple[int, ...] = ()
     key_lengths: tuple[int, ...] = ()
     capacity: int = 0  # of a cache
@@ -76,7 +78,7 @@ class Scene:
             "layout": (self.layout, "plain"),
             "layout of the gradient": (self.grad_layout, "plain"),
             "gradients of": (self.needs_grad, "qkv"),
-            "seed": (self.seed, 0),
+            "seed of torch": (self.torch_seed, 0),
         }
         rest = [f"{name} {value}" for name, (value, usual) in changed.items() if value != usual]
         rest += [f"{name}={value}" for name, value in self.options.items()]
