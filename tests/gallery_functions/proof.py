@@ -1,4 +1,4 @@
-"""Holds a function against the reference in float64: which of its tensors are wrong, and by how many times the bound."""
+"""Compares a function with the reference in float64: which of its tensors are wrong, in units of what rounding does."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,11 +1,13 @@
 """Packed attention by padding to a batch, attending there, and taking the padding out again."""
 
+from itertools import pairwise
+
 import torch
 
 
 def _pad(x, bounds, longest):
     out = x.new_zeros(len(bounds) - 1, longest, *x.shape[1:])
-    for i, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for i, (start, stop) in enumerate(pairwise(bounds)):
         out[i, : stop - start] = x[start:stop]
     return out
 
@@ -19,6 +21,4 @@ def varlen_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
         hidden = torch.arange(max_seqlen_k) > rows[..., None]
         logits = logits.masked_fill(hidden[:, None], torch.finfo(logits.dtype).min)
     out = torch.einsum("bhqk,bkhd->bqhd", logits.softmax(-1), vp)
-    return torch.cat(
-        [out[i, : stop - start] for i, (start, stop) in enumerate(zip(bounds_q, bounds_q[1:], strict=False))]
-    )
+    return torch.cat([out[i, : stop - start] for i, (start, stop) in enumerate(pairwise(bounds_q))])

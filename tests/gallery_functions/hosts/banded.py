@@ -1,6 +1,4 @@
-"""Sliding-window attention over a band of blocks: each block of queries sees its own keys and those of the one before."""
-
-import math
+"""Sliding-window attention over a band: each block of queries sees its own keys and those of the block before."""
 
 import torch
 import torch.nn.functional as F

@@ -68,8 +68,7 @@ class _CapAlibiSinks(torch.autograd.Function):
         q, k, v, slopes, sinks, out, lse = ctx.saved_tensors
         work, scale, softcap = out.dtype, ctx.scale, ctx.softcap
         qh, kh, vh, do = (x.to(work).transpose(1, 2) for x in (q, k, v, dout))
-        batch, heads, seqlen_q, _ = qh.shape
-        seqlen_k = kh.shape[2]
+        batch, seqlen_q, seqlen_k = qh.shape[0], qh.shape[2], kh.shape[2]
         dq, dk, dv = torch.empty_like(qh), torch.zeros_like(kh), torch.zeros_like(vh)
         delta = (do * out).sum(-1)
         for start in range(0, seqlen_q, ROWS):
@@ -110,7 +109,7 @@ def capped_attention(
     alibi_slopes=None,
     sinks=None,
 ):
-    """Attention of [B, S, H, D]; `alibi_slopes` [H] or [B, H]; `sinks` [H], a logit that takes weight and gives nothing."""
+    """Attention of [B, S, H, D]; `alibi_slopes` [H] or [B, H]; `sinks` [H], logits that take weight."""
     if dropout_p or tuple(window_size) != (-1, -1):
         raise ValueError("neither dropout nor windows are supported")
     groups = q.shape[2] // k.shape[2]

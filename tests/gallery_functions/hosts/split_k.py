@@ -86,9 +86,8 @@ class _SplitK(torch.autograd.Function):
         q, k, v, out, lse2 = ctx.saved_tensors
         work, scale = lse2.dtype, ctx.scale
         qh, kh, vh, oh, do = (x.transpose(1, 2).to(work) for x in (q, k, v, out, dout))
-        batch, heads, seqlen_q, _ = qh.shape
-        kv_heads, seqlen_k = k.shape[2], k.shape[1]
-        groups = heads // kv_heads
+        seqlen_q, seqlen_k = q.shape[1], k.shape[1]
+        kv_heads, groups = k.shape[2], q.shape[2] // k.shape[2]
         kh, vh = (_pad_tiles(x.repeat_interleave(groups, 1)) for x in (kh, vh))
         delta = (do * oh).sum(-1, keepdim=True)
         dq, dk, dv = torch.zeros_like(qh), torch.zeros_like(kh), torch.zeros_like(vh)

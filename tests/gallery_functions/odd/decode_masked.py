@@ -4,7 +4,7 @@ import torch
 
 
 def attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, cache_seqlens=None, softmax_scale=None, causal=False):
-    batch, num_new, heads, dim = q.shape
+    _, num_new, heads, dim = q.shape
     lengths = cache_seqlens.long()
     if k is not None:
         index = (lengths[:, None] + torch.arange(k.shape[1]))[..., None, None].expand_as(k)

@@ -8,7 +8,6 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling=N
     groups = module.num_key_value_groups
     scaling = module.scaling if scaling is None else scaling
     if groups > 1:
-        batch, _, length, dim = key.shape
         query = query.unflatten(1, (-1, groups))
         key, value = key[:, :, None], value[:, :, None]
     weights = torch.matmul(query, key.transpose(-2, -1)) * scaling

@@ -1,11 +1,13 @@
 """Packed attention by padding to a batch, attending there, and taking the padding out again."""
 
+from itertools import pairwise
+
 import torch
 
 
 def _pad(x, bounds, longest):
     out = x.new_zeros(len(bounds) - 1, longest, *x.shape[1:])
-    for i, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for i, (start, stop) in enumerate(pairwise(bounds)):
         out[i, : stop - start] = x[start:stop]
     return out
 

@@ -89,7 +89,7 @@ WRONG = [
                 "position = torch.arange(start, stop, device=device)\n",
             ),
         ),
-        says="The row of the packed matrix is taken for the position: all but the first head of a group see later keys.",
+        says="The packed row is taken for the position: all heads but the first of a group see later keys.",
         scene=Scene(heads=6, kv_heads=3, options=CAUSAL),
     ),
     Wrong(

@@ -43,7 +43,9 @@ WRONG = [
         edits=(
             (
                 "    per_split = -(-num_tiles // NUM_SPLITS)\n",
-                "    per_split = max(num_tiles // NUM_SPLITS, 1)\n    num_tiles = min(num_tiles, per_split * NUM_SPLITS)\n",
+                """    per_split = max(num_tiles // NUM_SPLITS, 1)
+    num_tiles = min(num_tiles, per_split * NUM_SPLITS)
+""",
             ),
         ),
         says="Tiles that three workers do not share evenly are left out: right at 48, 96 and 144 keys.",
@@ -143,7 +145,9 @@ WRONG = [
         edits=(
             (
                 "            dq += ds @ kh[:, :, cols]\n",
-                "            if col0 + TILE <= seqlen_k or seqlen_k < TILE:\n                dq += ds @ kh[:, :, cols]\n",
+                """            if col0 + TILE <= seqlen_k or seqlen_k < TILE:
+                dq += ds @ kh[:, :, cols]
+""",
             ),
         ),
         says="dq lacks what the last partial tile of keys gives (S % 16 != 0).",
