@@ -36,7 +36,8 @@ def errors(function: Callable, like: str, scene: Scene) -> dict[str, float]:
     seen, dout = _examined(function, like, call, scene)
     right = _right_answers(call, before, dout, torch.float64)
     plain = _right_answers(call, before, dout, scene.torch_dtype)
-    found = {name: _ratio(seen[name], right[name], plain[name], scene) for name in seen}
+    sizes = _term_sizes(before, dout, scene)
+    found = {name: _ratio(seen[name], right[name], plain[name], sizes.get(name, 0.0), scene) for name in seen}
     found |= dict.fromkeys(_written(call, before), math.inf)
     if seen["out"].dtype != scene.torch_dtype:
         found["out"] = math.inf
@@ -104,16 +105,30 @@ def _right_answers(call: Call, values: Tensors, dout: Tensor, dtype: torch.dtype
     return {name: tensor.detach().double() for name, tensor in right.items()}
 
 
-def _ratio(seen: Tensor, right: Tensor, plain: Tensor, scene: Scene) -> float:
+def _term_sizes(given: Tensors, dout: Tensor, scene: Scene) -> dict[str, float]:
+    """How large the terms of dq and of dk are, which cancel where one key takes all weight."""
+    names = ("q", "k", "v")
+    if not all(name in given for name in names):
+        return {}
+    q, k, v = (given[name].abs().max().item() for name in names)
+    slope = scene.scale * v * dout.abs().max().item()
+    return {"dq": slope * k, "dk": slope * q}
+
+
+def _ratio(seen: Tensor, right: Tensor, plain: Tensor, size: float, scene: Scene) -> float:
     """The error in units of a bound: four times that of plain torch in this dtype, and eight roundings."""
     if seen.shape != right.shape:
         return math.inf
     counted = right > EMPTY_ROW
     right, plain, seen = right[counted], plain[counted], seen.double()[counted]
-    largest = right.abs().max().item() if len(right) else 0.0
+    if not len(right):
+        return 0.0
+    largest = max(right.abs().max().item(), size)
     bound = 4 * (plain - right).abs().max().item() + 8 * torch.finfo(scene.torch_dtype).eps * largest
     error = (seen - right).abs().max().item()
-    return error / bound if math.isfinite(error) else math.inf
+    if error == 0.0:
+        return 0.0
+    return error / bound if math.isfinite(error) and bound else math.inf
 
 
 def _written(call: Call, before: Tensors) -> Iterator[str]:

@@ -72,7 +72,7 @@ class _Banded(torch.autograd.Function):
         do = _blocks(dout.to(work), num_blocks, block)
         delta = (do * _blocks(out, num_blocks, block)).sum(-1, keepdim=True)
         s = torch.einsum("bhnqd,bhnkd->bhnqk", qb, kb) * scale
-        p = torch.exp(s - lse) * band
+        p = torch.exp((s - lse).masked_fill(~band, -torch.inf))
         dv = _fold_previous(p.mT @ do)
         ds = p * (do @ vb.mT - delta) * scale
         dq = ds @ kb

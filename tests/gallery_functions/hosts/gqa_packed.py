@@ -63,7 +63,7 @@ class _PackedGQA(torch.autograd.Function):
                 s = qi @ kf.mT * scale
                 p = torch.exp(s - lse[:, heads, start:stop, None])
                 if ctx.is_causal:
-                    p = p * _causal(start, stop, seqlen_q, seqlen_k, q.device)
+                    p = p.masked_fill(~_causal(start, stop, seqlen_q, seqlen_k, q.device), 0.0)
                 dv[:, heads] += p.mT @ do_i
                 dp = do_i @ vf.mT
                 ds = p * (dp - delta[:, heads, start:stop])

@@ -90,6 +90,8 @@ class _TwoPass(torch.autograd.Function):
 
 def two_pass_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """As torch's scaled_dot_product_attention; rows that see no key are zero."""
+    if attn_mask is not None and attn_mask.requires_grad:
+        raise ValueError("attn_mask gets no gradient here")
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key = key.repeat_interleave(groups, -3)

@@ -17,7 +17,9 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling=N
         weights = weights + attention_mask[..., : key.shape[-2]]
     elif getattr(module, "is_causal", True) and query.shape[-2] > 1:
         diagonal = 1 + weights.shape[-1] - weights.shape[-2]
-        weights = weights.masked_fill(torch.ones_like(weights, dtype=torch.bool).triu(diagonal), float("-inf"))
+        weights = weights.masked_fill(
+            torch.ones_like(weights, dtype=torch.bool).triu(diagonal), torch.finfo(weights.dtype).min
+        )
     weights = nn.functional.softmax(weights, dim=-1, dtype=torch.promote_types(query.dtype, torch.float32))
     weights = nn.functional.dropout(weights.to(query.dtype), p=dropout, training=module.training)
     if groups > 1:

@@ -5,6 +5,8 @@ import torch
 
 def attention(q, k, v, softmax_scale=None, causal=True, window_size=(-1, -1)):
     """[B, S, H, D] with as many keys as queries; causal, or with a window of past keys."""
+    if q.shape[1:3] != k.shape[1:3]:
+        raise ValueError(f"only self-attention without groups, got {tuple(q.shape)} and {tuple(k.shape)}")
     seqlen = q.shape[1]
     rows, cols = torch.tril_indices(seqlen, seqlen) if causal else torch.ones(seqlen, seqlen).nonzero().T
     if window_size[0] >= 0:

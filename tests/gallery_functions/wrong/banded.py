@@ -80,7 +80,7 @@ WRONG = [
         host=BANDED,
         kind="mask in backward",
         tensors=("dk", "dq", "dv"),
-        edits=(("p = torch.exp(s - lse) * band\n", "p = torch.exp(s - lse)\n"),),
+        edits=(("p = torch.exp((s - lse).masked_fill(~band, -torch.inf))\n", "p = torch.exp(s - lse)\n"),),
         says="P is recomputed over both blocks, without the band.",
         scene=Scene(options=WINDOW),
     ),
