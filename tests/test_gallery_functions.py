@@ -41,6 +41,24 @@ def test_a_healthy_function_is_right(case: Healthy, tmp_path: Path) -> None:
     assert wrong(load(case, tmp_path), case.like, case.scene) == ()
 
 
+OTHERWISE = {
+    "dtype": "bfloat16",
+    "layout": "fused",
+    "grad_layout": "transposed",
+    "gain": 30.0,
+    "history": "other values before",
+}
+
+
+@named("case", HEALTHY, ids=lambda case: case.name)
+@pytest.mark.filterwarnings("ignore:two_pass_attention is slow")
+def test_a_healthy_function_stays_right_in_other_calls(case: Healthy, tmp_path: Path) -> None:
+    scenes = [replace(case.scene, **({"history": "one call"} | {name: value})) for name, value in OTHERWISE.items()]
+    if case.scene.history == "seeded dropout":  # without dropout
+        scenes = [replace(scene, dtype="float32", options={"causal": True}) for scene in scenes]
+    assert [wrong(load(case, tmp_path), case.like, scene) for scene in scenes] == [()] * len(scenes)
+
+
 @named("case", WRONG, ids=lambda case: case.name)
 def test_a_fault_has_its_line(case: Wrong) -> None:
     lines = case.source().splitlines()
@@ -49,7 +67,7 @@ def test_a_fault_has_its_line(case: Wrong) -> None:
 
 
 def test_there_are_enough_of_each() -> None:
-    assert (len(WRONG), len(HEALTHY), len(HOSTS)) == (165, 47, 12)
+    assert (len(WRONG), len(HEALTHY), len(HOSTS)) == (166, 47, 12)
     assert len(BY_NAME) == len(WRONG) + len(HEALTHY)
     assert 2 * sum(case.is_backward_only for case in WRONG) >= len(WRONG)
     assert {case.like for case in WRONG} == {case.like for case in HEALTHY} == set(recall.LIKES)
@@ -110,6 +128,16 @@ def test_the_words_of_spec_come_from_the_call() -> None:
 )
 def test_the_tensor_of_a_finding_is_read(found: Found, tensor: str) -> None:
     assert recall.named_tensor(found) == tensor
+
+
+def test_a_list_says_where_each_fault_lies(capsys: pytest.CaptureFixture[str]) -> None:
+    assert recall.main(["--list", "--only", "TILED_NO_DELTA"]) == 0
+    case = BY_NAME["TILED_NO_DELTA"]
+    assert isinstance(case, Wrong)
+    first, fault, *rest = capsys.readouterr().out.splitlines()
+    assert first == "TILED_NO_DELTA  --like flash --spec causal"
+    assert fault == f"    delta: dk, dq wrong; {lay_out(case)}:{case.lines_at_fault()[0]}"
+    assert rest == [f"    {case.says}", f"    in the call {case.scene}"]
 
 
 def report_on(case: Wrong, message: str) -> str:

@@ -229,7 +229,7 @@ def _flex(scene: Scene, generator: torch.Generator, takes: Callable[[str], bool]
         q, k, v = tensors["q"], tensors["k"], tensors["v"]
         seen = None if is_seen is None else is_seen(0, heads, rows, cols).expand(scene.heads, *lengths)
         logits = q @ k.repeat_interleave(scene.heads // scene.num_kv_heads, 1).mT * scene.scale
-        bias = None if mod is None else mod(logits, 0, heads, rows, cols) - logits
+        bias = None if mod is None else (mod(logits, 0, heads, rows, cols) - logits).to(q.dtype)
         return {"out": attend(q, k, v, scale=scene.scale, visible=seen, bias=bias)[0]}
 
     args = (given["q"], given["k"], given["v"])

@@ -14,7 +14,7 @@ from nsa_doctor.core.finding import ExitCode
 from tests.gallery.examination import Found, read_findings, run_doctor
 from tests.gallery_code.recall import NEAR, share_line
 from tests.gallery_functions.cases import HEALTHY, WRONG
-from tests.gallery_functions.planting import Case, Wrong
+from tests.gallery_functions.planting import Case, Wrong, lay_out
 
 SECONDS = 300.0
 LIKES = tuple(dict.fromkeys(case.like for case in (*WRONG, *HEALTHY)))
@@ -89,6 +89,9 @@ def main(words: Sequence[str] | None = None) -> int:
     """Examine and print; 0 whatever the score."""
     options = _parser().parse_args(words)
     cases = list(_chosen(options))
+    if options.list:
+        print("\n".join(line for case in cases for line in described(case)))
+        return 0
     done: list[Examined] = []
     with ThreadPoolExecutor(options.jobs) as pool:
         for examined in pool.map(lambda case: examine(case, options.profile, options.seconds), cases):
@@ -108,6 +111,16 @@ def _chosen(options: argparse.Namespace) -> Iterator[Case]:
     if options.sample is not None:
         cases = random.Random(options.seed).sample(cases, min(options.sample, len(cases)))
     yield from cases
+
+
+def described(case: Case) -> Iterator[str]:
+    """What a case is, where its fault lies and in which call it is met."""
+    yield f"{case.name}  --like {case.like} --spec {case.spec}"
+    if isinstance(case, Wrong):
+        places = ", ".join(str(number) for number in case.lines_at_fault())
+        yield f"    {case.kind}: {', '.join(case.tensors)} wrong; {lay_out(case)}:{places}"
+    yield f"    {case.says}"
+    yield f"    in the call {case.scene}"
 
 
 def examine(case: Case, profile: str = "quick", seconds: float = SECONDS) -> Examined:
@@ -164,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.gallery_functions.recall", description=__doc__)
     made.add_argument("--like", nargs="+", choices=LIKES, default=LIKES)
     made.add_argument("--only", nargs="+", metavar="NAME", default=(), help="cases by name")
+    made.add_argument("--list", action="store_true", help="say what the cases are, and examine none")
     made.add_argument("--healthy", action="store_true", help="the healthy functions alone")
     made.add_argument("--sample", type=int, help="examine so many, drawn by --seed")
     made.add_argument("--seed", type=int, default=0)

@@ -4,6 +4,8 @@ import torch
 
 
 def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, return_lse=False):
+    dtype = query.dtype
+    query, key, value = (x.to(torch.promote_types(dtype, torch.float32)) for x in (query, key, value))
     if enable_gqa:
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -20,5 +22,5 @@ def flex_attention(query, key, value, score_mod=None, block_mask=None, scale=Non
     weights = torch.exp(scores - lse[..., None])
     if block_mask is not None:
         weights = torch.where(seen, weights, 0.0)
-    out = weights @ value
+    out = (weights @ value).to(dtype)
     return (out, lse) if return_lse else out

@@ -114,13 +114,13 @@ WRONG = [
         scene=Scene(options=CAUSAL | {"sinks": True}),
     ),
     Wrong(
-        name="CHECKPOINTED_TOP_LEFT",
+        name="CHECKPOINTED_MASK_OF_FIRST_ROW",
         host=CHECKPOINTED,
-        kind="causal mask",
+        kind="batch",
         tensors=ALL,
-        edits=(("num_keys, num_keys - num_queries, query)", "num_keys, 0, query)"),),
-        says="With keys of a cache in front, queries see the first keys alone.",
-        scene=Scene(queries=20, keys=50, options=CAUSAL),
+        edits=(("mask = attention_mask[:, :, start:stop]\n", "mask = attention_mask[:1, :, start:stop]\n"),),
+        says="The mask of the first row of the batch serves all rows: wrong for padding that differs.",
+        scene=Scene(options=CAUSAL | {"mask": "padding"}),
     ),
     Wrong(
         name="CHECKPOINTED_SINKS_DETACHED",

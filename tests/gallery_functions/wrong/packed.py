@@ -140,4 +140,20 @@ WRONG = [
         says="delta of the first row of the batch serves all rows: right at B=1.",
         scene=Scene(heads=6, kv_heads=3, options=CAUSAL),
     ),
+    Wrong(
+        name="PACKED_SHARED_KEYS_SUMMED_TWICE",
+        host=PACKED,
+        kind="layout",
+        tensors=("dk",),
+        edits=(
+            (
+                "        dk = dk.to(k.dtype) if",
+                """        if k.stride(0) == 0:  # shared by all rows
+            dk = dk.sum(0, keepdim=True).expand_as(dk)
+        dk = dk.to(k.dtype) if""",
+            ),
+        ),
+        says="Keys that are expanded over the batch get the sum of all rows in each row, which autograd sums again.",
+        scene=Scene(heads=6, kv_heads=3, layout="expanded", options=CAUSAL),
+    ),
 ]
