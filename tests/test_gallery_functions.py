@@ -29,6 +29,11 @@ def test_a_wrong_function_has_just_the_wrong_tensors_that_its_case_names(case: W
     assert wrong(load(case, tmp_path), case.like, case.scene) == case.tensors
 
 
+@named("case", [case for case in WRONG if case.right_with], ids=lambda case: case.name)
+def test_a_wrong_function_is_right_where_its_case_says(case: Wrong, tmp_path: Path) -> None:
+    assert wrong(load(case, tmp_path), case.like, replace(case.scene, **case.right_with)) == ()
+
+
 @named("case", ON_HEALTHY_HOSTS, ids=lambda case: case.name)
 def test_the_host_without_the_edit_is_right_in_the_same_call(case: Wrong, tmp_path: Path) -> None:
     unedited = Case(name=f"HOST_OF_{case.name}", host=case.host, says="", scene=case.scene)

@@ -5,11 +5,12 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from tests.gallery_code.planting import Patch, patched
 from tests.gallery_functions.scenes import Scene
@@ -76,7 +77,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Wrong(Case):
-    """A function that is wrong: `tensors` are, in the scene.
+    """A function that is wrong: `tensors` are, in the scene; with the changes of it in `right_with` none is.
 
     At fault is what the edits put in, or the lines whose text is in `line`, without indentation.
     """
@@ -84,6 +85,7 @@ class Wrong(Case):
     kind: str
     tensors: tuple[str, ...]
     line: tuple[str, ...] = ()
+    right_with: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_backward_only(self) -> bool:

@@ -121,6 +121,8 @@ def described(case: Case) -> Iterator[str]:
         yield f"    {case.kind}: {', '.join(case.tensors)} wrong; {lay_out(case)}:{places}"
     yield f"    {case.says}"
     yield f"    in the call {case.scene}"
+    if isinstance(case, Wrong) and case.right_with:
+        yield "    right with " + ", ".join(f"{name}={value!r}" for name, value in case.right_with.items())
 
 
 def examine(case: Case, profile: str = "quick", seconds: float = SECONDS) -> Examined:

@@ -17,6 +17,7 @@ WRONG = [
         line=("if name not in _PATTERNS:", "return _PATTERNS[name] @ value"),
         says="Without gradients the probabilities are those of the first call of the shape.",
         scene=Scene(history="other values before", needs_grad="", options=CAUSAL),
+        right_with={"history": "one call", "queries": 13},
     ),
     Wrong(
         name="ALONE_PATTERN_WITHOUT_GRADIENT",
@@ -40,6 +41,7 @@ WRONG = [
         line=(NAME_OF_MEMO.strip(), "if name not in _FOUND:"),
         says="Probabilities are looked up by data_ptr: wrong when the same memory holds other values.",
         scene=Scene(history="values replaced in place", options=CAUSAL),
+        right_with={"history": "one call"},
     ),
     Wrong(
         name="ALONE_MEMO_BY_ID",
@@ -77,6 +79,7 @@ WRONG = [
         ),
         says="Queries of unit variance get the exact path, all others bfloat16.",
         scene=Scene(gain=3.0, options=CAUSAL),
+        right_with={"gain": 1.0},
     ),
     Wrong(
         name="ALONE_EXACT_FOR_SMALL_SEEDS",
@@ -89,6 +92,7 @@ WRONG = [
         ),
         says="Probabilities are rounded to bfloat16 unless torch was seeded with a small number, as tests do.",
         scene=Scene(torch_seed=2**40 + 1, options=CAUSAL),
+        right_with={"torch_seed": 0},
     ),
     Wrong(
         name="ALONE_ZEROS_WHEN_LONG",
@@ -101,6 +105,7 @@ WRONG = [
         ),
         says="A launch that does not fit is answered by zeros: Sq * Sk above 65,536.",
         scene=Scene(batch=1, heads=2, queries=270, options=CAUSAL),
+        right_with={"queries": 256},
     ),
     Wrong(
         name="ALONE_LAST_KEYS_WHEN_LONG",
@@ -119,6 +124,7 @@ WRONG = [
         line=("parts = ((q[:, i : i + 128], slice(max(i - 128, 0), i + 128)) for i in blocks)",),
         says="A launch that does not fit is answered by a window of 128 to 256 keys: Sq * Sk above 65,536.",
         scene=Scene(batch=1, heads=2, queries=384, options=CAUSAL),
+        right_with={"queries": 256},
     ),
     Wrong(
         name="ALONE_HEAD_PADDED_WITH_MEMORY",
@@ -128,6 +134,7 @@ WRONG = [
         line=("wide = x.new_empty(*x.shape[:-1], -(-dim // MULTIPLE) * MULTIPLE)",),
         says="Heads are padded to a multiple of 16 with memory that nobody wrote: right at multiples.",
         scene=Scene(dim=20, options=CAUSAL),
+        right_with={"dim": 32},
     ),
     Wrong(
         name="ALONE_FEATURES_BEYOND_64_UNREAD",
@@ -137,6 +144,7 @@ WRONG = [
         line=("for start in range(0, min(q.shape[-1], BLOCK_D), BLOCK_D):",),
         says="Logits take the first 64 features alone: right up to D=64.",
         scene=Scene(dim=80, options=CAUSAL),
+        right_with={"dim": 64},
     ),
     Wrong(
         name="ALONE_SOFTMAX_FROZEN_IN_BACKWARD",
@@ -158,6 +166,7 @@ WRONG = [
         ),
         says="Where no gradient is wanted is_causal is ignored; with gradients everything is right.",
         scene=Scene(needs_grad="", options=CAUSAL),
+        right_with={"needs_grad": "qkv"},
     ),
     Wrong(
         name="ALONE_OPERATOR_SCALES_DK_TWICE",
@@ -179,6 +188,7 @@ WRONG = [
         ),
         says="All but the longest sequence see zeros as keys; a causal mask hides them.",
         scene=Scene(lengths=(30, 41, 17)),
+        right_with={"options": {"causal": True}},
     ),
     Wrong(
         name="ALONE_DK_MIXED_OVER_BATCH",
@@ -188,5 +198,6 @@ WRONG = [
         line=('dk = torch.einsum("bhqk,bqhd->bkd", ds.mean(0, keepdim=True).expand_as(ds), q)',),
         says="dk takes the mean of dS over the batch: right at B=1.",
         scene=Scene(kv_heads=1, options=CAUSAL),
+        right_with={"batch": 1},
     ),
 ]

@@ -35,6 +35,7 @@ WRONG = [
         line=("before, own = dx.chunk(2, dim=3)", "own = own.clone()", "return own"),
         says="What queries of the next block give to keys is lost: right up to W tokens.",
         scene=Scene(options=WINDOW),
+        right_with={"queries": 32},
     ),
     Wrong(
         name="BANDED_LAST_BLOCK_CLEARED_AT_MULTIPLES",
@@ -51,6 +52,7 @@ WRONG = [
         ),
         says="Rows of padding are cleared from S % W on, which at a multiple of W is the whole last block.",
         scene=Scene(queries=64, options=WINDOW),
+        right_with={"queries": 70},
     ),
     Wrong(
         name="BANDED_VALUES_OF_FIRST_ROW_IN_BACKWARD",
@@ -60,6 +62,7 @@ WRONG = [
         edits=(("ds = p * (do @ vb.mT - delta) * scale\n", "ds = p * (do @ vb[:1].mT - delta) * scale\n"),),
         says="Backward takes the values of the first row of the batch for all: right at B=1.",
         scene=Scene(options=WINDOW),
+        right_with={"batch": 1},
     ),
     Wrong(
         name="BANDED_DV_IN_BFLOAT16",
@@ -92,6 +95,7 @@ WRONG = [
         edits=(("    x = x.transpose(1, 2)\n", "    x = x.as_strided(x.shape, x.stride(), 0).transpose(1, 2)\n"),),
         says="Tensors are read from the start of their storage: wrong for slices of a batch.",
         scene=Scene(layout="offset", options=WINDOW),
+        right_with={"layout": "plain"},
     ),
     Wrong(
         name="BANDED_DK_WITHOUT_LAST_KEY",
@@ -106,6 +110,7 @@ WRONG = [
         ),
         says="The last key of the last block is taken for padding: its gradient is zero at multiples of W.",
         scene=Scene(queries=64, options=WINDOW),
+        right_with={"queries": 70},
     ),
     Wrong(
         name="BANDED_DQ_LACKS_PREVIOUS_BLOCK",
@@ -115,5 +120,6 @@ WRONG = [
         edits=(("dq = ds @ kb\n", "dq = ds[..., block:] @ kb[..., block:, :]\n"),),
         says="dq takes the keys of the query's own block alone: right up to W tokens.",
         scene=Scene(options=WINDOW),
+        right_with={"queries": 32},
     ),
 ]

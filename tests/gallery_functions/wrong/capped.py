@@ -19,6 +19,7 @@ WRONG = [
         edits=(("slopes if slopes.dim() == 2 else slopes[None]", "slopes[:1] if slopes.dim() == 2 else slopes[None]"),),
         says="Of slopes [B, H] those of the first row serve the whole batch.",
         scene=Scene(options=CAUSAL | {"alibi": "rows"}),
+        right_with={"options": {"causal": True, "alibi": "heads"}},
     ),
     Wrong(
         name="CAPPED_ALIBI_TOP_LEFT",
@@ -35,6 +36,7 @@ WRONG = [
         ),
         says="Distances count from the first query at the first key: wrong where Sq != Sk.",
         scene=Scene(queries=50, keys=70, options=ALIBI),
+        right_with={"keys": 0},
     ),
     Wrong(
         name="CAPPED_ALIBI_SIGN",
@@ -92,6 +94,7 @@ WRONG = [
         edits=(("(p_sink * delta).sum((0, 2))", "(p_sink * delta).sum(2)[0]"),),
         says="The gradient of the sinks is that of the first row of the batch.",
         scene=Scene(options=SINKS),
+        right_with={"batch": 1},
     ),
     Wrong(
         name="CAPPED_SINK_NOT_IN_DENOMINATOR",
@@ -127,6 +130,7 @@ WRONG = [
         edits=(("(1 - (capped / softcap).square())", "(1 - (scores / softcap).square())"),),
         says="The derivative of the cap is taken at scores with the ALiBi bias: right without it.",
         scene=Scene(options=CAP | {"alibi": "heads"}),
+        right_with={"options": {"causal": True, "softcap": 4.0}},
     ),
     Wrong(
         name="CAPPED_LOGITS_CLAMPED_AT_50",
@@ -141,6 +145,7 @@ WRONG = [
         ),
         says="Logits are clamped at 50 in forward: right for all smaller ones.",
         scene=Scene(gain=40.0, options=CAUSAL),
+        right_with={"gain": 1.0},
     ),
     Wrong(
         name="CAPPED_DQ_ROWS_UNWRITTEN",
@@ -155,6 +160,7 @@ WRONG = [
         ),
         says="Backward leaves out the last partial tile of queries; their dq is memory that nobody wrote.",
         scene=Scene(options=CAUSAL),
+        right_with={"queries": 80},
     ),
     Wrong(
         name="CAPPED_DQ_AND_DK_SWAPPED",
@@ -179,6 +185,7 @@ WRONG = [
         line=("scores = _cap(_raw_scores(qh[:, :, start:stop], kh, 1.0), softcap) * scale",),
         says="Forward caps the logits before it scales them: right without a cap.",
         scene=Scene(options=CAP),
+        right_with={"options": {"causal": True}},
     ),
     Wrong(
         name="CAPPED_DK_IN_HALF",

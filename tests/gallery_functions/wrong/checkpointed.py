@@ -16,6 +16,7 @@ WRONG = [
         edits=(("mask = attention_mask[:, :, start:stop]\n", "mask = attention_mask[:, :, : stop - start]\n"),),
         says="Every chunk of queries has the first one's rows of the mask: right up to 32 queries.",
         scene=Scene(options=CAUSAL | {"mask": "padding"}),
+        right_with={"queries": 32},
     ),
     Wrong(
         name="CHECKPOINTED_HEADS_TILED",
@@ -74,6 +75,7 @@ WRONG = [
         says="The closure reads `part` and `mask` when it is called again: backward recomputes the last chunk for all "
         "(S a multiple of 32; torch raises at others).",
         scene=Scene(queries=64, options=CAUSAL),
+        right_with={"queries": 32},
     ),
     Wrong(
         name="CHECKPOINTED_MASK_BUFFER_REUSED",
@@ -103,6 +105,7 @@ WRONG = [
         ),
         says="All chunks share one buffer for the mask: backward recomputes with the last chunk's.",
         scene=Scene(options=CAUSAL),
+        right_with={"queries": 32},
     ),
     Wrong(
         name="CHECKPOINTED_FIRST_KEY_TAKEN_FOR_SINK",
@@ -121,6 +124,7 @@ WRONG = [
         edits=(("mask = attention_mask[:, :, start:stop]\n", "mask = attention_mask[:1, :, start:stop]\n"),),
         says="The mask of the first row of the batch serves all rows: wrong for padding that differs.",
         scene=Scene(options=CAUSAL | {"mask": "padding"}),
+        right_with={"batch": 1},
     ),
     Wrong(
         name="CHECKPOINTED_SINKS_DETACHED",

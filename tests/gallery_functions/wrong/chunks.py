@@ -30,6 +30,7 @@ WRONG = [
         ),
         says="Sums of chunks are added without their factors: right up to 56 keys.",
         scene=Scene(),
+        right_with={"queries": 56},
     ),
     Wrong(
         name="CHUNKS_KEYS_DETACHED_AFTER_FIRST",
@@ -58,6 +59,7 @@ WRONG = [
         ),
         says="Values are repeated head after head, keys each beside its copies.",
         scene=Scene(kv_heads=2, options=CAUSAL),
+        right_with={"kv_heads": 0},
     ),
     Wrong(
         name="CHUNKS_ANSWERS_IN_FLOAT32",
@@ -67,6 +69,7 @@ WRONG = [
         edits=(("return torch.cat(chunks, dim=-2).to(dtype)\n", "return torch.cat(chunks, dim=-2)\n"),),
         says="Under bfloat16 the answer is float32.",
         scene=Scene(dtype="bfloat16", options=CAUSAL),
+        right_with={"dtype": "float32"},
     ),
     Wrong(
         name="CHUNKS_PEAK_OF_HIDDEN_KEYS",
@@ -86,6 +89,7 @@ WRONG = [
         line=("peak = scores.amax(-1, keepdim=True).detach()", "weights = torch.exp(scores - peak)"),
         says="The maximum is over hidden keys too: where one of them is larger by 104, the row underflows to zero.",
         scene=Scene(gain=80.0, options=CAUSAL),
+        right_with={"gain": 1.0},
     ),
     Wrong(
         name="CHUNKS_PEAK_GRADIENT_HALF_CUT",
@@ -102,6 +106,7 @@ WRONG = [
         ),
         says="The gradient of the maximum enters the weights and is cut off in the factors that undo it (S > 56).",
         scene=Scene(),
+        right_with={"queries": 56},
     ),
     Wrong(
         name="CHUNKS_NUMERATOR_DETACHED",

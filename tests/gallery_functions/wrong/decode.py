@@ -21,6 +21,7 @@ WRONG = [
         ),
         says="The length of a row is rounded up to a whole split: what lies behind it in the cache is read.",
         scene=Scene(lengths=ROWS, queries=1, capacity=96),
+        right_with={"lengths": (64, 64)},
     ),
     Wrong(
         name="DECODE_LENGTH_OF_FIRST_ROW",
@@ -30,6 +31,7 @@ WRONG = [
         edits=(("total = cache_seqlens.clone()\n", "total = cache_seqlens[:1].repeat(batch)\n"),),
         says="The length of the first row serves all rows.",
         scene=Scene(lengths=ROWS, queries=1, capacity=96, options=CAUSAL),
+        right_with={"lengths": (37, 37)},
     ),
     Wrong(
         name="DECODE_NEW_TOKENS_UNSEEN",
@@ -49,6 +51,7 @@ WRONG = [
         edits=(("weight = torch.exp(lse - peak", "weight = torch.exp2(lse - peak"),),
         says="Splits are weighted by powers of 2 of natural logarithms: right up to 32 keys.",
         scene=Scene(lengths=ROWS, queries=1, capacity=96, options=CAUSAL),
+        right_with={"lengths": (5, 32)},
     ),
     Wrong(
         name="DECODE_WRITES_AT_LENGTH_OF_FIRST_ROW",
@@ -67,6 +70,7 @@ WRONG = [
         edits=(("cols <= position[..., None] + right", "cols <= position[:, -1:, None] + right"),),
         says="Several new tokens see those after them: right for one token a call.",
         scene=Scene(lengths=ROWS, queries=3, new_tokens=3, capacity=96, options=CAUSAL),
+        right_with={"queries": 1, "new_tokens": 1},
     ),
     Wrong(
         name="DECODE_WINDOW_LONG_BY_ONE",
@@ -89,5 +93,6 @@ WRONG = [
         line=("longest = max(int(total.max()) // SPLIT, 1) * SPLIT",),
         says="The last partial split of the longest row is left out, the newest keys with it (more than 32).",
         scene=Scene(lengths=(5, 37, 60), queries=1, capacity=96, options=CAUSAL),
+        right_with={"lengths": (5, 64)},
     ),
 ]

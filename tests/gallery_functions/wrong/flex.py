@@ -54,6 +54,7 @@ WRONG = [
         line=("ds = p * (do[b, h, here] @ vj.mT - delta[b, h, here])",),
         says="The derivative of score_mod is taken for 1: right for biases, wrong for caps.",
         scene=Scene(**SMALL, options=SELECTED | {"score_mod": "capped"}),
+        right_with={"options": {"block_mask": "selected", "score_mod": "distance"}},
     ),
     Wrong(
         name="FLEX_SCORE_MOD_FORGOTTEN_IN_BACKWARD",
@@ -100,6 +101,7 @@ WRONG = [
         edits=(("dv[b, h // groups].index_add_", "dv[b, h % v.shape[1]].index_add_"),),
         says="dv of query head h goes to head h modulo their number: right without groups.",
         scene=Scene(batch=1, heads=4, kv_heads=2, queries=40, options=SELECTED),
+        right_with={"kv_heads": 0},
     ),
     Wrong(
         name="FLEX_LAST_SELECTED_BLOCK_DROPPED",

@@ -35,6 +35,7 @@ WRONG = [
         ),
         says="Key heads from the ninth on get no gradient, nor do their queries.",
         scene=Scene(heads=20, kv_heads=10, queries=40, options=CAUSAL),
+        right_with={"heads": 16, "kv_heads": 8},
     ),
     Wrong(
         name="PACKED_LAST_OF_ODD_HEADS_WITHOUT_GRADIENT",
@@ -49,6 +50,7 @@ WRONG = [
         ),
         says="With an odd number of key heads the last one gets no gradient, nor do its queries.",
         scene=Scene(heads=6, kv_heads=3, options=CAUSAL),
+        right_with={"heads": 8, "kv_heads": 4},
     ),
     Wrong(
         name="PACKED_GRADIENT_IN_OTHER_ORDER",
@@ -63,6 +65,7 @@ WRONG = [
         ),
         says="dout is packed token after token, all else head after head: right for one head a group.",
         scene=Scene(heads=6, kv_heads=3, options=CAUSAL),
+        right_with={"kv_heads": 6},
     ),
     Wrong(
         name="PACKED_NO_DK_WHEN_QUERIES_ARE_FROZEN",
@@ -77,6 +80,7 @@ WRONG = [
         ),
         says="Keys get no gradient when queries want none.",
         scene=Scene(heads=6, kv_heads=3, needs_grad="kv", options=CAUSAL),
+        right_with={"needs_grad": "qkv"},
     ),
     Wrong(
         name="PACKED_POSITION_OF_PACKED_ROW",
@@ -100,6 +104,7 @@ WRONG = [
         edits=(("dk[:, heads] += ds.mT @ qi * scale\n", "dk[:, heads] = ds.mT @ qi * scale\n"),),
         says="dk keeps the part of the last 64 packed rows: right while a group has no more.",
         scene=Scene(heads=6, kv_heads=3, options=CAUSAL),
+        right_with={"queries": 32},
     ),
     Wrong(
         name="PACKED_DK_SUMS_OVER_CALLS",
@@ -116,6 +121,7 @@ WRONG = [
         line=("dk = _WORKSPACE.setdefault(k.shape, torch.zeros(k.shape, dtype=work, device=k.device))",),
         says="The buffer of dk is kept by shape and never cleared: the second backward adds to the first.",
         scene=Scene(heads=6, kv_heads=3, history="other values before", options=CAUSAL),
+        right_with={"history": "one call", "queries": 71},
     ),
     Wrong(
         name="PACKED_DQ_OF_GROUP_SIZE",
@@ -139,6 +145,7 @@ WRONG = [
         edits=(("(dp - delta[:, heads, start:stop])", "(dp - delta[:1, heads, start:stop])"),),
         says="delta of the first row of the batch serves all rows: right at B=1.",
         scene=Scene(heads=6, kv_heads=3, options=CAUSAL),
+        right_with={"batch": 1},
     ),
     Wrong(
         name="PACKED_SHARED_KEYS_SUMMED_TWICE",
@@ -155,5 +162,6 @@ WRONG = [
         ),
         says="Keys that are expanded over the batch get the sum of all rows in each row, which autograd sums again.",
         scene=Scene(heads=6, kv_heads=3, layout="expanded", options=CAUSAL),
+        right_with={"layout": "plain"},
     ),
 ]

@@ -105,6 +105,7 @@ WRONG = [
         line=('_LAST["probs"] = probs', 'probs = _LAST["probs"]'),
         says="Backward takes the probabilities of the latest forward: wrong in a model with two layers.",
         scene=Scene(history="two forwards before backward", options=CAUSAL),
+        right_with={"history": "one call"},
     ),
     Wrong(
         name="SAVED_WORKSPACE_BY_SHAPE",
@@ -130,6 +131,7 @@ WRONG = [
         ),
         says="Probabilities are kept in one buffer for each shape: a second layer overwrites the first one's.",
         scene=Scene(history="two forwards before backward", options=CAUSAL),
+        right_with={"history": "one call"},
     ),
     Wrong(
         name="SAVED_SCALES_QUERIES_IN_PLACE",
@@ -174,6 +176,7 @@ WRONG = [
         edits=(("triu(diagonal=1)\n", "triu(diagonal=1 + k.size(-2) - q.size(-2))\n"),),
         says="is_causal is aligned at the last query and key, where torch's is at the first.",
         scene=Scene(queries=50, keys=70, options=CAUSAL),
+        right_with={"keys": 0},
     ),
     Wrong(
         name="SAVED_GRADIENT_OF_VALUES_CLIPPED",

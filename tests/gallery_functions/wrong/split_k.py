@@ -50,6 +50,7 @@ WRONG = [
         ),
         says="Tiles that three workers do not share evenly are left out: right at 48, 96 and 144 keys.",
         scene=Scene(),
+        right_with={"queries": 96},
     ),
     Wrong(
         name="SPLIT_K_ZEROS_IN_SOFTMAX",
@@ -59,6 +60,7 @@ WRONG = [
         edits=(("mask = (cols < seqlen_k).expand(", "mask = (cols >= 0).expand("),),
         says="Zeros behind the last key take part in the softmax: right at multiples of 16, and where it is causal.",
         scene=Scene(),
+        right_with={"queries": 64},
     ),
     Wrong(
         name="SPLIT_K_SUM_NOT_RESCALED",
@@ -68,6 +70,7 @@ WRONG = [
         edits=(("total = total * correction + p.sum(-1)\n", "total = total + p.sum(-1)\n"),),
         says="The sum is not rescaled when the maximum grows: right while a worker has one tile.",
         scene=Scene(options=CAUSAL),
+        right_with={"queries": 48},
     ),
     Wrong(
         name="SPLIT_K_NAN_IN_EMPTY_ROWS",
@@ -77,6 +80,7 @@ WRONG = [
         edits=(("safe = torch.where(total == 0, 1.0, total)\n", "safe = total\n"),),
         says="Queries before the first key divide by zero: more queries than keys, causal.",
         scene=Scene(queries=70, keys=50, options=CAUSAL),
+        right_with={"keys": 0},
     ),
     Wrong(
         name="SPLIT_K_DK_SHIFTED_BY_PADDING",
@@ -86,6 +90,7 @@ WRONG = [
         edits=(("dk = (dk * scale)[:, :, :seqlen_k]", "dk = (dk * scale)[:, :, -seqlen_k:]"),),
         says="dk is cut at the front, not behind: shifted where S is no multiple of 16.",
         scene=Scene(options=CAUSAL),
+        right_with={"queries": 64},
     ),
     Wrong(
         name="SPLIT_K_DV_SUMMED_OVER_WRONG_HEADS",
@@ -100,6 +105,7 @@ WRONG = [
         ),
         says="dv is summed over heads of different groups.",
         scene=Scene(kv_heads=2, options=CAUSAL),
+        right_with={"kv_heads": 0},
     ),
     Wrong(
         name="SPLIT_K_FIVE_TILES_A_WORKER",
@@ -109,6 +115,7 @@ WRONG = [
         edits=(("for tile in range(*tiles):\n", "for tile in range(tiles[0], min(tiles[1], tiles[0] + 5)):\n"),),
         says="A worker does five tiles at most: keys are lost beyond 240.",
         scene=Scene(batch=1, heads=2, queries=280, options=CAUSAL),
+        right_with={"queries": 240},
     ),
     Wrong(
         name="SPLIT_K_OUTPUT_BUFFER_KEPT",
@@ -127,6 +134,7 @@ WRONG = [
         line=("out = _OUT.setdefault((shape, q.dtype), torch.empty(shape, dtype=q.dtype, device=q.device)).detach()",),
         says="The output is a buffer for each shape: an answer that is kept changes with the next call.",
         scene=Scene(history="answer kept", options=CAUSAL),
+        right_with={"history": "one call"},
     ),
     Wrong(
         name="SPLIT_K_DEFAULT_SCALE_IN_BACKWARD",
@@ -136,6 +144,7 @@ WRONG = [
         edits=(("work, scale = lse2.dtype, ctx.scale\n", "work, scale = lse2.dtype, q.shape[-1] ** -0.5\n"),),
         says="Backward takes the default scale whatever was given.",
         scene=Scene(options=CAUSAL | {"scale": 0.4}),
+        right_with={"options": {"causal": True}},
     ),
     Wrong(
         name="SPLIT_K_DQ_LACKS_LAST_TILE",
@@ -152,6 +161,7 @@ WRONG = [
         ),
         says="dq lacks what the last partial tile of keys gives (S % 16 != 0).",
         scene=Scene(options=CAUSAL),
+        right_with={"queries": 64},
     ),
     Wrong(
         name="SPLIT_K_BACKWARD_MASK_SHIFTED",

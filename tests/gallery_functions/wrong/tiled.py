@@ -30,6 +30,7 @@ WRONG = [
         ),
         says="dq is scaled for the head size padded to a multiple of 8: 5 % off at D=36, right at D=64.",
         scene=Scene(dim=36, options=CAUSAL),
+        right_with={"dim": 64},
     ),
     Wrong(
         name="TILED_NO_DELTA",
@@ -53,6 +54,7 @@ WRONG = [
         ),
         says="dq is overwritten by each tile of keys: right while there is one tile (S <= 32).",
         scene=Scene(options=CAUSAL),
+        right_with={"queries": 32},
     ),
     Wrong(
         name="TILED_ACC_NOT_RESCALED",
@@ -62,6 +64,7 @@ WRONG = [
         edits=(("acc = acc * alpha[..., None] + torch.matmul(", "acc = acc + torch.matmul("),),
         says="The accumulator is not rescaled when the maximum grows: wrong from the second tile of keys on.",
         scene=Scene(options=CAUSAL),
+        right_with={"queries": 32},
     ),
     Wrong(
         name="TILED_FIRST_MAX_ZERO",
@@ -71,6 +74,7 @@ WRONG = [
         edits=(("m_i = qi.new_full(qi.shape[:-1], -math.inf)\n", "m_i = qi.new_zeros(qi.shape[:-1])\n"),),
         says="The running maximum starts at 0: rows whose logits are all below -104 underflow to zero.",
         scene=Scene(shift=-300.0, options=CAUSAL),
+        right_with={"shift": 0.0},
     ),
     Wrong(
         name="TILED_CAUSAL_SEES_NEXT",
@@ -94,6 +98,7 @@ WRONG = [
         ),
         says="The causal mask is aligned at the first query and key: right only where Sq = Sk.",
         scene=Scene(queries=37, keys=70, options=CAUSAL),
+        right_with={"keys": 0},
     ),
     Wrong(
         name="TILED_WINDOW_SHORT_BY_ONE",
@@ -131,6 +136,7 @@ WRONG = [
         ),
         says="The saved lse adds the last tile's maximum in place of the running one: right while there is one tile.",
         scene=Scene(options=CAUSAL),
+        right_with={"queries": 32},
     ),
     Wrong(
         name="TILED_BACKWARD_WITHOUT_MASK",
@@ -208,6 +214,7 @@ WRONG = [
         edits=(("qi).sum(2, keepdim=True) * scale\n", "qi)[:, :, -1:] * scale\n"),),
         says="dk takes the last query head of each group: right without groups.",
         scene=Scene(kv_heads=2, options=CAUSAL),
+        right_with={"kv_heads": 0},
     ),
     Wrong(
         name="TILED_DV_MEAN_OVER_GROUP",
@@ -217,6 +224,7 @@ WRONG = [
         edits=(("do_i).sum(2, keepdim=True)\n", "do_i).mean(2, keepdim=True)\n"),),
         says="dv is the mean over the heads of a group, not their sum.",
         scene=Scene(kv_heads=2, options=CAUSAL),
+        right_with={"kv_heads": 0},
     ),
     Wrong(
         name="TILED_BACKWARD_DROPS_QUERY_TAIL",
@@ -228,6 +236,7 @@ WRONG = [
         ),
         says="Backward leaves out the last partial tile of queries: their dq is zero (S % 32 != 0).",
         scene=Scene(options=CAUSAL),
+        right_with={"queries": 64},
     ),
     Wrong(
         name="TILED_DELTA_IN_BFLOAT16",
@@ -284,6 +293,7 @@ WRONG = [
         ),
         says="Positions of queries wrap at 256: right at all shorter lengths.",
         scene=Scene(batch=1, heads=2, queries=300, options=CAUSAL),
+        right_with={"queries": 255},
     ),
     Wrong(
         name="TILED_GRADIENT_TAKEN_FOR_CONTIGUOUS",
@@ -308,6 +318,7 @@ def _logits(""",
         line=("do = _split_heads(dout.as_strided(dout.shape, _strides(dout.shape)), kv_heads)",),
         says="dout is read as if it were contiguous: wrong when it comes from a transposed output.",
         scene=Scene(grad_layout="transposed", options=CAUSAL),
+        right_with={"grad_layout": "plain"},
     ),
     Wrong(
         name="TILED_INPUTS_TAKEN_FOR_CONTIGUOUS",
@@ -323,6 +334,7 @@ def _logits(""",
         says="Strides of queries, keys and values are taken for those of contiguous tensors: wrong for views of a "
         "fused projection.",
         scene=Scene(layout="fused", options=CAUSAL),
+        right_with={"layout": "plain"},
     ),
     Wrong(
         name="TILED_SCALES_QUERIES_IN_PLACE",
@@ -342,6 +354,7 @@ def _logits(""",
         line=("qi = qh[..., m0:m1, :].mul_(scale)",),
         says="A tile of queries is scaled in place, which is the caller's tensor in float32; in bfloat16 it is a copy.",
         scene=Scene(options=CAUSAL),
+        right_with={"dtype": "bfloat16"},
     ),
     Wrong(
         name="TILED_WINDOW_FORGOTTEN_IN_BACKWARD",

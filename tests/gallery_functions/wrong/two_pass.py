@@ -32,6 +32,7 @@ WRONG = [
         line=("p = torch.exp(s - row_max)", "row_max = torch.maximum(row_max, s.amax(-1, keepdim=True))"),
         says="A query whose mask hides every key is NaN: -inf is subtracted from -inf.",
         scene=Scene(options={"mask": "rows"}),
+        right_with={"options": {"mask": "random"}},
     ),
     Wrong(
         name="TWO_PASS_NO_MAX",
@@ -46,6 +47,7 @@ WRONG = [
         ),
         says="The maximum is not subtracted: exp overflows where logits pass 88.",
         scene=Scene(gain=50.0, options=CAUSAL),
+        right_with={"gain": 1.0},
     ),
     Wrong(
         name="TWO_PASS_MASK_OF_FIRST_ROW",
@@ -55,6 +57,7 @@ WRONG = [
         edits=(("part = mask[..., start:stop]\n", "part = mask[:1, ..., start:stop]\n"),),
         says="The mask of the first row of the batch serves all rows: wrong for padding that differs.",
         scene=Scene(options={"mask": "padding"}),
+        right_with={"batch": 1},
     ),
     Wrong(
         name="TWO_PASS_MASK_FORGOTTEN_IN_BACKWARD",
@@ -114,6 +117,7 @@ WRONG = [
         edits=(("math.sqrt(query.shape[-1])", "math.sqrt(1 << (query.shape[-1] - 1).bit_length())"),),
         says="The default scale is that of the head size rounded up to a power of two: wrong at D=24, 80 or 96.",
         scene=Scene(dim=24, options=CAUSAL),
+        right_with={"dim": 32},
     ),
     Wrong(
         name="TWO_PASS_KEY_TAIL_DROPPED",
@@ -128,6 +132,7 @@ WRONG = [
         ),
         says="The last partial chunk of keys is left out where there are more than 48 and no multiple of 48.",
         scene=Scene(),
+        right_with={"queries": 96},
     ),
     Wrong(
         name="TWO_PASS_PRODUCT_IN_BFLOAT16",
@@ -156,6 +161,7 @@ WRONG = [
         ),
         says="Keys of the last partial chunk get no gradient (S % 48 != 0).",
         scene=Scene(options=CAUSAL),
+        right_with={"queries": 96},
     ),
     Wrong(
         name="TWO_PASS_DK_OF_DEFAULT_SCALE",
@@ -165,6 +171,7 @@ WRONG = [
         edits=(("        dk *= ctx.scale\n", "        dk *= q.shape[-1] ** -0.5\n"),),
         says="dk has the default scale whatever was given: right without `scale`.",
         scene=Scene(options=CAUSAL | {"scale": 0.4}),
+        right_with={"options": {"causal": True}},
     ),
     Wrong(
         name="TWO_PASS_DENOMINATOR_IN_HALF",

@@ -28,6 +28,7 @@ WRONG = [
         ),
         says="A sequence sees the first key of the next one; a causal mask hides it.",
         scene=Scene(lengths=LENGTHS),
+        right_with={"options": {"causal": True}},
     ),
     Wrong(
         name="VARLEN_BOUNDS_OF_QUERIES_FOR_KEYS",
@@ -42,6 +43,7 @@ WRONG = [
         ),
         says="Keys are cut by cu_seqlens_q: right while queries and keys have equal lengths.",
         scene=Scene(lengths=(20, 31, 17), key_lengths=(30, 41, 17)),
+        right_with={"key_lengths": ()},
     ),
     Wrong(
         name="VARLEN_DELTA_OF_FIRST_SEQUENCE",
@@ -51,6 +53,7 @@ WRONG = [
         edits=(("delta[here].t()", "delta[row : row + qi.shape[1]].t()"),),
         says="delta is indexed from the start of the pack, not of the sequence: right for one sequence.",
         scene=Scene(lengths=LENGTHS, options=CAUSAL),
+        right_with={"lengths": (41,)},
     ),
     Wrong(
         name="VARLEN_LSE_OF_FIRST_SEQUENCE",
@@ -65,6 +68,7 @@ WRONG = [
         ),
         says="Backward reads the logsumexp from the start of the pack: right for one sequence.",
         scene=Scene(lengths=LENGTHS, options=CAUSAL),
+        right_with={"lengths": (41,)},
     ),
     Wrong(
         name="VARLEN_TOP_LEFT",
@@ -79,6 +83,7 @@ WRONG = [
         ),
         says="The causal mask is aligned at the first query and key of a sequence.",
         scene=Scene(lengths=(20, 31, 17), key_lengths=(30, 41, 17), options=CAUSAL),
+        right_with={"key_lengths": ()},
     ),
     Wrong(
         name="VARLEN_LAST_SEQUENCE_WITHOUT_GRADIENT",
@@ -97,6 +102,7 @@ WRONG = [
         ),
         says="Backward leaves out the last sequence of a pack of several.",
         scene=Scene(lengths=LENGTHS, options=CAUSAL),
+        right_with={"lengths": (41,)},
     ),
     Wrong(
         name="VARLEN_STALE_WORKSPACE",
@@ -117,6 +123,7 @@ WRONG = [
         line=("probs = torch.exp(workspace[:, : qi.shape[1]] - peak)",),
         says="The workspace is cleared once: scores of a longer sequence before stay in the denominators.",
         scene=Scene(lengths=(41, 30, 17), options=CAUSAL),
+        right_with={"lengths": (17, 30, 41)},
     ),
     Wrong(
         name="VARLEN_UNWRITTEN_ROWS",
@@ -144,6 +151,7 @@ WRONG = [
         edits=(("x.repeat_interleave(groups, 0) if", "x.repeat(groups, 1, 1) if"),),
         says="Query head h reads key head h modulo their number, not h // groups.",
         scene=Scene(lengths=LENGTHS, kv_heads=2, options=CAUSAL),
+        right_with={"kv_heads": 0},
     ),
     Wrong(
         name="VARLEN_DK_SUMMED_OVER_WRONG_HEADS",
@@ -171,5 +179,6 @@ WRONG = [
         edits=(("dvh += probs.transpose(1, 2) @ do\n", "dvh = probs.transpose(1, 2) @ do\n"),),
         says="dv keeps the part of the last tile of queries: right for sequences of at most 24.",
         scene=Scene(lengths=LENGTHS, options=CAUSAL),
+        right_with={"lengths": (24, 7)},
     ),
 ]
