@@ -6,7 +6,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: doctor test check bench golden recall recall-code false-go mutants
+.PHONY: doctor test check bench golden recall recall-code recall-functions false-go mutants
 
 doctor: $(READY)
 	$(BIN)/nsa-doctor sweep --seq 128,512,1024,2048
@@ -38,6 +38,10 @@ recall: $(READY)
 # For example: make recall-code ARGS="--host lucid --view adapter"
 recall-code: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gallery_code.recall $(ARGS)
+
+# For example: make recall-functions ARGS="--like flash --profile full"
+recall-functions: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.gallery_functions.recall $(ARGS)
 
 # For example: make false-go ARGS="--seed 1 --json rates.json"
 false-go: $(READY)

@@ -8,7 +8,10 @@ from pathlib import Path
 FOLDERS = ("nsa", "nsa_doctor", "regressions", "tests")
 DOCUMENTS = {"CHANGELOG.md", "CONTRIBUTING.md", "README.md"}
 # Code as others write it, which is what is examined there, and lists of what is changed in it.
-FOREIGN = tuple(Path("tests/gallery_code", each) for each in ("hosts", "bugs", "healthy"))
+FOREIGN = (
+    *(Path("tests/gallery_code", each) for each in ("hosts", "bugs", "healthy")),
+    *(Path("tests/gallery_functions", each) for each in ("hosts", "alone", "odd", "wrong", "healthy")),
+)
 CATCHES_EVERYTHING = {Path("nsa_doctor/core/errors.py"), Path("tests/gallery/faulty/swallowing.py")}
 MEANINGLESS = {"utils", "util", "helpers", "helper", "common", "misc"}
 

@@ -73,7 +73,9 @@ def test_a_set_up_that_failed_is_tried_again(project: Path) -> None:
     assert run(project, "make", "doctor") == (0, [*SET_UP, SWEEP])
 
 
-@pytest.mark.parametrize("target", ["doctor", "test", "check", "bench", "golden", "recall", "false-go"])
+@pytest.mark.parametrize(
+    "target", ["doctor", "test", "check", "bench", "golden", "recall", "recall-functions", "false-go"]
+)
 def test_every_target_fails_when_its_command_does(project: Path, target: str) -> None:
     assert run(project, "make", target)[0] == 0
     last = run(project, "make", target)[1][-1]

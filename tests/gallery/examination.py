@@ -23,11 +23,12 @@ SECONDS = 120.0
 class Found:
     """One finding as the report has it; a check that ran out of time counts as one.
 
-    `also` are the other checks that saw the same.
+    `also` are the other checks that saw the same, `tensor` the one that its evidence names.
     """
 
     code: str
     message: str
+    tensor: str = ""
     module: str = ""
     module_class: str = ""
     file: str = ""
@@ -117,18 +118,22 @@ def run_doctor(words: Sequence[str], seconds: float, folder: Path = ROOT) -> End
 
 def read_report(case: Case, exit_code: int, seconds: float, out: str, complaint: str) -> Examination:
     """What a finished run said; one whose report cannot be read says so among its troubles."""
+    findings, trouble = read_findings(out, complaint)
+    return Examination(case=case, exit_code=exit_code, seconds=seconds, findings=findings, trouble=trouble)
+
+
+def read_findings(out: str, complaint: str) -> tuple[tuple[Found, ...], tuple[str, ...]]:
+    """The findings of a report, and what went wrong: checks that broke, or why there is no report."""
     try:
         results = json.loads(out)["results"]
     except (ValueError, KeyError):
-        last = (complaint.strip() or out.strip() or "nothing printed").splitlines()[-1]
-        return Examination(case=case, exit_code=exit_code, seconds=seconds, trouble=(last,))
+        return (), ((complaint.strip() or out.strip() or "nothing printed").splitlines()[-1],)
     broken = tuple(
         f"{result['code']} {result['verdict']}: {result.get('reason', '')}"
         for result in results
         if result["verdict"] in ("CRASH", "TIMEOUT")
     )
-    findings = tuple(found for result in results for found in findings_of(result))
-    return Examination(case=case, exit_code=exit_code, seconds=seconds, findings=findings, trouble=broken)
+    return tuple(found for result in results for found in findings_of(result)), broken
 
 
 def findings_of(result: Mapping[str, Any]) -> Iterator[Found]:
@@ -138,6 +143,7 @@ def findings_of(result: Mapping[str, Any]) -> Iterator[Found]:
         yield Found(
             code=finding.get("code") or result["code"],
             message=finding["message"],
+            tensor=str(finding.get("evidence", {}).get("tensor", "")),
             module=where["module"],
             module_class=where["module_class"],
             file=where["file"],

@@ -1,6 +1,7 @@
 """Patches of a host: what they are, and how a host with one of them is laid out in a folder."""
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,11 +60,17 @@ def lay_out(host: str, change: Bug | Variant | None, folder: Path) -> Path:
     shutil.copytree(HOSTS / host, package, ignore=shutil.ignore_patterns("__pycache__"))
     for patch in () if change is None else change.patches:
         file = package / patch.file
-        text = file.read_text(encoding="utf-8")
-        if text.count(patch.old) != 1:
-            raise ValueError(f"{host}/{patch.file} must have the text once, has it {text.count(patch.old)} times")
-        file.write_text(text.replace(patch.old, patch.new), encoding="utf-8")
+        file.write_text(patched(file.read_text(encoding="utf-8"), [patch]), encoding="utf-8")
     return package
+
+
+def patched(text: str, patches: Iterable[Patch]) -> str:
+    """The text with the patches, one after the other; ValueError where a text to replace does not occur once."""
+    for patch in patches:
+        if text.count(patch.old) != 1:
+            raise ValueError(f"{patch.file} must have the text once, has it {text.count(patch.old)} times: {patch.old}")
+        text = text.replace(patch.old, patch.new)
+    return text
 
 
 def lines_at_fault(bug: Bug, package: Path) -> set[int]:

@@ -13,13 +13,13 @@ from tempfile import TemporaryDirectory
 
 from nsa_doctor.core.finding import ExitCode
 from nsa_doctor.core.share import Share
-from tests.gallery.examination import Found, findings_of, run_doctor
+from tests.gallery.examination import Found, read_findings, run_doctor
 from tests.gallery_code.planting import Bug, Variant, lay_out, lines_at_fault
 
 HOSTS = ("harbor", "lucid", "mosaic", "quarry")
 VIEWS = {"black box": "factory", "adapter": "adapter"}
 SECONDS = 400.0
-_NEAR = 3  # lines: a statement of several is named by one of them
+NEAR = 3  # lines: a statement of several is named by one of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +89,9 @@ def examine(host: str, change: Bug | Variant, view: str, profile: str = "quick")
         subject = f"{host}.{VIEWS[view]}:make"
         words = ["run", "--subject", subject, "--profile", profile, "--jobs", "1", "--format", "json", "--quiet"]
         ended = run_doctor(words, SECONDS, Path(folder))
-    try:
-        results = json.loads(ended.out)["results"]
-    except (ValueError, KeyError):
-        results = []
-    findings = tuple(found for result in results for found in findings_of(result))
+    findings, _ = read_findings(ended.out, ended.complaint)
     here = [found for found in findings if Path(found.file).name == Path(change.file).name]
-    near = [found for found in here if any(abs(found.line - line) <= _NEAR for line in lines)]
+    near = [found for found in here if any(abs(found.line - line) <= NEAR for line in lines)]
     return Examined(
         host=host,
         name=change.name,
@@ -116,14 +112,15 @@ def score(done: Sequence[Examined]) -> Iterator[str]:
         bugs = [each for each in done if each.view == view and each.kind != "healthy"]
         own = [each for each in bugs if view == "adapter" or each.needs == view]
         found = [each for each in own if each.is_found]
-        yield _share(f"found, {view}", len(found), len(own))
-        yield _share("  a finding within three lines of it", sum(each.is_at_line for each in found), len(found))
-        yield _share("  a finding in its file", sum(each.is_in_file for each in found), len(found))
+        yield share_line(f"found, {view}", len(found), len(own))
+        yield share_line("  a finding within three lines of it", sum(each.is_at_line for each in found), len(found))
+        yield share_line("  a finding in its file", sum(each.is_in_file for each in found), len(found))
         healthy = [each for each in done if each.view == view and each.kind == "healthy"]
-        yield _share(f"false alarms, {view}", sum(each.is_found for each in healthy), len(healthy))
+        yield share_line(f"false alarms, {view}", sum(each.is_found for each in healthy), len(healthy))
 
 
-def _share(words: str, part: int, whole: int) -> str:
+def share_line(words: str, part: int, whole: int) -> str:
+    """A line of a score."""
     return f"{words}: {Share(part, whole)}"
 
 

@@ -1,0 +1,1 @@
+"""The wrong functions: edits of the hosts, one list for each file."""
