@@ -6,24 +6,28 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 READY := .venv/.ready
 
+# The tests start hundreds of interpreters: each compiles our modules again where none may keep what it has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: doctor test check bench golden recall recall-code recall-functions false-go mutants
 
 doctor: $(READY)
 	$(BIN)/nsa-doctor sweep --seq 128,512,1024,2048
 
 # One thread per worker: two workers with two threads each are slower on two cores. The tests of nsa's operators and
-# modules hold every call to its shapes and types; the others make many more calls, and wait for processes they start.
+# modules hold every call to its shapes and types; the others make many more calls, and wait for processes they start:
+# those that take longest come first, and none of them is left for one worker at the end.
 SHAPED := --jaxtyping-packages=nsa,beartype.beartype
 test: $(READY)
 	status=0; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --ignore tests/nsa/nn --ignore tests/nsa/ops || status=$$?; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 regressions tests --ignore tests/nsa/nn --ignore tests/nsa/ops || status=$$?; \
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(SHAPED) tests/nsa/nn tests/nsa/ops || status=$$?; \
 	exit $$status
 
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 bench: $(READY)
 	$(BIN)/python -m pytest tests/benchmarks -o addopts="--strict-markers --strict-config --import-mode=importlib -ra" --timeout 600

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tests.arrows import IMPORTERS, PACKAGES, modules
+from tests.arrows import IMPORTERS, PACKAGES, dotted, modules
 
 INTERNAL = ("nsa.train.internal", "nsa_doctor.core.internal", "nsa_doctor.probes.internal")
 UNPROMISED = ("torch.multiprocessing.reductions", "torch.utils.flop_counter")  # though no underscore says so
@@ -46,7 +46,7 @@ def defined_names(tree: ast.AST) -> Iterator[str]:
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and dotted(node.value) == "self":
             yield node.attr
 
 
@@ -58,12 +58,12 @@ def uses(tree: ast.AST, own: set[str]) -> Iterator[tuple[int, str]]:
 
 
 def names_read(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """What attributes a piece of code reads or writes, with the object in source text."""
+    """What private attributes a piece of code reads or writes, with the object in source text."""
     match node:
-        case ast.Attribute(value=value, attr=name):
+        case ast.Attribute(value=value, attr=name) if is_private(name):
             yield ast.unparse(value), name
         case ast.Call(func=function, args=[value, ast.Constant(value=str(name)), *_]) if (
-            ast.unparse(function) in READERS
+            is_private(name) and dotted(function) in READERS
         ):
             yield ast.unparse(value), name
         case ast.Constant(value=str(name)) if name in REGISTRIES:
@@ -86,10 +86,10 @@ def imported(node: ast.AST) -> Iterator[str]:
         case ast.ImportFrom(module=module, names=names):
             yield from (f"{module}.{alias.name}" for alias in names)
         case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
-            if ast.unparse(function) in (*IMPORTERS, "sys.modules.get"):
+            if dotted(function) in (*IMPORTERS, "sys.modules.get"):
                 yield name
-        case ast.Compare(left=ast.Constant(value=str(name)), comparators=[modules]):
-            if ast.unparse(modules) == "sys.modules":
+        case ast.Compare(left=ast.Constant(value=str(name)), comparators=[looked_in]):
+            if dotted(looked_in) == "sys.modules":
                 yield name
 
 

@@ -28,15 +28,18 @@ def broken_shapes(root: Path) -> list[str]:
 
 
 def breaches(path: Path, text: str) -> Iterator[tuple[int, str]]:
-    num_lines, cap = len(text.splitlines()) - lines_of_manual(path, text), max_lines(path)
+    tree = ast.parse(text)
+    num_lines, cap = len(text.splitlines()) - lines_of_manual(path, tree), max_lines(path)
     if num_lines > cap:
         yield 1, f"{num_lines} lines, at most {cap}"
     if path.stem in MEANINGLESS:
         yield 1, "a file is named for its content"
     for number, line in enumerate(text.splitlines(), start=1):
+        if ".md" not in line:
+            continue
         for document in set(re.findall(r"\b[A-Z][A-Z_]*\.md\b", line)) - DOCUMENTS:
             yield number, f"cites {document}, which is not in the repository"
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         for breach in node_breaches(path, node):
             yield getattr(node, "lineno", 1), breach
 
@@ -51,9 +54,9 @@ def is_check(path: Path) -> bool:
     return path.match("nsa_doctor/checks/[a-z]*/*.py")
 
 
-def lines_of_manual(path: Path, text: str) -> int:
+def lines_of_manual(path: Path, tree: ast.Module) -> int:
     """The lines of a check's docstring, which is documentation and may be as long as its example takes."""
-    first = ast.parse(text).body[:1]
+    first = tree.body[:1]
     is_manual = is_check(path) and first and isinstance(first[0], ast.Expr)
     return (first[0].end_lineno or 0) if is_manual else 0
 
@@ -66,7 +69,8 @@ def node_breaches(path: Path, node: ast.AST) -> Iterator[str]:
             yield f"{node.name} has {length} lines, at most {cap}"
     if isinstance(node, ast.ExceptHandler) and path not in CATCHES_EVERYTHING and swallows(node):
         yield "swallows every exception; nsa_doctor/core/errors.py alone may"
-    if package == "nsa" and isinstance(node, ast.Attribute | ast.Name) and "nan_to_num" in ast.unparse(node):
+    named = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    if package == "nsa" and "nan_to_num" in named:
         yield "nan_to_num; make no NaN instead"
     if package == "nsa" and isinstance(node, ast.ImportFrom) and node.module == "__future__":
         yield "imports from __future__, which blinds the shape checks"

@@ -4,9 +4,10 @@ import difflib
 import importlib
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -93,10 +94,10 @@ def in_order_of_importance(entry: Entry) -> tuple[int, str]:
     return entry.priority, entry.manual.code
 
 
-def priority_of(code: str) -> int:
-    """How early findings of that code are reported, the code of a check that is not installed included."""
+def priorities(codes: Iterable[str]) -> dict[str, int]:
+    """How early findings of each code are reported, codes of checks that are not installed included."""
     known = entries()
-    return known[code].priority if code in known else usual_priority(code)
+    return {code: known[code].priority if code in known else usual_priority(code) for code in codes}
 
 
 def of_kind(examines: Kind) -> list[Entry]:
@@ -181,14 +182,22 @@ def check_files() -> list[Path]:
     return [path for _, path in _files()]
 
 
-def _files() -> Iterator[tuple[str, Path]]:
+def _files() -> Sequence[tuple[str, Path]]:
     """(module, file) of every check: ours, and those of packages that offer some by an entry point."""
+    return _files_found_on(tuple(sys.path))
+
+
+@lru_cache(maxsize=8)
+def _files_found_on(_path: tuple[str, ...]) -> Sequence[tuple[str, Path]]:
+    """Listed once for each search path: the metadata of every installed package are read for it."""
     packages = [_PACKAGE, *sorted({point.module for point in entry_points(group=ENTRY_POINTS)})]
-    for package in packages:
-        for folder in _folders(package):
-            for path in sorted(folder.rglob("*.py")):
-                if _NAME_OF_A_CHECK.fullmatch(path.stem):
-                    yield ".".join((package, *path.relative_to(folder).with_suffix("").parts)), path
+    return [
+        (".".join((package, *path.relative_to(folder).with_suffix("").parts)), path)
+        for package in packages
+        for folder in _folders(package)
+        for path in sorted(folder.rglob("*.py"))
+        if _NAME_OF_A_CHECK.fullmatch(path.stem)
+    ]
 
 
 def _folders(package: str) -> list[Path]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from nsa_doctor.core.finding import Decision, Finding, Report, Result, Scalar, Verdict
-from nsa_doctor.core.registry import priority_of
+from nsa_doctor.core.registry import priorities
 from nsa_doctor.core.text import counted, short_number
 
 _DIGITS = 6
@@ -71,8 +71,8 @@ def conditions(report: Report) -> str:
 def ordered_findings(report: Report) -> Iterator[tuple[Result, Finding]]:
     """Each finding with its check, what has to be mended first before all; those that a policy accepts come last."""
     pairs = [(result, finding) for result in report.results for finding in result.findings]
-    known = acceptances(report)
-    yield from sorted(pairs, key=lambda pair: (pair[1].fingerprint in known, priority_of(pair[1].code)))
+    known, priority = acceptances(report), priorities({finding.code for _, finding in pairs})
+    yield from sorted(pairs, key=lambda pair: (pair[1].fingerprint in known, priority[pair[1].code]))
 
 
 def acceptances(report: Report) -> Mapping[str, str]:

@@ -97,7 +97,7 @@ def test_one_file_is_all_a_check_needs(tmp_path: Path, monkeypatch: pytest.Monke
     files = [*registry._files(), written(tmp_path, "XYZ101", 'priority=1, commands=("anomaly",)')]
     monkeypatch.setattr(registry, "_files", lambda: iter(files))
     assert registry.of_command(Command.ANOMALY)[0].manual.code == "XYZ101"
-    assert registry.priority_of("XYZ101") == 1
+    assert registry.priorities(["XYZ101"]) == {"XYZ101": 1}
 
 
 def test_a_check_that_declares_no_priority_has_that_of_its_family(
@@ -105,8 +105,9 @@ def test_a_check_that_declares_no_priority_has_that_of_its_family(
 ) -> None:
     files = [written(tmp_path, "FWD901", "run=None"), written(tmp_path, "XYZ101", "run=None")]
     monkeypatch.setattr(registry, "_files", lambda: iter(files))
-    assert registry.priority_of("NAN101") < registry.priority_of("FWD901") < registry.priority_of("PRF101")
-    assert registry.priority_of("XYZ101") > registry.priority_of("TRN401")
+    found = registry.priorities(["NAN101", "FWD901", "PRF101", "TRN401", "XYZ101"])
+    assert found["NAN101"] < found["FWD901"] < found["PRF101"]
+    assert found["XYZ101"] > found["TRN401"]
 
 
 @pytest.mark.parametrize(

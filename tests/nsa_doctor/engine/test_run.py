@@ -201,7 +201,8 @@ def test_what_another_check_explains_is_reported_there_when_the_module_is_the_sa
 
 def test_what_must_be_mended_first_comes_first() -> None:
     codes = ["PRF101", "GRD101", "FWD201", "NAN101", "GRD401", "FWD206"]
-    assert sorted(codes, key=registry.priority_of) == ["GRD401", "NAN101", "FWD206", "FWD201", "GRD101", "PRF101"]
+    priority = registry.priorities(codes)
+    assert sorted(codes, key=priority.__getitem__) == ["GRD401", "NAN101", "FWD206", "FWD201", "GRD101", "PRF101"]
 
 
 def test_no_check_waits_for_itself() -> None:
