@@ -45,8 +45,10 @@ def decoded(*chunks: int, width: int = 20, rows: int = 1) -> Callable[[nn.Module
 @contextmanager
 def float64_by_default() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def under(manager: Callable[[], object], *calls: Callable[[nn.Module], object]) -> Callable[[nn.Module], None]:

@@ -72,7 +72,8 @@ class Replays:
             if place.file or failure.phase != "backward":
                 return place, ""
             looks = [self._running]
-        for look in looks * (_MOST_LOOKS if cause.kind == "chance" else 1):
+        # What comes by chance may show to a worse look first: the best one is given all of its chances before that.
+        for look in (look for look in looks for _ in range(_MOST_LOOKS if cause.kind == "chance" else 1)):
             try:
                 found = look(cause)
             except (SubjectFailedError, NotComparableError):  # under a tracer it goes another way
