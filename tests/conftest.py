@@ -15,7 +15,7 @@ import torch
 hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("reproducible")
 
-KERNELS = {"nsa.ops.kernel_tiles", "nsa.ops.compress.triton", "nsa.ops.select.triton"}
+KERNELS = {"nsa.ops.kernel_tiles", *(f"nsa.ops.{branch}.triton" for branch in ("compress", "score", "select"))}
 
 
 class PlainKernels(MetaPathFinder):

@@ -120,13 +120,11 @@ def _compressed_by_flash(
 def _compressed_by_triton(
     q: Tensor, k_cmp: Tensor, v_cmp: Tensor, geometry: Geometry, first_query: int, choose: BlockChoice | None
 ) -> tuple[Tensor, Tensor | None]:
-    from nsa.ops.compress import triton as compress_triton  # where there is no Triton no route leads here
+    # Where there is no Triton no route leads here.
+    from nsa.ops.compress import triton as compress_triton
+    from nsa.ops.score import triton as score_triton
 
+    out, norm = compress_triton.compressed_attention(q, k_cmp, v_cmp, geometry, first_query)
     if choose is None:
-        return compress_triton.compressed_attention(q, k_cmp, v_cmp, geometry, first_query, None), None
-    slots = choose.of_first_block(q, k_cmp.shape[2])
-
-    def fill(rows: slice, queries: slice, probabilities: Tensor) -> None:
-        slots[rows, queries] = choose(probabilities, queries.start)
-
-    return compress_triton.compressed_attention(q, k_cmp, v_cmp, geometry, first_query, fill), slots
+        return out, None
+    return out, score_triton.choose_slots(q, k_cmp, norm, geometry, first_query)

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from nsa.ops.compress import reference as compress_reference
 from nsa.ops.geometry import EMPTY_SLOT, Geometry
+from nsa.ops.score import reference as score_reference
 from nsa.ops.select import reference as select_reference
+from nsa.ops.select import vectorized as select_vectorized
+from nsa.ops.tiles import LOG2_E
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Sizes:
     heads: int  # of a group
     head_sizes: tuple[int, int]
     geometry: Geometry
-    budget: int = 1 << 26  # probabilities at once
+    budget: int = 1 << 26  # numbers that blocks are chosen by, at once
 
     def leaves(self, num_keys: int, dtype: torch.dtype, device: str) -> list[Tensor]:
         """Random q, k and v that require gradients."""
@@ -49,6 +52,10 @@ def _stairs(length: int, stride: int) -> Geometry:
     return Geometry(l=length, d=stride, l_sel=64, n_sel=3, w=1)
 
 
+def _choice(length: int, stride: int, l_sel: int, n_sel: int) -> Geometry:
+    return Geometry(l=length, d=stride, l_sel=l_sel, n_sel=n_sel, w=1)
+
+
 SELECTED = {
     "one-token": Sizes(1, 1, 1, 1, (16, 16), _blocks(16, 3)),
     "six-heads": Sizes(40, 40, 2, 6, (64, 64), _blocks(16, 3)),
@@ -66,8 +73,19 @@ COMPRESSED = {
     "the-last-queries": Sizes(5, 187, 2, 3, (16, 32), _stairs(32, 16)),
     "odd-head-sizes": Sizes(70, 70, 1, 2, (24, 40), _stairs(16, 4)),
     "many-keys": Sizes(40, 340, 1, 2, (16, 16), _stairs(4, 4)),
-    "probabilities-in-parts": Sizes(50, 90, 2, 2, (16, 16), _stairs(16, 8), budget=40),
+    "many-spans": Sizes(600, 600, 1, 1, (16, 16), _stairs(16, 8)),
     "more-heads-than-a-tile-has-rows": Sizes(20, 40, 1, 140, (16, 16), _stairs(16, 16)),
+}
+CHOSEN = {
+    "no-more-blocks-than-slots": Sizes(64, 64, 2, 2, (16, 16), _choice(16, 8, 16, 4)),
+    "one-block-more-than-slots": Sizes(65, 65, 2, 2, (16, 16), _choice(16, 8, 16, 4)),
+    "forced-blocks-alone": Sizes(90, 90, 2, 1, (16, 16), _choice(8, 8, 16, 3)),
+    "no-spill": Sizes(150, 150, 2, 3, (24, 24), _choice(8, 8, 16, 5)),
+    "three-strides-to-a-block": Sizes(150, 150, 2, 2, (16, 16), _choice(8, 4, 12, 5)),
+    "a-block-in-several-tiles": Sizes(120, 800, 1, 2, (16, 16), _choice(3, 1, 150, 4)),
+    "the-last-queries": Sizes(3, 400, 2, 6, (40, 40), _choice(32, 16, 32, 6)),
+    "in-parts": Sizes(150, 150, 2, 2, (16, 16), _choice(16, 8, 16, 4), budget=40),
+    "more-blocks-than-a-warp-has": Sizes(2, 8300, 1, 1, (16, 16), _choice(4, 4, 4, 20)),
 }
 
 
@@ -96,23 +114,72 @@ def errors_of_selected(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[st
 
 
 def errors_of_compressed(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, float]:
-    """The same of the compressed branch, and the error of the probabilities that blocks are chosen by."""
+    """The same of the compressed branch, and of its normaliser."""
     from nsa.ops.compress import triton
 
     geometry, first_query = sizes.geometry, sizes.num_tokens - sizes.num_queries
-    num_keys = geometry.num_compressed(sizes.num_tokens)
-    leaves = sizes.leaves(num_keys, dtype, device)
+    leaves = sizes.leaves(geometry.num_compressed(sizes.num_tokens), dtype, device)
     exact = [x.detach().double().cpu().requires_grad_() for x in leaves]
-    truth, probabilities = compress_reference.compressed_attention(*exact, geometry, first_query)
-    seen = torch.zeros(2, sizes.num_queries, sizes.groups, num_keys)
+    truth, _ = compress_reference.compressed_attention(*exact, geometry, first_query)
+    out, norm = triton.compressed_attention(*leaves, geometry, first_query)
+    return {"norm": _error(norm.sum(-1), _log_sums(exact[0], exact[1], sizes))} | _errors(out, truth, leaves, exact)
 
-    def visit(rows: slice, queries: slice, found: Tensor) -> None:
-        seen[rows, queries, :, : found.shape[-1]] = found.cpu()
 
+def _log_sums(q: Tensor, k: Tensor, sizes: Sizes) -> Tensor:
+    """Log2 of the sum that makes each row's probabilities of its scores; 0 for a row that sees no key."""
+    geometry, first_query = sizes.geometry, sizes.num_tokens - sizes.num_queries
+    scores = torch.einsum("bthd,bchd->bthc", q, k.repeat_interleave(sizes.heads, 2)) / q.shape[-1] ** 0.5
+    last = torch.arange(k.shape[1]) * geometry.d + geometry.l - 1
+    is_hidden = last > torch.arange(first_query, sizes.num_tokens)[:, None, None]
+    sums = scores.masked_fill(is_hidden, -torch.inf).logsumexp(-1)
+    return torch.where(is_hidden.all(-1), 0, sums * LOG2_E)
+
+
+def gap_of_choice(sizes: Sizes, dtype: torch.dtype, device: str) -> float:
+    """How much more important, by the oracle, a block left out is than one chosen: relative, 0 where none is.
+
+    Forced blocks are chosen, as many as may be, and slots are what plain torch makes of the kernels' own importance.
+    """
+    from nsa.ops.compress import triton as compress
+    from nsa.ops.score import triton
+
+    geometry, first_query = sizes.geometry, sizes.num_tokens - sizes.num_queries
+    q, k, v = (x.detach() for x in sizes.leaves(geometry.num_compressed(sizes.num_tokens), dtype, device))
+    _, norm = compress.compressed_attention(q, k, v, geometry, first_query)
     with patch.object(triton, "tile_budget", lambda device: sizes.budget):
-        out = triton.compressed_attention(*leaves, geometry, first_query, visit)
-    wanted = probabilities.detach().unflatten(2, (sizes.groups, sizes.heads)).sum(3)
-    return {"probabilities": _error(seen, wanted)} | _errors(out, truth, leaves, exact)
+        slots = triton.choose_slots(q, k, norm, geometry, first_query)
+    num_blocks = geometry.num_blocks(sizes.num_tokens)
+    assert torch.equal(slots, slots_of_parts(q, k, norm, sizes))
+    exact = [x.double().cpu() for x in (q, k, v)]
+    _, probabilities = compress_reference.compressed_attention(*exact, geometry, first_query)
+    importance = score_reference.block_importance(probabilities, sizes.groups, num_blocks, geometry)
+    chosen = torch.zeros(*importance.shape[:-1], num_blocks + 1, dtype=torch.bool)
+    chosen = chosen.scatter(-1, slots.cpu() % (num_blocks + 1), True)[..., :-1]
+    newest = torch.arange(first_query, sizes.num_tokens)[:, None, None] // geometry.l_sel
+    block = torch.arange(num_blocks)
+    forced = (block <= newest) & ((block == 0) | (block >= newest - 1))
+    assert bool((chosen | ~forced).all())
+    assert bool((chosen & (block > newest)).sum() == 0)
+    assert bool((chosen.sum(-1) == (newest[..., 0] + 1).clamp(max=geometry.n_sel)).all())
+    least = importance.masked_fill(~chosen | forced, torch.inf).amin(-1)
+    most = importance.masked_fill(chosen | (block > newest), 0).amax(-1)
+    return float((1 - least / most).clamp(min=0).max()) if bool((most > 0).any()) else 0.0
+
+
+def slots_of_parts(q: Tensor, k: Tensor, norm: Tensor, sizes: Sizes) -> Tensor:
+    """What plain torch chooses by the numbers that the first kernel writes."""
+    from nsa.ops.score import triton
+
+    geometry, first_query = sizes.geometry, sizes.num_tokens - sizes.num_queries
+    compiled, every = triton.sizes_of(q, k, geometry), slice(0, sizes.num_queries)
+    parts = triton.given_to_blocks(q.contiguous(), k.contiguous(), norm, geometry, first_query, every, compiled)
+    inside, spilled = (x.unflatten(2, (-1, compiled["PIECES"])).unflatten(0, (2, -1)) for x in parts)
+    importance = torch.zeros_like(inside[..., 0])
+    for piece in range(compiled["PIECES"]):
+        importance = importance + inside[..., piece]
+    for piece in range(compiled["PIECES"] if geometry.l > geometry.d else 0):
+        importance = importance + torch.nn.functional.pad(spilled[..., :-1, piece], (1, 0))
+    return select_vectorized.choose_slots(importance.transpose(1, 2), geometry, first_query)
 
 
 def _errors(out: Tensor, truth: Tensor, leaves: list[Tensor], exact: list[Tensor]) -> dict[str, float]:
@@ -137,6 +204,7 @@ def main() -> None:
     for branch, cases, errors in (
         ("selected", SELECTED, errors_of_selected),
         ("compressed", COMPRESSED, errors_of_compressed),
+        ("chosen", CHOSEN, lambda *case: {"gap": gap_of_choice(*case)}),
     ):
         for name, sizes in cases.items():
             found = errors(sizes, torch.float32, "cpu")
