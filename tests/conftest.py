@@ -15,7 +15,7 @@ import torch
 hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("reproducible")
 
-KERNELS = {"nsa.ops.kernel_tiles", *(f"nsa.ops.{branch}.triton" for branch in ("compress", "score", "select"))}
+KERNELS = {"nsa.ops.kernel_tiles", *(f"nsa.ops.{branch}.triton" for branch in ("compress", "gate", "score", "select"))}
 
 
 class PlainKernels(MetaPathFinder):

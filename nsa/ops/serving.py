@@ -49,13 +49,12 @@ class Serving(NamedTuple):
 def serving(routes: Routes, reads: ReadCounter | None, num_tile_elements: int | None) -> Serving:
     """The functions that these routes name; what is said of reads and tiles goes to plain torch, which heeds it."""
     plain = reads, num_tile_elements
-    is_reference = routes.selected.effective == "reference"
     return Serving(
         compressed=_compressed(routes.compressed.effective, plain),
         selected=_selected(routes.selected.effective, plain),
         sliding=_sliding(routes.sliding.effective, plain),
         sliding_packed=slide_flash.sliding_attention_packed if routes.sliding.effective == "flash" else None,
-        mix=gate_reference.mix if is_reference else gate_vectorized.mix,
+        mix=_mix(routes.selected.effective),
     )
 
 
@@ -93,6 +92,19 @@ def _sliding(effective: str, plain: tuple[Any, ...]) -> Served:
             return Served(slide_flash.sliding_attention)
         case _:
             return Served(slide_vectorized.sliding_attention, plain)
+
+
+def _mix(effective: str) -> Callable[..., Tensor]:
+    """The mix of the kind that serves the selected branch."""
+    match effective:
+        case "reference":
+            return gate_reference.mix
+        case "triton":
+            from nsa.ops.gate import triton as gate_triton  # where there is no Triton no route leads here
+
+            return gate_triton.mix
+        case _:
+            return gate_vectorized.mix
 
 
 def _compressed_by_reference(

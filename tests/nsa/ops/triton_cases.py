@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nsa.ops.compress import reference as compress_reference
+from nsa.ops.gate import reference as gate_reference
 from nsa.ops.geometry import EMPTY_SLOT, Geometry
 from nsa.ops.score import reference as score_reference
 from nsa.ops.select import reference as select_reference
@@ -86,6 +87,13 @@ CHOSEN = {
     "the-last-queries": Sizes(3, 400, 2, 6, (40, 40), _choice(32, 16, 32, 6)),
     "in-parts": Sizes(150, 150, 2, 2, (16, 16), _choice(16, 8, 16, 4), budget=40),
     "more-blocks-than-a-warp-has": Sizes(2, 8300, 1, 1, (16, 16), _choice(4, 4, 4, 20)),
+}
+
+MIXED = {
+    "one-head": Sizes(3, 3, 1, 1, (16, 16), _stairs(16, 16)),
+    "six-heads": Sizes(7, 7, 2, 6, (16, 40), _stairs(16, 16)),
+    "sixteen-heads": Sizes(5, 5, 3, 16, (16, 64), _stairs(16, 16)),
+    "seventy-heads": Sizes(2, 2, 1, 70, (16, 24), _stairs(16, 16)),
 }
 
 
@@ -182,13 +190,30 @@ def slots_of_parts(q: Tensor, k: Tensor, norm: Tensor, sizes: Sizes) -> Tensor:
     return select_vectorized.choose_slots(importance.transpose(1, 2), geometry, first_query)
 
 
-def _errors(out: Tensor, truth: Tensor, leaves: list[Tensor], exact: list[Tensor]) -> dict[str, float]:
+def errors_of_mix(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, float]:
+    """Relative error of the gated mix and of each gradient against the oracle in float64."""
+    from nsa.ops.gate import triton
+
+    torch.manual_seed(0)
+    shape = 2, sizes.num_queries, sizes.groups * sizes.heads, sizes.head_sizes[1]
+    drawn = [torch.randn(shape) for _ in range(3)] + [torch.rand(2, sizes.num_queries, sizes.groups, 3)]
+    leaves = [x.to(device, dtype).requires_grad_() for x in drawn]
+    exact = [x.detach().double().cpu().requires_grad_() for x in leaves]
+    names = ("out", "compressed", "selected", "sliding", "gates")
+    return _errors(triton.mix(*leaves), gate_reference.mix(*exact), leaves, exact, names)
+
+
+def _errors(
+    out: Tensor,
+    truth: Tensor,
+    leaves: list[Tensor],
+    exact: list[Tensor],
+    names: tuple[str, ...] = ("out", "q", "k", "v"),
+) -> dict[str, float]:
     weight = torch.randn(out.shape, dtype=torch.float64)
     wanted = torch.autograd.grad((truth * weight).sum(), exact, allow_unused=True, materialize_grads=True)
     got = torch.autograd.grad((out * weight.to(out)).sum(), leaves)
-    return {
-        name: _error(a, b) for name, a, b in zip(("out", "q", "k", "v"), (out, *got), (truth, *wanted), strict=True)
-    }
+    return {name: _error(a, b) for name, a, b in zip(names, (out, *got), (truth, *wanted), strict=True)}
 
 
 def _error(found: Tensor, wanted: Tensor) -> float:
@@ -204,6 +229,7 @@ def main() -> None:
     for branch, cases, errors in (
         ("selected", SELECTED, errors_of_selected),
         ("compressed", COMPRESSED, errors_of_compressed),
+        ("mixed", MIXED, errors_of_mix),
         ("chosen", CHOSEN, lambda *case: {"gap": gap_of_choice(*case)}),
     ):
         for name, sizes in cases.items():
