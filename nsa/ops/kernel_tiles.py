@@ -69,6 +69,27 @@ def index(x, WIDE: tl.constexpr):
 
 
 @triton.jit
+def stream_of(num_streams, GROUPS: tl.constexpr):
+    """The program's row and group, and which of their tiles it has."""
+    program = tl.program_id(0)
+    stream = (program % num_streams).to(tl.int64)
+    return stream // GROUPS, stream % GROUPS, program // num_streams
+
+
+@triton.jit
+def rows_from(start, HEADS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr):
+    """The queries of the (query, head) pairs start, start + 1 …; the row of the first query; the pairs' rows after it.
+
+    start: a multiple of ROWS from a query's first head.
+    """
+    pair = tl.arange(0, ROWS)
+    if ROWS % HEADS:
+        pair += start % HEADS
+    first = start // HEADS * tl.full([], GROUPS * HEADS, tl.int64)
+    return start // HEADS + pair // HEADS, first, pair // HEADS * (GROUPS * HEADS) + pair % HEADS
+
+
+@triton.jit
 def load_rows(x, row, is_row, SIZE: tl.constexpr, WIDTH: tl.constexpr):
     """Rows of `x` [..., SIZE], filled up with zeros to WIDTH columns; zeros where `is_row` is false."""
     column = tl.arange(0, WIDTH)

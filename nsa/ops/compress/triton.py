@@ -24,10 +24,12 @@ from nsa.ops.kernel_tiles import (
     load_norm,
     load_rows,
     make_delta,
+    rows_from,
     rows_that_fit,
     scale,
     side,
     store_rows,
+    stream_of,
 )
 from nsa.ops.tiles import refuse_second_derivatives
 from nsa.types import CompressedKey, CompressedValue, Output, Query
@@ -198,7 +200,7 @@ def _attend_backward_kv(
 
     part_k [spans, B, C, G, Dk] and part_v in float32.
     """
-    batch, group, tile = _stream(num_streams, GROUPS)
+    batch, group, tile = stream_of(num_streams, GROUPS)
     key = tile * KEYS + tl.arange(0, KEYS)
     is_key = key < num_keys
     key_row = tl.arange(0, KEYS) * GROUPS
@@ -218,7 +220,7 @@ def _attend_backward_kv(
     stop = tl.minimum(tl.program_id(1) * span + span, num_queries) * HEADS
     whole = some * HEADS + ((every - some) * HEADS + ROWS - 1) // ROWS * ROWS
     for start in range(some * HEADS, tl.minimum(whole, stop), ROWS):
-        query, first, row = _rows(start, HEADS, GROUPS, ROWS)
+        query, first, row = rows_from(start, HEADS, GROUPS, ROWS)
         is_row = start + tl.arange(0, ROWS) < stop
         q_tile = load_rows(q + first * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
         grad_tile = load_rows(grad + first * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
@@ -229,7 +231,7 @@ def _attend_backward_kv(
             sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K
         )
     for start in range(whole, stop, ROWS):
-        query, first, row = _rows(start, HEADS, GROUPS, ROWS)
+        query, first, row = rows_from(start, HEADS, GROUPS, ROWS)
         is_row = start + tl.arange(0, ROWS) < stop
         q_tile = load_rows(q + first * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
         grad_tile = load_rows(grad + first * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
@@ -244,14 +246,6 @@ def _attend_backward_kv(
 
 
 @triton.jit
-def _stream(num_streams, GROUPS: tl.constexpr):
-    """The program's row and group, and which of their tiles it has."""
-    program = tl.program_id(0)
-    stream = (program % num_streams).to(tl.int64)
-    return stream // GROUPS, stream % GROUPS, program // num_streams
-
-
-@triton.jit
 def _place(
     num_streams, num_queries, num_keys, first_query, HEADS: tl.constexpr, GROUPS: tl.constexpr, LENGTH: tl.constexpr,
     STRIDE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
@@ -260,28 +254,15 @@ def _place(
 
     Of these, how many keys the oldest sees in whole tiles, and how many the youngest sees.
     """
-    batch, group, tile = _stream(num_streams, GROUPS)
+    batch, group, tile = stream_of(num_streams, GROUPS)
     tile = tl.num_programs(0) // num_streams - 1 - tile  # those that see most come first
-    query, first, row = _rows(tile * ROWS, HEADS, GROUPS, ROWS)
+    query, first, row = rows_from(tile * ROWS, HEADS, GROUPS, ROWS)
     oldest = first_query + tile * ROWS // HEADS
     youngest = first_query + tl.minimum((tile * ROWS + ROWS - 1) // HEADS, num_queries - 1)
     whole = _num_seen(oldest, num_keys, LENGTH, STRIDE) // KEYS * KEYS
     stop = _num_seen(youngest, num_keys, LENGTH, STRIDE)
     first_row = (batch * num_queries * GROUPS + group) * HEADS + first
     return batch * num_keys * GROUPS + group, first_row, row, query < num_queries, first_query + query, whole, stop
-
-
-@triton.jit
-def _rows(start, HEADS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr):
-    """The queries of the (query, head) pairs start, start + 1 …; the row of the first query; the pairs' rows after it.
-
-    start: a multiple of ROWS from a query's first head.
-    """
-    pair = tl.arange(0, ROWS)
-    if ROWS % HEADS:
-        pair += start % HEADS
-    first = start // HEADS * tl.full([], GROUPS * HEADS, tl.int64)
-    return start // HEADS + pair // HEADS, first, pair // HEADS * (GROUPS * HEADS) + pair % HEADS
 
 
 @triton.jit

@@ -16,6 +16,7 @@ from nsa.ops.geometry import EMPTY_SLOT, Geometry
 from nsa.ops.score import reference as score_reference
 from nsa.ops.select import reference as select_reference
 from nsa.ops.select import vectorized as select_vectorized
+from nsa.ops.slide import reference as slide_reference
 from nsa.ops.tiles import LOG2_E
 
 
@@ -51,6 +52,10 @@ def _blocks(l_sel: int, n_sel: int) -> Geometry:
 
 def _stairs(length: int, stride: int) -> Geometry:
     return Geometry(l=length, d=stride, l_sel=64, n_sel=3, w=1)
+
+
+def _window(w: int) -> Geometry:
+    return Geometry(l=16, d=16, l_sel=64, n_sel=3, w=w)
 
 
 def _choice(length: int, stride: int, l_sel: int, n_sel: int) -> Geometry:
@@ -89,6 +94,15 @@ CHOSEN = {
     "more-blocks-than-a-warp-has": Sizes(2, 8300, 1, 1, (16, 16), _choice(4, 4, 4, 20)),
 }
 
+SLIDING = {
+    "one-token": Sizes(1, 1, 1, 1, (16, 16), _window(5)),
+    "six-heads": Sizes(150, 150, 2, 6, (64, 64), _window(33)),
+    "a-window-of-two": Sizes(70, 70, 1, 2, (16, 16), _window(2)),
+    "a-window-beyond-the-keys": Sizes(90, 90, 2, 2, (24, 40), _window(1000)),
+    "the-last-queries": Sizes(5, 187, 2, 3, (16, 32), _window(64)),
+    "keys-that-no-query-sees": Sizes(40, 340, 1, 2, (16, 16), _window(64)),
+    "more-heads-than-a-tile-has-rows": Sizes(20, 40, 1, 140, (16, 16), _window(8)),
+}
 MIXED = {
     "one-head": Sizes(3, 3, 1, 1, (16, 16), _stairs(16, 16)),
     "six-heads": Sizes(7, 7, 2, 6, (16, 40), _stairs(16, 16)),
@@ -190,6 +204,16 @@ def slots_of_parts(q: Tensor, k: Tensor, norm: Tensor, sizes: Sizes) -> Tensor:
     return select_vectorized.choose_slots(importance.transpose(1, 2), geometry, first_query)
 
 
+def errors_of_sliding(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, float]:
+    """Relative error of the sliding branch and of each gradient against the oracle in float64."""
+    from nsa.ops.slide import triton
+
+    leaves = sizes.leaves(sizes.num_tokens, dtype, device)
+    exact = [x.detach().double().cpu().requires_grad_() for x in leaves]
+    truth = slide_reference.sliding_attention(*exact, sizes.geometry)
+    return _errors(triton.sliding_attention(*leaves, sizes.geometry), truth, leaves, exact)
+
+
 def errors_of_mix(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, float]:
     """Relative error of the gated mix and of each gradient against the oracle in float64."""
     from nsa.ops.gate import triton
@@ -229,6 +253,7 @@ def main() -> None:
     for branch, cases, errors in (
         ("selected", SELECTED, errors_of_selected),
         ("compressed", COMPRESSED, errors_of_compressed),
+        ("sliding", SLIDING, errors_of_sliding),
         ("mixed", MIXED, errors_of_mix),
         ("chosen", CHOSEN, lambda *case: {"gap": gap_of_choice(*case)}),
     ):
