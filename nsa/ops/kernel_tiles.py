@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nsa.ops.tiles import LOG2_E
 
@@ -43,6 +44,39 @@ def rows_that_fit(most: int, device: torch.device, *widths: int, num_stages: int
     while rows > LEAST_SIDE and rows * sum(widths) * num_stages * 2 > room:
         rows //= 2
     return rows
+
+
+def tiles_of(x: Tensor, rows: int, width: int) -> Any:
+    """`x` [B, S, G, D] as the copy engine of a Hopper GPU loads it, tiles of `rows` tokens of one stream.
+
+    `x` itself where that engine cannot: on other GPUs, for D that is no multiple of 16 bytes, of an empty tensor. And
+    for a compiler that traces the call, which knows no addresses.
+    """
+    return _tiles(x, [1, rows, 1, width])
+
+
+def head_tiles_of(x: Tensor, groups: int, rows: int, width: int) -> Any:
+    """`x` [B, T, G·h, D] likewise, tiles of all heads of a group at neighbouring queries.
+
+    `x` itself also where such tiles have no `rows`, a power of two, rows.
+    """
+    heads = x.shape[2] // groups
+    return x if rows % heads else _tiles(x.unflatten(2, (groups, heads)), [1, rows // heads, 1, heads, width])
+
+
+def _tiles(x: Tensor, block: list[int]) -> Any:
+    if torch.compiler.is_compiling():
+        return x
+    has_engine = not x.is_cuda or torch.cuda.get_device_capability(x.device) >= (9, 0)  # the interpreter imitates it
+    is_aligned = x.data_ptr() % 16 == 0 and x.shape[-1] * x.element_size() % 16 == 0
+    if not (has_engine and is_aligned and x.numel()):
+        return x
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), block)
+
+
+def whether_tiled(*tiles: Any) -> bool:
+    """Whether all of these, made by `tiles_of` and `head_tiles_of`, are tiles."""
+    return not any(isinstance(x, Tensor) for x in tiles)
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
@@ -98,6 +132,41 @@ def load_rows(x, row, is_row, SIZE: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def load_keys(
+    x, tiles, batch, group, start, stop, num_keys, GROUPS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
+    KEYS: tl.constexpr, TILED: tl.constexpr,
+):  # fmt: skip
+    """Keys start, start + 1 … of one stream of `x` [B, num_keys, G, SIZE]; zeros from `stop` on, unless TILED.
+
+    TILED: `tiles` are what `tiles_of` makes of `x`; zeros from num_keys on.
+    """
+    if TILED:
+        found = tl.reshape(tiles.load([batch.to(tl.int32), start, group.to(tl.int32), 0]), [KEYS, WIDTH])
+    else:
+        key = tl.arange(0, KEYS)
+        first = ((batch * num_keys + start) * GROUPS + group) * SIZE
+        found = load_rows(x + first, key * GROUPS, start + key < stop, SIZE, WIDTH)
+    return found
+
+
+@triton.jit
+def load_heads(
+    x, tiles, batch, group, start, first, row, is_row, HEADS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, TILED: tl.constexpr,
+):  # fmt: skip
+    """The rows of the (query, head) pairs start, start + 1 … of one stream of `x`; first and row as of `rows_from`.
+
+    TILED: `tiles` are what `head_tiles_of` makes of `x`, and a row for which `is_row` is false is loaded all the same.
+    """
+    if TILED:
+        found = tiles.load([batch.to(tl.int32), start // HEADS, group.to(tl.int32), 0, 0])
+        found = tl.reshape(found, [ROWS, WIDTH])
+    else:
+        found = load_rows(x + first * SIZE, row, is_row, SIZE, WIDTH)
+    return found
+
+
+@triton.jit
 def store_rows(x, row, is_row, values, SIZE: tl.constexpr, WIDTH: tl.constexpr):
     """The inverse of `load_rows`, rounded to the dtype of `x`."""
     column = tl.arange(0, WIDTH)
@@ -131,15 +200,15 @@ def finish_rows(
     """Write output and normaliser; a row that saw no key has output and normaliser zero."""
     sees_none = total == 0
     total = tl.where(sees_none, 1.0, total)
-    store_rows(out, row, is_row, mixed / total[:, None], SIZE_V, WIDTH_V)
+    store_rows(out, row, is_row, mixed * (1 / total)[:, None], SIZE_V, WIDTH_V)
     tl.store(norm + row * 2, tl.where(sees_none, 0.0, peak), mask=is_row)
     tl.store(norm + row * 2 + 1, tl.log2(total), mask=is_row)
 
 
 @triton.jit
 def load_norm(norm, row, is_row):
-    """Peak and log2 of the sum."""
-    peak = tl.load(norm + row * 2, mask=is_row, other=0.0)
+    """Peak and log2 of the sum; a row that is none has the peak +inf, so that its probabilities are zero."""
+    peak = tl.load(norm + row * 2, mask=is_row, other=float("inf"))
     return peak, tl.load(norm + row * 2 + 1, mask=is_row, other=0.0)
 
 
@@ -177,7 +246,7 @@ def add_grad_kv(
 ):  # fmt: skip
     """Gradients of the keys (not scaled yet) and values, with the part of one tile of rows; is_visible [keys, rows].
 
-    Rows loaded as zeros, normaliser and delta too, add nothing, MASKED or not.
+    A row that is none adds nothing, MASKED or not: see `load_norm`.
     """
     weights = tl.exp2(tl.dot(k_tile, tl.trans(q_tile)) * factor(SIZE_K) - peak[None, :] - log_total[None, :])
     if MASKED:

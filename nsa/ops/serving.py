@@ -90,6 +90,10 @@ def _sliding(effective: str, plain: tuple[Any, ...]) -> Served:
             return Served(slide_fused.sliding_attention)
         case "flash":
             return Served(slide_flash.sliding_attention)
+        case "triton":
+            from nsa.ops.slide import triton as slide_triton  # where there is no Triton no route leads here
+
+            return Served(slide_triton.sliding_attention)
         case _:
             return Served(slide_vectorized.sliding_attention, plain)
 

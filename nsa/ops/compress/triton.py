@@ -21,6 +21,9 @@ from nsa.ops.kernel_tiles import (
     attend_tile,
     current,
     finish_rows,
+    head_tiles_of,
+    load_heads,
+    load_keys,
     load_norm,
     load_rows,
     make_delta,
@@ -30,13 +33,16 @@ from nsa.ops.kernel_tiles import (
     side,
     store_rows,
     stream_of,
+    tiles_of,
+    whether_tiled,
 )
 from nsa.ops.tiles import refuse_second_derivatives
 from nsa.types import CompressedKey, CompressedValue, Output, Query
 
-_ROWS, _ROWS_BACKWARD, _KEYS = 128, 64, 64  # of one product; fastest on an H200, as is what follows
-_LAUNCH = {"num_warps": 4, "num_stages": 2}
-_MOST_SPANS, _LEAST_SPAN = 16, 256  # of queries, for the gradients of keys and values
+_ROWS, _KEYS = 64, 64  # of one product; fastest on an H200, as is what follows
+_FORWARD = {"num_warps": 4, "num_stages": 3}
+_BACKWARD = {"num_warps": 4, "num_stages": 2}
+_MOST_SPANS, _LEAST_SPAN = 32, 256  # of queries, for the gradients of keys and values
 
 
 def compressed_attention(
@@ -58,9 +64,12 @@ class _CompressedAttention(torch.autograd.Function):
         q, k, v = (x.contiguous() for x in (q, k, v))
         out = q.new_empty(*q.shape[:3], v.shape[-1])
         norm = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
-        lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, _ROWS)
+        lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, _FORWARD["num_stages"])
+        tiles = _key_tiles(k, v, sizes)
         with current(q.device):
-            _attend[_by_rows(q, k, sizes)](q, k, v, out, norm, *lengths, **sizes, **_LAUNCH)
+            _attend[_by_rows(q, k, sizes)](
+                q, k, v, *tiles, out, norm, *lengths, **sizes, TILED=whether_tiled(*tiles), **_FORWARD
+            )
         ctx.save_for_backward(q, k, v, out, norm)
         ctx.mark_non_differentiable(norm)
         ctx.set_materialize_grads(False)
@@ -82,17 +91,31 @@ def _gradients(
     grad = grad.to(q.dtype).contiguous()
     grad_q = torch.empty_like(q)
     delta = q.new_empty(q.shape[:3], dtype=torch.float32)
-    lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, _ROWS_BACKWARD)
+    lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, _BACKWARD["num_stages"])
+    tiles = _key_tiles(k, v, sizes)
     span = max(_LEAST_SPAN, -(-q.shape[1] // _MOST_SPANS))
     num_spans = -(-q.shape[1] // span)
     part_k, part_v = (x.new_empty(num_spans, *x.shape, dtype=torch.float32) for x in (k, v))
     with current(q.device):
-        _attend_backward_q[_by_rows(q, k, sizes)](q, k, v, out, norm, grad, grad_q, delta, *lengths, **sizes, **_LAUNCH)
+        _attend_backward_q[_by_rows(q, k, sizes)](
+            q, k, v, *tiles, out, norm, grad, grad_q, delta, *lengths, **sizes, TILED=whether_tiled(*tiles), **_BACKWARD
+        )
         if k.shape[1]:
+            tiles = _head_tiles(q, grad, sizes)
             _attend_backward_kv[k.shape[0] * k.shape[2] * -(-k.shape[1] // sizes["KEYS"]), num_spans](
-                q, k, v, norm, grad, delta, part_k, part_v, *lengths, span, **sizes, **_LAUNCH
-            )
+                q, k, v, *tiles, norm, grad, delta, part_k, part_v, *lengths, span, **sizes,
+                TILED=whether_tiled(*tiles), **_BACKWARD,
+            )  # fmt: skip
     return grad_q, part_k.sum(0).to(k.dtype), part_v.sum(0).to(v.dtype)
+
+
+def _key_tiles(k: Tensor, v: Tensor, sizes: dict[str, int]) -> tuple[Any, Any]:
+    return tiles_of(k, sizes["KEYS"], sizes["WIDTH_K"]), tiles_of(v, sizes["KEYS"], sizes["WIDTH_V"])
+
+
+def _head_tiles(q: Tensor, grad: Tensor, sizes: dict[str, int]) -> tuple[Any, Any]:
+    groups, rows = sizes["GROUPS"], sizes["ROWS"]
+    return head_tiles_of(q, groups, rows, sizes["WIDTH_K"]), head_tiles_of(grad, groups, rows, sizes["WIDTH_V"])
 
 
 def _by_rows(q: Tensor, k: Tensor, sizes: dict[str, Any]) -> tuple[int]:
@@ -105,7 +128,7 @@ def _lengths(q: Tensor, k: Tensor, first_query: int) -> tuple[int, int, int, int
     return k.shape[0] * k.shape[2], q.shape[1], k.shape[1], first_query
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, most_rows: int) -> dict[str, Any]:
+def _sizes(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, num_stages: int) -> dict[str, Any]:
     """What the kernels are compiled for."""
     width_k, width_v = side(q.shape[-1]), side(v.shape[-1])
     return {
@@ -117,8 +140,8 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, most_rows: int) 
         "WIDTH_V": width_v,
         "LENGTH": geometry.l,
         "STRIDE": geometry.d,
-        "ROWS": rows_that_fit(most_rows, q.device, width_k, width_v, num_stages=1 if most_rows == _ROWS else 2),
-        "KEYS": rows_that_fit(_KEYS, q.device, width_k, width_v, num_stages=2),
+        "ROWS": rows_that_fit(_ROWS, q.device, width_k, width_v, num_stages=2),
+        "KEYS": rows_that_fit(_KEYS, q.device, width_k, width_v, num_stages=num_stages),
     }
 
 
@@ -128,29 +151,37 @@ _VARYING = ("num_streams", "num_queries", "num_keys", "first_query", "span")
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend(
-    q, k, v, out, norm, num_streams, num_queries, num_keys, first_query,
+    q, k, v, k_tiles, v_tiles, out, norm, num_streams, num_queries, num_keys, first_query,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, LENGTH: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    TILED: tl.constexpr,
 ):  # fmt: skip
     """Output and normaliser of one tile of rows."""
-    first_key, first_row, row, is_row, position, whole, stop = _place(
-        num_streams, num_queries, num_keys, first_query, HEADS, GROUPS, LENGTH, STRIDE, ROWS, KEYS
+    batch, group, tile = stream_of(num_streams, GROUPS)
+    tile = tl.num_programs(0) // num_streams - 1 - tile  # those that see most come first
+    first_row, row, is_row, position, whole, stop = _place(
+        batch, group, tile, num_queries, num_keys, first_query, HEADS, GROUPS, LENGTH, STRIDE, ROWS, KEYS
     )
     q_tile = load_rows(q + first_row * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
-    k += first_key * SIZE_K
-    v += first_key * SIZE_V
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, WIDTH_V], tl.float32)
-    key, is_key = tl.arange(0, KEYS), tl.full([KEYS], 1, tl.int1)
+    key = tl.arange(0, KEYS)
     for start in range(0, whole, KEYS):
-        k_tile = load_rows(k + start * tl.full([], GROUPS * SIZE_K, tl.int64), key * GROUPS, is_key, SIZE_K, WIDTH_K)
-        v_tile = load_rows(v + start * tl.full([], GROUPS * SIZE_V, tl.int64), key * GROUPS, is_key, SIZE_V, WIDTH_V)
+        k_tile = load_keys(
+            k, k_tiles, batch, group, start, whole, num_keys, GROUPS, SIZE_K, WIDTH_K, KEYS, TILED
+        )  # fmt: skip
+        v_tile = load_keys(
+            v, v_tiles, batch, group, start, whole, num_keys, GROUPS, SIZE_V, WIDTH_V, KEYS, TILED
+        )  # fmt: skip
         peak, total, mixed = attend_tile(q_tile, k_tile, v_tile, None, peak, total, mixed, SIZE_K, False)
     for start in range(whole, stop, KEYS):
-        is_key = start + key < stop
-        k_tile = load_rows(k + start * tl.full([], GROUPS * SIZE_K, tl.int64), key * GROUPS, is_key, SIZE_K, WIDTH_K)
-        v_tile = load_rows(v + start * tl.full([], GROUPS * SIZE_V, tl.int64), key * GROUPS, is_key, SIZE_V, WIDTH_V)
+        k_tile = load_keys(
+            k, k_tiles, batch, group, start, stop, num_keys, GROUPS, SIZE_K, WIDTH_K, KEYS, False
+        )  # fmt: skip
+        v_tile = load_keys(
+            v, v_tiles, batch, group, start, stop, num_keys, GROUPS, SIZE_V, WIDTH_V, KEYS, False
+        )  # fmt: skip
         is_visible = ((start + key) * STRIDE + LENGTH - 1)[None, :] <= position[:, None]
         peak, total, mixed = attend_tile(q_tile, k_tile, v_tile, is_visible, peak, total, mixed, SIZE_K)
     finish_rows(out + first_row * SIZE_V, norm + first_row * 2, row, is_row, peak, total, mixed, SIZE_V, WIDTH_V)
@@ -158,33 +189,41 @@ def _attend(
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_backward_q(
-    q, k, v, out, norm, grad, grad_q, delta, num_streams, num_queries, num_keys, first_query,
+    q, k, v, k_tiles, v_tiles, out, norm, grad, grad_q, delta, num_streams, num_queries, num_keys, first_query,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, LENGTH: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    TILED: tl.constexpr,
 ):  # fmt: skip
     """Gradient of q, and delta, of one tile of rows."""
-    first_key, first_row, row, is_row, position, whole, stop = _place(
-        num_streams, num_queries, num_keys, first_query, HEADS, GROUPS, LENGTH, STRIDE, ROWS, KEYS
+    batch, group, tile = stream_of(num_streams, GROUPS)
+    tile = tl.num_programs(0) // num_streams - 1 - tile  # those that see most come first
+    first_row, row, is_row, position, whole, stop = _place(
+        batch, group, tile, num_queries, num_keys, first_query, HEADS, GROUPS, LENGTH, STRIDE, ROWS, KEYS
     )
     q_tile = load_rows(q + first_row * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
     grad_tile = load_rows(grad + first_row * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
     out_tile = load_rows(out + first_row * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
     row_delta = make_delta(delta + first_row, row, is_row, grad_tile, out_tile)
     peak, log_total = load_norm(norm + first_row * 2, row, is_row)
-    k += first_key * SIZE_K
-    v += first_key * SIZE_V
     sum_q = tl.zeros([ROWS, WIDTH_K], tl.float32)
-    key, is_key = tl.arange(0, KEYS), tl.full([KEYS], 1, tl.int1)
+    key = tl.arange(0, KEYS)
     for start in range(0, whole, KEYS):
-        k_tile = load_rows(k + start * tl.full([], GROUPS * SIZE_K, tl.int64), key * GROUPS, is_key, SIZE_K, WIDTH_K)
-        v_tile = load_rows(v + start * tl.full([], GROUPS * SIZE_V, tl.int64), key * GROUPS, is_key, SIZE_V, WIDTH_V)
+        k_tile = load_keys(
+            k, k_tiles, batch, group, start, whole, num_keys, GROUPS, SIZE_K, WIDTH_K, KEYS, TILED
+        )  # fmt: skip
+        v_tile = load_keys(
+            v, v_tiles, batch, group, start, whole, num_keys, GROUPS, SIZE_V, WIDTH_V, KEYS, TILED
+        )  # fmt: skip
         sum_q = add_grad_q(
             sum_q, q_tile, k_tile, v_tile, grad_tile, None, peak, log_total, row_delta, SIZE_K, False
         )  # fmt: skip
     for start in range(whole, stop, KEYS):
-        is_key = start + key < stop
-        k_tile = load_rows(k + start * tl.full([], GROUPS * SIZE_K, tl.int64), key * GROUPS, is_key, SIZE_K, WIDTH_K)
-        v_tile = load_rows(v + start * tl.full([], GROUPS * SIZE_V, tl.int64), key * GROUPS, is_key, SIZE_V, WIDTH_V)
+        k_tile = load_keys(
+            k, k_tiles, batch, group, start, stop, num_keys, GROUPS, SIZE_K, WIDTH_K, KEYS, False
+        )  # fmt: skip
+        v_tile = load_keys(
+            v, v_tiles, batch, group, start, stop, num_keys, GROUPS, SIZE_V, WIDTH_V, KEYS, False
+        )  # fmt: skip
         is_visible = ((start + key) * STRIDE + LENGTH - 1)[None, :] <= position[:, None]
         sum_q = add_grad_q(sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K)
     store_rows(grad_q + first_row * SIZE_K, row, is_row, sum_q * scale(SIZE_K), SIZE_K, WIDTH_K)
@@ -192,9 +231,11 @@ def _attend_backward_q(
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_backward_kv(
-    q, k, v, norm, grad, delta, part_k, part_v, num_streams, num_queries, num_keys, first_query, span,
+    q, k, v, q_tiles, grad_tiles, norm, grad, delta, part_k, part_v, num_streams, num_queries, num_keys, first_query,
+    span,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, LENGTH: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    TILED: tl.constexpr,
 ):  # fmt: skip
     """What one span of queries adds to the gradients of one tile of compressed keys and values of one stream.
 
@@ -222,8 +263,12 @@ def _attend_backward_kv(
     for start in range(some * HEADS, tl.minimum(whole, stop), ROWS):
         query, first, row = rows_from(start, HEADS, GROUPS, ROWS)
         is_row = start + tl.arange(0, ROWS) < stop
-        q_tile = load_rows(q + first * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
-        grad_tile = load_rows(grad + first * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
+        q_tile = load_heads(
+            q, q_tiles, batch, group, start, first, row, is_row, HEADS, SIZE_K, WIDTH_K, ROWS, TILED
+        )  # fmt: skip
+        grad_tile = load_heads(
+            grad, grad_tiles, batch, group, start, first, row, is_row, HEADS, SIZE_V, WIDTH_V, ROWS, TILED
+        )  # fmt: skip
         peak, log_total = load_norm(norm + first * 2, row, is_row)
         row_delta = tl.load(delta + first + row, mask=is_row, other=0.0)
         is_visible = (key * STRIDE + LENGTH - 1)[:, None] <= (first_query + query)[None, :]
@@ -233,8 +278,12 @@ def _attend_backward_kv(
     for start in range(whole, stop, ROWS):
         query, first, row = rows_from(start, HEADS, GROUPS, ROWS)
         is_row = start + tl.arange(0, ROWS) < stop
-        q_tile = load_rows(q + first * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
-        grad_tile = load_rows(grad + first * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
+        q_tile = load_heads(
+            q, q_tiles, batch, group, start, first, row, is_row, HEADS, SIZE_K, WIDTH_K, ROWS, TILED
+        )  # fmt: skip
+        grad_tile = load_heads(
+            grad, grad_tiles, batch, group, start, first, row, is_row, HEADS, SIZE_V, WIDTH_V, ROWS, TILED
+        )  # fmt: skip
         peak, log_total = load_norm(norm + first * 2, row, is_row)
         row_delta = tl.load(delta + first + row, mask=is_row, other=0.0)
         sum_k, sum_v = add_grad_kv(
@@ -247,22 +296,20 @@ def _attend_backward_kv(
 
 @triton.jit
 def _place(
-    num_streams, num_queries, num_keys, first_query, HEADS: tl.constexpr, GROUPS: tl.constexpr, LENGTH: tl.constexpr,
-    STRIDE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    batch, group, tile, num_queries, num_keys, first_query, HEADS: tl.constexpr, GROUPS: tl.constexpr,
+    LENGTH: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Where the program's keys and rows begin; its rows and their positions; how many keys its rows see.
+    """Where the rows of a tile begin; the rows and their positions; how many keys the oldest and the youngest see.
 
-    Of these, how many keys the oldest sees in whole tiles, and how many the youngest sees.
+    Of the oldest's, those in whole tiles.
     """
-    batch, group, tile = stream_of(num_streams, GROUPS)
-    tile = tl.num_programs(0) // num_streams - 1 - tile  # those that see most come first
     query, first, row = rows_from(tile * ROWS, HEADS, GROUPS, ROWS)
     oldest = first_query + tile * ROWS // HEADS
     youngest = first_query + tl.minimum((tile * ROWS + ROWS - 1) // HEADS, num_queries - 1)
     whole = _num_seen(oldest, num_keys, LENGTH, STRIDE) // KEYS * KEYS
     stop = _num_seen(youngest, num_keys, LENGTH, STRIDE)
     first_row = (batch * num_queries * GROUPS + group) * HEADS + first
-    return batch * num_keys * GROUPS + group, first_row, row, query < num_queries, first_query + query, whole, stop
+    return first_row, row, query < num_queries, first_query + query, whole, stop
 
 
 @triton.jit

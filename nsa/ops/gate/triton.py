@@ -16,7 +16,7 @@ from nsa.ops.tiles import refuse_second_derivatives
 from nsa.types import GateWeights, Output
 
 _ROWS = 16  # heads of one program at least
-_WARPS = 4
+_WARPS = 8  # fastest on an H200
 
 
 def mix(compressed: Output, selected: Output, sliding: Output, gates: GateWeights) -> Output:

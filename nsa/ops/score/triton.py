@@ -21,7 +21,7 @@ from nsa.types import CompressedKey, Query, Slots
 
 _MOST_QUERIES, _MOST_KEYS = 64, 128  # of one product; fastest on an H200, as is what follows
 _SCORE = {"num_warps": 4, "num_stages": 2}
-_BLOCKS_PER_WARP, _MOST_WARPS = 1024, 16  # of the row that one program chooses from
+_BLOCKS_PER_WARP, _MOST_WARPS = 512, 16  # of the row that one program chooses from
 
 
 def choose_slots(q: Query, k_cmp: CompressedKey, norm: Tensor, geometry: Geometry, first_query: int) -> Slots:

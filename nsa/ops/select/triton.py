@@ -37,7 +37,7 @@ from nsa.types import Key, Output, Query, Slots, Value
 
 _MOST_HEADS = 64  # rows of one program's products; a group with more heads takes several
 _MOST_KEYS = 64  # of one product
-_MOST_ROWS = 64  # (query, head) pairs that meet a block at once in the backward pass
+_MOST_ROWS = 32  # (query, head) pairs that meet a block at once in the backward pass
 _READERS = 512  # of one part of a block of _MOST_KEYS tokens; as many times more as it is longer
 _BY_QUERY = {"num_warps": 2, "num_stages": 2}  # fastest on an H200, as are the sizes above
 _BY_QUERY_BACKWARD = {"num_warps": 2, "num_stages": 2}

@@ -78,8 +78,10 @@ COMPRESSED = {
     "six-heads": Sizes(150, 150, 2, 6, (64, 64), _stairs(16, 8)),
     "the-last-queries": Sizes(5, 187, 2, 3, (16, 32), _stairs(32, 16)),
     "odd-head-sizes": Sizes(70, 70, 1, 2, (24, 40), _stairs(16, 4)),
+    "head-sizes-of-no-tile": Sizes(80, 80, 2, 3, (10, 18), _stairs(8, 4)),
     "many-keys": Sizes(40, 340, 1, 2, (16, 16), _stairs(4, 4)),
     "many-spans": Sizes(600, 600, 1, 1, (16, 16), _stairs(16, 8)),
+    "sixteen-heads": Sizes(70, 100, 2, 16, (16, 32), _stairs(16, 8)),
     "more-heads-than-a-tile-has-rows": Sizes(20, 40, 1, 140, (16, 16), _stairs(16, 16)),
 }
 CHOSEN = {
@@ -97,9 +99,11 @@ CHOSEN = {
 SLIDING = {
     "one-token": Sizes(1, 1, 1, 1, (16, 16), _window(5)),
     "six-heads": Sizes(150, 150, 2, 6, (64, 64), _window(33)),
+    "sixteen-heads": Sizes(70, 100, 2, 16, (16, 32), _window(40)),
     "a-window-of-two": Sizes(70, 70, 1, 2, (16, 16), _window(2)),
     "a-window-beyond-the-keys": Sizes(90, 90, 2, 2, (24, 40), _window(1000)),
     "the-last-queries": Sizes(5, 187, 2, 3, (16, 32), _window(64)),
+    "head-sizes-of-no-tile": Sizes(80, 80, 2, 3, (10, 18), _window(40)),
     "keys-that-no-query-sees": Sizes(40, 340, 1, 2, (16, 16), _window(64)),
     "more-heads-than-a-tile-has-rows": Sizes(20, 40, 1, 140, (16, 16), _window(8)),
 }
