@@ -231,6 +231,39 @@ def errors_of_mix(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, fl
     return _errors(triton.mix(*leaves), gate_reference.mix(*exact), leaves, exact, names)
 
 
+def choices_with_ties(device: str) -> tuple[Tensor, Tensor]:
+    """Slots of the kernel and of plain torch by importance with ties, zeros of both signs, NaN and infinity in it."""
+    from nsa.ops.score import triton
+
+    torch.manual_seed(0)
+    geometry = Geometry(l=16, d=16, l_sel=16, n_sel=7, w=1)  # nothing is spilled: importance is what it is given
+    importance = torch.randint(4, (3, 500, 32)).float()
+    importance = torch.where(torch.rand(importance.shape) < 0.3, torch.rand(importance.shape), importance)
+    importance[:, ::7, ::3] = -0.0
+    importance[:, 1::7, 3::4] = torch.nan
+    importance[:, 2::7, 5] = torch.inf
+    importance[:, 3::7] = 0.0
+    importance = importance.to(device)
+    slots = torch.empty(1, 500, 3, 7, dtype=torch.int64, device=device)
+    triton.choose_tile(importance, importance, slots, geometry, 12, slice(0, 500), 1)
+    return slots, select_vectorized.choose_slots(importance.transpose(0, 1)[None], geometry, 12)
+
+
+def is_alike_in_wide_offsets() -> bool:
+    """Whether int64 offsets give the bits that int32 offsets give, forward and every gradient."""
+    from nsa.ops import kernel_tiles
+    from nsa.ops.select import triton
+
+    sizes, seen = SELECTED["six-heads"], []
+    slots = drawn_slots(sizes, "cpu")
+    for most_offsets in (2**31 - 1, 0):
+        leaves = sizes.leaves(sizes.num_tokens, torch.float32, "cpu")
+        with patch.object(kernel_tiles, "_MOST_OFFSETS", most_offsets):
+            out = triton.selected_attention(*leaves, slots, sizes.geometry)
+            seen.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+    return all(torch.equal(narrow, wide) for narrow, wide in zip(*seen, strict=True))
+
+
 def _errors(
     out: Tensor,
     truth: Tensor,
@@ -251,16 +284,23 @@ def _error(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).norm() / norm) if norm else float(found.norm())
 
 
+BRANCHES = {
+    "selected": (SELECTED, errors_of_selected),
+    "compressed": (COMPRESSED, errors_of_compressed),
+    "sliding": (SLIDING, errors_of_sliding),
+    "mixed": (MIXED, errors_of_mix),
+    "chosen": (CHOSEN, lambda *case: {"gap": gap_of_choice(*case)}),
+}
+
+
 def main() -> None:
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise SystemExit("set TRITON_INTERPRET=1 to interpret the kernels")
-    for branch, cases, errors in (
-        ("selected", SELECTED, errors_of_selected),
-        ("compressed", COMPRESSED, errors_of_compressed),
-        ("sliding", SLIDING, errors_of_sliding),
-        ("mixed", MIXED, errors_of_mix),
-        ("chosen", CHOSEN, lambda *case: {"gap": gap_of_choice(*case)}),
-    ):
+    if not torch.equal(*choices_with_ties("cpu")):
+        raise SystemExit("the kernels are wrong: ties are not chosen as plain torch chooses them")
+    if not is_alike_in_wide_offsets():
+        raise SystemExit("the kernels are wrong: int64 offsets give other bits than int32 offsets")
+    for branch, (cases, errors) in BRANCHES.items():
         for name, sizes in cases.items():
             found = errors(sizes, torch.float32, "cpu")
             print(branch, name, " ".join(f"{part}={error:.1e}" for part, error in found.items()), flush=True)
