@@ -52,31 +52,13 @@ def tiles_of(x: Tensor, rows: int, width: int) -> Any:
     `x` itself where that engine cannot: on other GPUs, for D that is no multiple of 16 bytes, of an empty tensor. And
     for a compiler that traces the call, which knows no addresses.
     """
-    return _tiles(x, [1, rows, 1, width])
-
-
-def head_tiles_of(x: Tensor, groups: int, rows: int, width: int) -> Any:
-    """`x` [B, T, G·h, D] likewise, tiles of all heads of a group at neighbouring queries.
-
-    `x` itself also where such tiles have no `rows`, a power of two, rows.
-    """
-    heads = x.shape[2] // groups
-    return x if rows % heads else _tiles(x.unflatten(2, (groups, heads)), [1, rows // heads, 1, heads, width])
-
-
-def _tiles(x: Tensor, block: list[int]) -> Any:
     if torch.compiler.is_compiling():
         return x
     has_engine = not x.is_cuda or torch.cuda.get_device_capability(x.device) >= (9, 0)  # the interpreter imitates it
     is_aligned = x.data_ptr() % 16 == 0 and x.shape[-1] * x.element_size() % 16 == 0
     if not (has_engine and is_aligned and x.numel()):
         return x
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), block)
-
-
-def whether_tiled(*tiles: Any) -> bool:
-    """Whether all of these, made by `tiles_of` and `head_tiles_of`, are tiles."""
-    return not any(isinstance(x, Tensor) for x in tiles)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, rows, 1, width])
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
@@ -146,23 +128,6 @@ def load_keys(
         key = tl.arange(0, KEYS)
         first = ((batch * num_keys + start) * GROUPS + group) * SIZE
         found = load_rows(x + first, key * GROUPS, start + key < stop, SIZE, WIDTH)
-    return found
-
-
-@triton.jit
-def load_heads(
-    x, tiles, batch, group, start, first, row, is_row, HEADS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, TILED: tl.constexpr,
-):  # fmt: skip
-    """The rows of the (query, head) pairs start, start + 1 … of one stream of `x`; first and row as of `rows_from`.
-
-    TILED: `tiles` are what `head_tiles_of` makes of `x`, and a row for which `is_row` is false is loaded all the same.
-    """
-    if TILED:
-        found = tiles.load([batch.to(tl.int32), start // HEADS, group.to(tl.int32), 0, 0])
-        found = tl.reshape(found, [ROWS, WIDTH])
-    else:
-        found = load_rows(x + first * SIZE, row, is_row, SIZE, WIDTH)
     return found
 
 

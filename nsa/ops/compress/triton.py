@@ -21,8 +21,6 @@ from nsa.ops.kernel_tiles import (
     attend_tile,
     current,
     finish_rows,
-    head_tiles_of,
-    load_heads,
     load_keys,
     load_norm,
     load_rows,
@@ -34,7 +32,6 @@ from nsa.ops.kernel_tiles import (
     store_rows,
     stream_of,
     tiles_of,
-    whether_tiled,
 )
 from nsa.ops.tiles import refuse_second_derivatives
 from nsa.types import CompressedKey, CompressedValue, Output, Query
@@ -42,6 +39,7 @@ from nsa.types import CompressedKey, CompressedValue, Output, Query
 _ROWS, _KEYS = 64, 64  # of one product; fastest on an H200, as is what follows
 _FORWARD = {"num_warps": 4, "num_stages": 3}
 _BACKWARD = {"num_warps": 4, "num_stages": 2}
+_LEAST_TILED = 512  # compressed blocks
 _MOST_SPANS, _LEAST_SPAN = 32, 256  # of queries, for the gradients of keys and values
 
 
@@ -65,11 +63,9 @@ class _CompressedAttention(torch.autograd.Function):
         out = q.new_empty(*q.shape[:3], v.shape[-1])
         norm = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
         lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, _FORWARD["num_stages"])
-        tiles = _key_tiles(k, v, sizes)
+        tiles, tiled = _key_tiles(k, v, sizes)
         with current(q.device):
-            _attend[_by_rows(q, k, sizes)](
-                q, k, v, *tiles, out, norm, *lengths, **sizes, TILED=whether_tiled(*tiles), **_FORWARD
-            )
+            _attend[_by_rows(q, k, sizes)](q, k, v, *tiles, out, norm, *lengths, **sizes, TILED=tiled, **_FORWARD)
         ctx.save_for_backward(q, k, v, out, norm)
         ctx.mark_non_differentiable(norm)
         ctx.set_materialize_grads(False)
@@ -81,7 +77,8 @@ class _CompressedAttention(torch.autograd.Function):
         refuse_second_derivatives()
         if grad is None:
             return (None,) * 5
-        return *_gradients(grad, *ctx.saved_tensors, ctx.geometry, ctx.first_query), None, None
+        q, k, v, out, norm = ctx.saved_tensors
+        return *_gradients(grad, q, k, v, out, norm, ctx.geometry, ctx.first_query), None, None
 
 
 @without_autocast
@@ -92,30 +89,28 @@ def _gradients(
     grad_q = torch.empty_like(q)
     delta = q.new_empty(q.shape[:3], dtype=torch.float32)
     lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, _BACKWARD["num_stages"])
-    tiles = _key_tiles(k, v, sizes)
+    tiles, tiled = _key_tiles(k, v, sizes)
     span = max(_LEAST_SPAN, -(-q.shape[1] // _MOST_SPANS))
     num_spans = -(-q.shape[1] // span)
     part_k, part_v = (x.new_empty(num_spans, *x.shape, dtype=torch.float32) for x in (k, v))
     with current(q.device):
         _attend_backward_q[_by_rows(q, k, sizes)](
-            q, k, v, *tiles, out, norm, grad, grad_q, delta, *lengths, **sizes, TILED=whether_tiled(*tiles), **_BACKWARD
+            q, k, v, *tiles, out, norm, grad, grad_q, delta, *lengths, **sizes, TILED=tiled, **_BACKWARD
         )
         if k.shape[1]:
-            tiles = _head_tiles(q, grad, sizes)
             _attend_backward_kv[k.shape[0] * k.shape[2] * -(-k.shape[1] // sizes["KEYS"]), num_spans](
-                q, k, v, *tiles, norm, grad, delta, part_k, part_v, *lengths, span, **sizes,
-                TILED=whether_tiled(*tiles), **_BACKWARD,
-            )  # fmt: skip
+                q, k, v, norm, grad, delta, part_k, part_v, *lengths, span, **sizes, **_BACKWARD
+            )
     return grad_q, part_k.sum(0).to(k.dtype), part_v.sum(0).to(v.dtype)
 
 
-def _key_tiles(k: Tensor, v: Tensor, sizes: dict[str, int]) -> tuple[Any, Any]:
-    return tiles_of(k, sizes["KEYS"], sizes["WIDTH_K"]), tiles_of(v, sizes["KEYS"], sizes["WIDTH_V"])
-
-
-def _head_tiles(q: Tensor, grad: Tensor, sizes: dict[str, int]) -> tuple[Any, Any]:
-    groups, rows = sizes["GROUPS"], sizes["ROWS"]
-    return head_tiles_of(q, groups, rows, sizes["WIDTH_K"]), head_tiles_of(grad, groups, rows, sizes["WIDTH_V"])
+def _key_tiles(k: Tensor, v: Tensor, sizes: dict[str, int]) -> tuple[tuple[Any, Any], bool]:
+    """Keys and values as the copy engine loads them, and whether it does; for few, launching would take longer."""
+    if k.shape[1] >= _LEAST_TILED:
+        tiles = tiles_of(k, sizes["KEYS"], sizes["WIDTH_K"]), tiles_of(v, sizes["KEYS"], sizes["WIDTH_V"])
+        if not any(isinstance(x, Tensor) for x in tiles):
+            return tiles, True
+    return (k, v), False
 
 
 def _by_rows(q: Tensor, k: Tensor, sizes: dict[str, Any]) -> tuple[int]:
@@ -231,11 +226,9 @@ def _attend_backward_q(
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_backward_kv(
-    q, k, v, q_tiles, grad_tiles, norm, grad, delta, part_k, part_v, num_streams, num_queries, num_keys, first_query,
-    span,
+    q, k, v, norm, grad, delta, part_k, part_v, num_streams, num_queries, num_keys, first_query, span,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, LENGTH: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    TILED: tl.constexpr,
 ):  # fmt: skip
     """What one span of queries adds to the gradients of one tile of compressed keys and values of one stream.
 
@@ -263,12 +256,8 @@ def _attend_backward_kv(
     for start in range(some * HEADS, tl.minimum(whole, stop), ROWS):
         query, first, row = rows_from(start, HEADS, GROUPS, ROWS)
         is_row = start + tl.arange(0, ROWS) < stop
-        q_tile = load_heads(
-            q, q_tiles, batch, group, start, first, row, is_row, HEADS, SIZE_K, WIDTH_K, ROWS, TILED
-        )  # fmt: skip
-        grad_tile = load_heads(
-            grad, grad_tiles, batch, group, start, first, row, is_row, HEADS, SIZE_V, WIDTH_V, ROWS, TILED
-        )  # fmt: skip
+        q_tile = load_rows(q + first * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
+        grad_tile = load_rows(grad + first * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
         peak, log_total = load_norm(norm + first * 2, row, is_row)
         row_delta = tl.load(delta + first + row, mask=is_row, other=0.0)
         is_visible = (key * STRIDE + LENGTH - 1)[:, None] <= (first_query + query)[None, :]
@@ -278,12 +267,8 @@ def _attend_backward_kv(
     for start in range(whole, stop, ROWS):
         query, first, row = rows_from(start, HEADS, GROUPS, ROWS)
         is_row = start + tl.arange(0, ROWS) < stop
-        q_tile = load_heads(
-            q, q_tiles, batch, group, start, first, row, is_row, HEADS, SIZE_K, WIDTH_K, ROWS, TILED
-        )  # fmt: skip
-        grad_tile = load_heads(
-            grad, grad_tiles, batch, group, start, first, row, is_row, HEADS, SIZE_V, WIDTH_V, ROWS, TILED
-        )  # fmt: skip
+        q_tile = load_rows(q + first * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
+        grad_tile = load_rows(grad + first * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
         peak, log_total = load_norm(norm + first * 2, row, is_row)
         row_delta = tl.load(delta + first + row, mask=is_row, other=0.0)
         sum_k, sum_v = add_grad_kv(

@@ -20,9 +20,6 @@ from nsa.ops.kernel_tiles import (
     attend_tile,
     current,
     finish_rows,
-    head_tiles_of,
-    load_heads,
-    load_keys,
     load_norm,
     load_rows,
     make_delta,
@@ -32,13 +29,12 @@ from nsa.ops.kernel_tiles import (
     side,
     store_rows,
     stream_of,
-    tiles_of,
-    whether_tiled,
 )
 from nsa.ops.tiles import refuse_second_derivatives
 from nsa.types import Key, Output, Query, Value
 
-_ROWS, _KEYS, _ROWS_BY_KEYS = 64, 64, 32  # of one product; fastest on an H200, as is what follows
+# Rows and keys of one product; fastest on an H200, as is how the kernels are launched.
+_SIDES, _SIDES_BACKWARD_Q, _SIDES_BACKWARD_KV = (64, 64), (64, 32), (32, 64)
 _FORWARD = {"num_warps": 4, "num_stages": 3}
 _BACKWARD_Q = {"num_warps": 4, "num_stages": 2}
 _BACKWARD_KV = {"num_warps": 4, "num_stages": 3}
@@ -56,12 +52,9 @@ class _SlidingAttention(torch.autograd.Function):
         q, k, v = (x.contiguous() for x in (q, k, v))
         out = q.new_empty(*q.shape[:3], v.shape[-1])
         norm = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
-        lengths, sizes = _lengths(q, k, window), _sizes(q, k, v, _ROWS, _FORWARD["num_stages"])
-        tiles = _key_tiles(k, v, sizes)
+        lengths, sizes = _lengths(q, k, window), _sizes(q, k, v, _SIDES, _FORWARD["num_stages"])
         with current(q.device):
-            _attend[_by_rows(q, k, sizes)](
-                q, k, v, *tiles, out, norm, *lengths, **sizes, TILED=whether_tiled(*tiles), **_FORWARD
-            )
+            _attend[_by_rows(q, k, sizes)](q, k, v, out, norm, *lengths, **sizes, **_FORWARD)
         ctx.save_for_backward(q, k, v, out, norm)
         ctx.window = window
         return out
@@ -74,40 +67,17 @@ class _SlidingAttention(torch.autograd.Function):
         grad = grad.to(q.dtype).contiguous()
         grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         delta = q.new_empty(q.shape[:3], dtype=torch.float32)
-        lengths, sizes = _lengths(q, k, ctx.window), _sizes(q, k, v, _ROWS, _BACKWARD_Q["num_stages"])
-        tiles = _key_tiles(k, v, sizes)
+        lengths = _lengths(q, k, ctx.window)
         with current(q.device):
+            sizes = _sizes(q, k, v, _SIDES_BACKWARD_Q, _BACKWARD_Q["num_stages"])
             _attend_backward_q[_by_rows(q, k, sizes)](
-                q,
-                k,
-                v,
-                *tiles,
-                out,
-                norm,
-                grad,
-                grad_q,
-                delta,
-                *lengths,
-                **sizes,
-                TILED=whether_tiled(*tiles),
-                **_BACKWARD_Q,
+                q, k, v, out, norm, grad, grad_q, delta, *lengths, **sizes, **_BACKWARD_Q
             )
-            sizes = _sizes(q, k, v, _ROWS_BY_KEYS, _BACKWARD_KV["num_stages"])
-            tiles = _head_tiles(q, grad, sizes)
+            sizes = _sizes(q, k, v, _SIDES_BACKWARD_KV, _BACKWARD_KV["num_stages"])
             _attend_backward_kv[(k.shape[0] * k.shape[2] * -(-k.shape[1] // sizes["KEYS"]),)](
-                q, k, v, *tiles, norm, grad, delta, grad_k, grad_v, *lengths, **sizes,
-                TILED=whether_tiled(*tiles), **_BACKWARD_KV,
-            )  # fmt: skip
+                q, k, v, norm, grad, delta, grad_k, grad_v, *lengths, **sizes, **_BACKWARD_KV
+            )
         return grad_q, grad_k, grad_v, None
-
-
-def _key_tiles(k: Tensor, v: Tensor, sizes: dict[str, int]) -> tuple[Any, Any]:
-    return tiles_of(k, sizes["KEYS"], sizes["WIDTH_K"]), tiles_of(v, sizes["KEYS"], sizes["WIDTH_V"])
-
-
-def _head_tiles(q: Tensor, grad: Tensor, sizes: dict[str, int]) -> tuple[Any, Any]:
-    groups, rows = sizes["GROUPS"], sizes["ROWS"]
-    return head_tiles_of(q, groups, rows, sizes["WIDTH_K"]), head_tiles_of(grad, groups, rows, sizes["WIDTH_V"])
 
 
 def _by_rows(q: Tensor, k: Tensor, sizes: dict[str, int]) -> tuple[int]:
@@ -120,7 +90,7 @@ def _lengths(q: Tensor, k: Tensor, window: int) -> tuple[int, int, int, int]:
     return k.shape[0] * k.shape[2], q.shape[1], k.shape[1], min(window, k.shape[1])
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor, most_rows: int, num_stages: int) -> dict[str, int]:
+def _sizes(q: Tensor, k: Tensor, v: Tensor, sides: tuple[int, int], num_stages: int) -> dict[str, int]:
     """What the kernels are compiled for."""
     width_k, width_v = side(q.shape[-1]), side(v.shape[-1])
     return {
@@ -130,8 +100,8 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, most_rows: int, num_stages: int) -> 
         "SIZE_V": v.shape[-1],
         "WIDTH_K": width_k,
         "WIDTH_V": width_v,
-        "ROWS": rows_that_fit(most_rows, q.device, width_k, width_v, num_stages=2),
-        "KEYS": rows_that_fit(_KEYS, q.device, width_k, width_v, num_stages=num_stages),
+        "ROWS": rows_that_fit(sides[0], q.device, width_k, width_v, num_stages=2),
+        "KEYS": rows_that_fit(sides[1], q.device, width_k, width_v, num_stages=num_stages),
     }
 
 
@@ -140,36 +110,25 @@ _VARYING = ("num_streams", "num_queries", "num_keys", "window")  # vary, and are
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend(
-    q, k, v, k_tiles, v_tiles, out, norm, num_streams, num_queries, num_keys, window,
+    q, k, v, out, norm, num_streams, num_queries, num_keys, window,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TILED: tl.constexpr,
+    WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Output and normaliser of one tile of rows."""
-    batch, group, tile = stream_of(num_streams, GROUPS)
-    first_row, row, is_row, position, begin, whole, stop = _place(
-        batch, group, tile, num_queries, num_keys, window, HEADS, GROUPS, ROWS, KEYS
+    first_key, first_row, row, is_row, position, begin, stop = _place(
+        num_streams, num_queries, num_keys, window, HEADS, GROUPS, ROWS, KEYS
     )
     q_tile = load_rows(q + first_row * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
+    k += first_key * SIZE_K
+    v += first_key * SIZE_V
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, WIDTH_V], tl.float32)
     key = tl.arange(0, KEYS)
-    for start in range(begin, whole, KEYS):
-        k_tile = load_keys(
-            k, k_tiles, batch, group, start, whole, num_keys, GROUPS, SIZE_K, WIDTH_K, KEYS, TILED
-        )  # fmt: skip
-        v_tile = load_keys(
-            v, v_tiles, batch, group, start, whole, num_keys, GROUPS, SIZE_V, WIDTH_V, KEYS, TILED
-        )  # fmt: skip
-        is_visible = _is_visible((start + key)[None, :], position[:, None], window)
-        peak, total, mixed = attend_tile(q_tile, k_tile, v_tile, is_visible, peak, total, mixed, SIZE_K)
-    for start in range(whole, stop, KEYS):
-        k_tile = load_keys(
-            k, k_tiles, batch, group, start, stop, num_keys, GROUPS, SIZE_K, WIDTH_K, KEYS, False
-        )  # fmt: skip
-        v_tile = load_keys(
-            v, v_tiles, batch, group, start, stop, num_keys, GROUPS, SIZE_V, WIDTH_V, KEYS, False
-        )  # fmt: skip
+    for start in range(begin, stop, KEYS):
+        is_key = start + key < stop
+        k_tile = load_rows(k + start * tl.full([], GROUPS * SIZE_K, tl.int64), key * GROUPS, is_key, SIZE_K, WIDTH_K)
+        v_tile = load_rows(v + start * tl.full([], GROUPS * SIZE_V, tl.int64), key * GROUPS, is_key, SIZE_V, WIDTH_V)
         is_visible = _is_visible((start + key)[None, :], position[:, None], window)
         peak, total, mixed = attend_tile(q_tile, k_tile, v_tile, is_visible, peak, total, mixed, SIZE_K)
     finish_rows(out + first_row * SIZE_V, norm + first_row * 2, row, is_row, peak, total, mixed, SIZE_V, WIDTH_V)
@@ -177,38 +136,27 @@ def _attend(
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_backward_q(
-    q, k, v, k_tiles, v_tiles, out, norm, grad, grad_q, delta, num_streams, num_queries, num_keys, window,
+    q, k, v, out, norm, grad, grad_q, delta, num_streams, num_queries, num_keys, window,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TILED: tl.constexpr,
+    WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of q, and delta, of one tile of rows."""
-    batch, group, tile = stream_of(num_streams, GROUPS)
-    first_row, row, is_row, position, begin, whole, stop = _place(
-        batch, group, tile, num_queries, num_keys, window, HEADS, GROUPS, ROWS, KEYS
+    first_key, first_row, row, is_row, position, begin, stop = _place(
+        num_streams, num_queries, num_keys, window, HEADS, GROUPS, ROWS, KEYS
     )
     q_tile = load_rows(q + first_row * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
     grad_tile = load_rows(grad + first_row * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
     out_tile = load_rows(out + first_row * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
     row_delta = make_delta(delta + first_row, row, is_row, grad_tile, out_tile)
     peak, log_total = load_norm(norm + first_row * 2, row, is_row)
+    k += first_key * SIZE_K
+    v += first_key * SIZE_V
     sum_q = tl.zeros([ROWS, WIDTH_K], tl.float32)
     key = tl.arange(0, KEYS)
-    for start in range(begin, whole, KEYS):
-        k_tile = load_keys(
-            k, k_tiles, batch, group, start, whole, num_keys, GROUPS, SIZE_K, WIDTH_K, KEYS, TILED
-        )  # fmt: skip
-        v_tile = load_keys(
-            v, v_tiles, batch, group, start, whole, num_keys, GROUPS, SIZE_V, WIDTH_V, KEYS, TILED
-        )  # fmt: skip
-        is_visible = _is_visible((start + key)[None, :], position[:, None], window)
-        sum_q = add_grad_q(sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K)
-    for start in range(whole, stop, KEYS):
-        k_tile = load_keys(
-            k, k_tiles, batch, group, start, stop, num_keys, GROUPS, SIZE_K, WIDTH_K, KEYS, False
-        )  # fmt: skip
-        v_tile = load_keys(
-            v, v_tiles, batch, group, start, stop, num_keys, GROUPS, SIZE_V, WIDTH_V, KEYS, False
-        )  # fmt: skip
+    for start in range(begin, stop, KEYS):
+        is_key = start + key < stop
+        k_tile = load_rows(k + start * tl.full([], GROUPS * SIZE_K, tl.int64), key * GROUPS, is_key, SIZE_K, WIDTH_K)
+        v_tile = load_rows(v + start * tl.full([], GROUPS * SIZE_V, tl.int64), key * GROUPS, is_key, SIZE_V, WIDTH_V)
         is_visible = _is_visible((start + key)[None, :], position[:, None], window)
         sum_q = add_grad_q(sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K)
     store_rows(grad_q + first_row * SIZE_K, row, is_row, sum_q * scale(SIZE_K), SIZE_K, WIDTH_K)
@@ -216,9 +164,9 @@ def _attend_backward_q(
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_backward_kv(
-    q, k, v, q_tiles, grad_tiles, norm, grad, delta, grad_k, grad_v, num_streams, num_queries, num_keys, window,
+    q, k, v, norm, grad, delta, grad_k, grad_v, num_streams, num_queries, num_keys, window,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, TILED: tl.constexpr,
+    WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one tile of keys and values of one stream; a key that no query sees has none."""
     batch, group, tile = stream_of(num_streams, GROUPS)
@@ -241,12 +189,8 @@ def _attend_backward_kv(
     for start in range(begin, stop, ROWS):
         query, first, row = rows_from(start, HEADS, GROUPS, ROWS)
         is_row = start + tl.arange(0, ROWS) < stop
-        q_tile = load_heads(
-            q, q_tiles, batch, group, start, first, row, is_row, HEADS, SIZE_K, WIDTH_K, ROWS, TILED
-        )  # fmt: skip
-        grad_tile = load_heads(
-            grad, grad_tiles, batch, group, start, first, row, is_row, HEADS, SIZE_V, WIDTH_V, ROWS, TILED
-        )  # fmt: skip
+        q_tile = load_rows(q + first * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
+        grad_tile = load_rows(grad + first * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
         peak, log_total = load_norm(norm + first * 2, row, is_row)
         row_delta = tl.load(delta + first + row, mask=is_row, other=0.0)
         is_visible = _is_visible(key[:, None], (first_query + query)[None, :], window)
@@ -259,21 +203,19 @@ def _attend_backward_kv(
 
 @triton.jit
 def _place(
-    batch, group, tile, num_queries, num_keys, window, HEADS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr,
+    num_streams, num_queries, num_keys, window, HEADS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Where the rows of a tile begin; the rows and their positions; the tiles of keys that they see.
-
-    From where, up to where none of them is younger than a row, and up to where.
-    """
+    """Where the program's keys and rows begin; its rows and their positions; the tiles of keys that they see."""
+    batch, group, tile = stream_of(num_streams, GROUPS)
     query, first, row = rows_from(tile * ROWS, HEADS, GROUPS, ROWS)
     first_query = num_keys - num_queries
     oldest = first_query + tile * ROWS // HEADS
     youngest = first_query + tl.minimum((tile * ROWS + ROWS - 1) // HEADS, num_queries - 1)
     begin = tl.maximum(oldest - window + 1, 0) // KEYS * KEYS
-    whole = tl.maximum((oldest + 1) // KEYS * KEYS, begin)
     first_row = (batch * num_queries * GROUPS + group) * HEADS + first
-    return first_row, row, query < num_queries, first_query + query, begin, whole, youngest + 1
+    first_key = batch * num_keys * GROUPS + group
+    return first_key, first_row, row, query < num_queries, first_query + query, begin, youngest + 1
 
 
 @triton.jit

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -84,6 +85,21 @@ def test_a_prefix_has_the_same_bits_whatever_follows(length: int):
     prefix = {name: x[:, : num_blocks if "cmp" in name else length] for name, x in tensors.items()}
     whole = branches_of(tensors)
     assert all(torch.equal(x[:, :length], part) for x, part in zip(whole, branches_of(prefix), strict=True))
+
+
+@pytest.mark.gpu
+def test_keys_give_the_same_bits_however_they_are_loaded():
+    from nsa.ops.compress import triton
+
+    torch.manual_seed(0)
+    q = torch.randn(1, 1500, 12, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    k, v = (torch.randn(1, 186, 2, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    seen = []
+    for least_tiled in (0, 1 << 20):
+        with patch.object(triton, "_LEAST_TILED", least_tiled):
+            out, norm = triton.compressed_attention(q, k, v, GEOMETRIES[1], 0)
+            seen.append((out, norm, *torch.autograd.grad(out.square().sum(), q)))
+    assert all(torch.equal(tiled, loaded) for tiled, loaded in zip(*seen, strict=True))
 
 
 @pytest.mark.gpu
