@@ -5,7 +5,7 @@
 - `reference`: the oracle. Any device, slow.
 - `vectorized`: plain torch, any device and dtype.
 - `fused`: torch's own fused attention for the sliding branch, vectorized for the rest.
-- `triton`: our Triton kernels for the compressed and the selected branch, torch's fused attention for the sliding one.
+- `triton`: our Triton kernels.
 - `flash`: flash-attn for the sliding and the compressed branch; the selected one as under `auto`.
 - `auto`: the best that can serve; what it chose and why is in the route.
 
@@ -78,7 +78,7 @@ def route(
     return Routes(
         compressed=_compressed(impl, no_flash, no_triton, flash_is_asked_for),
         selected=_selected(impl, no_triton),
-        sliding=_sliding(impl, no_flash, device),
+        sliding=_sliding(impl, no_flash, no_triton, device),
     )
 
 
@@ -102,14 +102,16 @@ def _selected(impl: Impl, no_triton: str | None) -> Route:
     return made("vectorized", f"plain torch, since {no_triton}")
 
 
-def _sliding(impl: Impl, no_flash: str | None, device: torch.device) -> Route:
+def _sliding(impl: Impl, no_flash: str | None, no_triton: str | None, device: torch.device) -> Route:
     made = partial(Route, "sliding", impl)
     if impl in ("fused", "triton"):
-        return made("fused", "asked for by name" if impl == "fused" else "torch's fused attention, beside triton")
+        return made(impl, "asked for by name")
     if no_flash is None:
         return made("flash", "asked for by name" if impl == "flash" else "flash-attn can serve")
+    if no_triton is None:
+        return made("triton", f"the Triton kernel, since {no_flash}")
     if device.type == "cuda":
-        return made("fused", f"torch's fused attention, since {no_flash}")
+        return made("fused", f"torch's fused attention, since {no_flash} and {no_triton}")
     return made("vectorized", f"plain torch, since {no_flash}")
 
 

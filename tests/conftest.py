@@ -15,7 +15,8 @@ import torch
 hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("reproducible")
 
-KERNELS = {"nsa.ops.kernel_tiles", "nsa.ops.compress.triton", "nsa.ops.select.triton"}
+TRITON = ("compress", "gate", "score", "select", "slide")
+KERNELS = {"nsa.ops.kernel_tiles", *(f"nsa.ops.{folder}.triton" for folder in TRITON)}
 
 
 class PlainKernels(MetaPathFinder):

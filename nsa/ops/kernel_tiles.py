@@ -1,8 +1,8 @@
 """What the Triton kernels of the branches share; pointers are named as the tensors they point to.
 
 Layouts: q [B, T, G·h, Dk]; out and grad [B, T, G·h, Dv]; norm [B, T, G·h, 2] as `nsa.ops.tiles.normaliser` has it;
-delta [B, T, G·h]. A row of q, out, grad, norm or delta is (b·T + t)·G·h + head. Offsets are int64: a tensor may hold
-more than 2^31 elements.
+delta [B, T, G·h]. A program adds where its own batch row begins to the pointers, in int64. Within a batch row offsets
+are int32, which halves the registers of addresses, and int64 where a row holds 2^31 elements or more (WIDE).
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -11,11 +11,13 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nsa.ops.tiles import LOG2_E
 
 LEAST_SIDE = 16  # of a matrix product
-_STEPS_IN_FLIGHT = 3  # Triton's own default
+_MOST_OFFSETS = 2**31 - 1
 _LOG2_E = tl.constexpr(LOG2_E)
 
 
@@ -24,19 +26,39 @@ def side(size: int) -> int:
     return max(LEAST_SIDE, 1 << (size - 1).bit_length())
 
 
-def rows_that_fit(most: int, device: torch.device, *widths: int) -> int:
+def is_wide(*tensors: Tensor) -> bool:
+    """Whether a batch row of one of these holds more elements than int32 offsets reach."""
+    return any(x[:1].numel() > _MOST_OFFSETS for x in tensors)
+
+
+def rows_that_fit(most: int, device: torch.device, *widths: int, num_stages: int) -> int:
     """Rows of a tile, a power of two and at most `most`, whose loads fill no more than half of the shared memory.
 
-    widths: of the half-precision tensors that are loaded at every step of a loop.
+    widths: of the half-precision tensors that are loaded at every step of a loop, num_stages of them in flight.
     """
     if device.type != "cuda":
         return most
     properties = torch.cuda.get_device_properties(device)
     room = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block) // 2
     rows = most
-    while rows > LEAST_SIDE and rows * sum(widths) * _STEPS_IN_FLIGHT * 2 > room:
+    while rows > LEAST_SIDE and rows * sum(widths) * num_stages * 2 > room:
         rows //= 2
     return rows
+
+
+def tiles_of(x: Tensor, rows: int, width: int) -> Any:
+    """`x` [B, S, G, D] as the copy engine of a Hopper GPU loads it, tiles of `rows` tokens of one stream.
+
+    `x` itself where that engine cannot: on other GPUs, for D that is no multiple of 16 bytes, of an empty tensor. And
+    for a compiler that traces the call, which knows no addresses.
+    """
+    if torch.compiler.is_compiling():
+        return x
+    has_engine = not x.is_cuda or torch.cuda.get_device_capability(x.device) >= (9, 0)  # the interpreter imitates it
+    is_aligned = x.data_ptr() % 16 == 0 and x.shape[-1] * x.element_size() % 16 == 0
+    if not (has_engine and is_aligned and x.numel()):
+        return x
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, rows, 1, width])
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
@@ -57,28 +79,80 @@ def scale(SIZE_K: tl.constexpr):
 
 
 @triton.jit
+def index(x, WIDE: tl.constexpr):
+    """`x` in the integers that offsets within a batch row are computed in."""
+    return x.to(tl.int64) if WIDE else x.to(tl.int32)
+
+
+@triton.jit
+def stream_of(num_streams, GROUPS: tl.constexpr):
+    """The program's row and group, and which of their tiles it has."""
+    program = tl.program_id(0)
+    stream = (program % num_streams).to(tl.int64)
+    return stream // GROUPS, stream % GROUPS, program // num_streams
+
+
+@triton.jit
+def rows_from(start, HEADS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr):
+    """The queries of the (query, head) pairs start, start + 1 …; the row of the first query; the pairs' rows after it.
+
+    start: a multiple of ROWS from a query's first head.
+    """
+    pair = tl.arange(0, ROWS)
+    if ROWS % HEADS:
+        pair += start % HEADS
+    first = start // HEADS * tl.full([], GROUPS * HEADS, tl.int64)
+    return start // HEADS + pair // HEADS, first, pair // HEADS * (GROUPS * HEADS) + pair % HEADS
+
+
+@triton.jit
 def load_rows(x, row, is_row, SIZE: tl.constexpr, WIDTH: tl.constexpr):
     """Rows of `x` [..., SIZE], filled up with zeros to WIDTH columns; zeros where `is_row` is false."""
     column = tl.arange(0, WIDTH)
-    return tl.load(x + row[:, None] * SIZE + column, mask=is_row[:, None] & (column < SIZE)[None, :], other=0.0)
+    mask = is_row[:, None] if SIZE == WIDTH else is_row[:, None] & (column < SIZE)[None, :]
+    return tl.load(x + (row[:, None] * SIZE + column), mask=mask, other=0.0)
+
+
+@triton.jit
+def load_keys(
+    x, tiles, batch, group, start, stop, num_keys, GROUPS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
+    KEYS: tl.constexpr, TILED: tl.constexpr,
+):  # fmt: skip
+    """Keys start, start + 1 … of one stream of `x` [B, num_keys, G, SIZE]; zeros from `stop` on, unless TILED.
+
+    TILED: `tiles` are what `tiles_of` makes of `x`; zeros from num_keys on.
+    """
+    if TILED:
+        found = tl.reshape(tiles.load([batch.to(tl.int32), start, group.to(tl.int32), 0]), [KEYS, WIDTH])
+    else:
+        key = tl.arange(0, KEYS)
+        first = ((batch * num_keys + start) * GROUPS + group) * SIZE
+        found = load_rows(x + first, key * GROUPS, start + key < stop, SIZE, WIDTH)
+    return found
 
 
 @triton.jit
 def store_rows(x, row, is_row, values, SIZE: tl.constexpr, WIDTH: tl.constexpr):
     """The inverse of `load_rows`, rounded to the dtype of `x`."""
     column = tl.arange(0, WIDTH)
-    mask = is_row[:, None] & (column < SIZE)[None, :]
-    tl.store(x + row[:, None] * SIZE + column, values.to(x.dtype.element_ty), mask=mask)
+    mask = is_row[:, None] if SIZE == WIDTH else is_row[:, None] & (column < SIZE)[None, :]
+    tl.store(x + (row[:, None] * SIZE + column), values.to(x.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def attend_tile(q_tile, k_tile, v_tile, is_visible, peak, total, mixed, SIZE_K: tl.constexpr):
-    """Peak, sum and unnormalised output of rows that have met the keys of one tile more; is_visible [rows, keys]."""
-    scores = tl.dot(q_tile, tl.trans(k_tile)) * factor(SIZE_K)
-    scores = tl.where(is_visible, scores, float("-inf"))
-    highest = tl.maximum(peak, tl.max(scores, 1))
+def attend_tile(
+    q_tile, k_tile, v_tile, is_visible, peak, total, mixed, SIZE_K: tl.constexpr, MASKED: tl.constexpr = True
+):  # fmt: skip
+    """Peak, sum and unnormalised output of rows that have met the keys of one tile more; is_visible [rows, keys].
+
+    A tile gives a row the same bits whether MASKED or not, so that rows beside it change nothing.
+    """
+    scores = tl.dot(q_tile, tl.trans(k_tile))
+    if MASKED:
+        scores = tl.where(is_visible, scores, float("-inf"))
+    highest = tl.maximum(peak, tl.max(scores, 1) * factor(SIZE_K))
     origin = tl.where(highest == float("-inf"), 0.0, highest)  # of a row that has seen no key yet
-    weights = tl.exp2(scores - origin[:, None])
+    weights = tl.exp2(scores * factor(SIZE_K) - origin[:, None])
     shrink = tl.exp2(peak - origin)
     mixed = tl.dot(weights.to(v_tile.dtype), v_tile, mixed * shrink[:, None])
     return highest, total * shrink + tl.sum(weights, 1), mixed
@@ -91,15 +165,15 @@ def finish_rows(
     """Write output and normaliser; a row that saw no key has output and normaliser zero."""
     sees_none = total == 0
     total = tl.where(sees_none, 1.0, total)
-    store_rows(out, row, is_row, mixed / total[:, None], SIZE_V, WIDTH_V)
+    store_rows(out, row, is_row, mixed * (1 / total)[:, None], SIZE_V, WIDTH_V)
     tl.store(norm + row * 2, tl.where(sees_none, 0.0, peak), mask=is_row)
     tl.store(norm + row * 2 + 1, tl.log2(total), mask=is_row)
 
 
 @triton.jit
 def load_norm(norm, row, is_row):
-    """Peak and log2 of the sum."""
-    peak = tl.load(norm + row * 2, mask=is_row, other=0.0)
+    """Peak and log2 of the sum; a row that is none has the peak +inf, so that its probabilities are zero."""
+    peak = tl.load(norm + row * 2, mask=is_row, other=float("inf"))
     return peak, tl.load(norm + row * 2 + 1, mask=is_row, other=0.0)
 
 
@@ -112,27 +186,36 @@ def make_delta(delta, row, is_row, grad_tile, out_tile):
 
 
 @triton.jit
-def weights_of(q_tile, k_tile, is_visible, peak, log_total, SIZE_K: tl.constexpr):
-    """Probabilities [rows, keys] of what was normalised before."""
-    scores = tl.dot(q_tile, tl.trans(k_tile)) * factor(SIZE_K)
-    return tl.where(is_visible, tl.exp2(scores - peak[:, None] - log_total[:, None]), 0.0)
+def weights_of(q_tile, k_tile, peak, log_total, SIZE_K: tl.constexpr):
+    """Probabilities [rows, keys] of what was normalised before; a key that a row does not see may have any."""
+    return tl.exp2(tl.dot(q_tile, tl.trans(k_tile)) * factor(SIZE_K) - peak[:, None] - log_total[:, None])
 
 
 @triton.jit
-def add_grad_q(sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, delta, SIZE_K: tl.constexpr):
+def add_grad_q(
+    sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, delta, SIZE_K: tl.constexpr,
+    MASKED: tl.constexpr = True,
+):  # fmt: skip
     """Gradient of the rows' q, not scaled yet, with the part of one tile of keys added; is_visible [rows, keys]."""
-    weights = weights_of(q_tile, k_tile, is_visible, peak, log_total, SIZE_K)
+    weights = weights_of(q_tile, k_tile, peak, log_total, SIZE_K)
+    if MASKED:
+        weights = tl.where(is_visible, weights, 0.0)
     grad_scores = weights * (tl.dot(grad_tile, tl.trans(v_tile)) - delta[:, None])
     return tl.dot(grad_scores.to(k_tile.dtype), k_tile, sum_q)
 
 
 @triton.jit
 def add_grad_kv(
-    sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, delta, SIZE_K: tl.constexpr
-):
-    """Gradients of the keys (not scaled yet) and values, with the part of one tile of rows; is_visible [keys, rows]."""
-    scores = tl.dot(k_tile, tl.trans(q_tile)) * factor(SIZE_K)
-    weights = tl.where(is_visible, tl.exp2(scores - peak[None, :] - log_total[None, :]), 0.0)
+    sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, delta, SIZE_K: tl.constexpr,
+    MASKED: tl.constexpr = True,
+):  # fmt: skip
+    """Gradients of the keys (not scaled yet) and values, with the part of one tile of rows; is_visible [keys, rows].
+
+    A row that is none adds nothing, MASKED or not: see `load_norm`.
+    """
+    weights = tl.exp2(tl.dot(k_tile, tl.trans(q_tile)) * factor(SIZE_K) - peak[None, :] - log_total[None, :])
+    if MASKED:
+        weights = tl.where(is_visible, weights, 0.0)
     sum_v = tl.dot(weights.to(grad_tile.dtype), grad_tile, sum_v)
     grad_scores = weights * (tl.dot(v_tile, tl.trans(grad_tile)) - delta[None, :])
     return tl.dot(grad_scores.to(q_tile.dtype), q_tile, sum_k), sum_v

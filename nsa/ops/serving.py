@@ -49,13 +49,12 @@ class Serving(NamedTuple):
 def serving(routes: Routes, reads: ReadCounter | None, num_tile_elements: int | None) -> Serving:
     """The functions that these routes name; what is said of reads and tiles goes to plain torch, which heeds it."""
     plain = reads, num_tile_elements
-    is_reference = routes.selected.effective == "reference"
     return Serving(
         compressed=_compressed(routes.compressed.effective, plain),
         selected=_selected(routes.selected.effective, plain),
         sliding=_sliding(routes.sliding.effective, plain),
         sliding_packed=slide_flash.sliding_attention_packed if routes.sliding.effective == "flash" else None,
-        mix=gate_reference.mix if is_reference else gate_vectorized.mix,
+        mix=_mix(routes.selected.effective),
     )
 
 
@@ -91,8 +90,25 @@ def _sliding(effective: str, plain: tuple[Any, ...]) -> Served:
             return Served(slide_fused.sliding_attention)
         case "flash":
             return Served(slide_flash.sliding_attention)
+        case "triton":
+            from nsa.ops.slide import triton as slide_triton  # where there is no Triton no route leads here
+
+            return Served(slide_triton.sliding_attention)
         case _:
             return Served(slide_vectorized.sliding_attention, plain)
+
+
+def _mix(effective: str) -> Callable[..., Tensor]:
+    """The mix of the kind that serves the selected branch."""
+    match effective:
+        case "reference":
+            return gate_reference.mix
+        case "triton":
+            from nsa.ops.gate import triton as gate_triton  # where there is no Triton no route leads here
+
+            return gate_triton.mix
+        case _:
+            return gate_vectorized.mix
 
 
 def _compressed_by_reference(
@@ -120,13 +136,11 @@ def _compressed_by_flash(
 def _compressed_by_triton(
     q: Tensor, k_cmp: Tensor, v_cmp: Tensor, geometry: Geometry, first_query: int, choose: BlockChoice | None
 ) -> tuple[Tensor, Tensor | None]:
-    from nsa.ops.compress import triton as compress_triton  # where there is no Triton no route leads here
+    # Where there is no Triton no route leads here.
+    from nsa.ops.compress import triton as compress_triton
+    from nsa.ops.score import triton as score_triton
 
+    out, norm = compress_triton.compressed_attention(q, k_cmp, v_cmp, geometry, first_query)
     if choose is None:
-        return compress_triton.compressed_attention(q, k_cmp, v_cmp, geometry, first_query, None), None
-    slots = choose.of_first_block(q, k_cmp.shape[2])
-
-    def fill(rows: slice, queries: slice, probabilities: Tensor) -> None:
-        slots[rows, queries] = choose(probabilities, queries.start)
-
-    return compress_triton.compressed_attention(q, k_cmp, v_cmp, geometry, first_query, fill), slots
+        return out, None
+    return out, score_triton.choose_slots(q, k_cmp, norm, geometry, first_query)

@@ -7,6 +7,7 @@ import argparse
 import importlib.util
 import platform
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,6 +102,8 @@ def measure(length: int) -> None:
     rows["  compressed, vectorized"] = lambda: compress_vectorized.compressed_attention(*compressed)[0]
     rows["  sliding, vectorized"] = lambda: slide_vectorized.sliding_attention(*window)
     rows["  sliding, fused"] = lambda: slide_fused.sliding_attention(*window)
+    if KERNELS:
+        rows |= by_triton(selected, compressed, window)
     print(
         f"\nS={length}, {HEADS} heads, {GROUPS} groups, D={SIZE}, bfloat16: forward ms, forward + backward ms, peak GiB"
     )
@@ -118,6 +121,28 @@ def measure(length: int) -> None:
             raise SystemExit(f"{name} gives a gradient that is not finite at S={length}")
         for x in tensors.values():
             x.grad = None
+
+
+def by_triton(
+    selected: tuple[Any, ...], compressed: tuple[Any, ...], window: tuple[Any, ...]
+) -> dict[str, Callable[[], Tensor]]:
+    """Each branch by our kernels, and the choice of blocks beside the branch that it is made from."""
+    from nsa.ops.compress import triton as compress_triton
+    from nsa.ops.score import triton as score_triton
+    from nsa.ops.select import triton as select_triton
+    from nsa.ops.slide import triton as slide_triton
+
+    def compressed_and_choice() -> Tensor:
+        out, norm = compress_triton.compressed_attention(*compressed)
+        score_triton.choose_slots(compressed[0], compressed[1], norm, GEOMETRY, 0)
+        return out
+
+    return {
+        "  selected, triton": lambda: select_triton.selected_attention(*selected),
+        "  compressed, triton": lambda: compress_triton.compressed_attention(*compressed)[0],
+        "  compressed, choice, triton": compressed_and_choice,
+        "  sliding, triton": lambda: slide_triton.sliding_attention(*window),
+    }
 
 
 def main() -> None:

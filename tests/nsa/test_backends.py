@@ -67,17 +67,17 @@ def test_auto_takes_torchs_fused_window_on_cuda_without_flash(monkeypatch: pytes
 @pytest.mark.usefixtures("triton_machine")
 @pytest.mark.parametrize("impl", ["auto", "triton"])
 def test_triton_serves_where_it_can(impl: backends.Impl) -> None:
-    assert effective(route(CUDA, torch.bfloat16, 64, impl)) == ("triton", "triton", "fused")
+    assert effective(route(CUDA, torch.bfloat16, 64, impl)) == ("triton", "triton", "triton")
 
 
 def test_where_both_can_serve_flash_takes_what_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, {"triton", "flash_attn"})
     assert effective(route(CUDA, torch.bfloat16, 64, "flash")) == ("flash", "triton", "flash")
-    assert effective(route(CUDA, torch.bfloat16, 64, "triton")) == ("triton", "triton", "fused")
+    assert effective(route(CUDA, torch.bfloat16, 64, "triton")) == ("triton", "triton", "triton")
     assert effective(route(CUDA, torch.bfloat16, 64, "fused")) == ("vectorized", "vectorized", "fused")
     assert effective(route(CUDA, torch.bfloat16, 64, flags={})) == ("triton", "triton", "flash")
     assert effective(route(CUDA, torch.bfloat16, 64, flags={"NSA_USE_FA2": "1"})) == ("flash", "triton", "flash")
-    assert effective(route(CUDA, torch.bfloat16, 64, flags={"NSA_USE_FA2": "0"})) == ("triton", "triton", "fused")
+    assert effective(route(CUDA, torch.bfloat16, 64, flags={"NSA_USE_FA2": "0"})) == ("triton", "triton", "triton")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """The compressed branch as Triton kernels: CUDA, float16 and bfloat16, head sizes up to 256, any H/G, Dv != Dk.
 
-Rows of a program's products are the heads of a group at neighbouring queries; they walk the compressed blocks that the
-youngest of them sees. Probabilities summed over the heads of a group, by which blocks are chosen, are computed from the
-normaliser afterwards, for as many queries at a time as a tile may hold. Nothing is added atomically.
+Rows of a program's products are the heads of a group at neighbouring queries. They walk the compressed blocks in two
+loops: tiles that the oldest of them sees whole, where nothing is masked, then the staircase up to the youngest. The
+gradients of keys and values are added up over spans of queries, each in float32 by a program of its own, and the spans
+in order. Nothing is added atomically.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,79 +21,99 @@ from nsa.ops.kernel_tiles import (
     attend_tile,
     current,
     finish_rows,
+    load_keys,
     load_norm,
     load_rows,
     make_delta,
+    rows_from,
     rows_that_fit,
     scale,
     side,
     store_rows,
-    weights_of,
+    stream_of,
+    tiles_of,
 )
-from nsa.ops.tiles import refuse_second_derivatives, split, tile_budget
+from nsa.ops.tiles import refuse_second_derivatives
 from nsa.types import CompressedKey, CompressedValue, Output, Query
 
-_MOST_ROWS, _KEYS, _WARPS = 128, 32, 4  # fastest on an H200
-_MOST_SUMMED = 64  # queries, and compressed blocks, of one product of `_sum_heads`
-
-Visit = Callable[[slice, slice, Tensor], None]
+_ROWS, _KEYS = 64, 64  # of one product; fastest on an H200, as is what follows
+_FORWARD = {"num_warps": 4, "num_stages": 3}
+_BACKWARD = {"num_warps": 4, "num_stages": 2}
+_LEAST_TILED = 512  # compressed blocks
+_MOST_SPANS, _LEAST_SPAN = 32, 256  # of queries, for the gradients of keys and values
 
 
 def compressed_attention(
-    q: Query,
-    k_cmp: CompressedKey,
-    v_cmp: CompressedValue,
-    geometry: Geometry,
-    first_query: int,
-    visit: Visit | None = None,
-) -> Output:
+    q: Query, k_cmp: CompressedKey, v_cmp: CompressedValue, geometry: Geometry, first_query: int
+) -> tuple[Output, Tensor]:
     """Attention of query t = first_query + i over the compressed blocks that end at or before t.
 
-    `visit` as for the fast path in plain torch.
+    And its normaliser [B, T, H, 2], which is not differentiated.
     """
-    out: Tensor = _CompressedAttention.apply(q, k_cmp, v_cmp, geometry, first_query, visit)
-    return out
+    out, norm = _CompressedAttention.apply(q, k_cmp, v_cmp, geometry, first_query)
+    return out, norm
 
 
 class _CompressedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, first_query: int, visit: Visit | None
-    ) -> Tensor:
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, first_query: int
+    ) -> tuple[Tensor, Tensor]:
         q, k, v = (x.contiguous() for x in (q, k, v))
         out = q.new_empty(*q.shape[:3], v.shape[-1])
         norm = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
-        lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry)
+        lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, _FORWARD["num_stages"])
+        tiles, tiled = _key_tiles(k, v, sizes)
         with current(q.device):
-            _attend[_by_rows(q, k, sizes)](q, k, v, out, norm, *lengths, **sizes, num_warps=_WARPS)
-        if visit is not None:
-            _visit_all(visit, q, k, norm, geometry, first_query)
+            _attend[_by_rows(q, k, sizes)](q, k, v, *tiles, out, norm, *lengths, **sizes, TILED=tiled, **_FORWARD)
         ctx.save_for_backward(q, k, v, out, norm)
+        ctx.mark_non_differentiable(norm)
+        ctx.set_materialize_grads(False)
         ctx.geometry, ctx.first_query = geometry, first_query
-        return out
+        return out, norm
 
     @staticmethod
-    @without_autocast
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, _grad_norm: None) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
+        if grad is None:
+            return (None,) * 5
         q, k, v, out, norm = ctx.saved_tensors
-        grad = grad.to(q.dtype).contiguous()
-        grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        delta = q.new_empty(q.shape[:3], dtype=torch.float32)
-        lengths, sizes = _lengths(q, k, ctx.first_query), _sizes(q, k, v, ctx.geometry)
-        by_keys = (k.shape[0] * k.shape[2] * -(-k.shape[1] // sizes["KEYS"]),)
-        with current(q.device):
-            _attend_backward_q[_by_rows(q, k, sizes)](
-                q, k, v, out, norm, grad, grad_q, delta, *lengths, **sizes, num_warps=_WARPS
+        return *_gradients(grad, q, k, v, out, norm, ctx.geometry, ctx.first_query), None, None
+
+
+@without_autocast
+def _gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: Tensor, geometry: Geometry, first_query: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    grad = grad.to(q.dtype).contiguous()
+    grad_q = torch.empty_like(q)
+    delta = q.new_empty(q.shape[:3], dtype=torch.float32)
+    lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, _BACKWARD["num_stages"])
+    tiles, tiled = _key_tiles(k, v, sizes)
+    span = max(_LEAST_SPAN, -(-q.shape[1] // _MOST_SPANS))
+    num_spans = -(-q.shape[1] // span)
+    part_k, part_v = (x.new_empty(num_spans, *x.shape, dtype=torch.float32) for x in (k, v))
+    with current(q.device):
+        _attend_backward_q[_by_rows(q, k, sizes)](
+            q, k, v, *tiles, out, norm, grad, grad_q, delta, *lengths, **sizes, TILED=tiled, **_BACKWARD
+        )
+        if k.shape[1]:
+            _attend_backward_kv[k.shape[0] * k.shape[2] * -(-k.shape[1] // sizes["KEYS"]), num_spans](
+                q, k, v, norm, grad, delta, part_k, part_v, *lengths, span, **sizes, **_BACKWARD
             )
-            if k.shape[1]:
-                _attend_backward_kv[by_keys](
-                    q, k, v, norm, grad, delta, grad_k, grad_v, *lengths, **sizes, num_warps=_WARPS
-                )
-        return grad_q, grad_k, grad_v, None, None, None
+    return grad_q, part_k.sum(0).to(k.dtype), part_v.sum(0).to(v.dtype)
 
 
-def _by_rows(q: Tensor, k: Tensor, sizes: dict[str, int]) -> tuple[int]:
+def _key_tiles(k: Tensor, v: Tensor, sizes: dict[str, int]) -> tuple[tuple[Any, Any], bool]:
+    """Keys and values as the copy engine loads them, and whether it does; for few, launching would take longer."""
+    if k.shape[1] >= _LEAST_TILED:
+        tiles = tiles_of(k, sizes["KEYS"], sizes["WIDTH_K"]), tiles_of(v, sizes["KEYS"], sizes["WIDTH_V"])
+        if not any(isinstance(x, Tensor) for x in tiles):
+            return tiles, True
+    return (k, v), False
+
+
+def _by_rows(q: Tensor, k: Tensor, sizes: dict[str, Any]) -> tuple[int]:
     """A program for each stream (row and group) and each tile of its T·h rows."""
     return (k.shape[0] * k.shape[2] * -(-q.shape[1] * sizes["HEADS"] // sizes["ROWS"]),)
 
@@ -103,7 +123,7 @@ def _lengths(q: Tensor, k: Tensor, first_query: int) -> tuple[int, int, int, int
     return k.shape[0] * k.shape[2], q.shape[1], k.shape[1], first_query
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry) -> dict[str, int]:
+def _sizes(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, num_stages: int) -> dict[str, Any]:
     """What the kernels are compiled for."""
     width_k, width_v = side(q.shape[-1]), side(v.shape[-1])
     return {
@@ -115,172 +135,169 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry) -> dict[str, int
         "WIDTH_V": width_v,
         "LENGTH": geometry.l,
         "STRIDE": geometry.d,
-        "ROWS": rows_that_fit(_MOST_ROWS, q.device, width_k, width_v),
-        "KEYS": _KEYS,
+        "ROWS": rows_that_fit(_ROWS, q.device, width_k, width_v, num_stages=2),
+        "KEYS": rows_that_fit(_KEYS, q.device, width_k, width_v, num_stages=num_stages),
     }
 
 
-def _visit_all(visit: Visit, q: Tensor, k: Tensor, norm: Tensor, geometry: Geometry, first_query: int) -> None:
-    """Probabilities summed over the heads of a group for tiles of queries, each handed to `visit`."""
-    num_rows, num_queries, groups = q.shape[0], q.shape[1], k.shape[2]
-    budget = tile_budget(q.device) // groups
-    heads, size = q.shape[2] // groups, q.shape[-1]
-    side_of_tile = rows_that_fit(_MOST_SUMMED, q.device, side(size))
-    for queries in split(num_queries, max(1, budget // max(1, k.shape[1]))):
-        num_keys = geometry.num_compressed(first_query + queries.stop)
-        if num_keys == 0:
-            continue
-        num = queries.stop - queries.start
-        for rows in split(num_rows, max(1, budget // (num * num_keys))):
-            found = q.new_empty(rows.stop - rows.start, num, groups, num_keys, dtype=torch.float32)
-            num_streams = found.shape[0] * groups
-            grid = num_streams * -(-num // side_of_tile), -(-num_keys // side_of_tile)
-            with current(q.device):
-                _sum_heads[grid](
-                    q[rows, queries], k[rows], norm[rows, queries], found, num_streams, num_queries,
-                    k.shape[1], first_query + queries.start, num, num_keys, HEADS=heads, GROUPS=groups, SIZE_K=size,
-                    WIDTH_K=side(size), LENGTH=geometry.l, STRIDE=geometry.d, KEYS=side_of_tile, num_warps=_WARPS,
-                )  # fmt: skip
-            visit(rows, queries, found)
-
-
-_VARYING = (
-    "num_streams",
-    "num_queries",
-    "num_keys",
-    "first_query",
-    "num_tile",
-    "num_seen",
-)  # are no reason to compile again
+# Vary, and are no reason to compile again.
+_VARYING = ("num_streams", "num_queries", "num_keys", "first_query", "span")
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend(
-    q, k, v, out, norm, num_streams, num_queries, num_keys, first_query,
+    q, k, v, k_tiles, v_tiles, out, norm, num_streams, num_queries, num_keys, first_query,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, LENGTH: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    TILED: tl.constexpr,
 ):  # fmt: skip
     """Output and normaliser of one tile of rows."""
-    key_row, row, is_row, position, stop = _place(
-        num_streams, num_queries, num_keys, first_query, HEADS, GROUPS, LENGTH, STRIDE, ROWS
+    batch, group, tile = stream_of(num_streams, GROUPS)
+    tile = tl.num_programs(0) // num_streams - 1 - tile  # those that see most come first
+    first_row, row, is_row, position, whole, stop = _place(
+        batch, group, tile, num_queries, num_keys, first_query, HEADS, GROUPS, LENGTH, STRIDE, ROWS, KEYS
     )
-    q_tile = load_rows(q, row, is_row, SIZE_K, WIDTH_K)
+    q_tile = load_rows(q + first_row * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, WIDTH_V], tl.float32)
-    for start in range(0, stop, KEYS):
-        key = start + tl.arange(0, KEYS)
-        k_tile = load_rows(k, key_row + key * GROUPS, key < stop, SIZE_K, WIDTH_K)
-        v_tile = load_rows(v, key_row + key * GROUPS, key < stop, SIZE_V, WIDTH_V)
-        is_visible = (key * STRIDE + LENGTH - 1)[None, :] <= position[:, None]
+    key = tl.arange(0, KEYS)
+    for start in range(0, whole, KEYS):
+        k_tile = load_keys(
+            k, k_tiles, batch, group, start, whole, num_keys, GROUPS, SIZE_K, WIDTH_K, KEYS, TILED
+        )  # fmt: skip
+        v_tile = load_keys(
+            v, v_tiles, batch, group, start, whole, num_keys, GROUPS, SIZE_V, WIDTH_V, KEYS, TILED
+        )  # fmt: skip
+        peak, total, mixed = attend_tile(q_tile, k_tile, v_tile, None, peak, total, mixed, SIZE_K, False)
+    for start in range(whole, stop, KEYS):
+        k_tile = load_keys(
+            k, k_tiles, batch, group, start, stop, num_keys, GROUPS, SIZE_K, WIDTH_K, KEYS, False
+        )  # fmt: skip
+        v_tile = load_keys(
+            v, v_tiles, batch, group, start, stop, num_keys, GROUPS, SIZE_V, WIDTH_V, KEYS, False
+        )  # fmt: skip
+        is_visible = ((start + key) * STRIDE + LENGTH - 1)[None, :] <= position[:, None]
         peak, total, mixed = attend_tile(q_tile, k_tile, v_tile, is_visible, peak, total, mixed, SIZE_K)
-    finish_rows(out, norm, row, is_row, peak, total, mixed, SIZE_V, WIDTH_V)
+    finish_rows(out + first_row * SIZE_V, norm + first_row * 2, row, is_row, peak, total, mixed, SIZE_V, WIDTH_V)
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_backward_q(
-    q, k, v, out, norm, grad, grad_q, delta, num_streams, num_queries, num_keys, first_query,
+    q, k, v, k_tiles, v_tiles, out, norm, grad, grad_q, delta, num_streams, num_queries, num_keys, first_query,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, LENGTH: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    TILED: tl.constexpr,
 ):  # fmt: skip
     """Gradient of q, and delta, of one tile of rows."""
-    key_row, row, is_row, position, stop = _place(
-        num_streams, num_queries, num_keys, first_query, HEADS, GROUPS, LENGTH, STRIDE, ROWS
+    batch, group, tile = stream_of(num_streams, GROUPS)
+    tile = tl.num_programs(0) // num_streams - 1 - tile  # those that see most come first
+    first_row, row, is_row, position, whole, stop = _place(
+        batch, group, tile, num_queries, num_keys, first_query, HEADS, GROUPS, LENGTH, STRIDE, ROWS, KEYS
     )
-    q_tile = load_rows(q, row, is_row, SIZE_K, WIDTH_K)
-    grad_tile = load_rows(grad, row, is_row, SIZE_V, WIDTH_V)
-    row_delta = make_delta(delta, row, is_row, grad_tile, load_rows(out, row, is_row, SIZE_V, WIDTH_V))
-    peak, log_total = load_norm(norm, row, is_row)
+    q_tile = load_rows(q + first_row * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
+    grad_tile = load_rows(grad + first_row * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
+    out_tile = load_rows(out + first_row * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
+    row_delta = make_delta(delta + first_row, row, is_row, grad_tile, out_tile)
+    peak, log_total = load_norm(norm + first_row * 2, row, is_row)
     sum_q = tl.zeros([ROWS, WIDTH_K], tl.float32)
-    for start in range(0, stop, KEYS):
-        key = start + tl.arange(0, KEYS)
-        k_tile = load_rows(k, key_row + key * GROUPS, key < stop, SIZE_K, WIDTH_K)
-        v_tile = load_rows(v, key_row + key * GROUPS, key < stop, SIZE_V, WIDTH_V)
-        is_visible = (key * STRIDE + LENGTH - 1)[None, :] <= position[:, None]
+    key = tl.arange(0, KEYS)
+    for start in range(0, whole, KEYS):
+        k_tile = load_keys(
+            k, k_tiles, batch, group, start, whole, num_keys, GROUPS, SIZE_K, WIDTH_K, KEYS, TILED
+        )  # fmt: skip
+        v_tile = load_keys(
+            v, v_tiles, batch, group, start, whole, num_keys, GROUPS, SIZE_V, WIDTH_V, KEYS, TILED
+        )  # fmt: skip
+        sum_q = add_grad_q(
+            sum_q, q_tile, k_tile, v_tile, grad_tile, None, peak, log_total, row_delta, SIZE_K, False
+        )  # fmt: skip
+    for start in range(whole, stop, KEYS):
+        k_tile = load_keys(
+            k, k_tiles, batch, group, start, stop, num_keys, GROUPS, SIZE_K, WIDTH_K, KEYS, False
+        )  # fmt: skip
+        v_tile = load_keys(
+            v, v_tiles, batch, group, start, stop, num_keys, GROUPS, SIZE_V, WIDTH_V, KEYS, False
+        )  # fmt: skip
+        is_visible = ((start + key) * STRIDE + LENGTH - 1)[None, :] <= position[:, None]
         sum_q = add_grad_q(sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K)
-    store_rows(grad_q, row, is_row, sum_q * scale(SIZE_K), SIZE_K, WIDTH_K)
+    store_rows(grad_q + first_row * SIZE_K, row, is_row, sum_q * scale(SIZE_K), SIZE_K, WIDTH_K)
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_backward_kv(
-    q, k, v, norm, grad, delta, grad_k, grad_v, num_streams, num_queries, num_keys, first_query,
+    q, k, v, norm, grad, delta, part_k, part_v, num_streams, num_queries, num_keys, first_query, span,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, LENGTH: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one tile of compressed keys and values of one stream; the oldest have the most readers."""
-    batch, group, tile = _stream(num_streams, GROUPS)
+    """What one span of queries adds to the gradients of one tile of compressed keys and values of one stream.
+
+    part_k [spans, B, C, G, Dk] and part_v in float32.
+    """
+    batch, group, tile = stream_of(num_streams, GROUPS)
     key = tile * KEYS + tl.arange(0, KEYS)
     is_key = key < num_keys
-    key_row = (batch * num_keys + key) * GROUPS + group
-    k_tile = load_rows(k, key_row, is_key, SIZE_K, WIDTH_K)
-    v_tile = load_rows(v, key_row, is_key, SIZE_V, WIDTH_V)
+    key_row = tl.arange(0, KEYS) * GROUPS
+    first_key = (batch * num_keys + tile * KEYS) * GROUPS + group
+    k_tile = load_rows(k + first_key * SIZE_K, key_row, is_key, SIZE_K, WIDTH_K)
+    v_tile = load_rows(v + first_key * SIZE_V, key_row, is_key, SIZE_V, WIDTH_V)
+    first_row = (batch * num_queries * GROUPS + group) * HEADS
+    q += first_row * SIZE_K
+    grad += first_row * SIZE_V
+    norm += first_row * 2
+    delta += first_row
     sum_k = tl.zeros([KEYS, WIDTH_K], tl.float32)
     sum_v = tl.zeros([KEYS, WIDTH_V], tl.float32)
-    first = tl.maximum(tile * KEYS * STRIDE + LENGTH - 1 - first_query, 0)  # query that sees one of them
-    for start in range(first * HEADS, num_queries * HEADS, ROWS):
-        pair = start + tl.arange(0, ROWS)  # of a query and one of its heads
-        is_row = pair < num_queries * HEADS
-        query = pair // HEADS
-        row = ((batch * num_queries + query) * GROUPS + group) * HEADS + pair % HEADS
-        q_tile = load_rows(q, row, is_row, SIZE_K, WIDTH_K)
-        grad_tile = load_rows(grad, row, is_row, SIZE_V, WIDTH_V)
-        peak, log_total = load_norm(norm, row, is_row)
-        row_delta = tl.load(delta + row, mask=is_row, other=0.0)
-        is_seen = (key * STRIDE + LENGTH - 1)[:, None] <= (first_query + query)[None, :]
-        is_visible = is_key[:, None] & is_row[None, :] & is_seen
+    # The first query that sees one of the keys, and the first that sees them all.
+    some = tl.maximum(tile * KEYS * STRIDE + LENGTH - 1 - first_query, tl.program_id(1) * span)
+    every = tl.maximum((tile * KEYS + KEYS - 1) * STRIDE + LENGTH - 1 - first_query, some)
+    stop = tl.minimum(tl.program_id(1) * span + span, num_queries) * HEADS
+    whole = some * HEADS + ((every - some) * HEADS + ROWS - 1) // ROWS * ROWS
+    for start in range(some * HEADS, tl.minimum(whole, stop), ROWS):
+        query, first, row = rows_from(start, HEADS, GROUPS, ROWS)
+        is_row = start + tl.arange(0, ROWS) < stop
+        q_tile = load_rows(q + first * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
+        grad_tile = load_rows(grad + first * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
+        peak, log_total = load_norm(norm + first * 2, row, is_row)
+        row_delta = tl.load(delta + first + row, mask=is_row, other=0.0)
+        is_visible = (key * STRIDE + LENGTH - 1)[:, None] <= (first_query + query)[None, :]
         sum_k, sum_v = add_grad_kv(
             sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K
         )
-    store_rows(grad_k, key_row, is_key, sum_k * scale(SIZE_K), SIZE_K, WIDTH_K)
-    store_rows(grad_v, key_row, is_key, sum_v, SIZE_V, WIDTH_V)
-
-
-@triton.jit(do_not_specialize=_VARYING)
-def _sum_heads(
-    q, k, norm, found, num_streams, num_queries, num_keys, first_query, num_tile, num_seen,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, WIDTH_K: tl.constexpr, LENGTH: tl.constexpr,
-    STRIDE: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
-    """Probabilities of KEYS queries and KEYS compressed blocks of one stream, summed over the heads of its group.
-
-    q and norm begin at the tile's first query, first_query, and go on for num_queries; found [rows, num_tile, G,
-    num_seen] holds the tile's num_tile queries and the num_seen blocks that the youngest of them sees.
-    """
-    batch, group, tile = _stream(num_streams, GROUPS)
-    query = tile * KEYS + tl.arange(0, KEYS)
-    key = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
-    is_query, is_key = query < num_tile, key < num_seen
-    k_tile = load_rows(k, (batch * num_keys + key) * GROUPS + group, is_key, SIZE_K, WIDTH_K)
-    is_visible = is_key[None, :] & ((key * STRIDE + LENGTH - 1)[None, :] <= (first_query + query)[:, None])
-    total = tl.zeros([KEYS, KEYS], tl.float32)
-    for head in range(HEADS):
-        row = ((batch * num_queries + query) * GROUPS + group) * HEADS + head
-        peak, log_total = load_norm(norm, row, is_query)
-        q_tile = load_rows(q, row, is_query, SIZE_K, WIDTH_K)
-        total += weights_of(q_tile, k_tile, is_visible, peak, log_total, SIZE_K)
-    place = ((batch * num_tile + query) * GROUPS + group) * num_seen
-    tl.store(found + place[:, None] + key, total, mask=is_query[:, None] & is_key[None, :])
-
-
-@triton.jit
-def _stream(num_streams, GROUPS: tl.constexpr):
-    """The program's row and group, and which of their tiles it has."""
-    program = tl.program_id(0)
-    stream = (program % num_streams).to(tl.int64)
-    return stream // GROUPS, stream % GROUPS, program // num_streams
+    for start in range(whole, stop, ROWS):
+        query, first, row = rows_from(start, HEADS, GROUPS, ROWS)
+        is_row = start + tl.arange(0, ROWS) < stop
+        q_tile = load_rows(q + first * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
+        grad_tile = load_rows(grad + first * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
+        peak, log_total = load_norm(norm + first * 2, row, is_row)
+        row_delta = tl.load(delta + first + row, mask=is_row, other=0.0)
+        sum_k, sum_v = add_grad_kv(
+            sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, None, peak, log_total, row_delta, SIZE_K, False
+        )
+    first_part = tl.program_id(1).to(tl.int64) * num_streams * num_keys + first_key
+    store_rows(part_k + first_part * SIZE_K, key_row, is_key, sum_k * scale(SIZE_K), SIZE_K, WIDTH_K)
+    store_rows(part_v + first_part * SIZE_V, key_row, is_key, sum_v, SIZE_V, WIDTH_V)
 
 
 @triton.jit
 def _place(
-    num_streams, num_queries, num_keys, first_query, HEADS: tl.constexpr, GROUPS: tl.constexpr, LENGTH: tl.constexpr,
-    STRIDE: tl.constexpr, ROWS: tl.constexpr,
+    batch, group, tile, num_queries, num_keys, first_query, HEADS: tl.constexpr, GROUPS: tl.constexpr,
+    LENGTH: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """The program's first key, its rows and their positions, and how many keys the youngest sees."""
-    batch, group, tile = _stream(num_streams, GROUPS)
-    tile = tl.num_programs(0) // num_streams - 1 - tile  # those that see most come first
-    pair = tile * ROWS + tl.arange(0, ROWS)  # of a query and one of its heads
-    query = pair // HEADS
-    row = ((batch * num_queries + query) * GROUPS + group) * HEADS + pair % HEADS
+    """Where the rows of a tile begin; the rows and their positions; how many keys the oldest and the youngest see.
+
+    Of the oldest's, those in whole tiles.
+    """
+    query, first, row = rows_from(tile * ROWS, HEADS, GROUPS, ROWS)
+    oldest = first_query + tile * ROWS // HEADS
     youngest = first_query + tl.minimum((tile * ROWS + ROWS - 1) // HEADS, num_queries - 1)
-    stop = tl.minimum((youngest + 1 - LENGTH + STRIDE) // STRIDE, num_keys)
-    return batch * num_keys * GROUPS + group, row, query < num_queries, first_query + query, tl.maximum(stop, 0)
+    whole = _num_seen(oldest, num_keys, LENGTH, STRIDE) // KEYS * KEYS
+    stop = _num_seen(youngest, num_keys, LENGTH, STRIDE)
+    first_row = (batch * num_queries * GROUPS + group) * HEADS + first
+    return first_row, row, query < num_queries, first_query + query, whole, stop
+
+
+@triton.jit
+def _num_seen(position, num_keys, LENGTH: tl.constexpr, STRIDE: tl.constexpr):
+    """How many of the keys a query at `position` sees."""
+    return tl.minimum(tl.maximum(position + 1 - LENGTH + STRIDE, 0) // STRIDE, num_keys)
