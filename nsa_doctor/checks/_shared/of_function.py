@@ -113,3 +113,10 @@ def injected(subject: FunctionSubject, function: Callable[..., Any]) -> Function
     code = function.__code__
     place = Place(file=code.co_filename, line=code.co_firstlineno, function=code.co_name)
     return replace(subject, function=sick, place=place, known={})
+
+
+def layout_words(finding: Finding, layout: str) -> Finding:
+    """The finding with the memory layout that it was seen with."""
+    return replace(
+        finding, message=f"with {layout}, {finding.message}", evidence={**finding.evidence, "layout": layout}
+    )

@@ -53,6 +53,8 @@ def _judged(subject: FunctionSubject, reach: Reach) -> Iterator[Finding]:
         "reads": ("reads keys that the declared mask hides", reach.undeclared),
         "misses": ("does not read keys that the declared mask shows", reach.missing),
     }
+    if reach.direction == "backward" and not reach.is_about_reach:
+        return
     of = "" if reach.direction == "forward" else "the backward pass of "
     for name, (what, wrong) in pairs.items():
         if bool(wrong.any()):

@@ -25,6 +25,11 @@ def magnitudes(problem: Problem, truth: Mapping[str, Tensor]) -> dict[str, Tenso
     }
 
 
+def largest_score(problem: Problem) -> float:
+    """How large the terms of a score get that is read."""
+    return max(float(_weights(problem, branch)[1].max()) for branch in problem.branches)
+
+
 def _of_branch(problem: Problem, branch: Branch) -> dict[str, Tensor]:
     q, k, v, dout = (
         x.double().cpu().abs().transpose(1, 2) for x in (*(problem.inputs[n] for n in ("q", "k", "v")), problem.dout)

@@ -1,20 +1,22 @@
 """Problems with their yardsticks and answers, each computed once for a subject."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
-from nsa_doctor.probes.functions.bounds import Excess, Yardstick, yardstick
+from nsa_doctor.probes.functions.bounds import Excess, Yardstick, yardstick, yardstick_between
 from nsa_doctor.probes.functions.calling import Answer, ask
 from nsa_doctor.probes.functions.problems import Draw, problem_of
 from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
 
-FORWARD, BACKWARD = ("out", "lse"), ("dq", "dk", "dv")
+FORWARD = ("out", "lse")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Measured:
-    """One problem, what the function answers, and what is right."""
+    """One problem, what the function answers, and what is right; without an oracle its first answer is."""
 
     problem: Problem
     answer: Answer
@@ -23,9 +25,21 @@ class Measured:
     def excess(self, name: str) -> Excess | None:
         """Where the answer's tensor leaves its bound; None where it is right or not there."""
         value = self.answer.tensors.get(name)
-        if value is None or name not in self.yardstick.truth:
-            return None
-        return self.yardstick.excess(name, value)
+        return None if value is None else self.compare(name, value)
+
+    def compare(self, name: str, value: Tensor) -> Excess | None:
+        """Where another tensor of that name leaves its bound."""
+        return self.yardstick.excess(name, value) if name in self.yardstick.truth else None
+
+    def first_excess(self, tensors: Mapping[str, Tensor]) -> Excess | None:
+        """The first of some tensors that leaves its bound, outputs before gradients."""
+        order = (*FORWARD, *(name for name in tensors if name not in FORWARD))
+        found = (self.compare(name, tensors[name]) for name in order if name in tensors)
+        return next((excess for excess in found if excess is not None), None)
+
+    def is_finite(self, name: str) -> bool:
+        """Whether the answer has that tensor, and every value of it is finite."""
+        return name in self.answer.tensors and bool(self.answer.tensors[name].isfinite().all())
 
     @property
     def is_forward_right(self) -> bool:
@@ -34,18 +48,40 @@ class Measured:
 
 
 def measured(subject: FunctionSubject, shape: Shape, draw: Draw | None = None) -> Measured:
-    """The function asked at that shape with those values, beside the truth."""
+    """The function asked at that shape with those values, beside what is right."""
     draw = draw or Draw()
     key = ("measured", shape, draw.seed, draw.about)
     if key not in subject.known:
-        problem = problem_of(subject, shape, draw)
-        answer = ask(subject, problem)
-        subject.known[key] = Measured(problem=problem, answer=answer, yardstick=yardstick_of(subject, problem))
+        subject.known[key] = measured_problem(subject, problem_of(subject, shape, draw))
     found: Measured = subject.known[key]
     return found
 
 
-def yardstick_of(subject: FunctionSubject, problem: Problem) -> Yardstick:
+def measured_problem(subject: FunctionSubject, problem: Problem) -> Measured:
+    """The function asked, beside what is right."""
+    answer = ask(subject, problem)
+    return Measured(problem=problem, answer=answer, yardstick=yardstick_of(subject, problem, answer))
+
+
+def yardstick_of(subject: FunctionSubject, problem: Problem, answer: Answer) -> Yardstick:
     """What is right for a problem, and how far from it the function may be."""
-    has_gradients = not (subject.convention.is_forward_only or subject.spec.is_forward_only)
-    return yardstick(problem, getattr(torch, subject.dtype), subject.device, has_gradients)
+    dtype = getattr(torch, subject.dtype)
+    if subject.reference is not None:
+        return _of_reference(subject, problem, dtype)
+    if subject.spec.is_declared:
+        has_gradients = not (subject.convention.is_forward_only or subject.spec.is_forward_only)
+        return yardstick(problem, dtype, subject.device, has_gradients)
+    return yardstick_between(answer.tensors, (), dtype)
+
+
+def _of_reference(subject: FunctionSubject, problem: Problem, dtype: torch.dtype) -> Yardstick:
+    """The reference in the widest dtype that it serves, and what it makes of the problem in the dtype examined."""
+    assert subject.reference is not None
+    other = replace(subject, function=subject.reference, reference=None)
+    own = ask(other, problem)
+    for wide in (torch.float64, torch.float32):
+        inputs = {name: value.to(wide) for name, value in problem.inputs.items()}
+        answer = ask(other, replace(problem, inputs=inputs, dout=problem.dout.to(wide)))
+        if answer.failure is None and not answer.malformed:
+            return yardstick_between(answer.tensors, [own.tensors], dtype)
+    return yardstick_between(own.tensors, (), dtype)

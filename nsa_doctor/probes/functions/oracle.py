@@ -13,6 +13,7 @@ from torch import Tensor
 from nsa_doctor.subject.function import Problem
 
 HIDDEN = -torch.inf
+_QUERY_PARTS = 6
 
 
 @dataclass(frozen=True)
@@ -63,19 +64,31 @@ def _attend(problem: Problem, inputs: Mapping[str, Tensor], how: Arithmetic) -> 
 
 
 def _branch(problem: Problem, inputs: Mapping[str, Tensor], seen: Tensor, how: Arithmetic) -> tuple[Tensor, Tensor]:
-    """[B, Sq, H, Dv] and [B, H, Sq]."""
+    """[B, Sq, H, Dv] and [B, H, Sq]; where sums are split, gradients of keys are added up over parts of the queries."""
     q, k, v = (inputs[name].transpose(1, 2) for name in ("q", "k", "v"))  # [B, H, S, D]
     repeats = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
     order = _order(k.shape[2], how.order)
     k, v, seen = k[:, :, order], v[:, :, order], seen[..., order]
-    scores = _rounded(q, how) @ _rounded(k, how).mT * problem.scale
-    if problem.spec.softcap:
-        scores = problem.spec.softcap * torch.tanh(scores / problem.spec.softcap)
+    bias = None
     if problem.slopes is not None:
-        scores = scores - problem.slopes.to(scores)[:, None, None] * distances(problem).to(scores)[..., order]
-    scores = scores.masked_fill(~seen, HIDDEN)
-    sinks = inputs.get("sinks")
+        bias = (problem.slopes.to(q)[:, None, None] * distances(problem).to(q))[..., order]
+    count = q.shape[2]
+    size = max(1, count // _QUERY_PARTS) if how.part else max(1, count)
+    outs, logs = [], []
+    for start in range(0, count, size):
+        rows = slice(start, start + size)
+        scores = _rounded(q[:, :, rows], how) @ _rounded(k, how).mT * problem.scale
+        if problem.spec.softcap:
+            scores = problem.spec.softcap * torch.tanh(scores / problem.spec.softcap)
+        scores = scores if bias is None else scores - bias[..., rows, :]
+        out, lse = _mixed(scores.masked_fill(~seen[..., rows, :], HIDDEN), v, inputs.get("sinks"), how)
+        outs.append(out)
+        logs.append(lse)
+    return torch.cat(outs, 2).transpose(1, 2), torch.cat(logs, 2)
+
+
+def _mixed(scores: Tensor, v: Tensor, sinks: Tensor | None, how: Arithmetic) -> tuple[Tensor, Tensor]:
     peak = scores.detach().amax(-1, keepdim=True)
     peak = peak if sinks is None else torch.maximum(peak, sinks.detach()[:, None, None])
     peak = peak.masked_fill(peak == HIDDEN, 0.0)
@@ -85,7 +98,7 @@ def _branch(problem: Problem, inputs: Mapping[str, Tensor], seen: Tensor, how: A
     is_empty = total == 0
     weights = weights / total.masked_fill(is_empty, 1.0)
     lse = (peak + torch.log(total.masked_fill(is_empty, 1.0))).masked_fill(is_empty, HIDDEN)[..., 0]
-    return _product(_rounded(weights, how), _rounded(v, how), how).transpose(1, 2), lse
+    return _product(_rounded(weights, how), _rounded(v, how), how), lse
 
 
 def distances(problem: Problem) -> Tensor:

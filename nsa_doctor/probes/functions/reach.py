@@ -44,6 +44,13 @@ class Reach:
         return heavy & ~(self.measured.abs() >= _LEAST_SHARE * self.right) & self._is_judged
 
     @property
+    def is_about_reach(self) -> bool:
+        """Whether most of what must be read is read as it should be: else it is the gradient that is wrong."""
+        wanted = self.right > 0
+        near = (self.measured - self.right).abs() <= 0.5 * self.right
+        return bool((near & wanted).sum() >= 0.5 * wanted.sum())
+
+    @property
     def _is_judged(self) -> Tensor:
         return self.problem.seen.any(-1, keepdim=True)
 
