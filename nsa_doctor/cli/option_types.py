@@ -44,7 +44,7 @@ PolicyFile = Annotated[
     typer.Option(
         "--policy",
         "--gate",
-        help="ci, smoke, production, foreign or a file; else production (foreign for a --subject).",
+        help="ci, smoke, production, foreign, function or a file; else as the subject is: production for none.",
     ),
 ]
 RunFolder = Annotated[Path | None, typer.Option(help="Folder of a training run, for the policy's limits.")]

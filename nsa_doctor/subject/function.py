@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.function_spec import Alignment, FunctionSpec
@@ -48,10 +48,32 @@ def _part(queries: int, keys: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Branch:
-    """One attention among those whose gated sum is the output: what it may read, and which gate weighs it."""
+    """One attention among those whose gated sum is the output: what it may read of which keys, and its gate.
 
-    seen: Tensor  # bool [B or 1, H or 1, Sq, Sk]
+    seen: bool [B or 1, H or 1, Sq, Sk]. gate: the name of an input [B, Sq, H], or one [B, Sq, G, 3] with its `place`.
+    """
+
+    seen: Tensor
     gate: str | None = None
+    place: int | None = None
+    keys: str = "k"
+    values: str = "v"
+
+    def gating(self, inputs: Mapping[str, Tensor], heads: int) -> Tensor:
+        """The gate's values, [B, Sq, H]."""
+        assert self.gate is not None
+        value = inputs[self.gate]
+        value = value if self.place is None else value[..., self.place]
+        return value.repeat_interleave(heads // value.shape[2], 2)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sparse:
+    """What a sparse operator is given beside queries: its inputs, its branches, and its choice of blocks."""
+
+    inputs: Mapping[str, Tensor]
+    branches: tuple[Branch, ...]
+    constants: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,7 +134,8 @@ class Convention:
     output, and the logarithm of the sum of exponentials [B, H, Sq] where it is handed out. layout: of queries, keys and
     values; output: of what is returned, None where it is the same. align: where the diagonal runs by itself. takes:
     words of the spec that there are arguments for. has_parts: sequences lie one behind the other. is_cache: keys lie in
-    a cache that is filled in part. is_forward_only: no gradients.
+    a cache that is filled in part. is_forward_only: no gradients. make: the inputs of a sparse operator.
+    has_one_pair: every branch reads the same keys and values.
     """
 
     name: str
@@ -125,7 +148,8 @@ class Convention:
     refuses: Mapping[str, str] = field(default_factory=dict)
     has_parts: bool = False
     is_cache: bool = False
-    is_sparse: bool = False
+    make: Callable[[FunctionSpec, Shape, Generator], Sparse] | None = None
+    has_one_pair: bool = True
     is_forward_only: bool = False
 
 
@@ -134,7 +158,8 @@ class FunctionSubject:
     """A function, how it is called and what it is declared to compute; `replace(subject, function=…)` injects a bug.
 
     `reference` is another function, called alike, that is right. `shape` is an ordinary one that it serves, found by
-    trying; `beat` is called before each call with its number of keys.
+    trying; `beat` is called before each call with its number of keys. gradient_refusal: in which words it refuses to give
+    gradients here.
     """
 
     name: str
@@ -154,3 +179,9 @@ class FunctionSubject:
     place: Place = field(default_factory=Place)
     beat: Callable[[int], None] = field(default=lambda keys: None, repr=False)
     known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    gradient_refusal: str = ""
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether it is made for training, on this device."""
+        return not (self.convention.is_forward_only or self.spec.is_forward_only or self.gradient_refusal)

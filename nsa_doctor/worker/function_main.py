@@ -1,6 +1,7 @@
 """The room in which a function is examined: load it once, then answer check by check."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import torch
 from nsa_doctor.adapters.functions.load_function import FunctionRequest, load_function
 from nsa_doctor.artifacts.judging import judge
 from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result
 from nsa_doctor.core.frames import FrameFilter, top_package
 from nsa_doctor.core.identity import digest
 from nsa_doctor.core.replaced_sources import replace_sources
@@ -38,6 +40,7 @@ class FunctionHandler:
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
         self._send = send
         self._subject: FunctionSubject | None = None
+        self._lengths: Counter[int] = Counter()
         self.sampler = StackSampler()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -77,16 +80,23 @@ class FunctionHandler:
                 subject = load_function(asked)
         except SubjectUnusableError as error:
             return {"usage": str(error)}
-        beat = lambda keys: self._send({"event": "calling", "length": keys})  # noqa: E731
-        self._subject = replace(subject, beat=beat)
+        self._subject = replace(subject, beat=self._called)
         return {"loaded": _facts(subject)}
 
-    def _check(self, code: str, planted: bool) -> Any:
-        assert self._subject is not None
+    def _called(self, keys: int) -> None:
+        self._lengths[keys] += 1
+        self._send({"event": "calling", "length": keys})
+
+    def _check(self, code: str, planted: bool) -> Result:
+        subject = self._subject
+        assert subject is not None
+        self._lengths.clear()
         check = registry.load(code)
         with preserved_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return judge(check, check.planted(self._subject) if planted else self._subject)
+            result = judge(check, check.planted(subject) if planted else subject)
+        examined = {"calls": self._lengths.total(), "lengths": sorted(self._lengths), "dtypes": [subject.dtype]}
+        return replace(result, examined={**examined, "modes": [], "batch_sizes": [], "seeds": [subject.seed]})
 
 
 def _facts(subject: FunctionSubject) -> dict[str, Any]:

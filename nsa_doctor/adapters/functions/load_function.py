@@ -17,7 +17,7 @@ from nsa_doctor.core.function_spec import function_spec
 from nsa_doctor.core.like import FUNCTION
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.functions.binding import bound, check_complete, check_fits
-from nsa_doctor.probes.functions.calling import Asking, laid_out
+from nsa_doctor.probes.functions.calling import Asking, ask, laid_out
 from nsa_doctor.probes.functions.problems import problem_of
 from nsa_doctor.probes.functions.shapes import ordinary
 from nsa_doctor.subject.contract import SubjectUnusableError
@@ -62,7 +62,7 @@ def load_function(request: FunctionRequest) -> FunctionSubject:
         place=place_of(function),
     )
     check_call(subject)
-    return subject
+    return without_refused_gradients(subject)
 
 
 def _words(request: FunctionRequest) -> Iterator[str]:
@@ -77,6 +77,17 @@ def _words(request: FunctionRequest) -> Iterator[str]:
     for option, value in asked.items():
         if value is not None:
             yield from (option, value)
+
+
+def without_refused_gradients(subject: FunctionSubject) -> FunctionSubject:
+    """The subject, as one for inference where it refuses in words to give gradients and answers without."""
+    if not subject.has_gradients:
+        return subject
+    problem = problem_of(subject, ordinary(subject)[0])
+    failure = ask(subject, problem).failure
+    if failure is None or not failure.is_refusal or ask(subject, problem, Asking(wants=())).failure is not None:
+        return subject
+    return replace(subject, gradient_refusal=failure.sentence)
 
 
 def check_call(subject: FunctionSubject) -> None:

@@ -26,6 +26,8 @@ from nsa_doctor.subject.function import FunctionSubject, Problem
 
 def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
     base = shapes.base(subject)
+    if subject.gradient_refusal:
+        yield Note(message=f"examined without gradients, which are not served here: {subject.gradient_refusal}")
     problem = problem_of(subject, base)
     answer = ask(subject, problem)
     if answer.failure is not None:

@@ -33,6 +33,8 @@ from nsa_doctor.subject.function import FunctionSubject, Shape
 def run(subject: FunctionSubject) -> Iterator[Finding]:
     if not subject.spec.is_declared:
         raise NotApplicableError("no --spec says which keys are read")
+    if not subject.convention.has_one_pair:
+        raise NotApplicableError("each of its branches has keys and values of its own")
     reported: set[str] = set()
     for shape in _shapes(subject):
         for reach in reaches(subject, shape):

@@ -30,6 +30,8 @@ _LENGTH = 24
 
 def run(subject: FunctionSubject) -> Iterator[Finding]:
     base = shapes.base(subject)
+    if not subject.convention.has_one_pair:
+        raise NotApplicableError("each of its branches has keys and values of its own")
     if base.groups < 2:
         raise NotApplicableError("it has one head of keys and values")
     shape = replace(shapes.of_length(subject, base, _LENGTH, _LENGTH), batch=1)

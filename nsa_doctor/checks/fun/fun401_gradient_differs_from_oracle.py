@@ -31,8 +31,8 @@ _HIDDEN = {"smoke": 2, "quick": 6, "full": 30}
 
 def run(subject: FunctionSubject) -> Iterator[Finding]:
     require_spec(subject)
-    if subject.convention.is_forward_only or subject.spec.is_forward_only:
-        raise NotApplicableError("it is for inference alone")
+    if not subject.has_gradients:
+        raise NotApplicableError(subject.gradient_refusal or "it is for inference alone")
     reported: set[str] = set()
     right: dict[str, Shape] = {}
     num_judged = 0

@@ -30,8 +30,8 @@ _SOME = (("q",), ("k",), ("v",), ("q", "k"), ("q", "v"), ("k", "v"), ("sinks",))
 
 
 def run(subject: FunctionSubject) -> Iterator[Finding]:
-    if subject.convention.is_forward_only or subject.spec.is_forward_only:
-        raise NotApplicableError("it is for inference alone")
+    if not subject.has_gradients:
+        raise NotApplicableError(subject.gradient_refusal or "it is for inference alone")
     base = measured(subject, shapes.of_length(subject, shapes.base(subject), _LENGTH, _LENGTH))
     for shown in (base.answer,):
         if shown.failure is None and shown.absent:

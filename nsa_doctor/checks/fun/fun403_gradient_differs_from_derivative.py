@@ -31,8 +31,8 @@ _LENGTHS = {"smoke": (33,), "quick": (33, 64, 70), "full": (17, 33, 64, 70, 129)
 
 
 def run(subject: FunctionSubject) -> Iterator[Finding]:
-    if subject.convention.is_forward_only or subject.spec.is_forward_only:
-        raise NotApplicableError("it is for inference alone")
+    if not subject.has_gradients:
+        raise NotApplicableError(subject.gradient_refusal or "it is for inference alone")
     reported: set[str] = set()
     num_certain = 0
     for length in _LENGTHS[subject.profile]:

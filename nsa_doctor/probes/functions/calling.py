@@ -84,7 +84,7 @@ def ask(subject: FunctionSubject, problem: Problem, how: Asking | None = None) -
 
 def laid_out(subject: FunctionSubject, problem: Problem, how: Asking) -> dict[str, Tensor]:
     """The inputs as the convention lays them out, leaves that need a gradient where it is wanted."""
-    can = not (subject.convention.is_forward_only or subject.spec.is_forward_only)
+    can = subject.has_gradients
     wants = problem.inputs.keys() if how.wants is None else how.wants
     tensors = {}
     for name, value in problem.inputs.items():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from nsa_doctor.probes.functions.bounds import Excess, yardstick_between
 from nsa_doctor.probes.functions.calling import Answer, ask
 from nsa_doctor.probes.functions.problems import Draw, problem_of
-from nsa_doctor.subject.function import Branch, FunctionSubject, Problem, Shape
+from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
 
 Change = Callable[[str, Tensor], Tensor]
 
@@ -35,7 +36,10 @@ def equivalents(subject: FunctionSubject, shape: Shape) -> Iterator[tuple[str, P
         if answer.failure is not None:
             continue  # another size than it serves
         expected: Mapping[str, Tensor] = {
-            name: each.expected(name, value) for name, value in plain.tensors.items() if name in answer.tensors
+            name: each.expected(name, value)
+            for name, value in plain.tensors.items()
+            if name in answer.tensors
+            if value.ndim > 1 or each.problem.shape.batch == shape.batch  # what is summed over the batch is another sum
         }
         yardstick = yardstick_between(expected, (), dtype)
         found = (yardstick.excess(name, answer.tensors[name]) for name in expected)
@@ -59,7 +63,7 @@ def _changes(problem: Problem) -> Iterator[Equivalent]:
         yield Equivalent(
             name="the last row of the batch is computed alone",
             problem=_only_row(problem, last),
-            expected=lambda name, value: value if name == "dsinks" else value[last:],
+            expected=lambda name, value: value[last:],
         )
     if shape.groups > 1:
         ratio = shape.heads // shape.groups
@@ -70,11 +74,11 @@ def _changes(problem: Problem) -> Iterator[Equivalent]:
             problem=_reordered(problem, heads, groups),
             expected=lambda name, value: _by_heads(name, value, heads, groups),
         )
-    doubled = {**problem.inputs, "v": problem.inputs["v"] * 2}
+    doubled = {name: value * 2 if name[0] == "v" else value for name, value in problem.inputs.items()}
     yield Equivalent(
         name="values are doubled",
         problem=replace(problem, inputs=doubled),
-        expected=lambda name, value: value if name in ("lse", "dv") else value * 2,
+        expected=lambda name, value: value if name == "lse" or name[:2] == "dv" else value * 2,
     )
 
 
@@ -87,17 +91,25 @@ def _only_row(problem: Problem, row: int) -> Problem:
         for each in problem.branches
     )
     dout = problem.dout[row : row + 1]
-    return replace(problem, shape=replace(shape, batch=1, filled=filled), inputs=inputs, branches=branches, dout=dout)
+    small = replace(shape, batch=1, filled=filled)
+    constants = _of_constants(problem, lambda value: value[row : row + 1])
+    return replace(problem, shape=small, inputs=inputs, branches=branches, dout=dout, constants=constants)
+
+
+def _of_constants(problem: Problem, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """What is given beside inputs; its tensors, a choice of blocks [B, S, G, n], are changed as the inputs are."""
+    return {name: change(value) if isinstance(value, Tensor) else value for name, value in problem.constants.items()}
 
 
 def _reordered(problem: Problem, heads: Tensor, groups: Tensor) -> Problem:
     inputs = {name: _by_heads(f"d{name}", value, heads, groups) for name, value in problem.inputs.items()}
     branches = tuple(
-        Branch(seen=each.seen[:, heads] if each.seen.shape[1] > 1 else each.seen, gate=each.gate)
-        for each in problem.branches
+        replace(each, seen=each.seen[:, heads] if each.seen.shape[1] > 1 else each.seen) for each in problem.branches
     )
     slopes = None if problem.slopes is None else problem.slopes[heads]
-    return replace(problem, inputs=inputs, branches=branches, dout=problem.dout[:, :, heads], slopes=slopes)
+    constants = _of_constants(problem, lambda value: value[:, :, groups])
+    dout = problem.dout[:, :, heads]
+    return replace(problem, inputs=inputs, branches=branches, dout=dout, slopes=slopes, constants=constants)
 
 
 def _by_heads(name: str, value: Tensor, heads: Tensor, groups: Tensor) -> Tensor:
@@ -105,4 +117,4 @@ def _by_heads(name: str, value: Tensor, heads: Tensor, groups: Tensor) -> Tensor
         return value[:, heads]
     if value.ndim == 1:
         return value[heads]
-    return value[:, :, groups if name in ("dk", "dv") else heads]
+    return value[:, :, groups if value.shape[2] == len(groups) else heads]

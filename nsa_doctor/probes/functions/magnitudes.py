@@ -16,7 +16,7 @@ from nsa_doctor.subject.function import Branch, Problem
 def magnitudes(problem: Problem, truth: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """By the names of the truth, in its shapes."""
     total: dict[str, Tensor] = {}
-    for branch in problem.branches:
+    for branch in (each for each in problem.branches if each.seen.shape[-1]):
         for name, value in _of_branch(problem, branch).items():
             total[name] = value if name not in total or name == "lse" else total[name] + value
     return {
@@ -27,16 +27,17 @@ def magnitudes(problem: Problem, truth: Mapping[str, Tensor]) -> dict[str, Tenso
 
 def largest_score(problem: Problem) -> float:
     """How large the terms of a score get that is read."""
-    return max(float(_weights(problem, branch)[1].max()) for branch in problem.branches)
+    return max(float(_weights(problem, branch)[1].max()) for branch in problem.branches if branch.seen.shape[-1])
 
 
 def _of_branch(problem: Problem, branch: Branch) -> dict[str, Tensor]:
     q, k, v, dout = (
-        x.double().cpu().abs().transpose(1, 2) for x in (*(problem.inputs[n] for n in ("q", "k", "v")), problem.dout)
+        x.double().cpu().abs().transpose(1, 2)
+        for x in (*(problem.inputs[n] for n in ("q", branch.keys, branch.values)), problem.dout)
     )
     repeats, groups = q.shape[1] // k.shape[1], k.shape[1]
     k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
-    gate = problem.inputs[branch.gate].double().cpu().abs().transpose(1, 2) if branch.gate else None
+    gate = branch.gating(problem.inputs, q.shape[1]).double().cpu().abs().transpose(1, 2) if branch.gate else None
     weights, terms = _weights(problem, branch)
     mean = (weights * terms).sum(-1, keepdim=True)
     noisy = weights * (1 + terms + mean)
@@ -47,21 +48,22 @@ def _of_branch(problem: Problem, branch: Branch) -> dict[str, Tensor]:
     found = {
         "out": plain if gate is None else plain * gate[..., None],
         "dq": change @ k,
-        "dk": _summed(change.mT @ q, groups),
-        "dv": _summed(noisy.mT @ gated, groups),
+        f"d{branch.keys}": _summed(change.mT @ q, groups),
+        f"d{branch.values}": _summed(noisy.mT @ gated, groups),
     }
     tensors = {name: value.transpose(1, 2) for name, value in found.items()}
     tensors["lse"] = 1 + mean[..., 0] + terms.amax(-1).masked_fill(~branch.seen.cpu().any(-1), 0.0)
     if "sinks" in problem.inputs:
         tensors["dsinks"] = (change / problem.scale).sum((0, 2, 3))
     if branch.gate is not None:
-        tensors[f"d{branch.gate}"] = (dout * plain).sum(-1).transpose(1, 2)
+        onto_gate = (dout * plain).sum(-1).transpose(1, 2)
+        tensors[f"d{branch.gate}"] = onto_gate if branch.place is None else _placed(onto_gate, branch, problem)
     return tensors
 
 
 def _weights(problem: Problem, branch: Branch) -> tuple[Tensor, Tensor]:
     """The weights [B, H, Sq, Sk], and how large the terms of each score are that may be read."""
-    q, k = (problem.inputs[name].double().cpu().transpose(1, 2) for name in ("q", "k"))
+    q, k = (problem.inputs[name].double().cpu().transpose(1, 2) for name in ("q", branch.keys))
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     scores, terms = q @ k.mT * problem.scale, q.abs() @ k.abs().mT * problem.scale
     if problem.spec.softcap:
@@ -86,3 +88,11 @@ def _weights(problem: Problem, branch: Branch) -> tuple[Tensor, Tensor]:
 def _summed(x: Tensor, groups: int) -> Tensor:
     """Over the query heads of each group."""
     return x.unflatten(1, (groups, -1)).sum(2)
+
+
+def _placed(gate: Tensor, branch: Branch, problem: Problem) -> Tensor:
+    """[B, Sq, H] at its place of [B, Sq, G, 3]."""
+    assert branch.gate is not None
+    whole = torch.zeros(problem.inputs[branch.gate].shape, dtype=gate.dtype)
+    whole[..., branch.place] = gate.unflatten(2, (whole.shape[2], -1)).sum(3)
+    return whole

@@ -69,8 +69,7 @@ def yardstick_of(subject: FunctionSubject, problem: Problem, answer: Answer) -> 
     if subject.reference is not None:
         return _of_reference(subject, problem, dtype)
     if subject.spec.is_declared:
-        has_gradients = not (subject.convention.is_forward_only or subject.spec.is_forward_only)
-        return yardstick(problem, dtype, subject.device, has_gradients)
+        return yardstick(problem, dtype, subject.device, subject.has_gradients)
     return yardstick_between(answer.tensors, (), dtype)
 
 

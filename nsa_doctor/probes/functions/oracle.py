@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsa_doctor.subject.function import Problem
+from nsa_doctor.subject.function import Branch, Problem
 
 HIDDEN = -torch.inf
 _QUERY_PARTS = 6
@@ -40,7 +40,7 @@ def solve(problem: Problem, how: Arithmetic, wants_gradients: bool = True) -> So
         for name, value in problem.inputs.items()
     }
     out, lse = _attend(problem, inputs, how)
-    tensors = {"out": out.detach(), "lse": lse.detach()}
+    tensors = {"out": out.detach()} if len(problem.branches) > 1 else {"out": out.detach(), "lse": lse.detach()}
     if wants_gradients:
         dout = problem.dout.to(device="cpu", dtype=how.dtype)
         gradients = torch.autograd.grad(out, list(inputs.values()), dout, allow_unused=True)
@@ -54,18 +54,22 @@ def solve(problem: Problem, how: Arithmetic, wants_gradients: bool = True) -> So
 def _attend(problem: Problem, inputs: Mapping[str, Tensor], how: Arithmetic) -> tuple[Tensor, Tensor]:
     total, log_sum = None, None
     for branch in problem.branches:
-        out, log_sum = _branch(problem, inputs, branch.seen.to("cpu"), how)
+        out, log_sum = _branch(problem, inputs, branch, how)
         if branch.gate is not None:
-            out = out * inputs[branch.gate][..., None]
+            out = out * branch.gating(inputs, problem.shape.heads)[..., None]
         total = out if total is None else total + out
     assert total is not None
     assert log_sum is not None
     return total, log_sum
 
 
-def _branch(problem: Problem, inputs: Mapping[str, Tensor], seen: Tensor, how: Arithmetic) -> tuple[Tensor, Tensor]:
+def _branch(problem: Problem, inputs: Mapping[str, Tensor], branch: Branch, how: Arithmetic) -> tuple[Tensor, Tensor]:
     """[B, Sq, H, Dv] and [B, H, Sq]; where sums are split, gradients of keys are added up over parts of the queries."""
-    q, k, v = (inputs[name].transpose(1, 2) for name in ("q", "k", "v"))  # [B, H, S, D]
+    q, k, v = (inputs[name].transpose(1, 2) for name in ("q", branch.keys, branch.values))  # [B, H, S, D]
+    seen = branch.seen.to("cpu")
+    if not k.shape[2]:
+        empty = q.new_full(q.shape[:3], HIDDEN)
+        return (q[..., :1] * 0).expand(*q.shape[:3], v.shape[-1]).transpose(1, 2), empty
     repeats = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
     order = _order(k.shape[2], how.order)

@@ -29,8 +29,12 @@ def problem_of(subject: FunctionSubject, shape: Shape, draw: Draw | None = None)
     chance = torch.Generator().manual_seed(
         1_000_003 * subject.seed + 7919 * draw.seed + 31 * shape.queries + shape.keys
     )
-    values = {**normal(shape, chance), **(draw.values(shape, chance) if draw.values else {})}
-    spec = subject.spec
+    values, spec = {**normal(shape, chance), **(draw.values(shape, chance) if draw.values else {})}, subject.spec
+    branches: tuple[Branch, ...] = ()
+    sparse = None if subject.convention.make is None else subject.convention.make(spec, shape, chance)
+    if sparse is not None:
+        values = {"q": values["q"], **{name: _like(name, value, values) for name, value in sparse.inputs.items()}}
+        branches = sparse.branches
     if spec.has_sinks:
         values.setdefault("sinks", torch.randn(shape.heads, generator=chance))
     dout = torch.randn(shape.batch, shape.queries, shape.heads, shape.value, generator=chance)
@@ -38,7 +42,8 @@ def problem_of(subject: FunctionSubject, shape: Shape, draw: Draw | None = None)
         shape=shape,
         spec=spec,
         inputs={name: value.to(dtype) for name, value in values.items()},
-        branches=(Branch(seen=seen_by(spec, subject.convention, shape, chance)),),
+        branches=branches or (Branch(seen=seen_by(spec, subject.convention, shape, chance)),),
+        constants={} if sparse is None else sparse.constants,
         scale=spec.scale if spec.scale is not None else 1 / math.sqrt(shape.head),
         dout=dout.to(dtype),
         slopes=torch.tensor([2.0 ** (-8 * (h + 1) / shape.heads) for h in range(shape.heads)])
@@ -47,6 +52,12 @@ def problem_of(subject: FunctionSubject, shape: Shape, draw: Draw | None = None)
         about=draw.about,
     )
     return problem
+
+
+def _like(name: str, value: Tensor, values: Mapping[str, Tensor]) -> Tensor:
+    """The drawn keys or values, where an input of a sparse operator has their shape."""
+    drawn = values.get(name[:1]) if name.split("_")[0] in ("k", "v") else None
+    return drawn if drawn is not None and drawn.shape == value.shape else value
 
 
 def normal(shape: Shape, chance: torch.Generator) -> dict[str, Tensor]:

@@ -64,7 +64,7 @@ def reaches(subject: FunctionSubject, shape: Shape, has_backward: bool = True) -
     if isinstance(forward, Answer):
         return
     yield Reach(problem=problem, answer=forward[1], direction="forward", measured=forward[0], right=right, eps=eps)
-    can = has_backward and not (subject.convention.is_forward_only or subject.spec.is_forward_only)
+    can = has_backward and subject.has_gradients
     if can and (backward := _backward(subject, problem)) is not None:
         yield Reach(
             problem=problem, answer=backward[1], direction="backward", measured=backward[0], right=right, eps=eps

@@ -1,6 +1,6 @@
 """Whether an answer belongs to the call that it is given to, and stays what it was."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -41,9 +41,9 @@ def _same_memory(subject: FunctionSubject, problem: Problem) -> Iterator[Kept]:
         "after all values were replaced in place": {
             name: value.flip(0, 1).roll(1, -1) for name, value in _large(problem)
         },
-        "after the rows of v were put in another order in place": {"v": problem.inputs["v"].flip(1)},
-        "after the rows of k were put in another order in place": {"k": problem.inputs["k"].flip(1)},
-        "after one row of v, in the middle, was replaced in place": {"v": _one_row(problem.inputs["v"])},
+        "after the rows of the values were put in another order in place": _of("v", problem, lambda v: v.flip(1)),
+        "after the rows of the keys were put in another order in place": _of("k", problem, lambda k: k.flip(1)),
+        "after one row of the values, in the middle, was replaced in place": _of("v", problem, _one_row),
     }
     for what, inputs in changes.items():
         tensors = laid_out(subject, problem, Asking(wants=()))
@@ -110,8 +110,12 @@ def _out(result: Mapping[str, Tensor]) -> Tensor:
     return result["out"].detach().clone()
 
 
+def _of(kind: str, problem: Problem, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    return {name: change(value) for name, value in problem.inputs.items() if name[0] == kind and value.shape[1]}
+
+
 def _large(problem: Problem) -> list[tuple[str, Tensor]]:
-    return [(name, value) for name, value in problem.inputs.items() if value.ndim == 4]
+    return [(name, value) for name, value in problem.inputs.items() if value.ndim == 4 and name[0] in "qkv"]
 
 
 def _one_row(value: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nsa_doctor.adapters.functions.known import convention
-from nsa_doctor.adapters.functions.load_function import check_call, place_of
+from nsa_doctor.adapters.functions.load_function import check_call, place_of, without_refused_gradients
 from nsa_doctor.artifacts.judging import judge
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Profile
@@ -40,7 +40,7 @@ def subject_of(
         place=place_of(function),
     )
     check_call(subject)
-    return subject
+    return without_refused_gradients(subject)
 
 
 def codes() -> list[str]:
