@@ -35,8 +35,5 @@ def function_words(whom: SubjectOptions, function: FunctionOptions | None) -> Ma
     for option, value in (("--input", whom.input_kind), ("--width", whom.width), ("--config", whom.config)):
         if value is not None:
             raise OptionError(f"{option} is for modules and has no effect on a function; leave it out")
-    return {
-        "like": one_of("--like", function.like, CONVENTIONS),
-        "reference": function.reference,
-        "inputs": function.inputs,
-    }
+    like = function.like if _NAMED.fullmatch(function.like) else one_of("--like", function.like, CONVENTIONS)
+    return {"like": like, "reference": function.reference, "inputs": function.inputs}

@@ -27,7 +27,7 @@ Like = Annotated[
 Reference = Annotated[
     str | None, typer.Option(help="A function fn: called alike that is right: package.module:function.")
 ]
-Inputs = Annotated[str | None, typer.Option(help="A safetensors file with q, k and v [B, S, H, D] for a function fn:.")]
+Inputs = Annotated[str | None, typer.Option(help="A safetensors file with q, k and v as a function fn: takes them.")]
 Seed = Annotated[int, typer.Option(help="Seed of weights and inputs.")]
 Select = Annotated[str | None, typer.Option(help="Only these codes or families: FWD,NAN.")]
 Ignore = Annotated[str | None, typer.Option(help="Not these codes or families.")]

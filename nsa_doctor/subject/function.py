@@ -157,9 +157,9 @@ class Convention:
 class FunctionSubject:
     """A function, how it is called and what it is declared to compute; `replace(subject, function=…)` injects a bug.
 
-    `reference` is another function, called alike, that is right. `shape` is an ordinary one that it serves, found by
-    trying; `beat` is called before each call with its number of keys. gradient_refusal: in which words it refuses to give
-    gradients here.
+    `reference` is another function, called alike, that is right, and `given` are inputs of the user's, laid out as the
+    function takes them. `beat` is called before each call with its number of keys. gradient_refusal: in which words it
+    refuses to give gradients here.
     """
 
     name: str

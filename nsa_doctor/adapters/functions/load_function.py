@@ -143,9 +143,7 @@ def _given(file: str) -> dict[str, Tensor]:
         raise SubjectUnusableError(
             f"--inputs {file} must hold q, k and v, got {', '.join(sorted(tensors)) or 'nothing'}"
         )
+    shapes = {name: list(tensors[name].shape) for name in ("q", "k", "v")}
+    if any(len(shape) not in (3, 4) for shape in shapes.values()):
+        raise SubjectUnusableError(f"--inputs {file} must hold q, k and v of 3 or 4 dimensions, got {shapes}")
     return tensors
-
-
-def with_profile(subject: FunctionSubject, profile: Profile) -> FunctionSubject:
-    """Examined as thoroughly as that."""
-    return replace(subject, profile=profile)

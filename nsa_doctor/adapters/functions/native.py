@@ -12,6 +12,7 @@ from nsa_doctor.core.function_spec import FunctionSpec
 from nsa_doctor.subject.function import Arguments, Branch, Convention, Keyword, Problem, Shape, Sparse
 
 _LEAST_SLOTS = 3
+_UNKNOWN = ("mask", "softcap", "alibi", "sinks", "full", "scale", "bottom_right", "top_left")
 _USUAL_WINDOW = 32
 
 
@@ -73,8 +74,5 @@ CONVENTION = Convention(
     read=read,
     make=make,
     has_one_pair=False,
-    refuses=dict.fromkeys(
-        ("mask", "softcap", "alibi", "sinks", "full", "scale", "bottom_right", "top_left"),
-        "the operator has no argument for it",
-    ),
+    refuses=dict.fromkeys(_UNKNOWN, "the operator has no argument for it"),
 )

@@ -24,7 +24,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Scalar
 from nsa_doctor.probes.functions import shapes
-from nsa_doctor.probes.functions.calling import from_layout, to_layout
+from nsa_doctor.probes.functions.layout import from_layout, to_layout
 from nsa_doctor.probes.functions.reach import Reach, reaches
 from nsa_doctor.probes.functions.reach_words import pairs_text
 from nsa_doctor.subject.function import FunctionSubject, Shape

@@ -24,7 +24,8 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.probes.functions import shapes
 from nsa_doctor.probes.functions.hard_values import draws
-from nsa_doctor.probes.functions.measured import measured
+from nsa_doctor.probes.functions.measured import measured, measured_problem
+from nsa_doctor.probes.functions.problems import given_problem
 from nsa_doctor.subject.function import FunctionSubject
 
 _LENGTHS = {"smoke": (75,), "quick": (40, 133), "full": (40, 64, 133, 257)}
@@ -34,6 +35,11 @@ _MOST = 3
 def run(subject: FunctionSubject) -> Iterator[Finding]:
     require_spec(subject)
     reported: set[str] = set()
+    if (given := given_problem(subject)) is not None:
+        result = measured_problem(subject, given)
+        if (excess := result.first_excess(result.answer.tensors)) is not None:
+            reported.add(excess.tensor)
+            yield differs(subject, "FUN302", given, excess, result.answer)
     base = replace(shapes.base(subject), batch=1)
     for length in _LENGTHS[subject.profile]:
         shape = shapes.of_length(subject, base, length, length)

@@ -1,7 +1,7 @@
 """Calls a function with a problem: its answer in the doctor's own layout, or why there is none."""
 
 import linecache
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from traceback import walk_tb
 from typing import Any, Literal
@@ -13,13 +13,13 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.functions.binding import bound
+from nsa_doctor.probes.functions.layout import from_layout, to_layout
 from nsa_doctor.probes.internal import function_of
-from nsa_doctor.subject.function import FunctionSubject, Layout, Problem, Shape
+from nsa_doctor.subject.function import FunctionSubject, Problem
 
 Arrange = Callable[[str, Tensor], Tensor]
 _CLEAN = (ValueError, NotImplementedError, AssertionError)
 _MOST_NODES = 2000
-AXES: Mapping[Layout, str] = {"bshd": "batch, position, head, channel", "bhsd": "batch, head, position, channel"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,24 +100,6 @@ def call_with(subject: FunctionSubject, problem: Problem, tensors: Mapping[str, 
     """The function's result read by its convention, for inputs that are laid out already; may raise anything."""
     subject.beat(problem.shape.keys)
     return _called(subject, problem, tensors)
-
-
-def to_layout(value: Tensor, layout: Layout) -> Tensor:
-    """[B, S, H, D] as the layout has it; what has fewer dimensions stays."""
-    if value.ndim < 3:
-        return value
-    if layout == "bhsd":
-        return value.transpose(1, 2)
-    return value[0] if layout == "shd" else value
-
-
-def from_layout(value: Tensor, layout: Layout) -> Tensor:
-    """Back to [B, S, H, D]."""
-    if value.ndim < 3:
-        return value
-    if layout == "bhsd":
-        return value.transpose(1, 2)
-    return value[None] if layout == "shd" else value
 
 
 def _called(subject: FunctionSubject, problem: Problem, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
@@ -230,8 +212,3 @@ def _is_stated(error: BaseException) -> bool:
 
 def _is_same(tensor: Tensor, kept: Tensor) -> bool:
     return tensor.shape == kept.shape and bool(((tensor == kept) | (tensor.isnan() & kept.isnan())).all())
-
-
-def served(subject: FunctionSubject, shapes: Sequence[Shape], make: Callable[[Shape], Problem]) -> Shape | None:
-    """The first of these shapes that the function gives an answer for."""
-    return next((shape for shape in shapes if ask(subject, make(shape)).failure is None), None)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.core.function_spec import UNLIMITED, Alignment, FunctionSpec
+from nsa_doctor.probes.functions.layout import from_layout
 from nsa_doctor.subject.function import Branch, Convention, FunctionSubject, Problem, Shape
 
 Values = Callable[[Shape, torch.Generator], Mapping[str, Tensor]]
@@ -52,6 +53,22 @@ def problem_of(subject: FunctionSubject, shape: Shape, draw: Draw | None = None)
         about=draw.about,
     )
     return problem
+
+
+def given_problem(subject: FunctionSubject) -> Problem | None:
+    """The problem of the user's own inputs, in the dtype that is examined; None without any."""
+    if not subject.given:
+        return None
+    layout = subject.convention.layout
+    inputs = {name: from_layout(subject.given[name], layout) for name in ("q", "k", "v")}
+    (batch, queries, heads, head), (_, keys, groups, value) = inputs["q"].shape, inputs["v"].shape
+    shape = Shape(batch=batch, queries=queries, keys=keys, heads=heads, groups=groups, head=head, value=value)
+    values: Values = lambda shape, chance: {**inputs, **_own_sinks(subject)}  # noqa: E731
+    return problem_of(subject, shape, Draw(seed=9, values=values, about="the given inputs"))
+
+
+def _own_sinks(subject: FunctionSubject) -> dict[str, Tensor]:
+    return {"sinks": subject.given["sinks"]} if "sinks" in subject.given else {}
 
 
 def _like(name: str, value: Tensor, values: Mapping[str, Tensor]) -> Tensor:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.probes.functions.calling import Answer, Asking, ask, call_with, from_layout, laid_out, to_layout
+from nsa_doctor.probes.functions.calling import Answer, Asking, ask, call_with, laid_out
+from nsa_doctor.probes.functions.layout import from_layout, to_layout
 from nsa_doctor.probes.functions.measured import Measured, yardstick_of
 from nsa_doctor.probes.functions.problems import Draw, problem_of, with_inputs
 from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
