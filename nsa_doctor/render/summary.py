@@ -64,7 +64,7 @@ def conditions(report: Report) -> str:
     if subject.get("spec"):
         told.append(f"declared {', '.join(subject['spec'])}")
     if subject.get("dtype", "float32") != "float32":
-        told.append(f"parameters in {subject['dtype']}")
+        told.append(f"parameters in {subject['dtype']}" if "input" in subject else f"in {subject['dtype']}")
     return ", ".join(told)
 
 

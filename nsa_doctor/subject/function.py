@@ -158,7 +158,7 @@ class FunctionSubject:
     """A function, how it is called and what it is declared to compute; `replace(subject, function=…)` injects a bug.
 
     `reference` is another function, called alike, that is right, and `given` are inputs of the user's, laid out as the
-    function takes them. `beat` is called before each call with its number of keys. gradient_refusal: in which words it
+    function takes them. `beat` is called before each call with its sizes. gradient_refusal: in which words it
     refuses to give gradients here.
     """
 
@@ -177,7 +177,7 @@ class FunctionSubject:
     options: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     place: Place = field(default_factory=Place)
-    beat: Callable[[int], None] = field(default=lambda keys: None, repr=False)
+    beat: Callable[[Shape], None] = field(default=lambda shape: None, repr=False)
     known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
     gradient_refusal: str = ""
 

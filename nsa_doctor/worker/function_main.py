@@ -20,7 +20,7 @@ from nsa_doctor.probes.hooks.stack_sampler import StackSampler
 from nsa_doctor.probes.model.identity import sources_of
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.subject.contract import SubjectUnusableError
-from nsa_doctor.subject.function import FunctionSubject
+from nsa_doctor.subject.function import FunctionSubject, Shape
 from nsa_doctor.worker.answer_line import sendable
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class FunctionHandler:
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
         self._send = send
         self._subject: FunctionSubject | None = None
-        self._lengths: Counter[int] = Counter()
+        self._shapes: Counter[Shape] = Counter()
         self.sampler = StackSampler()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -83,20 +83,27 @@ class FunctionHandler:
         self._subject = replace(subject, beat=self._called)
         return {"loaded": _facts(subject)}
 
-    def _called(self, keys: int) -> None:
-        self._lengths[keys] += 1
-        self._send({"event": "calling", "length": keys})
+    def _called(self, shape: Shape) -> None:
+        self._shapes[shape] += 1
+        self._send({"event": "calling", "length": shape.keys})
 
     def _check(self, code: str, planted: bool) -> Result:
         subject = self._subject
         assert subject is not None
-        self._lengths.clear()
+        self._shapes.clear()
         check = registry.load(code)
         with preserved_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = judge(check, check.planted(subject) if planted else subject)
-        examined = {"calls": self._lengths.total(), "lengths": sorted(self._lengths), "dtypes": [subject.dtype]}
-        return replace(result, examined={**examined, "modes": [], "batch_sizes": [], "seeds": [subject.seed]})
+        examined = {
+            "calls": self._shapes.total(),
+            "lengths": sorted({shape.keys for shape in self._shapes}),
+            "batch_sizes": sorted({shape.batch for shape in self._shapes}),
+            "dtypes": [subject.dtype],
+            "modes": [],
+            "seeds": [subject.seed],
+        }
+        return replace(result, examined=examined if self._shapes else {})
 
 
 def _facts(subject: FunctionSubject) -> dict[str, Any]:
@@ -104,7 +111,7 @@ def _facts(subject: FunctionSubject) -> dict[str, Any]:
     configuration = {"like": subject.convention.name, "spec": list(subject.spec.words)}
     return {
         "name": subject.name,
-        "description": f"a function, called like {subject.convention.name}: {subject.convention.summary}",
+        "description": f"a function, called like {subject.convention.name}",
         "spec": subject.spec.words,
         "dtype": subject.dtype,
         "options": subject.options,

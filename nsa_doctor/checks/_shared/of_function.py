@@ -34,13 +34,14 @@ def differs(
     subject: FunctionSubject, code: str, problem: Problem, excess: Excess, answer: Answer, control: str = ""
 ) -> Finding:
     """A tensor that leaves its bound."""
-    by = "reference" if not subject.spec.is_declared else "float64 oracle"
+    by = "float64 oracle" if subject.reference is None else "reference"
     message = (
         f"{excess.tensor} of {subject.name} differs from the {by} {conditions(subject, problem)}: "
-        f"{_MEASURES[excess.measure]} {short_number(excess.error)} (tolerance {short_number(excess.bound)}); "
-        f"{excess.num_wrong} of {excess.num_rows} rows are beyond, worst at {index_text(excess)}: "
-        f"{short_number(excess.value)} instead of {short_number(excess.truth)}"
+        f"{_MEASURES[excess.measure]} {short_number(excess.error)} (tolerance {short_number(excess.bound)})"
     )
+    if excess.num_wrong:
+        message += f"; {excess.num_wrong} of {excess.num_rows} rows are beyond"
+    message += f"; worst at {index_text(excess)}: {short_number(excess.value)} instead of {short_number(excess.truth)}"
     if abs(excess.factor) > _SHOWN_FACTOR and excess.measure in ("whole", "factor"):
         message += f"; along the truth it is off by {excess.factor:.1%}"
     evidence: dict[str, Scalar] = {

@@ -33,6 +33,8 @@ def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
     if answer.failure is not None:
         yield _failed(subject, problem, answer, "an ordinary input")
         return
+    if why := shapes.left_out(subject):
+        yield Note(message=why)
     asked = []
     for shape in shapes.square(subject):
         problem = problem_of(subject, shape)

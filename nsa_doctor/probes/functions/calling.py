@@ -66,7 +66,7 @@ def ask(subject: FunctionSubject, problem: Problem, how: Asking | None = None) -
     how = how or Asking()
     tensors = laid_out(subject, problem, how)
     before = {name: (tensor, tensor.detach().clone()) for name, tensor in tensors.items()}
-    subject.beat(problem.shape.keys)
+    subject.beat(problem.shape)
     returned = attempt(lambda: _called(subject, problem, tensors))
     if isinstance(returned, Caught):
         return Answer(failure=_failure(returned, "forward", subject))
@@ -98,7 +98,7 @@ def laid_out(subject: FunctionSubject, problem: Problem, how: Asking) -> dict[st
 
 def call_with(subject: FunctionSubject, problem: Problem, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
     """The function's result read by its convention, for inputs that are laid out already; may raise anything."""
-    subject.beat(problem.shape.keys)
+    subject.beat(problem.shape)
     return _called(subject, problem, tensors)
 
 
@@ -117,7 +117,7 @@ def _with_gradients(
     layout = subject.convention.output or subject.convention.layout
     dout = to_layout(problem.dout.to(subject.device), layout).clone(memory_format=torch.contiguous_format)
     dout = how.arrange("dout", dout).detach()
-    subject.beat(problem.shape.keys)
+    subject.beat(problem.shape)
     given = attempt(lambda: torch.autograd.grad(out, list(inputs.values()), dout, allow_unused=True))
     if isinstance(given, Caught):
         return replace(answer, failure=_failure(given, "backward", subject))

@@ -1,11 +1,14 @@
 """Sizes to call a function with: ordinary ones, every edge of a tile, odd ones, unequal numbers of queries and keys."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
-from nsa_doctor.subject.function import FunctionSubject, Shape
+from nsa_doctor.probes.functions.calling import ask
+from nsa_doctor.probes.functions.problems import problem_of
+from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
 
 _HEAD_SIZES = (64, 32, 16, 128, 96)
 _LENGTHS = (64, 128, 256)
@@ -56,67 +59,74 @@ def _parts(queries: int, keys: int) -> tuple[tuple[int, int], ...]:
     return tuple(part for part in (first, second, rest) if min(part) > 0)
 
 
+def _again(subject: FunctionSubject, problem: Problem) -> float:
+    """Seconds of a second call, which neither compiles nor loads anything."""
+    begin = time.perf_counter()
+    ask(subject, problem)
+    return time.perf_counter() - begin
+
+
 def base(subject: FunctionSubject) -> Shape:
     """The first ordinary shape that the function serves, and the first of all where it serves none."""
-    from nsa_doctor.probes.functions.calling import ask
-    from nsa_doctor.probes.functions.problems import problem_of
-
     if "base" not in subject.known:
         shapes = ordinary(subject)
-        answers = ((shape, ask(subject, problem_of(subject, shape))) for shape in shapes)
-        subject.known["base"] = next((shape for shape, answer in answers if answer.failure is None), shapes[0])
+        subject.known["base"], subject.known["seconds"] = shapes[0], 0.0
+        for shape in shapes:
+            problem = problem_of(subject, shape)
+            begin = time.perf_counter()
+            if ask(subject, problem).failure is None:
+                begin = min(time.perf_counter() - begin, _again(subject, problem))
+                subject.known["base"], subject.known["seconds"] = shape, begin
+                break
     found: Shape = subject.known["base"]
     return found
 
 
-_EDGES = {
-    "smoke": (1, 17, 31, 63, 64, 65, 127, 128, 129),
-    "quick": (1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 95, 96, 97, 127, 128, 129, 191, 200, 255, 256, 257),
-    "full": (
-        *(
-            1,
-            2,
-            3,
-            5,
-            7,
-            8,
-            9,
-            15,
-            16,
-            17,
-            23,
-            31,
-            32,
-            33,
-            47,
-            48,
-            49,
-            63,
-            64,
-            65,
-            79,
-            80,
-            81,
-            95,
-            96,
-            97,
-            111,
-            127,
-            128,
-        ),
-        *(129, 159, 160, 161, 191, 192, 193, 200, 223, 224, 255, 256, 257, 300, 319, 383, 384, 385, 511, 512, 513),
-    ),
+_TILES = {
+    "smoke": (64, 128),
+    "quick": (16, 32, 64, 96, 128, 256, 512),
+    "full": (*range(16, 144, 16), 160, 192, 256, 384, 512),
 }
+_ODD = {
+    "smoke": (1, 17, 31),
+    "quick": (1, 2, 3, 7, 48, 191, 200),
+    "full": (1, 2, 3, 5, 7, 8, 9, 23, 100, 200, 300, 1000),
+}
+_LONGEST = {"smoke": 600, "quick": 1100, "full": 4200}  # to see the end of a window
+_SECONDS = {"smoke": 5.0, "quick": 25.0, "full": 250.0}  # of calls at all lengths, where one takes long
 
 
 def lengths(subject: FunctionSubject) -> tuple[int, ...]:
-    """Every edge of a tile that is a power of two and its neighbours, and those of the declared window."""
-    found = set(_EDGES[subject.profile])
-    if subject.spec.window is not None:
-        for side in subject.spec.window:
-            if 0 < side < max(found):
-                found |= {side, side + 1, side + 2}
-    return tuple(sorted(found))
+    """Edges of tiles and their neighbours, and those of the declared window; the longest not of a slow function."""
+    found = {tile + step for tile in _TILES[subject.profile] for step in (-1, 0, 1)} | set(_ODD[subject.profile])
+    for side in subject.spec.window or ():
+        if 0 < side < _LONGEST[subject.profile]:
+            found |= {side, side + 1, side + 2}
+    kept = sorted(found)
+    while (
+        len(kept) > _FEWEST and sum(_expected_seconds(subject, length) for length in kept) > _SECONDS[subject.profile]
+    ):
+        kept.pop()
+    return tuple(kept)
+
+
+_FEWEST = 4
+
+
+def left_out(subject: FunctionSubject) -> str:
+    """Why long inputs are left out; empty where they are not."""
+    longest = max(max(_TILES[subject.profile]) + 1, *(side + 2 for side in subject.spec.window or (0,)))
+    last = lengths(subject)[-1]
+    seconds = _expected_seconds(subject, last)
+    return (
+        f"examined up to S={last}: a call there takes about {seconds:.1g} s" if last < longest and seconds > 0.1 else ""
+    )
+
+
+def _expected_seconds(subject: FunctionSubject, length: int) -> float:
+    shape = base(subject)
+    seconds: float = subject.known["seconds"]
+    return seconds * (length / shape.keys) ** 2
 
 
 def square(subject: FunctionSubject) -> Iterator[Shape]:
@@ -164,10 +174,21 @@ def hidden(subject: FunctionSubject, count: int) -> Iterator[Shape]:
 
 
 def other_sizes(subject: FunctionSubject) -> Iterator[Shape]:
-    """Head sizes that few functions serve, values of another size than keys."""
+    """Head sizes that few functions serve, values of another size than keys; few functions claim them all."""
     shape = base(subject)
     for head in (8, 24, 40, 72, 80, 256) if not subject.spec.head_sizes else ():
         yield replace(shape, head=head, value=head)
     if subject.spec.value_size is None:
         yield replace(shape, value=shape.head // 2)
         yield replace(shape, value=shape.head * 2)
+
+
+_HIDDEN = {"smoke": 3, "quick": 12, "full": 40}
+
+
+def every(subject: FunctionSubject) -> Iterator[Shape]:
+    """All of them: each length, other numbers of queries than of keys, shapes drawn at random, other head sizes."""
+    yield from square(subject)
+    yield from unequal(subject)
+    yield from hidden(subject, _HIDDEN[subject.profile])
+    yield from other_sizes(subject)

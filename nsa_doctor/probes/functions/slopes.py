@@ -18,6 +18,7 @@ from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
 _STEPS = (0.05, 0.15, 0.4)
 _MOST_NOISE = 0.02  # of what is to be seen
 _LEAST_TOLERANCE = 0.01
+_LEAST_IN_HALF = 0.025  # weights are rounded on the way too
 _NOISES = 4.0
 
 
@@ -42,7 +43,8 @@ class Slope:
     @property
     def tolerance(self) -> float:
         """What rounding and curvature may make."""
-        return _LEAST_TOLERANCE + _NOISES * self.noise + self.curvature
+        is_half = self.problem.dout.dtype in (torch.float16, torch.bfloat16)
+        return (_LEAST_IN_HALF if is_half else _LEAST_TOLERANCE) + _NOISES * self.noise + self.curvature
 
     @property
     def is_certain(self) -> bool:
@@ -55,9 +57,9 @@ class Slope:
         return not self.is_certain or self.deviation <= self.tolerance
 
 
-def slopes(subject: FunctionSubject, shape: Shape) -> Iterator[Slope]:
+def slopes(subject: FunctionSubject, shape: Shape, seed: int = 8) -> Iterator[Slope]:
     """One for each gradient and direction, at the step at which most is to be seen."""
-    problem = problem_of(subject, shape, Draw(seed=8))
+    problem = problem_of(subject, shape, Draw(seed=seed))
     answer = ask(subject, problem)
     if answer.failure is not None or answer.malformed:
         return
