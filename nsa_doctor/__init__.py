@@ -16,8 +16,23 @@ if TYPE_CHECKING:
     from nsa_doctor.core.finding import Decision, Finding, Note, Report, Result, Verdict
     from nsa_doctor.core.measurement import Place
     from nsa_doctor.subject.contract import Subject
+    from nsa_doctor.subject.function import Arguments, Convention, Keyword
 
-__all__ = ["Adapter", "Check", "Decision", "Finding", "Note", "Place", "Report", "Result", "Subject", "Verdict"]
+__all__ = [
+    "Adapter",
+    "Arguments",
+    "Check",
+    "Convention",
+    "Decision",
+    "Finding",
+    "Keyword",
+    "Note",
+    "Place",
+    "Report",
+    "Result",
+    "Subject",
+    "Verdict",
+]
 
 _HOMES = {
     "nsa_doctor.adapters.adapter": ("Adapter",),
@@ -25,6 +40,7 @@ _HOMES = {
     "nsa_doctor.core.finding": ("Decision", "Finding", "Note", "Report", "Result", "Verdict"),
     "nsa_doctor.core.measurement": ("Place",),
     "nsa_doctor.subject.contract": ("Subject",),
+    "nsa_doctor.subject.function": ("Arguments", "Convention", "Keyword"),
 }
 
 keep_former_paths()  # such as nsa_doctor.adapter

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def examined_by(examination_request: ExaminationRequest, policy: "Policy", jobs: int | None) -> dict[str, Any]:
-    """Whom to examine, and the run of those checks that the policy requires of a module, if there are any."""
-    codes = ",".join(entry.manual.code for entry in policy.checks if entry.examines == "module")
+    """Whom to examine, and the run of those checks that the policy requires of its kind, if there are any."""
+    codes = ",".join(entry.manual.code for entry in policy.checks if entry.examines == examination_request.kind)
     asked = options.run_request(
         examination_request=examination_request, select=codes or None, ignore=None, jobs=jobs, fail_fast=False
     )

@@ -25,6 +25,19 @@ class SubjectOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FunctionOptions:
+    """How a function is called, and what it is compared with."""
+
+    like: given.Like = None
+    reference: given.Reference = None
+    inputs: given.Inputs = None
+
+    def words(self) -> dict[str, Any]:
+        """By the names that a command line gives them."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportOptions:
     """How to report."""
 
@@ -65,4 +78,4 @@ def _options(signature: inspect.Signature) -> Iterator[inspect.Parameter]:
             yield parameter.replace(name=each.name, annotation=types[each.name], default=each.default)
 
 
-_GROUPS = (SubjectOptions, ReportOptions)
+_GROUPS = (SubjectOptions, FunctionOptions, ReportOptions)

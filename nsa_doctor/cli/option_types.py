@@ -5,16 +5,22 @@ from typing import Annotated
 
 import typer
 
+from nsa_doctor.core.like import CONVENTIONS
 from nsa_doctor.render.formats import FORMATS
 
 Lengths = Annotated[str, typer.Option("--seq", help="Lengths, separated by commas.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Dtype = Annotated[str | None, typer.Option(help="Examine it in this dtype in place of its own.")]
 Config = Annotated[str | None, typer.Option(help="Configuration file or built-in name for nsa.")]
-Subject = Annotated[str | None, typer.Option(help="package.module:factory in place of nsa.")]
+Subject = Annotated[
+    str | None, typer.Option(help="package.module:factory in place of nsa, or fn:package.module:function.")
+]
 Input = Annotated[str | None, typer.Option("--input", help="embeddings or tokens; found out when not given.")]
 Width = Annotated[int | None, typer.Option(help="Width of embeddings, or size of the vocabulary.")]
-Spec = Annotated[str | None, typer.Option(help="What the subject is meant to be: bidirectional.")]
+Spec = Annotated[
+    str | None,
+    typer.Option(help="What the subject is meant to be: bidirectional; of a function causal,window=512,gqa=4 …"),
+]
 Train = Annotated[
     str | None,
     typer.Option(
@@ -22,6 +28,13 @@ Train = Annotated[
         help="A training step of the subject's to examine: step(module, optimizer, batch), which returns its loss.",
     ),
 ]
+Like = Annotated[
+    str | None, typer.Option(help=f"How a --subject fn:package.module:function is called: {', '.join(CONVENTIONS)}.")
+]
+Reference = Annotated[
+    str | None, typer.Option(help="A function fn: called alike that is right: package.module:function.")
+]
+Inputs = Annotated[str | None, typer.Option(help="A safetensors file with q, k and v as a function fn: takes them.")]
 Seed = Annotated[int, typer.Option(help="Seed of weights and inputs.")]
 Select = Annotated[str | None, typer.Option(help="Only these codes or families: FWD,NAN.")]
 Ignore = Annotated[str | None, typer.Option(help="Not these codes or families.")]
@@ -38,7 +51,7 @@ PolicyFile = Annotated[
     typer.Option(
         "--policy",
         "--gate",
-        help="ci, smoke, production, foreign or a file; else production (foreign for a --subject).",
+        help="ci, smoke, production, foreign, function or a file; else as the subject is: production for none.",
     ),
 ]
 RunFolder = Annotated[Path | None, typer.Option(help="Folder of a training run, for the policy's limits.")]

@@ -9,12 +9,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import cast
 
-from nsa_doctor.cli.option_groups import SubjectOptions
+from nsa_doctor.cli.function_options import function_words
+from nsa_doctor.cli.option_groups import FunctionOptions, SubjectOptions
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import PROFILES, Profile
 from nsa_doctor.core.declared import declarations
 from nsa_doctor.core.errors import OptionError
 from nsa_doctor.core.examination_request import ExaminationRequest
+from nsa_doctor.core.function_spec import function_spec
 from nsa_doctor.core.lengths import parse_lengths
 from nsa_doctor.core.measurement import DTYPES, VALUES
 from nsa_doctor.core.nearest import one_of
@@ -43,9 +45,14 @@ def examined(
     timeout: float,
     dtype: str | None = None,
     profile: str = "quick",
+    function: FunctionOptions | None = None,
 ) -> ExaminationRequest:
-    """Check the options that say whom to examine and how, which most commands have; raises OptionError."""
-    subject = None if whom.subject is None else _spec(whom.subject)
+    """Check the options that say whom to examine and how, which most commands have; raises OptionError.
+
+    `function` are the options of a command that examines functions too.
+    """
+    words = function_words(whom, function)
+    subject = None if whom.subject is None else _spec(whom.subject) if not words else whom.subject
     if subject is not None:
         if whom.config is not None:
             raise OptionError("--config is for the built-in subject and has no effect with --subject; leave one out")
@@ -70,7 +77,10 @@ def examined(
         config=whom.config,
         input=None if whom.input_kind is None else one_of("--input", whom.input_kind, ("embeddings", "tokens")),
         width=whom.width,
-        declared=() if whom.spec is None else declarations("--spec", whom.spec.split(",")),
+        declared=() if whom.spec is None else declared(whom.spec) if not words else function_spec(whom.spec).words,
+        like=words.get("like"),
+        reference=words.get("reference"),
+        inputs=words.get("inputs"),
         train=whom.train,
         device=device_option(device),
         dtype=None if dtype is None else one_of("--dtype", dtype, DTYPES),
@@ -78,6 +88,11 @@ def examined(
         profile=cast(Profile, one_of("--profile", profile, PROFILES)),
         timeout=timeout,
     )
+
+
+def declared(spec: str) -> tuple[str, ...]:
+    """Read `--spec` of a module; raises OptionError."""
+    return declarations("--spec", spec.split(","))
 
 
 def device_option(device: str) -> str:
@@ -133,7 +148,7 @@ def run_request(
         raise OptionError(f"--jobs must be from 1 to {_MOST_JOBS}, got {jobs}")
     selected, ignored = prefixes("--select", select), prefixes("--ignore", ignore)
     try:
-        checks = registry.select(selected, ignored, examination_request.profile)
+        checks = registry.select(selected, ignored, examination_request.profile, examination_request.kind)
     except ValueError as error:
         raise OptionError(str(error)) from error
     count = min(jobs or min(most, _USUAL_JOBS), len(checks))

@@ -11,7 +11,7 @@ from nsa_doctor.core.finding import Finding, Note
 
 Profile = Literal["smoke", "quick", "full"]
 PROFILES: tuple[Profile, ...] = ("smoke", "quick", "full")
-Kind = Literal["module", "checkpoint", "run", "data"]
+Kind = Literal["module", "function", "checkpoint", "run", "data"]
 # What has to be mended first has the least number. A check of a family says nothing unless it comes earlier or later:
 #   100  what must not be opened, or cannot be: files, software, routing
 #   200  calls that do not return or raise, and the writes that make backward raise
@@ -23,7 +23,7 @@ Kind = Literal["module", "checkpoint", "run", "data"]
 #   800  training runs: what ended them or stands still, then causes before what follows from them
 #   900  families that are not known here
 _USUAL_PRIORITY = {
-    **{"CKP": 110, "ENV": 120, "NAN": 300, "SEL": 480, "FWD": 490, "GRD": 500, "GAT": 600, "DEC": 650},
+    **{"CKP": 110, "ENV": 120, "NAN": 300, "SEL": 480, "FWD": 490, "FUN": 490, "GRD": 500, "GAT": 600, "DEC": 650},
     **{"HNG": 700, "PRF": 750, "DAT": 780, "DST": 850, "TRN": 860},
 }
 _LAST_PRIORITY = 900
@@ -57,8 +57,8 @@ class Manual:
 class Check:
     """One check. `run` yields facts; `planted` makes the subject sick; `needs` names the seams it cannot do without.
 
-    `examines` is the kind of thing it is about, and so what both are given: a `Subject`, a `CheckpointSubject`, a
-    `RunSubject`, a `DataSubject`.
+    `examines` is the kind of thing it is about, and so what both are given: a `Subject`, a `FunctionSubject`, a
+    `CheckpointSubject`, a `RunSubject`, a `DataSubject`.
     No check of another kind is part of an examination.
 
     A check whose subject may hang or kill the process sets `isolate`; it is then run in a child process. `profile` is

@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 
-from nsa_doctor.core.check import Profile
+from nsa_doctor.core.check import Kind, Profile
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExaminationRequest:
     """Whom to examine and under which conditions.
 
-    `declared` are words of `--spec`, which the subject is meant to be; `train` names its training step.
+    `declared` are words of `--spec`, which the subject is meant to be; `train` names its training step. A function
+    (`fn:…`) is called `like` a convention, and may have a `reference` and a file of `inputs`.
     `timeout` is what one measurement, or one call in a check, may take, in seconds; `dtype` None is the subject's own;
     `threads` 0 leaves their number to torch; `explore` finds out how long a sequence a foreign subject serves, unless
     `max_length` says so. `replaced` holds (file, text): what is imported in place of what the file holds.
@@ -21,6 +22,9 @@ class ExaminationRequest:
     width: int | None = None
     declared: tuple[str, ...] = ()
     train: str | None = None
+    like: str | None = None
+    reference: str | None = None
+    inputs: str | None = None
     device: str = "cpu"
     dtype: str | None = None
     seed: int = 0
@@ -34,3 +38,8 @@ class ExaminationRequest:
     timeout: float = 60.0
     max_length: int | None = None
     replaced: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """What is examined."""
+        return "module" if self.like is None else "function"

@@ -7,6 +7,7 @@ FAMILIES: Mapping[str, str] = {
     "ENV": "environment and routing",
     "FWD": "forward",
     "SEL": "selection",
+    "FUN": "attention functions",
     "GRD": "gradients",
     "NAN": "finite values",
     "GAT": "gates",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from types import CodeType, TracebackType
 
+from nsa_doctor.core.like import FUNCTION
 from nsa_doctor.core.package import is_doctors, own_file
 
 
@@ -129,7 +130,7 @@ class FrameFilter:
 
 def top_package(spec: str | None) -> tuple[str, ...]:
     """The top-level package that `package.module:factory` names; none of the built-in subject."""
-    return () if spec is None else (spec.partition(":")[0].partition(".")[0],)
+    return () if spec is None else (spec.removeprefix(FUNCTION).partition(":")[0].partition(".")[0],)
 
 
 _FORK = own_file("isolation", "forked.py")

@@ -22,6 +22,7 @@ ENTRY_POINTS = "nsa_doctor.checks"
 _PACKAGE = "nsa_doctor.checks"
 _KINDS: dict[Kind, str] = {
     "module": "a module",
+    "function": "a function (nsa-doctor run --subject fn:package.module:function --like CONVENTION)",
     "checkpoint": "a checkpoint (nsa-doctor gate-stats FILE)",
     "run": "a training run (nsa-doctor watch RUN_DIR)",
     "data": "a source of batches (nsa-doctor data --config FILE)",

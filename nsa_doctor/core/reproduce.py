@@ -139,8 +139,11 @@ def _named(examination_request: ExaminationRequest) -> tuple[str, ...]:
         "--config": examination_request.config,
         "--input": examination_request.input,
         "--width": examination_request.width,
+        "--like": examination_request.like,
         "--spec": ",".join(examination_request.declared) or None,
         "--train": examination_request.train,
+        "--reference": examination_request.reference,
+        "--inputs": examination_request.inputs,
         "--dtype": examination_request.dtype,
     }
     return tuple(word for option, value in asked.items() if value is not None for word in (option, str(value)))

@@ -23,6 +23,8 @@ _LEAST_PATIENCE = 5.0
 _MARGIN = 4.0  # times the slowest call that came back
 _TRACING_FACTOR = 4.0  # a traced pass may take this many times as long as a measured one
 
+_ROOMS = {"module": "nsa_doctor.worker.handlers", "function": "nsa_doctor.worker.function_main"}
+
 
 class SupervisorClosedError(Exception):
     """The supervisor was closed while it was at work."""
@@ -218,6 +220,9 @@ class Supervisor:
         subject: dict[str, Any] = {"spec": examination_request.spec, "config": examination_request.config}
         subject |= {"input": examination_request.input, "width": examination_request.width}
         subject |= {"declared": examination_request.declared, "train": examination_request.train}
+        if examination_request.like is not None:
+            names = ("like", "reference", "inputs")
+            subject |= {name: getattr(examination_request, name) for name in names}
         return {
             "do": "load",
             "startup_seconds": STARTUP_SECONDS,
@@ -290,7 +295,8 @@ class Supervisor:
 
     def _start(self, is_line_recorded: bool = False) -> WorkerProcess:
         """A new child; none when the supervisor was interrupted while it started."""
-        self._child = child = WorkerProcess(is_line_recorded=is_line_recorded)
+        room = _ROOMS[self.examination_request.kind]
+        self._child = child = WorkerProcess(room, is_line_recorded=is_line_recorded)
         self.children.append(child)
         if self._is_interrupted:
             self.close()

@@ -35,6 +35,8 @@ from nsa_doctor.policy.power import power_of
 from nsa_doctor.policy.verdict import Evidence, decide
 
 _NEEDED = {
+    "module": "a function was given, and no module",
+    "function": "a module was given, and no function",
     "checkpoint": "no --checkpoint was given",
     "run": "no --run was given",
     "data": "no --data was given",
@@ -188,7 +190,7 @@ def _others(request: GoNoGoRequest, report: Report) -> Iterator[str]:
 
 def _evidence(request: GoNoGoRequest, report: Report, unfit: tuple[str, ...]) -> Evidence:
     run, earlier = request.run, request.earlier
-    there = ("module", *_given(request))
+    there = (request.examination_request.kind, *_given(request))
     missing = [entry for entry in request.policy.checks if entry.examines not in there]
     required = request.policy.codes
     beside = [result for result in report.results if result.code not in required and result.findings]

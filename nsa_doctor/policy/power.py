@@ -11,6 +11,7 @@ from nsa_doctor.core.power import FamilyRecall, Power
 
 _ENDED = (Verdict.PASS, Verdict.FAIL)
 _GIVEN: Mapping[Kind, str] = {"run": "training runs", "data": "data", "checkpoint": "checkpoints"}
+_NOT_SCORED = {"FUN"}  # the score is of modules
 _CUT = ("not finished within", "given up after", "not tried again", "left out:")  # how reasons of a lack of time begin
 _ORDER = ("float64", "float32", "bfloat16", "float16", "train", "eval", "no_grad")
 
@@ -32,7 +33,10 @@ def power_of(report: Report, given: Collection[Kind], score: OwnScore) -> Power:
         batch_sizes=tuple(sorted(_merged(examined, "batch_sizes", [1] if points else []))),
         seeds=tuple(sorted(_merged(examined, "seeds", [] if seed is None else [seed]))),
         device=str(report.environment.get("device", "")),
-        recall=(_recall("all", score.recall), *(_recall(family, score.families.get(family)) for family in families)),
+        recall=(
+            _recall("all", None if set(families) <= _NOT_SCORED else score.recall),
+            *(_recall(family, score.families.get(family)) for family in families),
+        ),
         doctor=score.doctor,
         measured_on=score.date,
         not_examined=tuple(_not_examined(report.results, given)),

@@ -64,7 +64,7 @@ def conditions(report: Report) -> str:
     if subject.get("spec"):
         parts.append(f"declared {', '.join(subject['spec'])}")
     if subject.get("dtype", "float32") != "float32":
-        parts.append(f"parameters in {subject['dtype']}")
+        parts.append(f"parameters in {subject['dtype']}" if "input" in subject else f"in {subject['dtype']}")
     return ", ".join(parts)
 
 

@@ -15,8 +15,9 @@ from nsa_doctor.cli.evidence import (
     read_run_option,
     recompute_request,
 )
-from nsa_doctor.cli.option_groups import SubjectOptions, grouped
+from nsa_doctor.cli.option_groups import FunctionOptions, SubjectOptions, grouped
 from nsa_doctor.core.errors import UsageError
+from nsa_doctor.core.like import FUNCTION
 from nsa_doctor.core.reproduce import SECONDS, reproduce
 from nsa_doctor.render.bundle import check_folder
 
@@ -44,6 +45,7 @@ def go_no_go(
     device: given.Device = "cpu",
     dtype: given.Dtype = None,
     whom: SubjectOptions,
+    function: FunctionOptions,
     seed: given.Seed = 0,
     jobs: given.Jobs = None,
     timeout: given.CallSeconds = SECONDS["go-no-go"],
@@ -57,10 +59,10 @@ def go_no_go(
 
     What a GO is worth: `nsa-doctor go-no-go --subject my_pkg.attn:make --prove 20`.
     """
-    chosen = policy or ("foreign" if whom.subject else "production")
+    chosen = policy or _usual_policy(whom)
     required = read_gate_option(chosen)
     how: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, "timeout": timeout}
-    examination_request = options.examined(whom, **how, profile=required.profile)
+    examination_request = options.examined(whom, **how, profile=required.profile, function=function)
     evidence: dict[str, Any] = {
         "run": read_run_option(run),
         "checkpoint": checkpoint_request(checkpoint),
@@ -69,10 +71,12 @@ def go_no_go(
         "earlier": _earlier(baseline, because),
     }
     _check_proving(prove, prove_seed)
+    if prove is not None and function.like is not None:
+        raise UsageError("--prove changes lines of a module and does not examine functions; leave it out")
     check_folder(output)
     given_evidence: dict[str, Any] = {"run": run, "recompute": recompute, "checkpoint": checkpoint, "data": data}
     given_evidence |= {"baseline": baseline, "because": because, "prove": prove, "prove_seed": prove_seed or None}
-    again = reproduce("go-no-go", policy=chosen, **given_evidence, **whom.words(), **how)
+    again = reproduce("go-no-go", policy=chosen, **given_evidence, **whom.words(), **function.words(), **how)
     from nsa_doctor.cli import progress
     from nsa_doctor.policy import go_no_go as deciding
 
@@ -82,6 +86,12 @@ def go_no_go(
     with progress.of_steps(quiet) as listener:
         report = _proved(deciding.go_no_go(request, listener), request, prove, prove_seed, listener)
     return deliver_bundle(report, output, traceback)
+
+
+def _usual_policy(whom: SubjectOptions) -> str:
+    if whom.subject is None:
+        return "production"
+    return "function" if whom.subject.startswith(FUNCTION) else "foreign"
 
 
 def _check_proving(count: int | None, seed: int) -> None:

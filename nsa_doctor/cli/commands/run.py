@@ -7,7 +7,7 @@ import typer
 from nsa_doctor.cli import option_types as given
 from nsa_doctor.cli import options
 from nsa_doctor.cli.delivery import Delivery
-from nsa_doctor.cli.option_groups import ReportOptions, SubjectOptions, grouped
+from nsa_doctor.cli.option_groups import FunctionOptions, ReportOptions, SubjectOptions, grouped
 from nsa_doctor.core.reproduce import SECONDS
 
 
@@ -20,6 +20,7 @@ def run(
     device: given.Device = "cpu",
     dtype: given.Dtype = None,
     whom: SubjectOptions,
+    function: FunctionOptions,
     seed: given.Seed = 0,
     jobs: given.Jobs = None,
     fail_fast: given.FailFast = False,
@@ -37,6 +38,7 @@ def run(
         timeout=timeout,
         dtype=dtype,
         profile=profile,
+        function=function,
     )
     request = options.run_request(
         examination_request=examination_request, select=select, ignore=ignore, jobs=jobs, fail_fast=fail_fast

@@ -90,7 +90,11 @@ WRONG = {
     "no code": (check("blocked_by=('',)"), ":9", "blocked_by must be a tuple of strings, got ('',)"),
     "a number": (check("isolate=1"), ":9", "isolate must be True or False, got 1"),
     "a profile": (check("profile='fast'"), ":9", "profile must be 'smoke' or 'quick' or 'full', got 'fast'"),
-    "a kind": (check("examines='modules'"), ":9", "examines must be 'module' or 'checkpoint' or 'run' or 'data'"),
+    "a kind": (
+        check("examines='modules'"),
+        ":9",
+        "examines must be 'module' or 'function' or 'checkpoint' or 'run' or 'data'",
+    ),
     "a keyword": (check("block_by=()"), ":9", "Check has no keyword block_by; did you mean blocked_by"),
     "keywords": (check("**COMMON"), ":9", "the keywords of Check must be written out, got **COMMON"),
     "positions": (f"{DOC}{IMPORT}CHECK = Check(__doc__)\n", ":8", "Check takes keywords alone"),

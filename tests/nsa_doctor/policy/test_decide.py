@@ -208,7 +208,7 @@ def test_gates_that_ship_say_why(name):
 
 
 def test_every_gate_of_the_checkout_ships():
-    assert set(shipped("policies")) == {"ci", "production", "foreign", "smoke"}
+    assert set(shipped("policies")) == {"ci", "production", "foreign", "function", "smoke"}
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_gate_file_that_cannot_be_is_refused_in_a_sentence(tmp_path, text, com
 
 
 def test_a_missing_gate_file_names_the_built_in_ones(tmp_path):
-    with pytest.raises(ConfigError, match="built in are ci, foreign, production"):
+    with pytest.raises(ConfigError, match="built in are ci, foreign, function, production"):
         load_policy(str(tmp_path / "none.yaml"))
 
 

@@ -136,7 +136,7 @@ def test_a_file_is_a_gate_with_its_name_and_digest(tmp_path: Path) -> None:
         ("- 1", "a policy file is a mapping with the keys name, require and limits"),
         ("1: 2\n" + TEXT, "a policy file is a mapping with the keys name, require and limits"),
         ("digest: ab\n" + TEXT, "digest is not for a file to say"),
-        ("{", "; built in are ci, foreign, production, smoke"),
+        ("{", "; built in are ci, foreign, function, production, smoke"),
         ("profile: fast\n" + TEXT, "profile"),
     ],
 )

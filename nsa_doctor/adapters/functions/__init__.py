@@ -1,0 +1,1 @@
+"""Calling conventions: how attention functions of each kind are called, one file each."""

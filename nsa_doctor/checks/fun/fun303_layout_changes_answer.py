@@ -1,0 +1,80 @@
+"""FUN303 layout-changes-answer
+
+Detects: an output or a gradient that changes when queries, keys, values or the incoming gradient lie differently in
+memory: rows of a wider tensor, transposed, at an offset, expanded with stride 0.
+Matters: a view of a fused projection, or the gradient of a sum, is such a tensor; a kernel that ignores strides reads
+other numbers and raises nothing.
+Fix: pass the strides to the kernel, or call .contiguous() on every input and on the incoming gradient.
+
+Example:
+    # faulty
+    kernel[grid](dout, dout.shape[-1])  # the stride of a row is taken to be its length
+    # correct
+    kernel[grid](dout, dout.stride(-2))
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.checks._shared.of_function import differs, found, injected, layout_words
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.probes.functions import shapes
+from nsa_doctor.probes.functions.calling import Arrange, Asking, ask
+from nsa_doctor.probes.functions.measured import Measured, measured, measured_problem
+from nsa_doctor.probes.functions.memory_layouts import LAYOUTS, arranged, expanded
+from nsa_doctor.probes.functions.problems import with_inputs
+from nsa_doctor.subject.function import FunctionSubject
+
+_LENGTH = 50
+
+
+def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
+    shape = shapes.of_length(subject, shapes.base(subject), _LENGTH, _LENGTH)
+    plain = measured(subject, shape)
+    equal = {name: value[:1].expand(value.shape) for name, value in plain.problem.inputs.items() if value.ndim == 4}
+    alike = replace(with_inputs(plain.problem, **equal), dout=torch.ones_like(plain.problem.dout))
+    tried: list[tuple[str, Measured, Arrange]] = [("stride 0", measured_problem(subject, alike), expanded)]
+    for layout in LAYOUTS:
+        tried += [
+            (f"{layout} ({names[0]})", plain, arranged(layout, names)) for names in (("dout",), ("q",), ("k", "v"))
+        ]
+    refusals: dict[str, str] = {}
+    reported: set[str] = set()
+    for layout, base, arrange in tried:
+        if base.first_excess(base.answer.tensors) is not None or "out" not in base.answer.tensors:
+            continue
+        answer = ask(subject, base.problem, Asking(arrange=arrange))
+        if answer.failure is not None and answer.failure.is_refusal:
+            refusals.setdefault(answer.failure.sentence, layout)
+        elif answer.failure is not None and layout not in reported:
+            message = f"{subject.name} raises {answer.failure.sentence} in {answer.failure.phase} with {layout}"
+            yield found(subject, "FUN303", message, base.problem, answer, {"kind": "raised"})
+            return
+        excess = base.first_excess(answer.tensors)
+        if excess is not None and excess.tensor not in reported:
+            reported.add(excess.tensor)
+            finding = differs(subject, "FUN303", base.problem, excess, answer, "right with contiguous tensors")
+            yield layout_words(finding, layout)
+    for sentence, layout in refusals.items():
+        yield Note(message=f"not served: {layout}: {sentence}")
+
+
+def planted(subject: FunctionSubject) -> FunctionSubject:
+    def takes_them_as_they_lie(*positional: Any, **keywords: Any) -> Any:
+        taken = [
+            torch.as_strided(each, each.shape, each.contiguous().stride())
+            if isinstance(each, Tensor) and each.ndim > 2
+            else each
+            for each in positional
+        ]
+        return subject.function(*taken, **keywords)
+
+    return injected(subject, takes_them_as_they_lie)
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, examines="function", blocked_by=("FUN101", "FUN102"), priority=530)

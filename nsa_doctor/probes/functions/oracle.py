@@ -1,0 +1,146 @@
+"""Attention from its definition, in any dtype: the float64 truth, and what plain torch makes of it in half precision.
+
+Whole matrices of scores, no tiles; another order of keys and another split of the sums are for measuring what
+reassociation costs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.subject.function import Branch, Problem
+
+HIDDEN = -torch.inf
+_QUERY_PARTS = 6
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How the same sums are taken: in which dtype, keys in which order, in how large parts (0: at once)."""
+
+    dtype: torch.dtype = torch.float64
+    order: int = 0
+    part: int = 0
+    is_matmul_rounded: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """Output, log of the sum of exponentials and gradients, by name: out, lse, dq, dk, dv, dsinks."""
+
+    tensors: Mapping[str, Tensor]
+
+
+def solve(problem: Problem, how: Arithmetic, wants_gradients: bool = True) -> Solution:
+    """What the problem's answer is in that arithmetic; rows that see no key are zero."""
+    inputs = {
+        name: value.detach().to(device="cpu", dtype=how.dtype).requires_grad_(wants_gradients)
+        for name, value in problem.inputs.items()
+    }
+    out, lse = _attend(problem, inputs, how)
+    tensors = {"out": out.detach()} if len(problem.branches) > 1 else {"out": out.detach(), "lse": lse.detach()}
+    if wants_gradients:
+        dout = problem.dout.to(device="cpu", dtype=how.dtype)
+        gradients = torch.autograd.grad(out, list(inputs.values()), dout, allow_unused=True)
+        tensors |= {
+            f"d{name}": torch.zeros_like(value) if gradient is None else gradient
+            for (name, value), gradient in zip(inputs.items(), gradients, strict=True)
+        }
+    return Solution(tensors=tensors)
+
+
+def _attend(problem: Problem, inputs: Mapping[str, Tensor], how: Arithmetic) -> tuple[Tensor, Tensor]:
+    total, log_sum = None, None
+    for branch in problem.branches:
+        out, log_sum = _branch(problem, inputs, branch, how)
+        if branch.gate is not None:
+            out = out * branch.gating(inputs, problem.shape.heads)[..., None]
+        total = out if total is None else total + out
+    assert total is not None
+    assert log_sum is not None
+    return total, log_sum
+
+
+def _branch(problem: Problem, inputs: Mapping[str, Tensor], branch: Branch, how: Arithmetic) -> tuple[Tensor, Tensor]:
+    """[B, Sq, H, Dv] and [B, H, Sq]; where sums are split, gradients of keys are added up over parts of the queries."""
+    q, k, v = (inputs[name].transpose(1, 2) for name in ("q", branch.keys, branch.values))  # [B, H, S, D]
+    seen = branch.seen.to("cpu")
+    if not k.shape[2]:
+        empty = q.new_full(q.shape[:3], HIDDEN)
+        return (q[..., :1] * 0).expand(*q.shape[:3], v.shape[-1]).transpose(1, 2), empty
+    repeats = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
+    order = _order(k.shape[2], how.order)
+    k, v, seen = k[:, :, order], v[:, :, order], seen[..., order]
+    bias = None
+    if problem.slopes is not None:
+        bias = (problem.slopes.to(q)[:, None, None] * distances(problem).to(q))[..., order]
+    count = q.shape[2]
+    size = max(1, count // _QUERY_PARTS) if how.part else max(1, count)
+    outs, logs = [], []
+    for start in range(0, count, size):
+        rows = slice(start, start + size)
+        scores = _rounded(q[:, :, rows], how) @ _rounded(k, how).mT * problem.scale
+        if problem.spec.softcap:
+            scores = problem.spec.softcap * torch.tanh(scores / problem.spec.softcap)
+        scores = scores if bias is None else scores - bias[..., rows, :]
+        out, lse = _mixed(scores.masked_fill(~seen[..., rows, :], HIDDEN), v, inputs.get("sinks"), how)
+        outs.append(out)
+        logs.append(lse)
+    return torch.cat(outs, 2).transpose(1, 2), torch.cat(logs, 2)
+
+
+def _mixed(scores: Tensor, v: Tensor, sinks: Tensor | None, how: Arithmetic) -> tuple[Tensor, Tensor]:
+    peak = scores.detach().amax(-1, keepdim=True)
+    peak = peak if sinks is None else torch.maximum(peak, sinks.detach()[:, None, None])
+    peak = peak.masked_fill(peak == HIDDEN, 0.0)
+    weights = torch.exp(scores - peak)
+    total = _summed(weights, how)
+    total = total if sinks is None else total + torch.exp(sinks[:, None, None] - peak)
+    is_empty = total == 0
+    weights = weights / total.masked_fill(is_empty, 1.0)
+    lse = (peak + torch.log(total.masked_fill(is_empty, 1.0))).masked_fill(is_empty, HIDDEN)[..., 0]
+    return _product(_rounded(weights, how), _rounded(v, how), how), lse
+
+
+def distances(problem: Problem) -> Tensor:
+    """How many positions lie between a query and a key, the last of both being at one position: [1, 1, Sq, Sk]."""
+    shape = problem.shape
+    query = torch.arange(shape.queries) + shape.keys - shape.queries
+    return (query[:, None] - torch.arange(shape.keys)).abs()[None, None]
+
+
+def _order(count: int, seed: int) -> Tensor:
+    if not seed:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
+def _rounded(x: Tensor, how: Arithmetic) -> Tensor:
+    """With the ten bits of mantissa that tensor cores keep of float32, where those are used."""
+    if not how.is_matmul_rounded:
+        return x
+    with torch.no_grad():
+        bits = x.detach().view(torch.int32)
+        rest = ((bits + 0x1000) & ~0x1FFF).view(torch.float32) - x.detach()
+    return x + rest
+
+
+def _summed(x: Tensor, how: Arithmetic) -> Tensor:
+    if not how.part:
+        return x.sum(-1, keepdim=True)
+    total = torch.zeros_like(x[..., :1])
+    for part in x.split(how.part, -1):
+        total = total + part.sum(-1, keepdim=True)
+    return total
+
+
+def _product(weights: Tensor, v: Tensor, how: Arithmetic) -> Tensor:
+    if not how.part:
+        return weights @ v
+    total = torch.zeros_like(weights[..., :1] * v[..., :1, :])
+    for part, values in zip(weights.split(how.part, -1), v.split(how.part, -2), strict=True):
+        total = total + part @ values
+    return total

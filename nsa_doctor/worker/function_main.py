@@ -1,0 +1,131 @@
+"""The room in which a function is examined: load it once, then answer check by check."""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nsa_doctor.adapters.functions.load_function import FunctionRequest, load_function
+from nsa_doctor.artifacts.judging import judge
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result
+from nsa_doctor.core.frames import FrameFilter, top_package
+from nsa_doctor.core.identity import digest
+from nsa_doctor.core.replaced_sources import replace_sources
+from nsa_doctor.core.text import counted
+from nsa_doctor.probes.hooks.stack_sampler import StackSampler
+from nsa_doctor.probes.model.identity import sources_of
+from nsa_doctor.probes.model.state import preserved_state
+from nsa_doctor.subject.contract import SubjectUnusableError
+from nsa_doctor.subject.function import FunctionSubject, Shape
+from nsa_doctor.worker.answer_line import sendable
+
+if TYPE_CHECKING:
+    from nsa_doctor.worker.main import Channel
+
+
+def open_room(channel: "Channel") -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What answers the requests about one function, whose calls the channel watches."""
+    handler = FunctionHandler(channel.send)
+    channel.watch(handler.sampler)
+    return handler.answer
+
+
+class FunctionHandler:
+    """Answers the parent's requests; `send` reports each call that begins."""
+
+    def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
+        self._send = send
+        self._subject: FunctionSubject | None = None
+        self._shapes: Counter[Shape] = Counter()
+        self.sampler = StackSampler()
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What a request asks for, under one name."""
+        match request["do"]:
+            case "load":
+                return self.load(request)
+            case "check":
+                return {"checked": sendable(self._check(request["code"], request["planted"]))}
+            case other:
+                raise ValueError(f"request must be one that a supervisor makes of a function, got {other!r}")
+
+    def load(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Load a function: its facts, or what is wrong with the request (`usage`)."""
+        replace_sources(request.get("replaced", {}))
+        conditions, named = request["conditions"], request["subject"]
+        if conditions["device"] == "cuda" and not torch.cuda.is_available():
+            return {"usage": "device cuda is not there: torch sees no CUDA device; use --device cpu"}
+        if request["threads"]:
+            torch.set_num_threads(request["threads"])
+        self.sampler.frames = FrameFilter(top_package(named["spec"]))
+        asked = FunctionRequest(
+            subject=named["spec"],
+            like=named["like"],
+            spec=",".join(named["declared"]) or None,
+            reference=named["reference"],
+            inputs=named["inputs"],
+            dtype=request["dtype"],
+            device=conditions["device"],
+            seed=conditions["seed"],
+            profile=request["profile"],
+            timeout=request["making_seconds"],
+        )
+        try:
+            with preserved_state(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                subject = load_function(asked)
+        except SubjectUnusableError as error:
+            return {"usage": str(error)}
+        self._subject = replace(subject, beat=self._called)
+        return {"loaded": _facts(subject)}
+
+    def _called(self, shape: Shape) -> None:
+        self._shapes[shape] += 1
+        self._send({"event": "calling", "length": shape.keys})
+
+    def _check(self, code: str, planted: bool) -> Result:
+        subject = self._subject
+        assert subject is not None
+        self._shapes.clear()
+        check = registry.load(code)
+        with preserved_state(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = judge(check, check.planted(subject) if planted else subject)
+        examined = {
+            "calls": self._shapes.total(),
+            "lengths": sorted({shape.keys for shape in self._shapes}),
+            "batch_sizes": sorted({shape.batch for shape in self._shapes}),
+            "dtypes": [subject.dtype],
+            "modes": [],
+            "seeds": [subject.seed],
+        }
+        return replace(result, examined=examined if self._shapes else {})
+
+
+def _facts(subject: FunctionSubject) -> dict[str, Any]:
+    device = torch.cuda.get_device_name() if subject.device == "cuda" else counted(torch.get_num_threads(), "thread")
+    configuration = {"like": subject.convention.name, "spec": list(subject.spec.words)}
+    return {
+        "name": subject.name,
+        "description": f"a function, called like {subject.convention.name}",
+        "spec": subject.spec.words,
+        "dtype": subject.dtype,
+        "options": subject.options,
+        "max_length": None,
+        "notes": (),
+        "seams": [],
+        "lengths": (),
+        "identity": {
+            "configuration": configuration,
+            "configuration_hash": digest(configuration),
+            "sources": sources_of(subject.packages),
+            "file": subject.place.file,
+            "packages": subject.packages,
+            "flags": {},
+        },
+        "environment": {"torch": str(torch.__version__), "device": subject.device, "device_name": device},
+    }

@@ -1,0 +1,41 @@
+"""Each check of functions finds what it plants, and all are silent on functions that are right."""
+
+import pytest
+
+from nsa_doctor.artifacts.judging import judge
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Verdict
+from tests.nsa_doctor.functions.examined import codes, results, subject_of
+from tests.nsa_doctor.functions.healthy import HEALTHY, flash, with_backward
+
+MOST_FINDINGS = 3
+ONLY_NOTES = ("FUN505",)
+SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 20)))
+
+
+@pytest.mark.parametrize("code", codes())
+def test_a_check_of_functions_finds_what_it_plants_and_nothing_else(code: str) -> None:
+    grouped = code == "FUN202"
+    check = registry.load(code)
+    subject = subject_of(flash, "flash", "causal,gqa=2") if grouped else subject_of(with_backward, "sdpa", "causal")
+    healthy, sick = judge(check, subject), judge(check, check.planted(subject))
+    assert (healthy.verdict, healthy.findings) == (Verdict.PASS, ()), healthy
+    if code in ONLY_NOTES:
+        assert (healthy.notes, sick.verdict) == ((), Verdict.PASS)
+        assert any("served by" in note for note in sick.notes)
+        return
+    assert sick.verdict is Verdict.FAIL, sick.reason
+    assert 1 <= len(sick.findings) <= MOST_FINDINGS
+    assert all(each.code == code and each.repro.startswith("nsa-doctor run") for each in sick.findings)
+    places = {each.where.file.rpartition("/")[2] for each in sick.findings}
+    assert places & {registry.entries()[code].path.name, "healthy.py"}  # the backward that is behind a gradient
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_function_that_is_right_is_silent(name: str, dtype: str, seed: int) -> None:
+    function, like, spec = HEALTHY[name]
+    ended = results(subject_of(function, like, spec, dtype=dtype, seed=seed))
+    assert {code: result.findings for code, result in ended.items() if result.findings} == {}
+    assert {code: result.reason for code, result in ended.items() if result.verdict is Verdict.CRASH} == {}

@@ -1,0 +1,100 @@
+"""Wrong functions are found, and the finding names what is wrong; without a spec, what can be told without one is."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsa_doctor.core.finding import Result
+from nsa_doctor.subject.function import Arguments, Convention, Problem
+from tests.nsa_doctor.functions.examined import results, subject_of
+from tests.nsa_doctor.functions.healthy import flash as right
+from tests.nsa_doctor.functions.wrong import WRONG, flash
+
+
+def first(ended: dict[str, Result]) -> tuple[str, str]:
+    """Code and tensor of the first finding."""
+    finding = next(each for result in ended.values() for each in result.findings)
+    return finding.code, str(finding.evidence.get("tensor", ""))
+
+
+@pytest.mark.parametrize("slip", WRONG)
+def test_a_wrong_function_is_found_by_the_check_that_says_what_is_wrong(slip: str) -> None:
+    spec, dtype, code, tensor = WRONG[slip]
+    profile = "quick" if code == "FUN303" else "smoke"
+    ended = results(subject_of(flash(slip), "flash", spec, dtype=dtype, profile=profile))
+    found = [each for result in ended.values() for each in result.findings]
+    assert found, {code: result.reason for code, result in ended.items()}
+    assert first(ended)[0] == code, [each.message for each in found]
+    assert not tensor or first(ended)[1] == tensor, [each.message for each in found]
+
+
+NOT_BY_SPEC = {  # what is found where nothing is declared, and by which check
+    "dk 5 % too large": ("FUN403", "dk"),
+    "dq without scale": ("FUN403", "dq"),
+    "k detached": ("FUN402", "dk"),
+    "rows of the batch mixed": ("FUN304", "out"),
+    "kept by shape": ("FUN503", ""),
+    "query scaled in place": ("FUN501", ""),
+    "last tile not written": ("FUN502", "out"),
+}
+
+
+@pytest.mark.parametrize("slip", NOT_BY_SPEC)
+def test_much_is_found_where_nothing_is_declared(slip: str) -> None:
+    code, tensor = NOT_BY_SPEC[slip]
+    ended = results(subject_of(flash(slip), "flash", None, profile="quick"), [code])
+    assert first(ended)[0] == code
+    assert not tensor or first(ended)[1] == tensor
+
+
+def test_a_function_that_is_right_is_silent_where_nothing_is_declared() -> None:
+    ended = results(subject_of(flash(""), "flash", None))
+    assert [each.message for result in ended.values() for each in result.findings] == []
+    assert {code for code, result in ended.items() if not result.is_required} == {
+        "FUN201",
+        "FUN301",
+        "FUN302",
+        "FUN401",
+    }
+
+
+@pytest.mark.parametrize(("slip", "code"), [("scale off by 2 %", "FUN301"), ("dk 5 % too large", "FUN401")])
+def test_a_function_is_compared_with_a_reference(slip: str, code: str) -> None:
+    subject = subject_of(flash(slip), "flash", None, dtype="bfloat16", reference=flash(""))
+    assert first(results(subject, [code]))[0] == code
+    healthy = subject_of(flash(""), "flash", None, dtype="bfloat16", reference=right)
+    assert [
+        each.message for result in results(healthy, ["FUN301", "FUN302", "FUN401"]).values() for each in result.findings
+    ] == []
+
+
+def test_given_inputs_are_part_of_what_is_compared() -> None:
+    def wrong_for_large_values(q: Tensor, k: Tensor, v: Tensor, causal: bool = False) -> Tensor:
+        return right(q, k, v, causal=causal) * (1.0 if float(v.detach().abs().max()) != 77.0 else 1.1)
+
+    chance = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, 20, 2, 64, generator=chance)
+    v[0, 0, 0, 0] = 77.0
+    subject = replace(subject_of(wrong_for_large_values, "flash"), given={"q": q, "k": k, "v": v})
+    finding = results(subject, ["FUN302"])["FUN302"].findings[0]
+    assert finding.evidence["values"] == "the given inputs"
+    assert finding.evidence["tensor"] == "out"
+
+
+def test_a_convention_of_the_users_own_is_called_as_it_says() -> None:
+    def arguments(problem: Problem, tensors: Mapping[str, Tensor]) -> Arguments:
+        return Arguments(positional=(tensors["k"], tensors["v"], tensors["q"]))
+
+    own = Convention(
+        name="own", summary="f(k, v, q)", layout="bshd", arguments=arguments, read=lambda y, _: {"out": y["y"]}
+    )
+    subject = replace(
+        subject_of(right, "flash", "causal,builtin"),
+        convention=own,
+        function=lambda k, v, q: {"y": right(q, k, v, causal=True)},
+    )
+    ended = results(subject, ["FUN102", "FUN201", "FUN301", "FUN401"])
+    assert {result.verdict.value for result in ended.values()} == {"PASS"}
