@@ -32,7 +32,9 @@ def test_a_check_of_functions_finds_what_it_plants_and_nothing_else(code: str) -
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", *(pytest.param(each, marks=pytest.mark.full) for each in ("float32", "float16"))]
+)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_function_that_is_right_is_silent(name: str, dtype: str, seed: int) -> None:
     function, like, spec = HEALTHY[name]
