@@ -98,10 +98,10 @@ def index_text(excess: Excess) -> str:
 
 
 def refused(subject: FunctionSubject, answers: Iterable[tuple[Problem, Answer]]) -> Iterator[Note]:
-    """One note for what the function refuses in words."""
+    """One note for each reason that the function gives for not serving a shape."""
     by_sentence: dict[str, list[str]] = {}
     for problem, answer in answers:
-        if answer.failure is not None and answer.failure.is_refusal:
+        if answer.failure is not None:
             by_sentence.setdefault(answer.failure.sentence, []).append(str(problem.shape))
     for sentence, shapes in by_sentence.items():
         more = f" and {len(shapes) - 1} more" if len(shapes) > 1 else ""

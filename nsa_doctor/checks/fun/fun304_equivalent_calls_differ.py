@@ -3,7 +3,7 @@
 Detects: an answer or a gradient that changes when rows of the batch are computed alone, heads are put in another order,
 or values are doubled; it needs no declared spec.
 Matters: a row then depends on who else is in its batch, and the batch size on which it was tested hides what is wrong.
-Fix: index batch and head by the program's own number in every load, and start every sum anew for each of them.
+Fix: index batch and head by the program's own number in every load, and begin every sum at zero for each of them.
 
 Example:
     # faulty
