@@ -106,7 +106,7 @@ def guilty_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) 
 
     Its line is the first that computes what the whole pass does not, where one is seen, and that of its forward else.
     """
-    found = _line(sp, x, sizes, token)
+    found = departing_line(sp, x, sizes, token)
     path, before, end = _departing(sp, x, sizes, token)
     start = sum(before)
 
@@ -121,8 +121,8 @@ def guilty_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) 
     return replace(line or definition_place(child), module=path, module_class=type(child).__name__)
 
 
-def _line(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) -> Place | None:
-    """Where the part that holds the token departs, fed after those before it."""
+def departing_line(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) -> Place | None:
+    """Where the part that holds the token departs, fed after those before it; None where that is not seen."""
     parts, start = list[decode_origin.Part](), 0
     for size in sizes:
         parts.append(decode_origin.Part(start, start + size))

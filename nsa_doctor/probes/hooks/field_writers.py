@@ -54,7 +54,8 @@ class OwnLine:
 
     def assigning(self, name: str) -> "OwnLine | None":
         """The first line of the same function that assigns to an attribute or key of that name."""
-        assigns = re.compile(rf"(?:\.|\[['\"]){re.escape(name)}(?:['\"]\])?\s*(?:,.*)?[-+*/]?=(?!=)")
+        called = rf"(?:\.|\[['\"]){re.escape(name)}(?:['\"]\])?\s*"
+        assigns = re.compile(rf"^[^=(#]*{called}(?:[,:][^=(]*)?[-+*/]?=(?!=)")
         lines = range(self.first, self.last + 1)
         found = next((number for number in lines if assigns.search(linecache.getline(self.file, number))), None)
         return None if found is None else replace(self, line=found)
