@@ -24,6 +24,7 @@ from nsa_doctor.probes.tensors.operations import operation_name, tensors_in, wri
 
 _MOST_OPERATIONS = 60_000
 _MOST_CONTROLS = 2
+_MOST_UPSTREAM = 64
 _MOST_CALLERS = 4  # of an operation, itself among them: what is called further out passes too much on
 
 Feed = Callable[[Callable[[int], None]], object]
@@ -46,6 +47,7 @@ class _Seen:
     place: Place
     makers: tuple[int, ...]
     part: int
+    sizes: tuple[int, ...]
     is_silent: bool
     lacks: bool
     sources: tuple[Write, Write] | None
@@ -76,8 +78,9 @@ def first_unknown(
         feed(found.begin)
     if len(found.seen) > _MOST_OPERATIONS:
         return None
-    guilty = _first_of(found.seen, len(parts) - 1)
-    return None if guilty is None else _place(guilty, {at for seen in expected.seen for at in seen.key[1]})
+    number = _first_of(found.seen, len(parts) - 1)
+    passed = {at for seen in expected.seen for at in seen.key[1]}
+    return None if number is None else _place(found.seen, number, passed, parts[-1].end)
 
 
 class _Watcher(FieldWriters):
@@ -135,9 +138,10 @@ class _Watcher(FieldWriters):
             with untraced():
                 sources = self.of(lacking)
         lines = self.lines_of(frame_above(1)) if is_judged or not self._parts else ()
+        sizes = tuple(results[0].shape) if results else ()
         is_silent = is_view or not is_fed or not any(map(tells, results[:1]))
         place = Place() if lacking is None else self.places.here()[0]
-        self.seen.append(_Seen(name, lines, place, makers, self._part, is_silent, lacking is not None, sources))
+        self.seen.append(_Seen(name, lines, place, makers, self._part, sizes, is_silent, lacking is not None, sources))
         return result
 
     def _is_kept(self, key: int) -> bool:
@@ -167,15 +171,15 @@ class _Watcher(FieldWriters):
         return None
 
 
-def _first_of(seen: Sequence[_Seen], part: int) -> _Seen | None:
-    """The first operation, of those through which the part comes to depart, whose inputs are as they should be."""
+def _first_of(seen: Sequence[_Seen], part: int) -> int | None:
+    """The number of the first operation, of those through which the part departs, whose inputs are right."""
     usual = {each.key for each in seen if each.lacks and each.part < part}
     lacking = {number for number, each in enumerate(seen) if each.lacks and each.part == part}
     unusual = {number for number in lacking if seen[number].key not in usual}
     for chosen in (unusual, lacking):
         if chosen:
             reached = _reached(seen, chosen)
-            return seen[min(reached)]
+            return min(reached)
     return None
 
 
@@ -190,14 +194,33 @@ def _reached(seen: Sequence[_Seen], chosen: set[int]) -> set[int]:
     return reached & chosen
 
 
-def _place(guilty: _Seen, passed: set[tuple[str, int]]) -> Place | None:
-    """The innermost line that the whole pass does not run: it calls what both share with other arguments."""
+def _place(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], end: int) -> Place | None:
+    """The innermost line that the whole pass does not run: it calls what both share with other arguments.
+
+    Where both share all of them, the nearest such line that had a part in what the operation reads, if that is not all
+    `end` tokens so far: a window that lost some of them.
+    """
+    guilty = seen[number]
     stacks: Iterator[tuple[OwnLine, ...]] = iter((guilty.lines,))
     if guilty.sources is not None:
         made, written = guilty.sources
         stacks = iter((made.lines, written.lines, guilty.lines))
     own = [line for lines in stacks for line in lines[:_MOST_CALLERS]]
-    line = next((line for line in own if (line.file, line.line) not in passed), own[0] if own else None)
-    if line is None:
-        return None
-    return replace(guilty.place, file=line.file, line=line.line, function=line.function)
+    line = next((line for line in own if (line.file, line.line) not in passed), None)
+    line = line or _upstream(seen, number, passed, end) or next(iter(own), None)
+    return None if line is None else replace(guilty.place, file=line.file, line=line.line, function=line.function)
+
+
+def _upstream(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], end: int) -> OwnLine | None:
+    """The line of the nearest operation of its part that it reads from and that the whole pass does not run."""
+    waiting, known = [number], set[int]()
+    while waiting and len(known) < _MOST_UPSTREAM:
+        latest = max(waiting)
+        waiting.remove(latest)
+        known.add(latest)
+        line = next(iter(seen[latest].lines), None)
+        if line is not None and (line.file, line.line) not in passed:
+            return None if end in seen[latest].sizes else line
+        makers = (maker for maker in seen[latest].makers if seen[maker].part == seen[number].part)
+        waiting += [maker for maker in makers if maker not in known and maker not in waiting]
+    return None
