@@ -92,3 +92,48 @@ def test_the_line_of_a_fault_in_decoding_is_named(fault: str, sizes: list[int], 
     place = guilty_module(sp, sp.input(9), sizes, token)
     near = [linecache.getline(place.file, place.line + offset) for offset in (-1, 0, 1)]
     assert any(line.rstrip().endswith(f"# {fault}") for line in near), place
+
+
+def joined(query: Tensor, memory: Tensor, hidden: Tensor) -> Tensor:
+    """Attention to what is not hidden."""
+    scores = (query @ memory.transpose(1, 2)).masked_fill(hidden, -torch.inf)
+    return scores.softmax(-1) @ memory
+
+
+class Windowed(nn.Module):
+    """Attention to the newest five tokens, of which decoding keeps one too few."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = torch.arange(x.shape[1])
+        behind = at[:, None] - at
+        return joined(x, self.proj(x), (behind < 0) | (behind >= 5))
+
+    def extend(self, x: Tensor, cache: dict[str, Tensor]) -> Tensor:
+        memory = torch.cat([cache["keys"], self.proj(x)], dim=1)
+        cache["keys"] = memory = memory[:, -4:].clone()  # window
+        return joined(x, memory, torch.zeros(1, memory.shape[1], dtype=torch.bool))
+
+
+def test_the_line_of_a_window_that_lost_a_token_is_named() -> None:
+    def prefill(module: Windowed, x: Tensor) -> tuple[Tensor, Any]:
+        cache = {"keys": x.new_zeros(x.shape[0], 0, WIDTH)}
+        return module.extend(x, cache), cache
+
+    subject = Subject(
+        name="windowed",
+        build=lambda seed: (torch.manual_seed(seed), Windowed())[1],
+        forward=lambda module, x: module(x),
+        prefill=prefill,
+        step=lambda module, x, cache: (module.extend(x, cache), cache),
+        input="embeddings",
+        width=WIDTH,
+        packages=("tests",),
+    )
+    sp = built(subject, dtype="float64")
+    place = guilty_module(sp, sp.input(9), [1] * 9, 4)
+    near = [linecache.getline(place.file, place.line + offset) for offset in (-1, 0, 1)]
+    assert any(line.rstrip().endswith("# window") for line in near), place
