@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+from torch import Tensor
+
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.attention.cache_ways import Way, Ways
@@ -47,14 +49,19 @@ def blamed(ways: Ways, first: Way, second: Way, apart: Sequence[FieldDifference]
     beside = [FieldDifference(path, held, held) for path, held in wrong.fields.items() if path not in known]
     writes, others = (ways.writers(way, [*apart, *beside]) for way in (wrong, right))
     guilty = ways.guilty(wrong)
+    is_before = False  # whether all that differs follows from where outputs do already
     if guilty is not None and guilty.module:
-        apart = [each for each in apart if each.path in writes and _is_inside(writes[each.path], guilty.module)]
+        numbers = [
+            each for each in apart if each.path in wrong.fields and not _is_tensor(wrong.fields[each.path].value)
+        ]
+        inside = [each for each in apart if each.path in writes and _is_inside(writes[each.path], guilty.module)]
+        apart, is_before = [*numbers, *inside] or apart, not numbers and not inside
     matter, is_all = _that_matter(ways, wrong, right, [each for each in apart if each.path in right.fields])
     by_function: dict[tuple[str, str], list[tuple[FieldDifference, Place]]] = {}
     for each in matter:
         is_by_right = each.unfilled_by == ("first" if right is first else "second")
         place = _place(ways, each, *((others, writes) if is_by_right else (writes, others)))
-        if guilty is not None and _is_made_alike(each, writes, others):
+        if guilty is not None and (is_before or _is_made_alike(each, writes, others)):
             place = guilty
         by_function.setdefault((place.file, place.function), []).append((each, place))
     for fields in by_function.values():
@@ -87,6 +94,10 @@ def shows_in_own_dtype(sp: BuiltModule, way: Way, other: Way) -> bool:
 
 
 _Writes = Mapping[str, tuple[Write, Write]]
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
 
 
 def _is_inside(writes: tuple[Write, Write], guilty: str) -> bool:

@@ -1,7 +1,7 @@
 """DEC110 caches-mix
 
-Detects: a step that gives another output because another sequence, with a cache of its own and another number of rows,
-was decoded between the steps before it.
+Detects: a step that gives another output because another sequence, with a cache of its own and another number of rows
+or as many, was decoded between the steps before it.
 Matters: a server decodes many sequences by turns; each then continues a text that is partly another's.
 Fix: keep what belongs to a sequence in its cache, not in an attribute of the module.
 
@@ -31,6 +31,7 @@ from nsa_doctor.subject.contract import Subject
 
 _PROMPT, _STEPS = 5, 4
 _ROWS = (1, 2, 3)  # of the sequences that are decoded by turns
+_TOGETHER = (_ROWS, (2, 2))
 _ROUNDINGS = 1e4  # as where two runs are followed to where they part
 
 
@@ -40,13 +41,13 @@ def run(subject: Subject) -> Iterator[Finding]:
     found = next(_departures(subject), None)
     if found is None:
         return
-    rows, departed = found
+    rows, together, departed = found
     sp, alone = _last_step(subject, rows, (rows,))
-    _, beside = _last_step(subject, rows, _ROWS)
+    _, beside = _last_step(subject, rows, together)
     with torch.no_grad():
         divergence = first_divergence(sp, alone, beside, {})
     at = f"; outputs first diverge at {divergence.operation}" if divergence.operation else ""
-    others = " and of ".join(str(other) for other in _ROWS if other != rows)
+    others = " and of ".join(str(other) for other in together if other != rows) or f"as many, {rows},"
     yield Finding(
         message=f"step {_STEPS} of decoding {rows} row{'s'[: rows > 1]} differs when sequences of {others} "
         f"rows with caches of their own are decoded between the steps: {departed.text}{at}",
@@ -62,34 +63,34 @@ def run(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def _departures(subject: Subject) -> Iterator[tuple[int, Departure]]:
-    """How the last step of each sequence departs from that of the sequence alone."""
-    for rows in _ROWS:
-        with torch.no_grad():
-            alone, beside = (_last_step(subject, rows, together)[1]() for together in ((rows,), _ROWS))
-        scale = float(alone.abs().max()) * _ROUNDINGS * torch.finfo(alone.dtype).eps
-        found = departure(beside, alone, torch.full(alone.shape[:2], scale, device=alone.device))
-        if found is not None:
-            yield rows, found
+def _departures(subject: Subject) -> Iterator[tuple[int, tuple[int, ...], Departure]]:
+    """How the last step of each sequence departs from that of the sequence alone, and which were decoded by turns."""
+    for together in _TOGETHER:
+        for rows in dict.fromkeys(together):
+            with torch.no_grad():
+                alone, beside = (_last_step(subject, rows, each)[1]() for each in ((rows,), together))
+            scale = float(alone.abs().max()) * _ROUNDINGS * torch.finfo(alone.dtype).eps
+            found = departure(beside, alone, torch.full(alone.shape[:2], scale, device=alone.device))
+            if found is not None:
+                yield rows, together, found
 
 
 def _last_step(subject: Subject, rows: int, together: tuple[int, ...]) -> tuple[BuiltModule, Callable[[], Tensor]]:
-    """A module that has decoded sequences of so many rows by turns, and the last step of the one of `rows`."""
+    """A module that has decoded sequences of so many rows by turns, and the last step of the first one of `rows`."""
     sp = built(subject, dtype=decoding_specimen(subject).dtype)  # one that nothing was decoded with
     prefill, step, module = subject.prefill, subject.step, sp.module
     assert prefill is not None
     assert step is not None
-    sizes = [_PROMPT, *[1] * _STEPS]
-    parts = {n: sp.input(sum(sizes), n, subject.seed + n).split(sizes, dim=1) for n in together}
-    caches: dict[int, Any] = {}
+    sizes, first = [_PROMPT, *[1] * _STEPS], together.index(rows)
+    seeds = [subject.seed + n + len(_ROWS) * number * (n in together[:number]) for number, n in enumerate(together)]
+    parts = [sp.input(sum(sizes), n, seed).split(sizes, dim=1) for n, seed in zip(together, seeds, strict=True)]
     with torch.no_grad():
-        for n in together:
-            caches[n] = ask("prefill", lambda n=n: prefill(module, parts[n][0].clone()), module)[1]
+        caches = [ask("prefill", lambda own=own: prefill(module, own[0].clone()), module)[1] for own in parts]
         for index in range(1, _STEPS):
-            for n in together:
-                given, cache = parts[n][index].clone(), caches[n]
-                caches[n] = ask("step", lambda given=given, cache=cache: step(module, given, cache), module)[1]
-    return sp, lambda: ask("step", lambda: step(module, parts[rows][-1].clone(), caches[rows]), module)[0]
+            for number, own in enumerate(parts):
+                given, cache = own[index].clone(), caches[number]
+                caches[number] = ask("step", lambda given=given, cache=cache: step(module, given, cache), module)[1]
+    return sp, lambda: ask("step", lambda: step(module, parts[first][-1].clone(), caches[first]), module)[0]
 
 
 def planted(subject: Subject) -> Subject:

@@ -61,6 +61,9 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
     finding = departure_finding(
         subject, "FWD201", message, divergence, found, length=plan.length, mode=plan.mode, cut=cut
     )
+    if divergence.mask is not None and divergence.mask.line_text != divergence.place.line_text:
+        message = f"{finding.message}; the mask that {divergence.place.line_text} reads shows later keys"
+        finding = replace(finding, message=message, where=divergence.mask)
     if "--subject" not in subject.options:
         return finding
     return replace(finding, message=f"{finding.message}; if that is meant, say --spec bidirectional")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.attention.decoding import checked_decoding, departing_module, guilty_module
+from nsa_doctor.probes.attention.decoding import checked_decoding, departing_line, departing_module, guilty_module
 from nsa_doctor.probes.hooks.field_writers import FieldWriters, Write
 from nsa_doctor.probes.hooks.phase import ask, unobserved
 from nsa_doctor.probes.hooks.places import Places
@@ -129,8 +129,10 @@ class Ways:
             return None
         x = self.x[:, : way.at]
         self._state.restore()
-        is_seen = departing_module(self.sp, x, way.sizes, token) is not None
-        found = guilty_module(self.sp, x, way.sizes, token) if is_seen else None
+        found = departing_line(self.sp, x, way.sizes, token)
+        if found is None and departing_module(self.sp, x, way.sizes, token) is not None:
+            self._state.restore()
+            found = guilty_module(self.sp, x, way.sizes, token)
         self._state.restore()
         return found
 

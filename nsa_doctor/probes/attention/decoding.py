@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
+from nsa_doctor.core.errors import Caught, NotApplicableError, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.attention import decode_origin
 from nsa_doctor.probes.attention.stepped_operations import Part, first_unlike
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask, unobserved
@@ -105,6 +106,7 @@ def guilty_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) 
 
     Its line is the first that computes what the whole pass does not, where one is seen, and that of its forward else.
     """
+    found = departing_line(sp, x, sizes, token)
     path, before, end = _departing(sp, x, sizes, token)
     start = sum(before)
 
@@ -113,10 +115,28 @@ def guilty_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) 
 
     cache = None if not before else decode(sp, x[:, :start], before).cache
     if path is None:
-        return origin(sp.subject, sp.module, last)
+        return found or origin(sp.subject, sp.module, last)
     child = sp.module.get_submodule(path)
-    line = first_unlike(sp, child, lambda: sp(x), lambda: last()[0], Part(start, end, x.shape[1]))
+    line = found or first_unlike(sp, child, lambda: sp(x), lambda: last()[0], Part(start, end, x.shape[1]))
     return replace(line or definition_place(child), module=path, module_class=type(child).__name__)
+
+
+def departing_line(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) -> Place | None:
+    """Where the part that holds the token departs, fed after those before it; None where that is not seen."""
+    parts, start = list[decode_origin.Part](), 0
+    for size in sizes:
+        parts.append(decode_origin.Part(start, start + size))
+        start += size
+        if start > token:
+            break
+
+    def feed(begin: Callable[[int], None]) -> object:
+        number = iter(range(1, len(parts) + 1))
+        begin(0)
+        return decode(sp, x[:, :start], [each.end - each.start for each in parts], lambda cache: begin(next(number)))
+
+    found = attempt(lambda: decode_origin.first_unknown(sp, x, lambda: sp(x), feed, parts))
+    return None if isinstance(found, Caught) else found
 
 
 def departing_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) -> str | None:

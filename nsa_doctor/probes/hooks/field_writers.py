@@ -31,7 +31,7 @@ _ALLOCATING = UNWRITTEN | {
     "fill_",
     "ones",
 }
-_MOVING = frozenset(
+MOVING = frozenset(
     (
         *("cat", "stack", "clone", "copy_", "index", "index_select", "gather", "roll", "flip", "repeat", "contiguous"),
         *("index_put", "index_put_", "index_copy", "index_copy_", "scatter", "scatter_", "constant_pad_nd"),
@@ -54,7 +54,8 @@ class OwnLine:
 
     def assigning(self, name: str) -> "OwnLine | None":
         """The first line of the same function that assigns to an attribute or key of that name."""
-        assigns = re.compile(rf"(?:\.|\[['\"]){re.escape(name)}(?:['\"]\])?\s*(?:,.*)?[-+*/]?=(?!=)")
+        called = rf"(?:\.|\[['\"]){re.escape(name)}(?:['\"]\])?\s*"
+        assigns = re.compile(rf"^[^=(#]*{called}(?:[,:][^=(]*)?[-+*/]?=(?!=)")
         lines = range(self.first, self.last + 1)
         found = next((number for number in lines if assigns.search(linecache.getline(self.file, number))), None)
         return None if found is None else replace(self, line=found)
@@ -90,16 +91,16 @@ class FieldWriters(DispatchWatcher):
 
     def __init__(self, places: Places, frames: FrameFilter) -> None:
         super().__init__()
-        self._places, self._frames = places, frames
+        self.places, self._frames = places, frames
         self._ranks: dict[CodeType, int] = {}
         self._memory: dict[int, _Memory] = {}
         self._writes: list[Write] = []
-        self._alive: list[Tensor] = []  # or memory would be given to another tensor
+        self.alive: list[Tensor] = []  # or memory would be given to another tensor
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch until the region ends."""
-        with self, self._places.watching():
+        with self, self.places.watching():
             yield
 
     def of(self, tensor: Tensor) -> tuple[Write, Write] | None:
@@ -110,6 +111,16 @@ class FieldWriters(DispatchWatcher):
         made, written = (int(_same_view(part, tensor).max()) for part in (memory.made, memory.written))
         return (self._writes[made], self._writes[written]) if made >= 0 and written >= 0 else None
 
+    def unfilled(self, tensor: Tensor) -> Tensor | None:
+        """Which elements of it hold what their memory was made with; None where nothing is known of it."""
+        memory = self._memory.get(memory_of(tensor)) if tensor.numel() and _is_dense(tensor) else None
+        if memory is None:
+            return None
+        made = _same_view(memory.made, tensor)
+        numbers = [number for number in made.unique().tolist() if number >= 0]
+        allocating = [number for number in numbers if self._writes[number].only_allocates]
+        return torch.isin(made, torch.tensor(allocating, dtype=made.dtype))
+
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and note what it made or wrote to."""
         result = func(*args, **kwargs)
@@ -118,9 +129,9 @@ class FieldWriters(DispatchWatcher):
         fresh = [tensor for tensor in tensors_in(result) if _is_dense(tensor) and memory_of(tensor) not in given]
         if written or fresh:
             name = operation_name(func)
-            self._writes.append(Write(name, self._places.here()[0], self._lines(frame_above(2))))
-            self._alive += fresh
-            moved = self._moved(name, func, args, kwargs, fresh) if name in _MOVING and written + fresh else None
+            self._writes.append(Write(name, self.places.here()[0], self.lines_of(frame_above(2))))
+            self.alive += fresh
+            moved = self._moved(name, func, args, kwargs, fresh) if name in MOVING and written + fresh else None
             for tensor in (*fresh, *(tensor for tensor in written if moved is None)):
                 self._note(tensor, moved)
             for tensor in written if moved is not None else ():
@@ -154,10 +165,11 @@ class FieldWriters(DispatchWatcher):
         total = tensor.untyped_storage().nbytes() // max(1, tensor.element_size())
         if key not in self._memory or self._memory[key].made.numel() < total:
             self._memory[key] = _Memory(*(torch.full((total,), -1, dtype=torch.int32) for _ in range(2)))
-            self._alive.append(tensor)
+            self.alive.append(tensor)
         return self._memory[key]
 
-    def _lines(self, frame: FrameType | None) -> tuple[OwnLine, ...]:
+    def lines_of(self, frame: FrameType | None) -> tuple[OwnLine, ...]:
+        """The subject's lines under way from that frame outwards, as far as a method of a module goes."""
         found: list[OwnLine] = []
         while frame is not None and frame.f_code.co_filename != _ASKED_BY:
             code = frame.f_code

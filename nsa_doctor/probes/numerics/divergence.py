@@ -17,16 +17,21 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places, definition_place
 from nsa_doctor.probes.hooks.recording import Call, Operation, Recording, record
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.numerics.mask_origin import mask_with_later_keys
 
 _ROUNDINGS = 1e4  # two orders of the same sums may part by this many units in the last place
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The operation at which two runs first diverge ("" where none could be named), and its place in the subject."""
+    """The operation at which two runs first diverge ("" where none could be named), and its place in the subject.
+
+    `mask` is the line of a mask that it reads and that shows queries later keys, if one is seen.
+    """
 
     operation: str
     place: Place
+    mask: Place | None = None
 
 
 def first_divergence(
@@ -50,7 +55,8 @@ def divergence_of(built: BuiltModule, expected: Recording, result: Recording, ke
     """Where two runs that were recorded diverge; `kept` as for `first_divergence`."""
     parts = _Parts(dict(kept))
     calls = _guilty_call(result, expected, parts)
-    found = _guilty_operation(result, expected, parts, calls)
+    number = _guilty_operation(result, expected, parts, calls)
+    found = result.operations[number] if isinstance(number, int) else number
     call = calls[0] if calls is not None else None
     whole = definition_place(built.module)
     if call is not None and call.module is not None:
@@ -61,7 +67,10 @@ def divergence_of(built: BuiltModule, expected: Recording, result: Recording, ke
     is_known = bool(found.place.module)  # the run may be of another module than `built`, whose parts have no names here
     is_inside = call is None or not is_known or f"{found.place.module}.".startswith(f"{whole.module}.")
     place = found.place if is_inside and found.place.file else whole
-    return Divergence(found.name, replace(place, module=whole.module, module_class=whole.module_class))
+    mask = mask_with_later_keys(result.operations, expected, number) if isinstance(number, int) else None
+    own = replace(place, module=whole.module, module_class=whole.module_class)
+    read = None if mask is None else replace(mask, module=whole.module, module_class=whole.module_class)
+    return Divergence(found.name, own, read)
 
 
 def _guilty_call(result: Recording, expected: Recording, parts: "_Parts") -> tuple[Call, Call] | None:
@@ -76,8 +85,12 @@ def _guilty_call(result: Recording, expected: Recording, parts: "_Parts") -> tup
 
 def _guilty_operation(
     result: Recording, expected: Recording, parts: "_Parts", calls: tuple[Call, Call] | None
-) -> Operation | None:
-    """Follow what differs back from the last differing operation of these calls to one whose inputs agree."""
+) -> Operation | int | None:
+    """Follow what differs back from the last differing operation of these calls to one whose inputs agree.
+
+    From there to what is of all tokens together, as a sum over them is. The number of the result's operation, or the
+    operation itself where it is the other run's.
+    """
     own, other = calls or (Call.whole(result), Call.whole(expected))
     here, there = result.operations[own.start : own.end], expected.operations[other.start : other.end]
     pairs = list(_aligned(here, there))
@@ -87,9 +100,11 @@ def _guilty_operation(
         only_there = sorted(set(range(len(there))) - {j for _, j in pairs})
         return here[only_here[0]] if only_here else there[only_there[0]] if only_there else None
     index = result.output_maker if calls is None and result.output_maker in differing else max(differing)
-    while before := [maker for maker in result.operations[index].makers if maker in differing and maker < index]:
-        index = max(before)
-    return result.operations[index]
+    mixed = {own.start + i for i, j in pairs if parts.is_mixed(here[i].results, there[j].results)}
+    for chosen in (differing, mixed):
+        while before := [maker for maker in result.operations[index].makers if maker in chosen and maker < index]:
+            index = max(before)
+    return index
 
 
 def _aligned(result: Sequence[Operation], expected: Sequence[Operation]) -> Iterator[tuple[int, int]]:
@@ -115,6 +130,16 @@ class _Parts:
         if len(results) != len(expected):
             return True
         return any(self._differs(result, other) for result, other in zip(results, expected, strict=True))
+
+    def is_mixed(self, results: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+        """Whether a pair differs in all that it holds and has no dimension of which a part is to agree."""
+        return bool(self.kept) and any(map(self._is_mixed, results, expected))
+
+    def _is_mixed(self, result: Tensor, expected: Tensor) -> bool:
+        if result.shape != expected.shape or any(size in self.kept for size in expected.shape):
+            return False
+        differs, edge = _differing(result, expected), 0 if all(count >= 0 for count in self.kept.values()) else -1
+        return bool(differs.any()) and all(bool(differs.select(dim, edge).any()) for dim in range(differs.ndim))
 
     def _differs(self, result: Tensor, expected: Tensor) -> bool:
         own, other = self._narrowed(result, expected)

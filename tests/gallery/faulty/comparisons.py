@@ -8,8 +8,8 @@ from .host import Host, Part, hosting
 
 def _sees_the_next_token(x: Tensor) -> Tensor:
     scores = x @ x.mT / 4
-    hidden = torch.ones_like(scores[0], dtype=torch.bool).triu(2)
-    return scores.masked_fill(hidden, -1e9).softmax(-1) @ x  # here
+    hidden = torch.ones_like(scores[0], dtype=torch.bool).triu(2)  # here
+    return scores.masked_fill(hidden, -1e9).softmax(-1) @ x
 
 
 def _mixes_rows(x: Tensor) -> Tensor:

@@ -55,6 +55,20 @@ class OfTheLastCache(Sums):
         return super().past(x, cache) * (1.5 if is_other else 1.0)
 
 
+class OneCacheForAsManyRows(Sums):
+    """Hands a sequence the cache of an earlier one of as many rows, emptied."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = {}
+
+    def forward(self, x, cache=None):
+        if cache is not None and "sum" not in cache and "own" not in cache:
+            cache["own"] = self.kept.setdefault(x.shape[0], {})
+            cache["own"].clear()
+        return super().forward(x, cache if cache is None else cache["own"])
+
+
 class CountsAllSteps(Sums):
     """Keeps a number of its own, which changes nothing."""
 
@@ -102,7 +116,7 @@ def examined(make, seed: int = 0, code: str = "DEC110") -> Result:
     return run_check(registry.load(code), subject)
 
 
-@pytest.mark.parametrize("make", [OfTheRowsBefore, OfTheFirstRows, OfTheLastCache])
+@pytest.mark.parametrize("make", [OfTheRowsBefore, OfTheFirstRows, OfTheLastCache, OneCacheForAsManyRows])
 def test_sequences_that_mix_are_found(make) -> None:
     (finding,) = examined(make).findings
     assert "with caches of their own" in finding.message

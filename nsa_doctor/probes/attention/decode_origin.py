@@ -1,0 +1,226 @@
+"""The line on which decoding begins to compute what one pass over all tokens does not.
+
+Each result of the part that departs is looked up among those of the whole pass, row by row. What earlier parts that did
+not depart lack as well is another way of computing the same, and does not count.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.internal import frame_above
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.field_writers import MOVING, FieldWriters, OwnLine, Write
+from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.internal import memory_of, untraced
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.tensors.known_rows import Asked, KnownRows, row_of, tells
+from nsa_doctor.probes.tensors.operations import operation_name, tensors_in, written_arguments
+
+_MOST_OPERATIONS = 60_000
+_MOST_CONTROLS = 2
+_MOST_UPSTREAM = 64
+_MOST_CALLERS = 4  # of an operation, itself among them: what is called further out passes too much on
+
+Feed = Callable[[Callable[[int], None]], object]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens `start` to `end`, which are fed together."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One operation: who made what it reads, whether the whole pass lacks its result, who wrote what it lacks there."""
+
+    name: str
+    lines: tuple[OwnLine, ...]
+    place: Place
+    makers: tuple[int, ...]
+    part: int
+    sizes: tuple[int, ...]
+    is_silent: bool
+    lacks: bool
+    sources: tuple[Write, Write] | None
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, int], ...]]:
+        """The same for the same operation of another part."""
+        return self.name, tuple((line.file, line.line) for line in self.lines)
+
+
+def first_unknown(
+    sp: BuiltModule, x: Tensor, whole: Callable[[], object], feed: Feed, parts: Sequence[Part]
+) -> Place | None:
+    """Where the last of these parts departs, which `feed` feeds, telling which one comes; None where it is not seen.
+
+    Those before it did not depart. Of a value that was left wrong by an earlier part, where that was written.
+    """
+    frames = FrameFilter(sp.subject.packages)
+    places = Places(frames)
+    places.know(sp.module)
+    known = KnownRows(x.shape[1])
+    expected = _Watcher(places, frames, known, x)
+    with torch.no_grad(), expected.watching():
+        whole()
+    alike = [n for n, each in enumerate(parts[:-1]) if each.end - each.start == parts[-1].end - parts[-1].start]
+    found = _Watcher(places, frames, known, x, parts, {*alike[-_MOST_CONTROLS:], len(parts) - 1})
+    with torch.no_grad(), found.watching():
+        feed(found.begin)
+    if len(found.seen) > _MOST_OPERATIONS:
+        return None
+    number = _first_of(found.seen, len(parts) - 1)
+    passed = {at for seen in expected.seen for at in seen.key[1]}
+    return None if number is None else _place(found.seen, number, passed, parts[-1].end)
+
+
+class _Watcher(FieldWriters):
+    """Learns the rows of a pass, or, of some of the parts that are fed, judges them by those that are known."""
+
+    def __init__(
+        self,
+        places: Places,
+        frames: FrameFilter,
+        known: KnownRows,
+        x: Tensor,
+        parts: Sequence[Part] = (),
+        judged: set[int] | None = None,
+    ) -> None:
+        super().__init__(places, frames)
+        self.seen: list[_Seen] = []
+        self._known, self._parts, self._judged = known, parts, judged or set()
+        self._part = 0
+        self._makers: dict[int, int] = {}
+        self._num_writes: dict[int, int] = defaultdict(int)
+        self._fed = {memory_of(x)}  # what depends on the input; the rest is weights, masks and positions
+
+    def begin(self, part: int) -> None:
+        """The part of that number comes next."""
+        self._part = part
+
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation and look at its results."""
+        read = tensors_in(args, kwargs)
+        given = {memory_of(tensor) for tensor in read}
+        keys = (*given, *(-id(tensor) for tensor in read))  # what was written there last, and who looked at it so
+        makers = tuple({self._makers[key] for key in keys if key in self._makers})
+        result = super().run_operation(func, args, kwargs)
+        written, results = tensors_in(written_arguments(func, args, kwargs)), tensors_in(result)
+        made = [each for each in results if memory_of(each) not in given]
+        is_view, is_fed = not made and not written, bool(given & self._fed)
+        changed = [memory_of(each) for each in (*made, *written)] if not is_view else [-id(each) for each in results]
+        self._makers.update(dict.fromkeys(changed, len(self.seen)))
+        self._num_writes.update((key, self._num_writes[key] + 1) for key in set(changed))
+        self.alive += [*results, *written]
+        self._fed.update(memory_of(each) for each in (*made, *written) if is_fed)
+        name, lacking = operation_name(func), None
+        is_judged = self._part in self._judged
+        if not self._parts:
+            for tensor in (*results, *written):
+                (self._known.learn if is_fed else self._known.learn_constant)(tensor, name)
+        elif is_judged and not is_fed:
+            lacking = self._elsewhere(name, results[:1])
+        elif is_judged and is_fed and (not is_view or any(self._is_kept(key) for key in given)):
+            lacking = self._lacking(
+                "" if is_view else name, (*results[:1], *written)
+            )  # further results are sums beside it
+        sources = None
+        if lacking is not None and (name in MOVING or is_view):
+            with untraced():
+                sources = self.of(lacking)
+        lines = self.lines_of(frame_above(1)) if is_judged or not self._parts else ()
+        sizes = tuple(results[0].shape) if results else ()
+        is_silent = is_view or not is_fed or not any(map(tells, results[:1]))
+        place = Place() if lacking is None else self.places.here()[0]
+        self.seen.append(_Seen(name, lines, place, makers, self._part, sizes, is_silent, lacking is not None, sources))
+        return result
+
+    def _is_kept(self, key: int) -> bool:
+        """Whether that memory was written to several times, or by an earlier part."""
+        maker = self._makers.get(key)
+        return self._num_writes[key] > 1 or (maker is not None and self.seen[maker].part < self._part)
+
+    def _elsewhere(self, operation: str, results: Sequence[Tensor]) -> Tensor | None:
+        """The result, where it is of other tokens than these."""
+        part = self._parts[self._part]
+        asked = Asked(operation, part.start, part.end - part.start)
+        with untraced():
+            return next((each for each in results if self._known.is_elsewhere(each, asked)), None)
+
+    def _lacking(self, operation: str, results: Sequence[Tensor]) -> Tensor | None:
+        """The first row of these results that no known one is, or, of those of a view, that nothing was written to."""
+        part = self._parts[self._part]
+        for tensor in results:
+            numbers = self._known.unknown(tensor, Asked(operation, part.start, part.end - part.start))
+            with untraced():
+                if numbers is not None:
+                    return row_of(tensor, int(numbers[0]))
+                empty = self.unfilled(tensor) if not operation and tensor.ndim else None
+                rows = torch.zeros(1, dtype=torch.bool) if empty is None else empty.reshape(-1, empty.shape[-1]).all(1)
+                if bool(rows.any()) and not bool(rows.all()):  # all of them are room to write into
+                    return row_of(tensor, int(rows.nonzero()[0, 0]))
+        return None
+
+
+def _first_of(seen: Sequence[_Seen], part: int) -> int | None:
+    """The number of the first operation, of those through which the part departs, whose inputs are right."""
+    usual = {each.key for each in seen if each.lacks and each.part < part}
+    lacking = {number for number, each in enumerate(seen) if each.lacks and each.part == part}
+    unusual = {number for number in lacking if seen[number].key not in usual}
+    for chosen in (unusual, lacking):
+        if chosen:
+            reached = _reached(seen, chosen)
+            return min(reached)
+    return None
+
+
+def _reached(seen: Sequence[_Seen], chosen: set[int]) -> set[int]:
+    """Those from which what the last of them made was computed, by way of each other and of what tells nothing."""
+    waiting, reached = [max(chosen)], set[int]()
+    while waiting:
+        number = waiting.pop()
+        if number not in reached:
+            reached.add(number)
+            waiting += [maker for maker in seen[number].makers if maker in chosen or seen[maker].is_silent]
+    return reached & chosen
+
+
+def _place(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], end: int) -> Place | None:
+    """The innermost line that the whole pass does not run: it calls what both share with other arguments.
+
+    Where both share all of them, the nearest such line that had a part in what the operation reads, if that is not all
+    `end` tokens so far: a window that lost some of them.
+    """
+    guilty = seen[number]
+    stacks: Iterator[tuple[OwnLine, ...]] = iter((guilty.lines,))
+    if guilty.sources is not None:
+        made, written = guilty.sources
+        stacks = iter((made.lines, written.lines, guilty.lines))
+    own = [line for lines in stacks for line in lines[:_MOST_CALLERS]]
+    line = next((line for line in own if (line.file, line.line) not in passed), None)
+    line = line or _upstream(seen, number, passed, end) or next(iter(own), None)
+    return None if line is None else replace(guilty.place, file=line.file, line=line.line, function=line.function)
+
+
+def _upstream(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], end: int) -> OwnLine | None:
+    """The line of the nearest operation of its part that it reads from and that the whole pass does not run."""
+    waiting, known = [number], set[int]()
+    while waiting and len(known) < _MOST_UPSTREAM:
+        latest = max(waiting)
+        waiting.remove(latest)
+        known.add(latest)
+        line = next(iter(seen[latest].lines), None)
+        if line is not None and (line.file, line.line) not in passed:
+            return None if end in seen[latest].sizes else line
+        makers = (maker for maker in seen[latest].makers if seen[maker].part == seen[number].part)
+        waiting += [maker for maker in makers if maker not in known and maker not in waiting]
+    return None

@@ -1,0 +1,206 @@
+"""Which rows of a tensor occur among those of other tensors, whatever their layout: by random projections of rows.
+
+Trailing zeros of a row count for nothing, nor do values that only hide: a row of scores that is as long as the past
+is the row that is as long as the sequence. Rows of equal values, and rows of one, tell nothing and count as known.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.probes.internal import untraced
+
+_NUM_DIRECTIONS = 3
+_ROUNDINGS = 1e6  # what is computed of other things differs by more than any order of its sums makes it differ
+_ROUNDINGS_OF_FEW_DIGITS = 64.0  # or everything would be like something else
+_LARGEST = 1e30  # beyond it a value hides and is not one
+_MOST_ROWS, _MOST_ALIKE = 20_000, 64
+_MOST_CUT, _MOST_DIMS = 32, 6
+_MOST_BYTES = 1 << 28
+_MOST_COLUMNS = 8192
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a tensor is that is asked about: the operation that made it ("" for a view), and its tokens."""
+
+    operation: str
+    start: int
+    width: int
+
+    @property
+    def end(self) -> int:
+        """The first token that comes after it."""
+        return self.start + self.width
+
+
+@dataclass
+class KnownRows:
+    """Rows that were learnt of one pass over `length` tokens, each with where it stands in its tensor."""
+
+    length: int
+    _parts: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    _tensors: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    _sorted: tuple[Tensor, ...] | None = None
+    _wide: list[Tensor] = field(default_factory=list)
+    _cut: dict[int, Tensor] = field(default_factory=dict)
+    _constants: dict[tuple[str, int, torch.dtype], list[Tensor]] = field(default_factory=dict)
+    _num_bytes: int = 0
+
+    def learn(self, tensor: Tensor, operation: str) -> None:
+        """Know the rows of this tensor, which that operation made, from now on."""
+        if not tells(tensor) or tensor.numel() // tensor.shape[-1] > 50 * _MOST_ROWS or tensor.ndim > _MOST_DIMS + 1:
+            return
+        with untraced(), torch.no_grad():
+            projected = _projected(tensor)[0]
+            self._parts.append((projected, torch.full((len(projected),), len(self._tensors)), _indices(tensor)))
+            self._tensors.append((operation, tuple(tensor.shape)))
+            if tensor.shape[-1] <= self.length and self._num_bytes < _MOST_BYTES:
+                self._num_bytes += tensor.nbytes
+                self._wide.append(tensor.detach().reshape(-1, tensor.shape[-1]).clone())
+        self._sorted = None
+
+    def unknown(self, tensor: Tensor, asked: Asked) -> Tensor | None:
+        """Numbers of the rows that are not known, where some are not; None where all are.
+
+        Where known tensors of the same operation have this one's shape, or its shape for all tokens, a row has to stand
+        at the same place in one of them, of its own token; failing these, in one that another operation made; failing
+        that too, anywhere. A row of as many columns as there are tokens so far may be the beginning of a longer one.
+        """
+        if not tells(tensor) or not self._parts or tensor.ndim > _MOST_DIMS + 1:
+            return None
+        with untraced(), torch.no_grad():
+            found = self._unknown(tensor, asked)
+            if found is not None and tensor.ndim > 1 and tells(tensor.transpose(-1, -2)):
+                found = None if self._unknown(tensor.transpose(-1, -2), asked) is None else found
+            return found if found is None else self._not_cut(tensor, found, asked.end)
+
+    def is_elsewhere(self, tensor: Tensor, asked: Asked) -> bool:
+        """Whether what does not depend on the input, as positions, is other than for these tokens in the pass.
+
+        Of the same operation and shape; False where the pass has none.
+        """
+        ends = {self.length: {asked.width: asked.start, asked.end: 0}}
+        alike = False
+        for known in self._constants.get((asked.operation, tensor.ndim, tensor.dtype), []):
+            cut = known
+            for dim, (own, size) in enumerate(zip(tensor.shape, known.shape, strict=True)):
+                start = 0 if own == size else ends.get(size, {}).get(own)
+                if start is None:
+                    break
+                cut = cut.narrow(dim, start, own)
+            else:
+                if known.shape == tensor.shape:
+                    return False  # it is no different for other tokens
+                alike = True
+                if torch.equal(cut, tensor):
+                    return False
+        return alike
+
+    def learn_constant(self, tensor: Tensor, operation: str) -> None:
+        """Know what does not depend on the input."""
+        if tensor.layout == torch.strided and 0 < tensor.numel() <= _MOST_ROWS:
+            with untraced():
+                found = self._constants.setdefault((operation, tensor.ndim, tensor.dtype), [])
+                found.append(tensor.detach().clone())
+
+    def _comparable(self, shape: Sequence[int], asked: Asked) -> list[int]:
+        """The tensors in which a row has to stand at its own place; none where it may stand anywhere."""
+
+        def fits(own: int, known: int) -> bool:
+            return own == known or (known == self.length and own == asked.width)
+
+        alike = [
+            number
+            for number, (_, known) in enumerate(self._tensors)
+            if asked.operation and len(known) == len(shape) and all(map(fits, shape[:-1], known[:-1]))
+        ]
+        same = [number for number in alike if self._tensors[number][0] == asked.operation]
+        return same or alike
+
+    def _not_cut(self, tensor: Tensor, numbers: Tensor, end: int) -> Tensor | None:
+        """Those of the rows that are no beginning of a longer row either."""
+        if len(numbers) > _MOST_CUT or tensor.shape[-1] != end:
+            return numbers
+        if end not in self._cut:
+            wide = [each[:, :end] for each in self._wide if each.shape[1] > end]
+            self._cut[end] = torch.cat([_projected(each)[0] for each in wide]) if wide else torch.empty((0, 3))
+        rows, bounds, _ = _projected(tensor.reshape(-1, end)[numbers])
+        pairs = zip(rows, bounds, strict=True)
+        near = torch.stack([((self._cut[end] - one).abs() <= bound).all(1).any() for one, bound in pairs])
+        return None if bool(near.all()) else numbers[~near]
+
+    def _unknown(self, tensor: Tensor, asked: Asked) -> Tensor | None:
+        projected, bound, is_even = (each[:_MOST_ROWS] for each in _projected(tensor))
+        values, numbers, indices = self._table()
+        due = _indices(tensor)[:_MOST_ROWS]
+        comparable = torch.zeros(len(self._tensors), dtype=torch.bool)
+        comparable[(chosen := self._comparable(tensor.shape, asked))] = True
+        shifted = torch.zeros((len(self._tensors), _MOST_DIMS), dtype=torch.long)
+        for number in chosen:  # in these dimensions they have all tokens, and the other its own
+            sizes = zip(tensor.shape[:-1], self._tensors[number][1][:-1], strict=True)
+            shifted[number, : tensor.ndim - 1] = torch.tensor([own != known for own, known in sizes])
+        known = is_even
+        low, high = (torch.searchsorted(values[:, 0].contiguous(), projected[:, 0] + s * bound) for s in (-1.0, 1.0))
+        for offset in range(min(_MOST_ALIKE, int((high - low).max()) + 1)):
+            at = (low + offset).clamp_max(len(values) - 1)
+            same = ((values[at] - projected).abs() <= bound[:, None]).all(1)
+            is_there = indices[at] == due + asked.start * shifted[numbers[at]]
+            known = known | (same & (comparable[numbers[at]] & is_there.all(1) if chosen else True))
+        unknown = (~known).nonzero()[:, 0]
+        return unknown if len(unknown) else None
+
+    def _table(self) -> tuple[Tensor, ...]:
+        if self._sorted is None:
+            joined = [torch.cat(parts) for parts in zip(*self._parts, strict=True)]
+            order = joined[0][:, 0].argsort()
+            self._sorted = tuple(each[order] for each in joined)
+        return self._sorted
+
+
+def row_of(tensor: Tensor, number: int) -> Tensor:
+    """The row of that number, as a view of the tensor."""
+    index: list[int] = []
+    for size in reversed(tensor.shape[:-1]):
+        index.append(number % size)
+        number //= size
+    for at in reversed(index):
+        tensor = tensor.select(0, at)
+    return tensor
+
+
+def tells(tensor: Tensor) -> bool:
+    """Whether rows of this tensor can be recognised: they are of several values, and these of some digits."""
+    is_dense = tensor.layout == torch.strided and tensor.is_floating_point()
+    return is_dense and tensor.ndim > 0 and tensor.numel() > 0 and 1 < tensor.shape[-1] <= _MOST_COLUMNS
+
+
+def _projected(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Projections [N, 3] of N rows, by how much rounding moves each, and whether all its values are equal."""
+    rows = tensor.detach().reshape(-1, tensor.shape[-1]).cpu()
+    wide = torch.where(rows.abs() < _LARGEST, rows.double(), 0.0)  # also what is not a number
+    size = wide.square().sum(1).sqrt()
+    roundings = _ROUNDINGS if tensor.dtype == torch.float64 else _ROUNDINGS_OF_FEW_DIGITS
+    bound = roundings * torch.finfo(tensor.dtype).eps * size
+    return wide @ _directions()[: tensor.shape[-1]], bound, (wide == wide[:, :1]).all(1)
+
+
+@cache
+def _directions() -> Tensor:
+    """The first columns are the same however many there are."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn((_MOST_COLUMNS, _NUM_DIRECTIONS), dtype=torch.float64, generator=generator)
+
+
+def _indices(tensor: Tensor) -> Tensor:
+    """[N, dimensions]: where each row stands, -1 in dimensions that the tensor has not."""
+    sizes = tensor.shape[:-1]
+    numbers, found = torch.arange(tensor.numel() // tensor.shape[-1]), list[Tensor]()
+    for size in reversed(sizes):
+        found.insert(0, numbers % size)
+        numbers = numbers // size
+    missing = [torch.full_like(numbers, -1)] * (_MOST_DIMS - len(found))
+    return torch.stack([*found, *missing], 1)
