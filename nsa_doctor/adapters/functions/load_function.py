@@ -1,6 +1,7 @@
 """From `fn:package.module:function` and a convention to something to examine."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,9 +85,11 @@ def without_refused_gradients(subject: FunctionSubject) -> FunctionSubject:
     if not subject.has_gradients:
         return subject
     problem = problem_of(subject, ordinary(subject)[0])
-    failure = ask(subject, problem).failure
-    if failure is None or not failure.is_refusal or ask(subject, problem, Asking(wants=())).failure is not None:
-        return subject
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        failure = ask(subject, problem).failure
+        if failure is None or not failure.is_refusal or ask(subject, problem, Asking(wants=())).failure is not None:
+            return subject
     return replace(subject, gradient_refusal=failure.sentence)
 
 

@@ -82,8 +82,8 @@ def found(
 
 def conditions(subject: FunctionSubject, problem: Problem) -> str:
     """`at B=2, S=64, 4 heads, D=64 (causal, bfloat16, sharp softmax)`."""
-    told = [*subject.spec.words, subject.dtype, *([problem.about] if problem.about else [])]
-    return f"at {problem.shape} ({', '.join(told)})"
+    words = [*subject.spec.words, subject.dtype, *([problem.about] if problem.about else [])]
+    return f"at {problem.shape} ({', '.join(words)})"
 
 
 def index_text(excess: Excess) -> str:

@@ -42,8 +42,8 @@ def run(subject: FunctionSubject) -> Iterator[Finding]:
             guards = Guards(fill)
             answer = ask(subject, base.problem, Asking(arrange=guards.arrange))
             if written := guards.written():
-                told = ", ".join(f"{count} elements beside {name}" for name, count in written.items())
-                message = f"{subject.name} writes beyond its inputs {where}: {told} are overwritten"
+                parts = ", ".join(f"{count} elements beside {name}" for name, count in written.items())
+                message = f"{subject.name} writes beyond its inputs {where}: {parts} are overwritten"
                 yield found(subject, "FUN501", message, base.problem, answer, {"tensor": next(iter(written))})
                 return
             excess = base.first_excess(answer.tensors)

@@ -43,9 +43,9 @@ def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
         for name, value in answer.tensors.items():
             unequal[name] = unequal.get(name, 0) + (not torch.equal(value, base.answer.tensors.get(name, value)))
     if any(unequal.values()):
-        told = ", ".join(f"{name} in {count} of {_TIMES[subject.profile]}" for name, count in unequal.items() if count)
+        times = ", ".join(f"{name} in {count} of {_TIMES[subject.profile]}" for name, count in unequal.items() if count)
         yield Note(
-            message=f"repeated calls are not bit-equal {conditions(subject, base.problem)}: {told}, within tolerance"
+            message=f"repeated calls are not bit-equal {conditions(subject, base.problem)}: {times}, within tolerance"
         )
 
 

@@ -121,12 +121,12 @@ def test_a_leak_is_reported_with_pair_line_and_command(doctor: Doctor, tmp_path:
     (tmp_path / "mine.py").write_text(SOURCE)
     words = ("--subject", "fn:mine:leaks", "--like", "sdpa", "--spec", "causal")
     done = doctor("run", "--profile", "smoke", "--select", "FUN201", *words, "--quiet", cwd=tmp_path)
-    told = " ".join(done.stdout.split())
+    text = " ".join(done.stdout.split())
     assert done.returncode == 1
-    assert "query 0 and key 1 are the first of" in told
-    assert "the key is always 1 after the query's own position" in told
-    assert "mine.py:10 in leaks" in told
-    assert "reproduce nsa-doctor run --select FUN201 --subject fn:mine:leaks --like sdpa --spec causal" in told
+    assert "query 0 and key 1 are the first of" in text
+    assert "the key is always 1 after the query's own position" in text
+    assert "mine.py:10 in leaks" in text
+    assert "reproduce nsa-doctor run --select FUN201 --subject fn:mine:leaks --like sdpa --spec causal" in text
 
 
 def test_a_function_that_never_returns_is_a_timeout_with_its_line(doctor: Doctor, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The line that assigns to a field is told from one that reads it."""
+"""The line that assigns to a field is kept apart from one that reads it."""
 
 from pathlib import Path
 
