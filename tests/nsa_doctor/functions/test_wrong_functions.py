@@ -29,7 +29,7 @@ def each_kind_once() -> Iterator[Any]:
         seen.add((code, tensor))
 
 
-@pytest.mark.parametrize("slip", each_kind_once())
+@pytest.mark.parametrize("slip", list(each_kind_once()))
 def test_a_wrong_function_is_found_by_the_check_that_says_what_is_wrong(slip: str) -> None:
     spec, dtype, code, tensor = WRONG[slip]
     profile = "quick" if code == "FUN303" else "smoke"
