@@ -24,7 +24,7 @@ from nsa_doctor.core.finding import Finding, Scalar
 from nsa_doctor.probes.functions import shapes
 from nsa_doctor.probes.functions.calling import ask
 from nsa_doctor.probes.functions.measured import measured
-from nsa_doctor.probes.functions.poison import beyond_what_is_filled, poisoned
+from nsa_doctor.probes.functions.poison import beyond_what_is_filled, poisoned, zeroed
 from nsa_doctor.subject.function import FunctionSubject
 
 _LENGTHS = {"smoke": (17, 64), "quick": (1, 17, 50, 64, 65), "full": (1, 2, 17, 31, 50, 63, 64, 65, 100, 129)}
@@ -33,7 +33,7 @@ _LENGTHS = {"smoke": (17, 64), "quick": (1, 17, 50, 64, 65), "full": (1, 2, 17, 
 def run(subject: FunctionSubject) -> Iterator[Finding]:
     for length in _LENGTHS[subject.profile]:
         base = measured(subject, shapes.of_length(subject, shapes.base(subject), length, length))
-        with poisoned(is_on=False):
+        with zeroed():
             plain = ask(subject, base.problem)
         with poisoned():
             answer = ask(subject, base.problem)
