@@ -6,6 +6,8 @@ from typing import Literal
 
 Need = Literal["gradients", "values", "dtypes"]
 
+DEVICE_LOST = "device lost"  # the kind of a finding after which the process that made it is of no more use
+
 
 class Fact(StrEnum):
     """An observation that no check makes and exactly one check answers: it declares the value in `answers`."""

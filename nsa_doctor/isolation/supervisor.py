@@ -8,6 +8,7 @@ from typing import Any
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.examination_request import ExaminationRequest
+from nsa_doctor.core.facts import DEVICE_LOST
 from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.frames import top_package
 from nsa_doctor.core.measurement import Diagnosis, Measurement, Point, Trouble, to_json, trouble_from_json
@@ -115,7 +116,10 @@ class Supervisor:
             self._child = None
             return Result(code=code, name=name, verdict=Verdict.SKIP, reason=str(slow), seconds=slow.seconds)
         if not isinstance(answer, Trouble):
-            return Result.from_json(answer["checked"])
+            result = Result.from_json(answer["checked"])
+            if any(finding.evidence.get("kind") == DEVICE_LOST for finding in result.findings):
+                self.close()
+            return result
         verdict = Verdict.TIMEOUT if answer.kind == "timeout" else Verdict.FAIL
         message = f"the call does not return: {answer.message}" if answer.kind == "timeout" else answer.message
         message += f" {'while' if answer.phase == 'loading' else 'in'} {answer.phase}" if answer.phase else ""

@@ -158,8 +158,8 @@ class FunctionSubject:
     """A function, how it is called and what it is declared to compute; `replace(subject, function=…)` injects a bug.
 
     `reference` is another function, called alike, that is right, and `given` are inputs of the user's, laid out as the
-    function takes them. `beat` is called before each call with its sizes. gradient_refusal: in which words it
-    refuses to give gradients here.
+    function takes them. `beat` is called before each call with its sizes, and `lose` with what ended the device for
+    this process. gradient_refusal: in which words it refuses to give gradients here.
     """
 
     name: str
@@ -178,6 +178,7 @@ class FunctionSubject:
     packages: tuple[str, ...] = ()
     place: Place = field(default_factory=Place)
     beat: Callable[[Shape], None] = field(default=lambda shape: None, repr=False)
+    lose: Callable[[Exception], None] = field(default=lambda lost: None, repr=False)
     known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
     gradient_refusal: str = ""
 

@@ -11,11 +11,16 @@ import torch
 from nsa_doctor.adapters.functions.load_function import FunctionRequest, load_function
 from nsa_doctor.artifacts.judging import judge
 from nsa_doctor.core import registry
-from nsa_doctor.core.finding import Result
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.facts import DEVICE_LOST
+from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.frames import FrameFilter, top_package
 from nsa_doctor.core.identity import digest
 from nsa_doctor.core.replaced_sources import replace_sources
+from nsa_doctor.core.reproduce import again
 from nsa_doctor.core.text import counted
+from nsa_doctor.probes.functions.calling import DeviceLostError
 from nsa_doctor.probes.hooks.stack_sampler import StackSampler
 from nsa_doctor.probes.model.identity import sources_of
 from nsa_doctor.probes.model.state import preserved_state
@@ -41,6 +46,7 @@ class FunctionHandler:
         self._send = send
         self._subject: FunctionSubject | None = None
         self._shapes: Counter[Shape] = Counter()
+        self._lost: list[Exception] = []
         self.sampler = StackSampler()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -80,8 +86,13 @@ class FunctionHandler:
                 subject = load_function(asked)
         except SubjectUnusableError as error:
             return {"usage": str(error)}
-        self._subject = replace(subject, beat=self._called)
+        self._subject = replace(subject, beat=self._called, lose=self._lost.append)
         return {"loaded": _facts(subject)}
+
+    def _judged(self, check: Check, subject: FunctionSubject) -> Result:
+        with preserved_state(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return judge(check, subject)
 
     def _called(self, shape: Shape) -> None:
         self._shapes[shape] += 1
@@ -92,9 +103,12 @@ class FunctionHandler:
         assert subject is not None
         self._shapes.clear()
         check = registry.load(code)
-        with preserved_state(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            result = judge(check, check.planted(subject) if planted else subject)
+        ended = attempt(lambda: self._judged(check, check.planted(subject) if planted else subject))
+        if self._lost:
+            return _lost(self._lost[0], check, subject)
+        if isinstance(ended, Caught):
+            raise ended.error
+        result = ended
         examined = {
             "calls": self._shapes.total(),
             "lengths": sorted({shape.keys for shape in self._shapes}),
@@ -104,6 +118,19 @@ class FunctionHandler:
             "seeds": [subject.seed],
         }
         return replace(result, examined=examined if self._shapes else {})
+
+
+def _lost(lost: Exception, check: Check, subject: FunctionSubject) -> Result:
+    """The end of a check whose call the device did not outlive."""
+    manual = check.manual
+    finding = Finding(
+        code=manual.code,
+        message=f"{lost}, after which the device serves the process no more",
+        where=lost.place if isinstance(lost, DeviceLostError) else subject.place,
+        evidence={"kind": DEVICE_LOST},
+        repro=again(subject, manual.code),
+    )
+    return Result(code=manual.code, name=manual.name, verdict=Verdict.FAIL, findings=(finding,))
 
 
 def _facts(subject: FunctionSubject) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Calls a function with a problem: its answer in the doctor's own layout, or why there is none."""
 
 import linecache
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from traceback import walk_tb
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,18 @@ from nsa_doctor.subject.function import FunctionSubject, Problem
 Arrange = Callable[[str, Tensor], Tensor]
 _CLEAN = (ValueError, NotImplementedError, AssertionError)
 _MOST_NODES = 2000
+_OF_DEVICE = "CUDA error"  # after one, a process has the device no more
+# How compiled code says that it does not serve what it is given.
+_REFUSAL = re.compile(r"no available kernel|not (?:supported|implemented)|unsupported|only supports?\b", re.IGNORECASE)
+_Value = TypeVar("_Value")
+
+
+class DeviceLostError(Exception):
+    """A call after which the device serves this process no more; the message says which and why."""
+
+    def __init__(self, message: str, place: Place) -> None:
+        super().__init__(message)
+        self.place = place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +80,9 @@ def ask(subject: FunctionSubject, problem: Problem, how: Asking | None = None) -
     tensors = laid_out(subject, problem, how)
     before = {name: (tensor, tensor.detach().clone()) for name, tensor in tensors.items()}
     subject.beat(problem.shape)
-    returned = attempt(lambda: _called(subject, problem, tensors))
+    returned = attempt(lambda: _settled(subject, _called(subject, problem, tensors)))
     if isinstance(returned, Caught):
-        return Answer(failure=_failure(returned, "forward", subject))
+        return Answer(failure=_failure(returned, "forward", subject, problem))
     out = returned.get("out")
     malformed = dict(_malformed(returned, problem, subject))
     if malformed or not isinstance(out, Tensor):
@@ -118,9 +131,9 @@ def _with_gradients(
     dout = to_layout(problem.dout.to(subject.device), layout).clone(memory_format=torch.contiguous_format)
     dout = how.arrange("dout", dout).detach()
     subject.beat(problem.shape)
-    given = attempt(lambda: torch.autograd.grad(out, list(inputs.values()), dout, allow_unused=True))
+    given = attempt(lambda: _settled(subject, torch.autograd.grad(out, list(inputs.values()), dout, allow_unused=True)))
     if isinstance(given, Caught):
-        return replace(answer, failure=_failure(given, "backward", subject))
+        return replace(answer, failure=_failure(given, "backward", subject, problem))
     found = {f"d{name}": gradient for name, gradient in zip(inputs, given, strict=True) if gradient is not None}
     malformed = {
         name: f"{gradient.dtype} {list(gradient.shape)} for {inputs[name[1:]].dtype} {list(inputs[name[1:]].shape)}"
@@ -182,7 +195,17 @@ def backward_place(out: Tensor) -> Place:
     return Place()
 
 
-def _failure(caught: Caught, phase: Literal["forward", "backward"], subject: FunctionSubject) -> Failure:
+def _settled(subject: FunctionSubject, value: _Value) -> _Value:
+    """The value, once the device has done all that was asked of it: an error of a kernel is one of this call."""
+    if subject.device == "cuda":
+        torch.cuda.synchronize()
+    return value
+
+
+def _failure(
+    caught: Caught, phase: Literal["forward", "backward"], subject: FunctionSubject, problem: Problem
+) -> Failure:
+    """Why it failed; raises DeviceLostError where the device serves this process no more."""
     error = caught.error
     if isinstance(error, KeyboardInterrupt):
         raise error
@@ -191,6 +214,10 @@ def _failure(caught: Caught, phase: Literal["forward", "backward"], subject: Fun
     line = FrameFilter(subject.packages).of_traceback(error.__traceback__)
     place = subject.place if line is None else Place(file=line.file, line=line.line, function=line.function)
     is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    if _OF_DEVICE in caught.sentence and not is_memory:
+        lost = DeviceLostError(f"{subject.name} raises {caught.sentence} in {phase} at {problem.shape}", place)
+        subject.lose(lost)
+        raise lost
     return Failure(
         sentence=caught.sentence,
         phase=phase,
@@ -207,7 +234,8 @@ def _is_stated(error: BaseException) -> bool:
         stated = linecache.getline(last.f_code.co_filename, line).strip()
     if last is None:
         return False
-    return stated.startswith(("raise", "assert")) and isinstance(error, (*_CLEAN, RuntimeError, TypeError))
+    is_raised = stated.startswith(("raise", "assert")) and isinstance(error, (*_CLEAN, RuntimeError, TypeError))
+    return is_raised or (isinstance(error, RuntimeError) and _REFUSAL.search(str(error)) is not None)
 
 
 def _is_same(tensor: Tensor, kept: Tensor) -> bool:

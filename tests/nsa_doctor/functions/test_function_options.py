@@ -1,5 +1,6 @@
 """Command lines that name a function: each wrong one is one sentence and exit code 2."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -115,6 +116,31 @@ def test_a_wrong_command_line_is_one_sentence(doctor: Doctor, tmp_path: Path, wo
     done = doctor(*words, "--quiet", cwd=tmp_path)
     assert done.returncode == 2, done
     assert complaint in " ".join(done.stderr.split())
+
+
+LOSES = """import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def loses(q, k, v, is_causal=False):
+    if not q.is_contiguous():
+        raise RuntimeError("CUDA error: misaligned address")
+    return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+"""
+
+
+def test_an_error_of_the_device_is_a_finding_and_the_next_check_has_a_process_of_its_own(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(LOSES)
+    words = ("--subject", "fn:mine:loses", "--like", "sdpa", "--spec", "causal", "--select", "FUN303,FUN401")
+    done = doctor("run", *words, "--format", "json", "--quiet", cwd=tmp_path)
+    results = {result["code"]: result for result in json.loads(done.stdout)["results"]}
+    assert done.returncode == 1
+    assert results["FUN401"]["verdict"] == "PASS"
+    (finding,) = results["FUN303"]["findings"]
+    assert "CUDA error: misaligned address" in finding["message"]
+    assert finding["where"]["line"] == 7
 
 
 def test_a_leak_is_reported_with_pair_line_and_command(doctor: Doctor, tmp_path: Path) -> None:
