@@ -16,6 +16,7 @@ Example:
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -62,7 +63,8 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
         subject, "FWD201", message, divergence, found, length=plan.length, mode=plan.mode, cut=cut
     )
     if divergence.mask is not None and divergence.mask.line_text != divergence.place.line_text:
-        message = f"{finding.message}; the mask that {divergence.place.line_text} reads shows later keys"
+        reader = f"{Path(divergence.place.file).name}:{divergence.place.line}"
+        message = f"{finding.message}; the mask that {reader} reads shows later keys"
         finding = replace(finding, message=message, where=divergence.mask)
     if "--subject" not in subject.options:
         return finding

@@ -23,7 +23,10 @@ _CLEAN = (ValueError, NotImplementedError, AssertionError)
 _MOST_NODES = 2000
 _OF_DEVICE = "CUDA error"  # after one, a process has the device no more
 # How compiled code says that it does not serve what it is given.
-_REFUSAL = re.compile(r"no available kernel|not (?:supported|implemented)|unsupported|only supports?\b", re.IGNORECASE)
+_REFUSAL = re.compile(
+    r"no available kernel|not (?:supported|implemented)|unsupported|only supports?\b|not (?:\w+ )?aligned",
+    re.IGNORECASE,
+)
 _Value = TypeVar("_Value")
 
 

@@ -11,7 +11,15 @@ from tests.nsa_doctor.functions.healthy import HEALTHY, flash, with_backward
 MOST_FINDINGS = 3
 ONLY_NOTES = ("FUN505",)
 LONG = ("flex softcap alibi", "sparse", "varlen", "sdpa gqa scale")  # half a minute on a busy core
-ALIKE = ("sdpa full", "sdpa window", "flash bidirectional window", "online", "with backward")  # others do the like
+ALIKE = (
+    "sdpa full",
+    "sdpa mask",
+    "sdpa window",
+    "flash bidirectional window",
+    "online",
+    "with backward",
+    "native",
+)  # others do the like
 NAMES = [pytest.param(name, marks=pytest.mark.full) if name in (*LONG, *ALIKE) else name for name in HEALTHY]
 SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 20)))
 
