@@ -74,7 +74,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "probes.model": ("core", "subject", *PROBES[:3]),
     "probes.numerics": ("core", "subject", *PROBES[:4]),
     "probes.attention": ("core", "subject", *PROBES),
-    "probes.functions": ("core", "subject", "probes.internal"),
+    "probes.functions": ("core", "subject", "probes.internal", "probes.tensors"),
     "probes.behaviour": ("core", "subject", *PROBES, "probes.attention"),
     "probes.gradients": ("core", "subject", *PROBES),
     "probes.cost": ("core", "subject", *PROBES),

@@ -76,7 +76,7 @@ def _finding(subject: Subject, found: dict[str, Any]) -> Finding:
 def planted(subject: Subject) -> Subject:
     def scaled_by_the_process(module: nn.Module, x: Tensor) -> Tensor:
         output: Tensor = subject.forward(module, x)
-        return output * (1.0 + os.getpid() % 2)
+        return output * (1.0 + os.getpid() % 97 / 97)
 
     return replace(subject, forward=scaled_by_the_process)
 
