@@ -54,7 +54,8 @@ class FunctionSpec:
 
 def function_spec(text: str | None) -> FunctionSpec:
     """Read `--spec` of a function; raises OptionError for an unknown word, a wrong value and a contradiction."""
-    words = tuple(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))
+    given = (word.strip() for word in (text or "").split(",") if word.strip())
+    words = tuple(dict.fromkeys(_ALIKE.get(word, word) for word in given))
     if text is not None and not words:
         raise OptionError("--spec must hold words such as causal,window=512, got nothing")
     values: dict[str, Any] = {}
@@ -168,4 +169,5 @@ _WORDS: dict[str, Callable[[str, str | None], dict[str, Any]]] = {
     "block": _number("block", int, 1),
     "topk": _number("num_blocks", int, 1),
 }
+_ALIKE = {"bidirectional": "full"}  # as modules are declared
 _SEMANTIC = ("causal", "full", "window", "mask", "topk")

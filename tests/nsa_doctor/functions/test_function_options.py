@@ -172,3 +172,7 @@ def test_go_no_go_of_a_function_asks_for_its_own_policy(doctor: Doctor, tmp_path
     done = doctor("go-no-go", *words, "--quiet", cwd=tmp_path)
     assert done.returncode == 0, done
     assert "GO" in done.stdout
+
+
+def test_a_function_is_declared_bidirectional_as_a_module_is() -> None:
+    assert function_spec("bidirectional,gqa=2") == function_spec("full,gqa=2")
