@@ -58,7 +58,9 @@ def find_start(config: RunConfig, resume: str | None) -> Start:
         return Start(
             msg=f"started from the weights in {path.name}",
             weights=read_weights(path),
-            notes=(f"took the weights in {path} and nothing else: optimizer, schedule and data begin anew",),
+            notes=(
+                f"took the weights in {path} and nothing else: optimizer, schedule and data start from the beginning",
+            ),
         )
     if not path.is_dir():
         raise RefusedError(f"--resume {path}: no such file or folder; give a checkpoint, a run's folder or auto")

@@ -9,7 +9,7 @@ from nsa_doctor.core.check import Profile
 _SECONDS: Mapping[Profile, float] = {"smoke": 30.0, "quick": 90.0}  # `full` takes its time
 _SLOW_CALL = 0.5  # seconds of a forward pass at the longest length that is examined
 _WANTED_CALL = 0.25
-_EVEN = 1.5  # a longer call that takes no more times as long is as good as a short one
+_EVEN = 1.5  # a longer call that takes at most so many times as long costs what a short one does
 _SHARE_OF_A_SWEEP = 0.25
 _CALLS_OF_A_LENGTH = 4.0  # forward passes that the three modes of one length cost
 _MOST_LENGTHS = 5

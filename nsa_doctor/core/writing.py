@@ -76,7 +76,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _open_descriptor(path: Path) -> int | None:
-    """Of /dev/stdout and its like, what it stands for: opened anew or replaced, a file would lose what is in it."""
+    """Of /dev/stdout and its like, what it stands for: opened again or replaced, a file would lose what is in it."""
     for _ in range(_MOST_LINKS):
         if path.parent.resolve() == Path("/dev/fd").resolve():
             return int(path.name) if path.name.isdecimal() and path.exists() else None

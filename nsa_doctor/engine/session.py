@@ -157,11 +157,11 @@ class Session:
             if result.verdict is Verdict.PASS and not _is_looked_at(entry, done, facts):
                 was_planned = _is_looked_at(entry, planned, facts)
                 reason = f"no such input is part of the profile {self.examination_request.profile}"
-                reason = f"it runs in {facts['dtype']} alone" if was_planned else reason
-                is_left_out = self.pace is not None and not was_planned
-                reason = self.pace.left_out if self.pace is not None and not was_planned else reason
-                is_required = is_left_out or not was_planned
-                result = replace(result, verdict=Verdict.SKIP, reason=reason, is_required=is_required)
+                if was_planned:
+                    reason = f"it runs in {facts['dtype']} alone"
+                elif self.pace is not None:
+                    reason = self.pace.left_out
+                result = replace(result, verdict=Verdict.SKIP, reason=reason, is_required=not was_planned)
             self._keep([result])
         self._keep(notes=[note for measurement in kept for note in measurement.notes])
 

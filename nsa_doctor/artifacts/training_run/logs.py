@@ -108,7 +108,7 @@ class Log:
             self.beats.append(beat)
 
     def _counted(self, found: dict[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
-        """With steps that go on where a log counts anew in each epoch; by epochs or rows where it has none."""
+        """With steps that go on where a log begins again with each epoch; by epochs or rows where it has none."""
         epoch = whole(number(found["epoch"][1])) if "epoch" in found else None
         if "step" not in found:
             if epoch is None and "loss" not in found:

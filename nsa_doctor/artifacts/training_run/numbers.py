@@ -75,7 +75,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _longest_silence(run: RunRecord) -> float | None:
-    """The longest gap between two heartbeats of one rank; a process that starts anew starts a new clock."""
+    """The longest gap between two heartbeats of one rank; a process that starts again starts a new clock."""
     gaps: list[float] = []
     for rank in {beat.rank for beat in run.beats}:
         own = [(beat.ts, beat.msg) for beat in run.beats if beat.rank == rank and is_time(beat.ts)]

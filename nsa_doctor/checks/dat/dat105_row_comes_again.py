@@ -58,7 +58,7 @@ def run(subject: DataSubject) -> Iterator[Finding | Note]:
 
 
 def _is_declared(reading: Reading) -> bool:
-    """Whether the loader says that it has begun anew."""
+    """Whether the loader says that it has begun again."""
     return any(batch.epoch for batch in reading.batches)
 
 

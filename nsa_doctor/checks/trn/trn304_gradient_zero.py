@@ -54,7 +54,7 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
 
 
 def _gone(norms: Series) -> Series | None:
-    """The longest stretch of norms that are as good as zero, of ten at least."""
+    """The longest stretch of norms that are zero or nearly, of ten at least."""
     limit = max(_NOTHING, _SUNK * median(norms.values[: max(_FEWEST, len(norms) // 12)]))
     first, best = 0, norms.part(0, 0)
     for index in range(len(norms) + 1):

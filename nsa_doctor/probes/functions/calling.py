@@ -46,8 +46,6 @@ class Failure:
     phase: Literal["forward", "backward"]
     is_refusal: bool
     place: Place = field(default_factory=Place)
-    is_out_of_memory: bool = False
-    is_interrupt: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -226,7 +224,6 @@ def _failure(
         phase=phase,
         is_refusal=is_memory or isinstance(error, NotImplementedError) or _is_stated(error),
         place=place,
-        is_out_of_memory=is_memory,
     )
 
 

@@ -210,7 +210,7 @@ def test_a_damaged_checkpoint_by_name_is_refused(run, ended, tmp_path):
 def test_a_file_of_weights_gives_weights_alone_and_it_is_said(name, run, tmp_path, capsys, losses, beats):
     first = run()
     second = run(resume=str(first / name), out_dir=str(tmp_path / "second"))
-    assert "and nothing else: optimizer, schedule and data begin anew" in capsys.readouterr().out
+    assert "and nothing else: optimizer, schedule and data start from the beginning" in capsys.readouterr().out
     assert beats(second)[0]["msg"] == f"started from the weights in {name}"
     assert len(losses(second)) == 6
     assert float(losses(second)[0][1]) < float(losses(first)[0][1])
