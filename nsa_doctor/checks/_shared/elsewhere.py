@@ -1,6 +1,5 @@
 """What calls give in another process, and at other times, held against what they give here."""
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.recording import Recording
 from nsa_doctor.probes.hooks.tracer import Tracer
 from nsa_doctor.probes.model.call_history import Call, CallHistory, Outcome
-from nsa_doctor.probes.model.fork import at_another_time, in_fork
+from nsa_doctor.probes.model.fork import at_another_time, in_fork, with_another_number
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.model.second_interpreter import outcomes_elsewhere
 from nsa_doctor.probes.numerics.divergence import divergence_of, recording_of
@@ -26,7 +25,8 @@ from nsa_doctor.subject.contract import Subject
 
 _SECONDS = 60
 _HASH_SEED = 1
-_LEAST_FORKS, _MOST_FORKS = 3, 12  # until one has a number that is odd where this one's is even, or the other way
+_FORKS = 3
+_NUMBERS = range(1, 9)  # how many numbers further: one of them leaves any remainder by a number up to 8
 # Hours apart and of every remainder by small numbers, so that whatever is made of a time changes in some of them.
 _AHEAD = tuple(3607.37 * number for number in range(1, 17))
 
@@ -38,17 +38,12 @@ def in_forks(
 
     With a recording of the first call, operations are compared.
     """
-    has_other_parity = False
-    for number in range(_MOST_FORKS):
-        if number >= _LEAST_FORKS and has_other_parity:
-            break
-        look = partial(_seen, history, expected, judge, recording, has_times=not number)
-        fork = in_fork(look, _SECONDS)
-        if fork.answer is None:
+    for number in range(_FORKS):
+        answer = in_fork(partial(_seen, history, expected, judge, recording, is_first=not number), _SECONDS)
+        if answer is None:
             raise NotComparableError("a copy of the process gave no answer")
-        if fork.answer:
-            return fork.answer
-        has_other_parity = has_other_parity or fork.number % 2 != os.getpid() % 2
+        if answer:
+            return answer
     return {}
 
 
@@ -71,16 +66,18 @@ def _seen(
     judge: Judge,
     recording: Recording | None,
     *,
-    has_times: bool,
+    is_first: bool,
 ) -> dict[str, Any]:
     """What differs in this process from the outcomes expected: a sentence, the place, the operation; {} for nothing.
 
-    The first call is made in inference mode too and, where `has_times`, at other times; `recording` is of it.
+    The first call is made in inference mode too and, where this copy `is_first`, with other numbers of the process and
+    at other times; `recording` is of it.
     """
     first = next(iter(expected))
     ways: list[tuple[str, Call, AbstractContextManager[Any]]] = [
         *(("in another process", call, nullcontext()) for call in expected),
-        *(("at another time", first, at_another_time(ahead)) for ahead in _AHEAD if has_times),
+        *(("in another process", first, with_another_number(further)) for further in _NUMBERS if is_first),
+        *(("at another time", first, at_another_time(ahead)) for ahead in _AHEAD if is_first),
     ]
     if first.mode == "no_grad":  # last: what is kept of it may take part in no gradient
         ways.append(("under torch.inference_mode()", first, torch.inference_mode()))

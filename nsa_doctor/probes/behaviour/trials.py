@@ -59,11 +59,11 @@ def try_out(reference: BuiltModule, setting: Setting | None, *, is_late: bool = 
     """
     with TemporaryDirectory() as folder:
         file = Path(folder) / "results.pt"
-        fork = in_fork(lambda: _tried(reference, setting, file, is_late=is_late), _SECONDS)
-        if fork.answer is None or "parameters" not in fork.answer:
+        answer = in_fork(lambda: _tried(reference, setting, file, is_late=is_late), _SECONDS)
+        if answer is None or "parameters" not in answer:
             raise NotComparableError(f"the subject gave no answer with {setting or 'nothing set'}")
         results = torch.load(file, weights_only=True)
-    return Trial(results=results, **fork.answer)
+    return Trial(results=results, **answer)
 
 
 def warm_up(reference: BuiltModule) -> None:

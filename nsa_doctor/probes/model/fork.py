@@ -8,7 +8,6 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, NoReturn
 from unittest.mock import patch
 
@@ -20,16 +19,8 @@ _CHUNK = 1 << 16
 _FDS = "/proc/self/fd"
 
 
-@dataclass(frozen=True)
-class ForkAnswer:
-    """What a copy of this process answered, None where it gave no answer, and its number."""
-
-    number: int
-    answer: dict[str, Any] | None
-
-
-def in_fork(call: Callable[[], dict[str, Any]], seconds: int) -> ForkAnswer:
-    """The call's answer, as JSON, from a copy of this process; it is ended after so many seconds.
+def in_fork(call: Callable[[], dict[str, Any]], seconds: int) -> dict[str, Any] | None:
+    """The call's answer, as JSON, from a copy of this process, ended after so many seconds; None where it gave none.
 
     For a process that has touched no GPU. The copy computes with one thread, as others were not copied.
     """
@@ -46,7 +37,15 @@ def in_fork(call: Callable[[], dict[str, Any]], seconds: int) -> ForkAnswer:
             os.kill(number, signal.SIGKILL)
         os.waitpid(number, 0)
     answer = attempt(lambda: json.loads(text))
-    return ForkAnswer(number, None if isinstance(answer, Caught) else answer)
+    return None if isinstance(answer, Caught) else answer
+
+
+@contextmanager
+def with_another_number(further: int) -> Iterator[None]:
+    """The process has a number so much greater for who asks `os`: those of its copies may be odd all of them."""
+    number = os.getpid() + further
+    with patch.object(os, "getpid", lambda: number):
+        yield
 
 
 @contextmanager

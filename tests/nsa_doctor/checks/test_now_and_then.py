@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nsa_doctor.checks._shared import elsewhere
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.finding import Result, Verdict
@@ -68,6 +69,14 @@ def test_what_depends_on_the_process_or_the_time_is_found_in_its_line(sick: Sick
     (finding,) = checked(sick, f"now_and_then:{name}", "FWD211", profile="smoke").findings
     assert finding.where.module_class == f"_{name}"
     assert is_marked(finding.where.file, finding.where.line)
+
+
+def test_the_number_of_the_process_is_varied_where_no_copy_has_another(
+    sick: Sick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elsewhere, "in_fork", lambda call, _seconds: call())
+    (finding,) = checked(sick, "now_and_then:FactorByProcess", "FWD211", profile="smoke").findings
+    assert finding.evidence["way"] == "in another process"
 
 
 @pytest.mark.parametrize("name", [BY_HASH[0], pytest.param(BY_HASH[1], marks=pytest.mark.full)])
