@@ -22,7 +22,7 @@ from torch import Tensor
 from nsa.config import load_config
 from nsa.ops.geometry import EMPTY_SLOT, Geometry, ranges_to_mask, slots_to_ranges
 from nsa.ops.select import vectorized
-from nsa_doctor.cases.case import examine, found, sick_layer
+from nsa_doctor.cases.case import examine, faulty_layer, found
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
@@ -88,15 +88,15 @@ def attends_range_by_range(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geome
 
 
 def planted_walk() -> Subject:
-    return sick_layer({"nsa.ops.select.vectorized.selected_attention": walks_its_ranges}, _CONFIG)
+    return faulty_layer({"nsa.ops.select.vectorized.selected_attention": walks_its_ranges}, _CONFIG)
 
 
 def planted_blocks() -> Subject:
-    return sick_layer({"nsa.ops.select.vectorized.choose_slots": marks_empty_slots_as_nan}, _CONFIG)
+    return faulty_layer({"nsa.ops.select.vectorized.choose_slots": marks_empty_slots_as_nan}, _CONFIG)
 
 
 def planted_loop() -> Subject:
-    return sick_layer({"nsa.ops.select.vectorized.selected_attention": attends_range_by_range}, _CONFIG)
+    return faulty_layer({"nsa.ops.select.vectorized.selected_attention": attends_range_by_range}, _CONFIG)
 
 
 _FILE = "r001_range_iteration_hang.py"

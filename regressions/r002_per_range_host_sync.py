@@ -19,7 +19,7 @@ from nsa.config import load_config
 from nsa.nn import NSAttention
 from nsa.ops.geometry import Geometry, slots_to_ranges
 from nsa_doctor.adapters.nsa_layer import layer_subject
-from nsa_doctor.cases.case import examine, found, on_cuda, sick_layer
+from nsa_doctor.cases.case import examine, faulty_layer, found, on_cuda
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.probes.cost.work import count_work
 from nsa_doctor.subject.contract import Subject
@@ -57,7 +57,7 @@ def reads_every_range(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: 
 
 
 def planted() -> Subject:
-    return sick_layer({"nsa.ops.select.vectorized.selected_attention": reads_every_range}, _CONFIG)
+    return faulty_layer({"nsa.ops.select.vectorized.selected_attention": reads_every_range}, _CONFIG)
 
 
 _PLANTED = f"{__name__}:planted"

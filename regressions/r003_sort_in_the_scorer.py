@@ -21,7 +21,7 @@ from nsa.config import load_config
 from nsa.nn import NSAttention
 from nsa.ops.geometry import EMPTY_SLOT, Geometry
 from nsa.ops.select import vectorized
-from nsa_doctor.cases.case import examine, found, on_cuda, sick_layer
+from nsa_doctor.cases.case import examine, faulty_layer, found, on_cuda
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.subject.contract import Subject
@@ -76,7 +76,7 @@ def sorts_every_token(importance: Tensor, geometry: Geometry, first_query: int) 
 def planted() -> Subject:
     # Small blocks, so that there is something to choose at the lengths whose operations are counted.
     blocks = {"l": 8, "d": 4, "l_sel": 8, "n_sel": 4}
-    return sick_layer({"nsa.ops.select.vectorized.choose_slots": sorts_every_token}, _CONFIG, **blocks)
+    return faulty_layer({"nsa.ops.select.vectorized.choose_slots": sorts_every_token}, _CONFIG, **blocks)
 
 
 _PLANTED, _FILE = f"{__name__}:planted", "r003_sort_in_the_scorer.py"

@@ -20,7 +20,7 @@ from torch import Tensor
 from nsa.config import load_config
 from nsa.nn import NSAttention
 from nsa.ops.geometry import Geometry, slots_to_mask
-from nsa_doctor.cases.case import examine, found, on_cuda, sick_layer
+from nsa_doctor.cases.case import examine, faulty_layer, found, on_cuda
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
@@ -61,7 +61,7 @@ def scores_every_pair(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: 
 
 
 def planted() -> Subject:
-    return sick_layer({"nsa.ops.select.vectorized.selected_attention": scores_every_pair}, _CONFIG)
+    return faulty_layer({"nsa.ops.select.vectorized.selected_attention": scores_every_pair}, _CONFIG)
 
 
 _PLANTED = f"{__name__}:planted"

@@ -21,7 +21,7 @@ from nsa.config import load_config
 from nsa.nn import NSAttention
 from nsa.ops.geometry import Geometry
 from nsa.ops.slide import flash, fused
-from nsa_doctor.cases.case import examine, found, on_cuda, sick_layer
+from nsa_doctor.cases.case import examine, faulty_layer, found, on_cuda
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
@@ -99,11 +99,11 @@ def offsets_never_filled(rows: int, length: int, device: torch.device) -> Tensor
 
 
 def planted() -> Subject:
-    return sick_layer({"nsa.ops.slide.vectorized.sliding_attention": packs_rows}, _CONFIG)
+    return faulty_layer({"nsa.ops.slide.vectorized.sliding_attention": packs_rows}, _CONFIG)
 
 
 def planted_for_the_kernel() -> Subject:
-    return sick_layer({"nsa.ops.slide.fused._offsets": offsets_never_filled}, _CONFIG)
+    return faulty_layer({"nsa.ops.slide.fused._offsets": offsets_never_filled}, _CONFIG)
 
 
 _FILE = "r005_uninitialised_cu_seqlens.py"

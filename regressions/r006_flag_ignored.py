@@ -19,7 +19,7 @@ import torch
 
 from nsa import backends
 from nsa.backends import Impl, Routes, prefill_is_batched, route
-from nsa_doctor.cases.case import examine, found, on_cuda, sick_layer
+from nsa_doctor.cases.case import examine, faulty_layer, found, on_cuda
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
@@ -69,7 +69,7 @@ def flag_alone(device: object, dtype: object, head_size: int, flags: Mapping[str
 
 def planted_on_this_machine() -> Subject:
     places = ("nsa.backends", "nsa.ops.api", "nsa.nn.attention", "nsa_doctor.adapters.nsa_layer")
-    return sick_layer({f"{place}.route": window_never_asks for place in places}, _CONFIG)
+    return faulty_layer({f"{place}.route": window_never_asks for place in places}, _CONFIG)
 
 
 def planted() -> Subject:

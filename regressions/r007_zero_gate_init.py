@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from nsa.config import load_config
 from nsa.nn import NSAttention, gate
-from nsa_doctor.cases.case import examine, found, sick_layer
+from nsa_doctor.cases.case import examine, faulty_layer, found
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
@@ -39,7 +39,7 @@ class ZeroGate(gate.Gate):
 
 
 def planted() -> Subject:
-    return sick_layer({"nsa.nn.attention.Gate": ZeroGate}, _CONFIG)
+    return faulty_layer({"nsa.nn.attention.Gate": ZeroGate}, _CONFIG)
 
 
 def checkpoint(folder: Path) -> Sequence[str]:

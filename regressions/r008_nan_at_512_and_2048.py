@@ -26,7 +26,7 @@ from nsa.nn import NSAttention
 from nsa.ops.compress import vectorized as compress
 from nsa.ops.geometry import Geometry
 from nsa.ops.slide import vectorized as slide
-from nsa_doctor.cases.case import found, sick_layer
+from nsa_doctor.cases.case import faulty_layer, found
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
@@ -79,19 +79,19 @@ _IN_TRAINING = {"nsa.ops.slide.vectorized.sliding_attention": overflows_in_train
 
 
 def planted() -> Subject:
-    return sick_layer(_EVERYWHERE, _CONFIG, **_FEW)
+    return faulty_layer(_EVERYWHERE, _CONFIG, **_FEW)
 
 
 def planted_in_training() -> Subject:
-    return sick_layer(_IN_TRAINING, _CONFIG, **_FEW)
+    return faulty_layer(_IN_TRAINING, _CONFIG, **_FEW)
 
 
 def planted_in_full() -> Subject:
-    return sick_layer(_EVERYWHERE, _CONFIG)
+    return faulty_layer(_EVERYWHERE, _CONFIG)
 
 
 def planted_in_training_in_full() -> Subject:
-    return sick_layer(_IN_TRAINING, _CONFIG)
+    return faulty_layer(_IN_TRAINING, _CONFIG)
 
 
 _FILE = "r008_nan_at_512_and_2048.py"

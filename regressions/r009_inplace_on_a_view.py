@@ -16,7 +16,7 @@ from torch import Tensor
 from nsa.config import load_config
 from nsa.nn import NSAttention
 from nsa.ops.gate import vectorized as gate
-from nsa_doctor.cases.case import examine, found, sick_layer
+from nsa_doctor.cases.case import examine, faulty_layer, found
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
@@ -52,7 +52,7 @@ def normalises_in_place(compressed: Tensor, selected: Tensor, sliding: Tensor, g
 
 
 def planted() -> Subject:
-    return sick_layer({"nsa.ops.gate.vectorized.mix": normalises_in_place}, _CONFIG)
+    return faulty_layer({"nsa.ops.gate.vectorized.mix": normalises_in_place}, _CONFIG)
 
 
 CASE = Case(

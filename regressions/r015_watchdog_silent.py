@@ -26,7 +26,7 @@ from nsa_doctor.cases.record import Case, Plant
 from .runs import finished, written
 
 _HERE, _LIMIT = Path(__file__).name, 1.0
-_SICK_AT, _STEPS, _SECONDS, _LONGER = 15, 20, 1.4, 2.2
+_FAULTY_AT, _STEPS, _SECONDS, _LONGER = 15, 20, 1.4, 2.2
 _never = threading.Event()
 
 
@@ -35,7 +35,7 @@ def hanging(seconds: float) -> Callable[..., Any]:
     calls = count()  # the first is the look before step 1
 
     def hangs(*given: Any, **named: Any) -> Any:
-        if next(calls) == _SICK_AT:
+        if next(calls) == _FAULTY_AT:
             _never.wait(seconds)
         return cross_entropy(*given, **named)
 
@@ -53,7 +53,7 @@ def reproduce() -> None:
         record = finished(stalled(Path(place)))
     assert len(record.dumps) == 1, f"{len(record.dumps)} files of stacks are left of one stall"
     stall = stall_in(record.dumps[0])
-    assert (stall.stage, stall.step) == ("forward and backward", _SICK_AT), f"it tells of {stall}"
+    assert (stall.stage, stall.step) == ("forward and backward", _FAULTY_AT), f"it tells of {stall}"
     assert _LIMIT <= (stall.seconds or 0.0) < _SECONDS, f"it waited {stall.seconds} s"
     assert getattr(stall.line, "function", None) == "hangs", f"the stacks name {stall.line}"
 

@@ -24,7 +24,7 @@ from nsa.ops.score import vectorized as score
 from nsa.ops.select import vectorized
 from nsa.ops.tiles import from_streams
 from nsa_doctor.adapters.nsa_anatomy import anatomy
-from nsa_doctor.cases.case import examine, found, sick_layer
+from nsa_doctor.cases.case import examine, faulty_layer, found
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
@@ -82,11 +82,11 @@ _SEAMS = {
 
 
 def planted() -> Subject:
-    return sick_layer(_SEAMS, _CONFIG, **_SLIM)
+    return faulty_layer(_SEAMS, _CONFIG, **_SLIM)
 
 
 def planted_in_full() -> Subject:
-    return sick_layer(_SEAMS, _CONFIG)
+    return faulty_layer(_SEAMS, _CONFIG)
 
 
 CASE = Case(

@@ -21,7 +21,7 @@ from nsa.config import load_config
 from nsa.nn import NSAttention
 from nsa.ops.geometry import EMPTY_SLOT, Geometry, slots_to_mask
 from nsa.ops.select import vectorized
-from nsa_doctor.cases.case import examine, found, sick_layer
+from nsa_doctor.cases.case import examine, faulty_layer, found
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
@@ -66,11 +66,11 @@ def reads_past_the_end(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry:
 
 
 def planted_dropped() -> Subject:
-    return sick_layer({"nsa.ops.select.vectorized.choose_slots": drops_the_last_block}, _CONFIG)
+    return faulty_layer({"nsa.ops.select.vectorized.choose_slots": drops_the_last_block}, _CONFIG)
 
 
 def planted_read() -> Subject:
-    return sick_layer({"nsa.ops.select.vectorized.selected_attention": reads_past_the_end}, _CONFIG)
+    return faulty_layer({"nsa.ops.select.vectorized.selected_attention": reads_past_the_end}, _CONFIG)
 
 
 _FILE = "r017_ragged_tail.py"

@@ -20,7 +20,7 @@ from nsa.nn import NSAttention, prefill
 from nsa.ops.banded import banded_attention
 from nsa.ops.geometry import Geometry
 from nsa.ops.slide import vectorized
-from nsa_doctor.cases.case import examine, found, sick_layer
+from nsa_doctor.cases.case import examine, faulty_layer, found
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
@@ -66,7 +66,7 @@ def slides_off_by_one(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, *more
 
 
 def planted() -> Subject:
-    return sick_layer({"nsa.ops.slide.vectorized.sliding_attention": slides_off_by_one}, _CONFIG)
+    return faulty_layer({"nsa.ops.slide.vectorized.sliding_attention": slides_off_by_one}, _CONFIG)
 
 
 _FILE = "r018_batched_differs_from_sequential.py"

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from nsa.nn import NSAttention
-from nsa_doctor.cases.case import examine, found, sick_layer
+from nsa_doctor.cases.case import examine, faulty_layer, found
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
@@ -64,7 +64,7 @@ def in_a_run(folder: Path) -> Sequence[str]:
 
 def layer() -> Subject:
     seams = {"nsa.nn.attention.NSAttention.branches": remembers}
-    return sick_layer(seams, "train_showcase", dim=16, n_heads=2, n_kv_groups=1, d_k=4, d_v=4)
+    return faulty_layer(seams, "train_showcase", dim=16, n_heads=2, n_kv_groups=1, d_k=4, d_v=4)
 
 
 CASE = Case(

@@ -17,7 +17,7 @@ from torch import Tensor
 from nsa.config import load_config
 from nsa.ops.geometry import EMPTY_SLOT, Geometry, ranges_to_mask, slots_to_ranges
 from nsa.ops.select import reference, vectorized
-from nsa_doctor.cases.case import examine, found, sick_layer
+from nsa_doctor.cases.case import examine, faulty_layer, found
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
@@ -61,11 +61,11 @@ def raises_forced_block(importance: Tensor, geometry: Geometry, first_query: int
 
 
 def planted_in_attention() -> Subject:
-    return sick_layer({"nsa.ops.select.vectorized.selected_attention": clamps_slots}, _CONFIG)
+    return faulty_layer({"nsa.ops.select.vectorized.selected_attention": clamps_slots}, _CONFIG)
 
 
 def planted_in_choice() -> Subject:
-    return sick_layer({"nsa.ops.select.vectorized.choose_slots": raises_forced_block}, _CONFIG)
+    return faulty_layer({"nsa.ops.select.vectorized.choose_slots": raises_forced_block}, _CONFIG)
 
 
 _FILE = "r021_clamp_writes_the_callers_ranges.py"

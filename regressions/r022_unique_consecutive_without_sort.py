@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from nsa.config import load_config
 from nsa.ops.geometry import EMPTY_SLOT, Geometry
 from nsa.ops.select import vectorized
-from nsa_doctor.cases.case import examine, found, sick_layer
+from nsa_doctor.cases.case import examine, faulty_layer, found
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
@@ -49,7 +49,7 @@ def drops_equal_neighbours(importance: Tensor, geometry: Geometry, first_query: 
 
 
 def planted() -> Subject:
-    return sick_layer({"nsa.ops.select.vectorized.choose_slots": drops_equal_neighbours}, _CONFIG)
+    return faulty_layer({"nsa.ops.select.vectorized.choose_slots": drops_equal_neighbours}, _CONFIG)
 
 
 CASE = Case(

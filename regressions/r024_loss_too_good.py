@@ -28,7 +28,7 @@ from torch import Tensor
 from nsa.config import load_config, with_changes
 from nsa.data import open_loader
 from nsa.nn import NSAttention
-from nsa_doctor.cases.case import examine, found, sick_layer
+from nsa_doctor.cases.case import examine, faulty_layer, found
 from nsa_doctor.cases.record import Case, Plant
 from nsa_doctor.subject.contract import Subject
 
@@ -77,7 +77,7 @@ def looks_ahead(layer: Any, x: Tensor, *given: Any, **named: Any) -> Any:
 
 
 def layer() -> Subject:
-    return sick_layer({"nsa.nn.attention.NSAttention.branches": looks_ahead}, "train_showcase")
+    return faulty_layer({"nsa.nn.attention.NSAttention.branches": looks_ahead}, "train_showcase")
 
 
 def looked_at(folder: Path) -> Sequence[str]:

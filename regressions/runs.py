@@ -1,4 +1,4 @@
-"""Short real runs of the trainer, healthy or with a seam of it made sick, for cases that are about runs."""
+"""Short real runs of the trainer, healthy or with a seam of it made faulty, for cases that are about runs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -35,7 +35,7 @@ SAMPLE = (
     "lstm",
     "zero_output_projections",
 )
-QUICK = ("causal_mask_off_by_one", "causal_average")  # one sick, one healthy
+QUICK = ("causal_mask_off_by_one", "causal_average")  # one faulty, one healthy
 
 
 def build(case: Case) -> nn.Module:

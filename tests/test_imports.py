@@ -62,7 +62,7 @@ HEALTHY = {
     "nsa_doctor/subject/contract.py": "import torch\nimport nsa\n",
     "regressions/r001_hang.py": "from nsa_doctor.subject.contract import x\n",
 }
-SICK = {  # what is added to the healthy tree, and what must be said of it
+FAULTY = {  # what is added to the healthy tree, and what must be said of it
     "upwards": ("nsa/ops/geometry.py", "import nsa.ops.api", "nsa.ops.geometry may not import nsa.ops.api"),
     "doctor-in-the-model": ("nsa/nn/gate.py", "import nsa_doctor", "nsa may not import nsa_doctor"),
     "tests-in-the-doctor": ("nsa_doctor/core/registry.py", "import tests.conftest", "nsa_doctor may not import tests"),
@@ -151,7 +151,7 @@ def test_a_healthy_tree_is_not_accused(tmp_path: Path) -> None:
     assert wrong_arrows(tmp_path) == []
 
 
-@pytest.mark.parametrize(("file", "text", "complaint"), SICK.values(), ids=SICK.keys())
+@pytest.mark.parametrize(("file", "text", "complaint"), FAULTY.values(), ids=FAULTY.keys())
 def test_a_wrong_arrow_is_found(file: str, text: str, complaint: str, tmp_path: Path) -> None:
     write_tree(tmp_path, (file, text))
     assert [line.split(": ", 1)[1] for line in wrong_arrows(tmp_path)] == [complaint]

@@ -55,7 +55,7 @@ def run_on(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_sick_example_is_found_as_shown(tmp_path: Path) -> None:
+def test_the_faulty_example_is_found_as_shown(tmp_path: Path) -> None:
     (example,) = (code for code in EXAMPLES if "class Attention" in code)
     (tmp_path / "my_attention.py").write_text(example, encoding="utf-8")
     (command,) = re.findall(r"`nsa-doctor (run --subject my_attention:Attention)`", README)

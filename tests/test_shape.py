@@ -21,7 +21,7 @@ def function(number: int) -> str:
     return "def f():\n" + "    x = 1\n" * (number - 1)
 
 
-SICK = {
+FAULTY = {
     "long-file": ("nsa/a.py", lines(401), "1: 401 lines, at most 400"),
     "long-test": ("tests/nsa/test_a.py", lines(401), "1: 401 lines, at most 400"),
     "long-check": ("nsa_doctor/checks/nan/nan101_a.py", lines(101), "1: 101 lines, at most 100"),
@@ -63,7 +63,7 @@ HEALTHY = {
 }
 
 
-@pytest.mark.parametrize(("file", "text", "breach"), SICK.values(), ids=SICK.keys())
+@pytest.mark.parametrize(("file", "text", "breach"), FAULTY.values(), ids=FAULTY.keys())
 def test_a_breach_is_found(file: str, text: str, breach: str, tmp_path: Path) -> None:
     write(tmp_path, file, text)
     assert broken_shapes(tmp_path) == [f"{file}:{breach}"]

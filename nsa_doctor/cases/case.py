@@ -26,7 +26,7 @@ def found(code: str, *, module: str = "", file: str = "", function: str = "", sa
     return expect
 
 
-def sick_layer(seams: Mapping[str, Any], config: str = "m7c_125m_fast_log", **changes: Any) -> Any:
+def faulty_layer(seams: Mapping[str, Any], config: str = "m7c_125m_fast_log", **changes: Any) -> Any:
     """The built-in subject at a configuration with `changes`, in a process where names of `nsa` are replaced.
 
     For the child process that examines it: nothing is put back.
@@ -34,8 +34,8 @@ def sick_layer(seams: Mapping[str, Any], config: str = "m7c_125m_fast_log", **ch
     from nsa.config import load_config
     from nsa_doctor.adapters.nsa_layer import layer_subject
 
-    for name, sick in seams.items():
-        patch(name, sick).start()
+    for name, faulty in seams.items():
+        patch(name, faulty).start()
     return layer_subject(load_config(config).model.model_copy(update=changes))
 
 

@@ -21,8 +21,8 @@ class NotForThisMachineError(Exception):
 class Plant:
     """One way to put the bug back into the code that ships, and what has to be said of it.
 
-    command: prepares what it needs in an empty folder, and gives the words after `nsa-doctor`. Code that has to be sick
-    in the process that examines it is made so by the factory that `--subject` names.
+    command: prepares what it needs in an empty folder, and gives the words after `nsa-doctor`. Code that has to be
+    faulty in the process that examines it is made so by the factory that `--subject` names.
     """
 
     name: str

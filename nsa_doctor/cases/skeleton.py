@@ -16,7 +16,7 @@ Cause: what was established, and how; what is a guess is called one.
 Check: the code of the check that has to name it.
 """
 
-from nsa_doctor.cases.case import examine, found, sick_layer
+from nsa_doctor.cases.case import examine, faulty_layer, found
 from nsa_doctor.cases.record import Case, Plant
 
 
@@ -25,7 +25,7 @@ def reproduce() -> None:
 
 
 def planted() -> object:
-    raise NotImplementedError("return sick_layer({{...}}): the layer, with names of nsa replaced by what was reported")
+    raise NotImplementedError("return faulty_layer({{...}}): the layer, with names of nsa replaced as reported")
 
 
 CASE = Case(

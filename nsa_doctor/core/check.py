@@ -55,7 +55,7 @@ class Manual:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check. `run` yields facts; `planted` makes the subject sick; `needs` names the seams it cannot do without.
+    """One check. `run` yields facts; `planted` makes the subject faulty; `needs` names the seams it cannot do without.
 
     `examines` is the kind of thing it is about, and so what both are given: a `Subject`, a `FunctionSubject`, a
     `CheckpointSubject`, a `RunSubject`, a `DataSubject`.

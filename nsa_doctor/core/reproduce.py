@@ -127,7 +127,7 @@ class CommandLine:
         return {"device": self.device, "timeout": self.timeout, "seed": self.seed}
 
 
-def again(subject: Examined, code: str) -> str:
+def command_for(subject: Examined, code: str) -> str:
     """The line to paste that runs one check on this subject again."""
     return CommandLine.on(subject).check(code)
 

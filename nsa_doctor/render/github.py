@@ -43,7 +43,7 @@ def _annotation(level: Level, result: Result, finding: Finding, report: Report, 
         f"module: {place.module_text}" if place.module_text else "",
         f"line: {place.line_text}" if place.file and file is None else "",
         f"control: {finding.control}" if finding.control else "",
-        f"again: {finding.repro}" if finding.repro else "",
+        f"reproduce: {finding.repro}" if finding.repro else "",
     ]
     return _command(
         level,

@@ -65,7 +65,7 @@ def _result(result: Result, finding: Finding, index: int, report: Report) -> dic
     parts = [
         finding.message,
         finding.control and f"Control: {finding.control}",
-        finding.repro and f"Again: {finding.repro}",
+        finding.repro and f"Reproduce: {finding.repro}",
     ]
     fields: dict[str, Any] = {
         "ruleId": escaped(finding.code),

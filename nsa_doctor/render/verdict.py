@@ -53,7 +53,7 @@ def ruling_lines(report: Report, policy_verdict: PolicyVerdict) -> Iterator[Line
         yield from proof_lines(report.proof)
     if policy_verdict.again:
         yield "", ""
-        yield "again", policy_verdict.again
+        yield "reproduce", policy_verdict.again
 
 
 def examined_lines(report: Report) -> Iterator[Line]:

@@ -31,7 +31,7 @@ class SubjectUnusableError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The seams through which checks reach an implementation; `replace(subject, seam=sick)` plants a bug.
+    """The seams through which checks reach an implementation; `replace(subject, seam=faulty)` plants a bug.
 
     Checks examine it up to `max_length` on `device`, as thoroughly as `profile` says, with weights and inputs of
     `seed`, in `modes` alone, and those that look at gradients at `lengths` alone where any are given; a call may take

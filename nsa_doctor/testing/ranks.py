@@ -1,4 +1,4 @@
-"""Two processes that train together over gloo, for checks of several processes; one of them may be made sick.
+"""Two processes that train together over gloo, for checks of several processes; one of them may be made faulty.
 
 A process cannot be two ranks, so each is its own: python -c, with the words torchrun would say.
 """
@@ -23,7 +23,7 @@ from nsa_doctor.isolation.orphans import end_with_parent
 from nsa_doctor.testing.training_runs import document_of, live, seen
 
 _LONGEST_SECONDS = 100.0
-_SICK_AT = 12
+_FAULTY_AT = 12
 _STEPS = 20
 _PROGRAM = "import sys; from nsa_doctor.testing.ranks import take_part; take_part(*sys.argv[1:])"
 
@@ -58,7 +58,7 @@ def take_part(parent: str, rank: str, document: str, fault: str) -> None:
     steps, fetch, after = count(1), feed.Feed.step, loop.Loop._after
 
     def fetch_or_fail(of: Any) -> Any:
-        if rank == "1" and next(steps) == _SICK_AT:
+        if rank == "1" and next(steps) == _FAULTY_AT:
             if fault == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
             if fault == "fails":
@@ -66,7 +66,7 @@ def take_part(parent: str, rank: str, document: str, fault: str) -> None:
         return fetch(of)
 
     def drift(of: Any, step: int) -> None:
-        if rank == "1" and fault == "drifts" and step == _SICK_AT - 1:
+        if rank == "1" and fault == "drifts" and step == _FAULTY_AT - 1:
             with torch.no_grad():
                 of.machinery.model.norm.weight[2] += 1e-7
         after(of, step)

@@ -34,7 +34,7 @@ def trained(
     seams: Mapping[str, Any] | None = None,
     model: Mapping[str, Any] | None = None,
     runtime: Mapping[str, Any] | None = None,
-    seams_of_lives: Sequence[Mapping[str, Any]] = (),
+    seams_of_sessions: Sequence[Mapping[str, Any]] = (),
     spoil: Callable[[Path], None] = lambda folder: None,
     seconds_later: float = 0.0,
     is_computed_again: bool = False,
@@ -43,15 +43,15 @@ def trained(
     """A run of seconds on synthetic data, as its folder shows it; what ends it early is in the folder too.
 
     seams: what to put in place of names of `nsa`, such as `nsa.train.loop.learning_rate`. model, runtime, changes:
-    values of the configuration's sections, the last of `train`. seams_of_lives: further seams of each of the run's
-    lives, of which all but the first are resumed. spoil: what happens to the folder afterwards. seconds_later: how
+    values of the configuration's sections, the last of `train`. seams_of_sessions: further seams of each of the run's
+    sessions, of which all but the first are resumed. spoil: what happens to the folder afterwards. seconds_later: how
     long after it is looked at. is_computed_again: whether some of its steps are.
     """
     with TemporaryDirectory(prefix="nsa-doctor-") as place:
         folder = Path(place) / "run"
         document = document_of(folder, model=model, runtime=runtime, **changes)
-        for number, of_life in enumerate(seams_of_lives or ({},)):
-            live(document, {**(seams or {}), **of_life}, resume="auto" if number else None)
+        for number, of_session in enumerate(seams_of_sessions or ({},)):
+            live(document, {**(seams or {}), **of_session}, resume="auto" if number else None)
         spoil(folder)
         subject = seen(folder, seconds_later)
         return _with_steps_again(subject, folder) if is_computed_again else subject
@@ -61,7 +61,7 @@ def _with_steps_again(subject: RunSubject, folder: Path) -> RunSubject:
     from nsa_doctor.artifacts.training_run.replay_steps import steps_again  # torch, which reading a run does without
 
     evaluated = [each.step for each in subject.record.evaluations if each.step is not None]
-    return replace(subject, record=replace(subject.record, again=steps_again(folder, evaluated)))
+    return replace(subject, record=replace(subject.record, replay=steps_again(folder, evaluated)))
 
 
 def document_of(
@@ -78,13 +78,13 @@ def document_of(
 
 
 def live(document: Mapping[str, Any], seams: Mapping[str, Any], resume: str | None = None) -> None:
-    """One life of a run; what ends it early is in its folder."""
+    """One session of a run; what ends it early is in its folder."""
     from nsa.config import parse_config
     from nsa.train import TrainError, train
 
     with ExitStack() as stack:
-        for name, sick in {"nsa.train.results.draw": lambda *_: None, **seams}.items():
-            stack.enter_context(patch(name, sick))
+        for name, faulty in {"nsa.train.results.draw": lambda *_: None, **seams}.items():
+            stack.enter_context(patch(name, faulty))
         with suppress(TrainError), redirect_stdout(io.StringIO()):
             train(parse_config(document), resume=resume)
 

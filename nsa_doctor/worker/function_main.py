@@ -18,7 +18,7 @@ from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.frames import FrameFilter, top_package
 from nsa_doctor.core.identity import digest
 from nsa_doctor.core.replaced_sources import replace_sources
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import counted
 from nsa_doctor.probes.functions.calling import DeviceLostError
 from nsa_doctor.probes.hooks.stack_sampler import StackSampler
@@ -128,7 +128,7 @@ def _lost(lost: Exception, check: Check, subject: FunctionSubject) -> Result:
         message=f"{lost}, after which the device serves the process no more",
         where=lost.place if isinstance(lost, DeviceLostError) else subject.place,
         evidence={"kind": DEVICE_LOST},
-        repro=again(subject, manual.code),
+        repro=command_for(subject, manual.code),
     )
     return Result(code=manual.code, name=manual.name, verdict=Verdict.FAIL, findings=(finding,))
 

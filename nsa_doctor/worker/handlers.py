@@ -142,7 +142,7 @@ class RequestHandler:
         return diagnose(self._subject, point, self._conditions)
 
     def check(self, code: str, planted: bool, avoid: Sequence[int], left: Mapping[str, Any] | None) -> Result:
-        """Run one check on the loaded subject, or on the sick one that the check itself plants.
+        """Run one check on the loaded subject, or on the faulty one that the check itself plants.
 
         Where only these modes and lengths are `left`, nothing else of it is examined.
         Every call into the subject is an event; lengths to `avoid` are known to hang or to end the process.

@@ -9,7 +9,7 @@ from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.facts import Fact
 from nsa_doctor.core.finding import Finding, Scalar
 from nsa_doctor.core.measurement import GRADIENTS, Census, Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import counted, joined
 from nsa_doctor.core.torch_errors import error_evidence
 from nsa_doctor.probes.hooks.phase import heard_by
@@ -51,7 +51,7 @@ def _raised(observation: Observation, check: Check, subject: Subject) -> Iterato
         message=f"{message} in {trouble.phase} {_conditions(observation.call, check)}",
         where=trouble.place,
         evidence={**_evidence(observation, check), "kind": trouble.kind, **error_evidence(trouble.message)},
-        repro=again(subject, check.manual.code),
+        repro=command_for(subject, check.manual.code),
     )
 
 
@@ -88,7 +88,7 @@ def _nonfinite(observation: Observation, found: Located, check: Check, subject: 
         message=message,
         where=place if place.module_class else replace(place, module_class=type(call.module).__name__),
         evidence=evidence,
-        repro=again(subject, check.manual.code),
+        repro=command_for(subject, check.manual.code),
     )
 
 

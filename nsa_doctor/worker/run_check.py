@@ -12,7 +12,7 @@ from nsa_doctor.core.finding import Finding, Note, Result, Verdict
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.package import is_doctors, own_file
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.torch_errors import error_evidence
 from nsa_doctor.probes.hooks.phase import heard_by
 from nsa_doctor.probes.model.loops import preserved_loop
@@ -94,7 +94,7 @@ def _is_own(error: BaseException) -> bool:
 def _failed(check: Check, subject: Subject, message: str, place: Place) -> Result:
     manual = check.manual
     evidence = {"kind": "raised", **error_evidence(message)}
-    repro = again(subject, manual.code)
+    repro = command_for(subject, manual.code)
     finding = Finding(code=manual.code, message=message, where=place, evidence=evidence, repro=repro)
     return Result(code=manual.code, name=manual.name, verdict=Verdict.FAIL, findings=(finding,))
 

@@ -30,7 +30,7 @@ def cases() -> Iterator[Case]:
     yield Case("names-that-a-terminal-obeys", _saved(lambda: _renamed(_NAME)), says="pwned")
     yield Case("names-in-a-header", _safetensors(**{_NAME: ("F32", [1], bytes(4))}), says=LAYER)
     yield Case("name-of-a-megabyte", _saved(lambda: {"x" * 2**20: torch.ones(1), **gate_tensors()}), says=LAYER)
-    for name, make in _SICK.items():
+    for name, make in _FAULTY.items():
         yield Case(f"not-finite-{name}", _saved(make), code=1)
     yield Case("zero-gate", _saved(lambda: _changed(f"{LAYER}.fc2.weight", torch.zeros_like)), code=1)
     yield Case("no-gate", _saved(lambda: {"w": torch.ones(2)}), code=3)
@@ -181,7 +181,7 @@ _HEALTHY: dict[str, Callable[[], Any]] = {
     ),
 }
 
-_SICK: dict[str, Callable[[], Any]] = {
+_FAULTY: dict[str, Callable[[], Any]] = {
     "nan-in-the-gate": lambda: _changed(
         f"{LAYER}.fc2.weight", lambda tensor: tensor.index_fill(0, torch.tensor([1]), torch.nan)
     ),

@@ -30,8 +30,8 @@ REPORT = f'{{\n  "format": "{as_json.FORMAT}"'
 
 
 @pytest.fixture
-def sick(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], LocalMeasurer]:
-    """`sick("forward:log_of_zero")` is a supervisor for that module of the folder `faulty`."""
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], LocalMeasurer]:
+    """`faulty("forward:log_of_zero")` is a supervisor for that module of the folder `faulty`."""
     monkeypatch.syspath_prepend(HERE)
 
     def measurer(name: str, lengths: tuple[int, ...] = (16,)) -> LocalMeasurer:

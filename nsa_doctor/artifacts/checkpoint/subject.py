@@ -22,7 +22,7 @@ class CheckpointSubject:
         return seam == "checkpoint"
 
     @property
-    def again(self) -> str:
+    def reproduce(self) -> str:
         """The line to paste that reads it again."""
         return reproduce("gate-stats", self.options)
 

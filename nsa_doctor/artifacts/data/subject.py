@@ -50,6 +50,6 @@ class DataSubject:
     seen: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
-    def again(self) -> str:
+    def reproduce(self) -> str:
         """The line to paste that looks at it again."""
         return reproduce("data", self.options)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from nsa_doctor.artifacts.training_run.record import RunRecord
-from nsa_doctor.artifacts.training_run.sessions import endings, is_step, lives_of
+from nsa_doctor.artifacts.training_run.sessions import endings, is_step, sessions_of
 
 
 def evaluations_due(record: RunRecord) -> set[int]:
@@ -17,11 +17,11 @@ def evaluations_due(record: RunRecord) -> set[int]:
     stride = int(record.declared("eval_every") or 0)
     made: set[int] = set()
     due: set[int] = set()
-    for life in lives_of(record):
-        steps = [beat.step for beat in life.beats if is_step(beat) and beat.step is not None]
+    for session in sessions_of(record):
+        steps = [beat.step for beat in session.beats if is_step(beat) and beat.step is not None]
         made |= set(steps)
         due |= {step for step in steps if stride and step % stride == 0 and step < max(steps)}
-        due |= {0} if steps and min(steps) == 1 and not life.is_resumed else set()
+        due |= {0} if steps and min(steps) == 1 and not session.is_resumed else set()
     is_finished = any(end.kind == "finished" and end.rank == 0 for end in endings(record))
     return due | ({max(made)} if made and is_finished else set())
 

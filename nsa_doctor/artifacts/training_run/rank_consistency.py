@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from nsa_doctor.artifacts.training_run.heartbeat_gaps import longest_silence_allowed, seconds_between, usual_gap
 from nsa_doctor.artifacts.training_run.numbers import is_time
 from nsa_doctor.artifacts.training_run.record import Beat, RunRecord
-from nsa_doctor.artifacts.training_run.sessions import blamed, differing, endings, is_over, is_step, kind_of, lives_of
+from nsa_doctor.artifacts.training_run.sessions import (
+    blamed,
+    differing,
+    endings,
+    is_over,
+    is_step,
+    kind_of,
+    sessions_of,
+)
 
 _FEWEST_ALIKE = 3
 _TOLERANCE = 1e-6
@@ -65,7 +73,7 @@ def behind(record: RunRecord) -> list[Behind]:
         lag = most - (step or 0)
         seconds = _seconds_between(record, rank, ahead)
         is_late = seconds is None or seconds > _patience(record, ahead)
-        is_long = seconds is not None and seconds > longest_silence_allowed(record, lives_of(record, ahead)[-1:])
+        is_long = seconds is not None and seconds > longest_silence_allowed(record, sessions_of(record, ahead)[-1:])
         if (lag >= _LEAST_STEPS_BEHIND and (is_at_rest or is_late)) or (lag >= 1 and is_long):
             found.append(Behind(rank=rank, step=step, others_step=most, seconds=seconds))
     return found
@@ -119,8 +127,8 @@ def _is_one_alone(record: RunRecord) -> bool:
 
 
 def _last_step(record: RunRecord, rank: int) -> int | None:
-    lives = lives_of(record, rank)
-    return lives[-1].last_step if lives else None
+    sessions = sessions_of(record, rank)
+    return sessions[-1].last_step if sessions else None
 
 
 def _seconds_between(record: RunRecord, rank: int, ahead: int) -> float | None:
@@ -133,7 +141,7 @@ def _seconds_between(record: RunRecord, rank: int, ahead: int) -> float | None:
 
 
 def _patience(record: RunRecord, rank: int) -> float:
-    gaps = [seconds for life in lives_of(record, rank) for seconds in seconds_between(life)]
+    gaps = [seconds for session in sessions_of(record, rank) for seconds in seconds_between(session)]
     return max(_LEAST_SECONDS_BEHIND, _TIMES_THE_USUAL * usual_gap(gaps))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
-from nsa_doctor.artifacts.training_run.replay_result import Again
+from nsa_doctor.artifacts.training_run.replay_result import Replay
 
 _Found = TypeVar("_Found")
 Clock = Literal["absolute", "relative", "none"]
@@ -75,7 +75,7 @@ class RunRecord:
     `source` names the file or files that the beats are from, and `is_own` is whether they are nsa's own heartbeats,
     which tell of saves, stalls and ends. `dumps` are the watchdog's, `nonfinite` what was kept of each step that was
     not finite, `saved` the checkpoints, sound or not. `trainer` is what a foreign trainer says of itself.
-    `again` is what computing some of its steps again gave, where that was asked for.
+    `replay` is what computing some of its steps again gave, where that was asked for.
     """
 
     folder: str
@@ -94,7 +94,7 @@ class RunRecord:
     failures: tuple[Failure, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
-    again: Again | None = None
+    replay: Replay | None = None
     known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # what `once` has found
 
     def once(self, name: str, rank: int, find: Callable[[], _Found]) -> _Found:

@@ -37,7 +37,7 @@ def what(beat: Beat) -> str:
 
 
 def made_again(beats: Sequence[Beat]) -> set[tuple[int, int]]:
-    """Ranks and steps whose last line is finite: a life that followed came past them."""
+    """Ranks and steps whose last line is finite: a session that followed came past them."""
     bad = {(beat.rank, beat.step) for beat in beats if is_not_finite(beat)}
     last = {key: beat for beat in beats if (key := (beat.rank, beat.step)) in bad}
     return {(rank, step) for (rank, step), beat in last.items() if step is not None and not is_not_finite(beat)}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_doctor.artifacts.training_run.record import RunRecord
-from nsa_doctor.artifacts.training_run.replay_result import Again
+from nsa_doctor.artifacts.training_run.replay_result import Replay
 from nsa_doctor.core.facts import Fact
 from nsa_doctor.core.registry import Entry
 from nsa_doctor.isolation.failures import WorkerDiedError, WorkerHungError, WorkerSlowError
@@ -36,7 +36,7 @@ def with_steps_again(record: RunRecord, request: RecomputeRequest, listen: Liste
     Raises KeyboardInterrupt, and InternalError when the doctor's own code fails.
     """
     if not record.is_own:
-        return replace(record, again=Again(reason="it is no run of nsa.train"))
+        return replace(record, replay=Replay(reason="it is no run of nsa.train"))
     saved = {each.step for each in record.saved}
     evaluated = sorted({each.step for each in record.evaluations if each.step is not None and each.step in saved})
     asked = {"folder": str(Path(record.folder).absolute()), "evaluated": evaluated, "device": request.device}
@@ -45,8 +45,8 @@ def with_steps_again(record: RunRecord, request: RecomputeRequest, listen: Liste
         with WorkerProcess("nsa_doctor.worker.replay_main") as child:
             answer = child.ask(asked, _PATIENCE, request.seconds, tell)
     except WorkerDiedError as death:
-        return replace(record, again=Again(reason=str(death)))
+        return replace(record, replay=Replay(reason=str(death)))
     except (WorkerHungError, WorkerSlowError):
         reason = f"they were not made within {request.seconds:g} s, or nothing was heard for {_PATIENCE:g} s"
-        return replace(record, again=Again(reason=reason))
-    return replace(record, again=Again.from_json(answer))
+        return replace(record, replay=Replay(reason=reason))
+    return replace(record, replay=Replay.from_json(answer))

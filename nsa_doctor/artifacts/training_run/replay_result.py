@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepAgain:
+class ReplayedStep:
     """One step: its rows, by the checksum of each process's first batch; its loss, and the norm of its gradient.
 
     What is called noise is by how much a number changes when the weights before are rounded otherwise.
@@ -21,22 +21,22 @@ class StepAgain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoveAgain:
+class ReplayedMove:
     """How far a parameter went between two checkpoints: in the run, computed again, and how far apart the two ended.
 
-    All are Euclidean lengths; `noise` is as in StepAgain, with what rounding of the weights themselves may make.
+    All are Euclidean lengths; `noise` is as in ReplayedStep, with what rounding of the weights themselves may make.
     """
 
     name: str
     recorded: float
-    again: float
+    replayed: float
     apart: float
     noise: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationAgain:
-    """The held-out loss with the weights of a checkpoint; `noise` is as in StepAgain."""
+class ReplayedEvaluation:
+    """The held-out loss with the weights of a checkpoint; `noise` is as in ReplayedStep."""
 
     step: int
     loss: float
@@ -44,7 +44,7 @@ class EvaluationAgain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Again:
+class Replay:
     """Steps after the checkpoint of step `first`, up to that of step `last`, 0 where none is near enough.
 
     `moves` are of all parameters. `evaluations` are of the last step that was evaluated and saved. `reason` says why
@@ -53,9 +53,9 @@ class Again:
 
     first: int = 0
     last: int = 0
-    steps: tuple[StepAgain, ...] = ()
-    moves: tuple[MoveAgain, ...] = ()
-    evaluations: tuple[EvaluationAgain, ...] = ()
+    steps: tuple[ReplayedStep, ...] = ()
+    moves: tuple[ReplayedMove, ...] = ()
+    evaluations: tuple[ReplayedEvaluation, ...] = ()
     reason: str = ""
     device: str = "cpu"
 
@@ -66,9 +66,9 @@ class Again:
         return f"step {self.first + 1}" if count <= 1 else f"steps {self.first + 1} to {self.first + count}"
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Again":
+    def from_json(cls, data: Mapping[str, Any]) -> "Replay":
         """What `dataclasses.asdict` and JSON made of one."""
-        steps = tuple(StepAgain(**{**each, "batches": tuple(each["batches"])}) for each in data["steps"])
-        moves = tuple(MoveAgain(**each) for each in data["moves"])
-        evaluations = tuple(EvaluationAgain(**each) for each in data["evaluations"])
+        steps = tuple(ReplayedStep(**{**each, "batches": tuple(each["batches"])}) for each in data["steps"])
+        moves = tuple(ReplayedMove(**each) for each in data["moves"])
+        evaluations = tuple(ReplayedEvaluation(**each) for each in data["evaluations"])
         return cls(**{**data, "steps": steps, "moves": moves, "evaluations": evaluations})

@@ -24,7 +24,7 @@ from nsa.nn import Transformer
 from nsa.strict import ConfigError
 from nsa_doctor.artifacts.training_run.declared import declared
 from nsa_doctor.artifacts.training_run.record import RunRecord
-from nsa_doctor.artifacts.training_run.replay_result import Again, EvaluationAgain, MoveAgain, StepAgain
+from nsa_doctor.artifacts.training_run.replay_result import Replay, ReplayedEvaluation, ReplayedMove, ReplayedStep
 from nsa_doctor.artifacts.training_run.replay_rows import Rows, checksum
 from nsa_doctor.artifacts.training_run.schedules import due
 from nsa_doctor.core.errors import Caught
@@ -94,7 +94,7 @@ class _Pass:
 
 def steps_again(
     folder: Path, evaluated: Collection[int] = (), device: str = "cpu", tell: Tell = lambda text: None
-) -> Again:
+) -> Replay:
     """The steps between the two checkpoints of a run that are nearest to each other; one step where none are near.
 
     evaluated: the steps whose held-out loss the run tells. Everything is computed twice, from the weights as they were
@@ -104,14 +104,14 @@ def steps_again(
     try:
         checkpoints = _checkpoints(folder)
         first, last = _stretch(checkpoints)
-        again = _Retraced(first.rows(), _device(device), tell).steps(first, last)
+        replay = _Retraced(first.rows(), _device(device), tell).steps(first, last)
         known = [each for each in checkpoints if each.step in evaluated][-1:]
         evaluations = (_Retraced(each.rows(), _device(device), tell).evaluated(each) for each in known)
-        return replace(again, device=device, evaluations=tuple(evaluations))
+        return replace(replay, device=device, evaluations=tuple(evaluations))
     except (CannotBeComputedError, ConfigError, DataError) as error:
-        return Again(reason=str(error))
+        return Replay(reason=str(error))
     except (RuntimeError, MemoryError, ValueError, TypeError, ArithmeticError) as error:
-        return Again(reason=f"making them raised {Caught(error).sentence}")
+        return Replay(reason=f"making them raised {Caught(error).sentence}")
 
 
 def _device(name: str) -> torch.device:
@@ -152,7 +152,7 @@ class _Retraced:
             raise CannotBeComputedError("fsdp2 in bf16 rounds the weights themselves, which is not done here")
         self._model = Transformer(config.model, "flash" if config.runtime.use_flash else "auto").to(self.device)
 
-    def steps(self, first: _Checkpoint, last: _Checkpoint | None) -> Again:
+    def steps(self, first: _Checkpoint, last: _Checkpoint | None) -> Replay:
         """Those after `first`."""
         before, moments = self._weights(first), first.tensors("optimizer", self.device)
         starts = (before, self._jittered(before))
@@ -163,7 +163,7 @@ class _Retraced:
             beside, other = self._stepped(other, batches, number)
             apart = [own.gradients[name] - beside.gradients[name] for name in own.gradients]
             steps.append(
-                StepAgain(
+                ReplayedStep(
                     step=number,
                     batches=tuple(checksum(of_process[0].tokens) for of_process in batches),
                     loss=own.loss,
@@ -172,18 +172,18 @@ class _Retraced:
                     norm_noise=_norm(apart),
                 )
             )
-        again = Again(first=first.step, steps=tuple(steps))
+        replay = Replay(first=first.step, steps=tuple(steps))
         if last is None:
-            return again
+            return replay
         ways, others = (
             {name: end.values[name].double() - start[name] for name in start}
             for end, start in zip((weights, other), starts, strict=True)
         )
         after = self._weights(last)
         moves = (_move(name, before[name], after[name], ways[name], others[name], len(steps)) for name in before)
-        return replace(again, last=last.step, moves=tuple(moves))
+        return replace(replay, last=last.step, moves=tuple(moves))
 
-    def evaluated(self, checkpoint: _Checkpoint) -> EvaluationAgain:
+    def evaluated(self, checkpoint: _Checkpoint) -> ReplayedEvaluation:
         """The held-out loss of its weights."""
         batches, weights = list(self.rows.held_out()), self._weights(checkpoint)
         count = max(sum(_num_targets(batch) for batch in batches), 1)
@@ -193,7 +193,7 @@ class _Retraced:
             with torch.no_grad():
                 found.append(torch.cat([self._row(*row) for batch in batches for row in self._rows(batch)]) / count)
             self.tell(f"the evaluation of step {checkpoint.step}")
-        return EvaluationAgain(step=checkpoint.step, loss=float(found[0].sum()), noise=_noise(*found))
+        return ReplayedEvaluation(step=checkpoint.step, loss=float(found[0].sum()), noise=_noise(*found))
 
     def _weights(self, checkpoint: _Checkpoint) -> Tensors:
         found = checkpoint.tensors("model", self.device)
@@ -294,13 +294,13 @@ def _rate(step: int, config: RunConfig) -> float:
     return due(step, declared(RunRecord(folder="", environment={"config": config.model_dump(mode="json")})))
 
 
-def _move(name: str, before: Tensor, after: Tensor, again: Tensor, other: Tensor, num_steps: int) -> MoveAgain:
+def _move(name: str, before: Tensor, after: Tensor, replayed: Tensor, other: Tensor, num_steps: int) -> ReplayedMove:
     recorded = after.double() - before.double()
     rounding = num_steps * _ROUNDING * float(before.double().norm())
-    return MoveAgain(
+    return ReplayedMove(
         name=name,
         recorded=float(recorded.norm()),
-        again=float(again.norm()),
-        apart=float((recorded - again).norm()),
-        noise=float((other - again).norm()) + rounding,
+        replayed=float(replayed.norm()),
+        apart=float((recorded - replayed).norm()),
+        noise=float((other - replayed).norm()) + rounding,
     )

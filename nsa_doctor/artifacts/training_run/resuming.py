@@ -9,7 +9,7 @@ from typing import Literal
 
 from nsa_doctor.artifacts.training_run.record import Beat, RunRecord
 from nsa_doctor.artifacts.training_run.saved_checkpoints import logged_saves
-from nsa_doctor.artifacts.training_run.sessions import Life, is_step, lives_of
+from nsa_doctor.artifacts.training_run.sessions import Session, is_step, sessions_of
 
 _BIT_FOR_BIT = 1e-6  # of one process on a CPU, at the first step made again; it doubles with each
 _BY_TOLERANCE = 5e-3
@@ -34,69 +34,71 @@ class Detour:
 
 def detours(record: RunRecord) -> list[Detour]:
     """Every resume's gravest detour: where it came from, its steps, its rates, its losses, in this order."""
-    lives = lives_of(record)
+    sessions = sessions_of(record)
     found = []
-    for number, (earlier, life) in enumerate(_resumes(lives), start=1):
+    for number, (earlier, session) in enumerate(_resumes(sessions), start=1):
         kinds = (
-            _older(record, earlier, life, number),
-            _count_anew(earlier, life, number),
-            _rates(record, earlier, life, number),
-            _losses(record, earlier, life, number),
+            _older(record, earlier, session, number),
+            _count_anew(earlier, session, number),
+            _rates(record, earlier, session, number),
+            _losses(record, earlier, session, number),
         )
         found += [each for each in kinds if each is not None][:1]
     return found
 
 
 def num_resumes(record: RunRecord) -> int:
-    """How often a run went on from an earlier life."""
-    return sum(1 for _ in _resumes(lives_of(record)))
+    """How often a run went on from an earlier session."""
+    return sum(1 for _ in _resumes(sessions_of(record)))
 
 
-def _resumes(lives: Sequence[Life]) -> list[tuple[list[Life], Life]]:
-    """(all lives before, a life that goes on from them): one that says so, or whose steps lie among theirs.
+def _resumes(sessions: Sequence[Session]) -> list[tuple[list[Session], Session]]:
+    """(all sessions before, a session that goes on from them): one that says so, or whose steps lie among theirs.
 
-    A life that begins where the log began is another run, or another epoch that counts its own steps.
+    A session that begins where the log began is another run, or another epoch that counts its own steps.
     """
     found = []
-    for index, life in enumerate(lives):
-        earlier = [each for each in lives[:index] if each.steps]
-        if not earlier or not life.steps:
+    for index, session in enumerate(sessions):
+        earlier = [each for each in sessions[:index] if each.steps]
+        if not earlier or not session.steps:
             continue
-        first, begin = life.steps[0].step or 0, min(each.steps[0].step or 0 for each in earlier)
-        if life.is_resumed or first > begin:
-            found.append((earlier, life))
+        first, begin = session.steps[0].step or 0, min(each.steps[0].step or 0 for each in earlier)
+        if session.is_resumed or first > begin:
+            found.append((earlier, session))
     return found
 
 
-def _older(record: RunRecord, earlier: Sequence[Life], life: Life, number: int) -> Detour | None:
+def _older(record: RunRecord, earlier: Sequence[Session], session: Session, number: int) -> Detour | None:
     """A resume from a checkpoint before the newest that was saved, unless that one was set aside as unreadable."""
-    if life.resumed_from is None:
+    if session.resumed_from is None:
         return None
     before = [beat for each in earlier for beat in each.beats]
-    logged = [step for step in logged_saves(_with(record, before)) if step > life.resumed_from]
+    logged = [step for step in logged_saves(_with(record, before)) if step > session.resumed_from]
     aside = {each.step for each in record.saved if each.fault.startswith("was set aside")}
     lost = [step for step in logged if step not in aside]
     if not lost:
         return None
     return Detour(
-        kind="older checkpoint", resume=number, step=life.resumed_from, before=max(lost), after=life.resumed_from
+        kind="older checkpoint", resume=number, step=session.resumed_from, before=max(lost), after=session.resumed_from
     )
 
 
-def _count_anew(earlier: Sequence[Life], life: Life, number: int) -> Detour | None:
+def _count_anew(earlier: Sequence[Session], session: Session, number: int) -> Detour | None:
     """Steps that do not go on from where the resume says it did."""
-    first, begin = life.steps[0].step or 0, min(each.steps[0].step or 0 for each in earlier)
-    if life.resumed_from is None or life.resumed_from <= begin or first > life.resumed_from:
+    first, begin = session.steps[0].step or 0, min(each.steps[0].step or 0 for each in earlier)
+    if session.resumed_from is None or session.resumed_from <= begin or first > session.resumed_from:
         return None
-    stride = _stride(life)
-    if first + stride > life.resumed_from:  # a log that tells the step it resumed from again
+    stride = _stride(session)
+    if first + stride > session.resumed_from:  # a log that tells the step it resumed from again
         return None
-    return Detour(kind="step count restarts", resume=number, step=first, before=life.resumed_from + stride, after=first)
+    return Detour(
+        kind="step count restarts", resume=number, step=first, before=session.resumed_from + stride, after=first
+    )
 
 
-def _rates(record: RunRecord, earlier: Sequence[Life], life: Life, number: int) -> Detour | None:
+def _rates(record: RunRecord, earlier: Sequence[Session], session: Session, number: int) -> Detour | None:
     """A rate that differs from the one the same step had, or that begins its warm-up again."""
-    old, new = _logged(earlier, "learning_rate"), _logged([life], "learning_rate")
+    old, new = _logged(earlier, "learning_rate"), _logged([session], "learning_rate")
     both = [(step, old[step], new[step]) for step in sorted(old.keys() & new.keys())]
     first_rates = list(new.values())[:_FEWEST_TWICE]
     if not first_rates or not old:
@@ -115,9 +117,9 @@ def _rates(record: RunRecord, earlier: Sequence[Life], life: Life, number: int) 
     return Detour(kind="another rate", resume=number, step=different[0], before=different[1], after=different[2])
 
 
-def _losses(record: RunRecord, earlier: Sequence[Life], life: Life, number: int) -> Detour | None:
+def _losses(record: RunRecord, earlier: Sequence[Session], session: Session, number: int) -> Detour | None:
     """Losses of steps that were made twice and are not the same."""
-    old, new = _logged(earlier, "loss"), _logged([life], "loss")
+    old, new = _logged(earlier, "loss"), _logged([session], "loss")
     both = [(step, old[step], new[step]) for step in sorted(old.keys() & new.keys())]
     if not both:
         return None
@@ -150,16 +152,16 @@ def _systematic(old: Mapping[int, float], both: Sequence[tuple[int, float, float
     return None
 
 
-def _logged(lives: Sequence[Life], quantity: Literal["loss", "learning_rate"]) -> dict[int, float]:
+def _logged(sessions: Sequence[Session], quantity: Literal["loss", "learning_rate"]) -> dict[int, float]:
     """By step, what was last logged."""
-    beats = (beat for life in lives for beat in life.steps)
+    beats = (beat for session in sessions for beat in session.steps)
     return {
         beat.step: value for beat in beats if beat.step is not None and (value := getattr(beat, quantity)) is not None
     }
 
 
-def _stride(life: Life) -> int:
-    steps = [beat.step for beat in life.beats if is_step(beat) and beat.step is not None]
+def _stride(session: Session) -> int:
+    steps = [beat.step for beat in session.beats if is_step(beat) and beat.step is not None]
     return max(1, min((b - a for a, b in itertools.pairwise(steps) if b > a), default=1))
 
 

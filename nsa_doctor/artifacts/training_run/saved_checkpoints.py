@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nsa_doctor.artifacts.training_run.record import RunRecord, Saved
-from nsa_doctor.artifacts.training_run.sessions import is_over, is_step, lives_of
+from nsa_doctor.artifacts.training_run.sessions import is_over, is_step, sessions_of
 
 _SAVED = re.compile(r"(?:saved|wrote)\b(?: checkpoint)?:?\s*(?:to\s+)?(?P<name>\S{1,300})?", re.IGNORECASE)
 _MOST_LATE = 2.5  # of the declared stride
@@ -46,8 +46,8 @@ def _never_made(record: RunRecord, logged: dict[int, str]) -> Iterator[Loss]:
         yield from _late(record, stride)
         return
     there = set(logged) | {each.step for each in record.saved}
-    for life in lives_of(record):
-        steps = [beat.step for beat in life.beats if is_step(beat) and beat.step is not None]
+    for session in sessions_of(record):
+        steps = [beat.step for beat in session.beats if is_step(beat) and beat.step is not None]
         for step in steps:
             if step % stride == 0 and step < max(steps) and step not in there:
                 yield Loss(step=step, what="was not saved")

@@ -1,4 +1,4 @@
-"""The lives of a run, from one start to the next, and how each of them ended."""
+"""The sessions of a run, from one start to the next, and how each of them ended."""
 
 import itertools
 import re
@@ -27,7 +27,7 @@ _ENDED = "ended: "
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How a life of a process ended; `kind` says whose matter it is."""
+    """How a session of a process ended; `kind` says whose matter it is."""
 
     kind: Kind
     reason: str
@@ -37,7 +37,7 @@ class Ending:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Life:
+class Session:
     """Heartbeats of one process from a start to the next; `resumed_from` is the step it says it goes on from."""
 
     beats: tuple[Beat, ...]
@@ -76,9 +76,9 @@ def is_step(beat: Beat) -> bool:
     return beat.step is not None and beat.loss is not None and not beat.msg.startswith("not finite")
 
 
-def lives_of(record: RunRecord, rank: int = 0) -> tuple[Life, ...]:
+def sessions_of(record: RunRecord, rank: int = 0) -> tuple[Session, ...]:
     """In order; a start, a resume, another process, or a step that goes back begins a new one."""
-    return record.once("lives", rank, lambda: tuple(_lives(beat for beat in record.beats if beat.rank == rank)))
+    return record.once("sessions", rank, lambda: tuple(_sessions(beat for beat in record.beats if beat.rank == rank)))
 
 
 def kind_of(reason: str) -> Kind:
@@ -107,8 +107,8 @@ def differing(reason: str) -> tuple[int, int, str] | None:
 
 
 def endings(record: RunRecord) -> list[Ending]:
-    """How the last life of each process ended, the earliest first; without those that do not say."""
-    last = [lives[-1].ending for rank in record.ranks if (lives := lives_of(record, rank))]
+    """How the last session of each process ended, the earliest first; without those that do not say."""
+    last = [sessions[-1].ending for rank in record.ranks if (sessions := sessions_of(record, rank))]
     return sorted((each for each in last if each is not None), key=lambda each: (each.ts is None, each.ts or 0.0))
 
 
@@ -117,12 +117,12 @@ def is_over(record: RunRecord) -> bool:
     if endings(record) or (record.metrics and not record.is_own):
         return True
     wanted = record.declared("steps") or record.declared("max_steps")
-    lives = lives_of(record)
-    made = lives[-1].last_step if lives else None
+    sessions = sessions_of(record)
+    made = sessions[-1].last_step if sessions else None
     return not record.is_own and wanted is not None and made is not None and made >= wanted
 
 
-def _lives(beats: Iterable[Beat]) -> Iterator[Life]:
+def _sessions(beats: Iterable[Beat]) -> Iterator[Session]:
     own: list[Beat] = []
     pid: int | None = None
     last: int | None = None
@@ -131,20 +131,20 @@ def _lives(beats: Iterable[Beat]) -> Iterator[Life]:
         is_another = beat.pid is not None and pid is not None and beat.pid != pid
         goes_back = last is not None and is_step(beat) and beat.step is not None and beat.step < last
         if own and (start or is_another or goes_back):
-            yield _life(own)
+            yield _session(own)
             own, last = [], None
         own.append(beat)
         pid = beat.pid if beat.pid is not None else pid
         last = beat.step if is_step(beat) else last
     if own:
-        yield _life(own)
+        yield _session(own)
 
 
-def _life(beats: list[Beat]) -> Life:
+def _session(beats: list[Beat]) -> Session:
     first = next((beat for beat in itertools.islice(beats, 5) if beat.msg and beat.msg != "step"), None)
     found = _STARTED.match(first.msg) if first is not None else None
     is_resumed = bool(found and found["resumed"])
     step = first.step if first is not None and is_resumed else None
     if is_resumed and step is None and found is not None and found["step"]:
         step = int(found["step"][:15])
-    return Life(beats=tuple(beats), is_resumed=is_resumed, resumed_from=step)
+    return Session(beats=tuple(beats), is_resumed=is_resumed, resumed_from=step)

@@ -54,7 +54,7 @@ class SmokeRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Life:
+class _Session:
     """How a process of the trainer is begun, and the signal it gets once it has made a step."""
 
     resume: bool = True
@@ -63,28 +63,35 @@ class _Life:
 
 
 def train(request: SmokeRequest, say: Say) -> str:
-    """Train, in three lives; the sentence it ended with, if it failed.
+    """Train, in three sessions; the sentence it ended with, if it failed.
 
     The first is killed after the half-way checkpoint. The second goes on from there and is asked to stop, so that it
     saves a few steps later; between these two checkpoints steps can be computed again. The third goes to the end.
     Raises UsageError with the trainer's own sentence when it refuses what it is asked, and KeyboardInterrupt.
     """
     saved = request.interrupted_at
-    was_killed, sentence = _lived(request, _Life(resume=False, until=saved + _STEPS_MADE_TWICE))
+    was_killed, sentence = _lived(request, _Session(resume=False, until=saved + _STEPS_MADE_TWICE))
     if not was_killed:
         return sentence or "the run ended before it could be interrupted and resumed"
     say(f"killed after the checkpoint of step {saved}; going on from there")
-    was_stopped, sentence = _lived(request, _Life(until=saved + 1, ends_by=signal.SIGTERM))
+    was_stopped, sentence = _lived(request, _Session(until=saved + 1, ends_by=signal.SIGTERM))
     if not was_stopped:
         return sentence
     say(f"stopped after step {_last_step(request.beats)[0]}; going on from there")
-    return _lived(request, _Life())[1]
+    return _lived(request, _Session())[1]
 
 
-def _lived(request: SmokeRequest, life: _Life) -> tuple[bool, str]:
+def _lived(request: SmokeRequest, session: _Session) -> tuple[bool, str]:
     """Whether it ended by the signal it got at its `until`, and the sentence it failed with."""
     begin = max(_last_step(request.beats)[1], 0)
-    words = [sys.executable, "-m", "nsa.train", "--config", str(request.config), *(["--resume", "auto"] * life.resume)]
+    words = [
+        sys.executable,
+        "-m",
+        "nsa.train",
+        "--config",
+        str(request.config),
+        *(["--resume", "auto"] * session.resume),
+    ]
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(  # noqa: S603 (our own interpreter)
             words,
@@ -94,9 +101,9 @@ def _lived(request: SmokeRequest, life: _Life) -> tuple[bool, str]:
             start_new_session=True,
         )
         try:
-            fate = _watch(child, request, life.until, begin)
-            if fate == "reached" and life.ends_by != signal.SIGKILL:
-                child.send_signal(life.ends_by)
+            fate = _watch(child, request, session.until, begin)
+            if fate == "reached" and session.ends_by != signal.SIGKILL:
+                child.send_signal(session.ends_by)
                 fate = "stopped" if _watch(child, request, None, begin) == "ended" else "silent"
         finally:
             _end(child)
@@ -105,10 +112,10 @@ def _lived(request: SmokeRequest, life: _Life) -> tuple[bool, str]:
     sentence = (
         lines[-1].removeprefix("nsa.train: ") if lines else f"the trainer ended with exit code {child.returncode}"
     )
-    if fate == "reached" or (fate == "stopped" and child.returncode == 128 + life.ends_by.value):
+    if fate == "reached" or (fate == "stopped" and child.returncode == 128 + session.ends_by.value):
         return True, ""
     if fate == "stopped" and child.returncode < 0:
-        return False, f"the trainer died of the {life.ends_by.name} that should have let it save"
+        return False, f"the trainer died of the {session.ends_by.name} that should have let it save"
     if fate == "silent":
         return False, f"the trainer was killed after {request.patience:g} s without a heartbeat"
     if child.returncode == _REFUSED:
@@ -119,7 +126,7 @@ def _lived(request: SmokeRequest, life: _Life) -> tuple[bool, str]:
 def _watch(child: subprocess.Popen[bytes], request: SmokeRequest, until: int | None, begin: int) -> str:
     """How it came to its end: `ended` by itself, `reached` the step, or `silent` for too long.
 
-    What the heartbeats' file held before, up to `begin`, is of earlier lives.
+    What the heartbeats' file held before, up to `begin`, is of earlier sessions.
     """
     heard, size = time.monotonic(), -1
     while child.poll() is None:

@@ -13,7 +13,7 @@ from nsa_doctor.artifacts.training_run.heartbeat_gaps import (
     watchdog_seconds,
 )
 from nsa_doctor.artifacts.training_run.record import RunRecord
-from nsa_doctor.artifacts.training_run.sessions import Life, endings, is_step, lives_of
+from nsa_doctor.artifacts.training_run.sessions import Session, endings, is_step, sessions_of
 from nsa_doctor.artifacts.training_run.stacks import Stall, is_wait_for_data, stall_in
 from nsa_doctor.core.frames import Line
 
@@ -103,19 +103,19 @@ def _of_gaps(record: RunRecord) -> Iterator[Standstill]:
     if record.clock == "none":
         return
     for rank in record.ranks:
-        found = [gap for life in lives_of(record, rank) for gap in _odd_gaps(record, life)]
+        found = [gap for session in sessions_of(record, rank) for gap in _odd_gaps(record, session)]
         if found:
             worst = max(found, key=lambda gap: gap.seconds)
             yield Standstill(stage="a step", step=worst.after.step, seconds=worst.seconds, rank=rank, times=len(found))
             return
 
 
-def _odd_gaps(record: RunRecord, life: Life) -> list[Gap]:
-    seconds = seconds_between(life)
+def _odd_gaps(record: RunRecord, session: Session) -> list[Gap]:
+    seconds = seconds_between(session)
     limit = max(watchdog_seconds(record) or _LONGEST_GAP, _TIMES_THE_USUAL * usual_gap(seconds))
     if len(seconds) < _FEWEST_GAPS or max(seconds) <= limit:
         return []
-    gaps = gaps_of(life)
+    gaps = gaps_of(session)
     steps = [gap for gap in gaps if is_step(gap.before) and is_step(gap.after) and _is_next(gap, gaps)]
     evaluated = {each.step for each in record.evaluations}
     saved = {each.step for each in record.saved}

@@ -21,7 +21,7 @@ class RunSubject:
     options: tuple[str, ...] = ()
 
     @property
-    def again(self) -> str:
+    def reproduce(self) -> str:
         """The line to paste that looks at it again."""
         return reproduce("watch", self.options)
 

@@ -68,7 +68,7 @@ class Levels:
 
 
 def timeline(record: RunRecord) -> tuple[Beat, ...]:
-    """The steps of the first process as they stand: what a later life of the run made again replaces what was lost."""
+    """The steps of the first process as they stand: what a later session made again replaces what was lost."""
     rank = min(record.ranks, default=0)
     return record.once("timeline", rank, lambda: _timeline(record, rank))
 

@@ -12,7 +12,7 @@ from nsa_doctor.artifacts.training_run.facts import facts_of
 from nsa_doctor.artifacts.training_run.reading import RunError, RunReader
 from nsa_doctor.artifacts.training_run.record import RunRecord
 from nsa_doctor.artifacts.training_run.replay import Listener, RecomputeRequest, is_asked_for, with_steps_again
-from nsa_doctor.artifacts.training_run.sessions import endings, is_over, lives_of
+from nsa_doctor.artifacts.training_run.sessions import endings, is_over, sessions_of
 from nsa_doctor.artifacts.training_run.status import Status, status_of
 from nsa_doctor.artifacts.training_run.subject import RunSubject
 from nsa_doctor.core import registry
@@ -226,8 +226,8 @@ def _description(record: RunRecord) -> str:
         parts.append(f"step {step:,}" + (f" of {total:,.0f}" if total else ""))
     if len(record.ranks) > 1:
         parts.append(f"{len(record.ranks)} processes")
-    if (lives := len(lives_of(record))) > 1:
-        parts.append(f"{lives} lives")
+    if (sessions := len(sessions_of(record))) > 1:
+        parts.append(f"{sessions} sessions")
     ends = {end.kind for end in endings(record)}
     parts.append("ended early" if ends - {"finished"} else ("finished" if ends else "no word of an end"))
     if record.source:

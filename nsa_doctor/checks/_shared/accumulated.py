@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
@@ -44,7 +44,7 @@ def summed(subject: Subject, length: int) -> Iterator[Finding | Note]:
         yield Note(message=f"{message}: right where the loss is a sum over rows", where=place)
         return
     evidence: dict[str, int | float] = {"length": length, "num_backwards": count, "factor": factor}
-    yield Finding(message=message, where=place, evidence=evidence, repro=again(subject, "GRD204"))
+    yield Finding(message=message, where=place, evidence=evidence, repro=command_for(subject, "GRD204"))
 
 
 def _taken(subject: Subject, x: Tensor) -> tuple[Mapping[str, Tensor], int, Place]:

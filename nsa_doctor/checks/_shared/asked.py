@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.askings import (
     Asking,
     Gradients,
@@ -23,7 +23,7 @@ from nsa_doctor.probes.gradients.askings import (
 from nsa_doctor.probes.hooks.lines_apart import at_line_apart
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.numerics.compare import baseline
 from nsa_doctor.probes.numerics.precision import effective_precision
 from nsa_doctor.subject.contract import Subject
@@ -60,7 +60,7 @@ class _Bench:
 
     @classmethod
     def of(cls, subject: Subject) -> "_Bench":
-        built = comparable_specimen(subject)
+        built = comparable_module(subject)
         if not any(parameter.requires_grad for parameter in built.module.parameters()):
             raise NotApplicableError("it has no parameter that is trained")
         x = built.input(min(_LENGTH, subject.max_length), batch=_ROWS)
@@ -111,5 +111,5 @@ class _Bench:
                 "num_parameters": len(names),
                 "dtype": self.built.dtype,
             },
-            repro=again(subject, code),
+            repro=command_for(subject, code),
         )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.probes.gradients.askings import Asking, Gradients, described, differing, gradients
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.numerics.compare import Baseline
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
@@ -26,7 +26,7 @@ class Behaviour:
     @classmethod
     def of(cls, subject: Subject) -> "Behaviour":
         """That of a module built here and now; raises what it raises."""
-        built = comparable_specimen(subject)
+        built = comparable_module(subject)
         x = built.input(min(_LENGTH, subject.max_length), _ROWS)
         half = x.shape[1] // 2
         with torch.no_grad():

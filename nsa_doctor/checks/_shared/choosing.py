@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.choice import Choice, Row, choices
 from nsa_doctor.subject.contract import Subject
 
@@ -27,6 +27,6 @@ def faults(subject: Subject, code: str, fault: Fault, found: list[Choice] | None
                 "group": row.group,
                 "seen in": choice.source,
             },
-            repro=again(subject, code),
+            repro=command_for(subject, code),
         )
         return

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.finding import Finding, Scalar
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.numerics.compare import Departure
 from nsa_doctor.probes.numerics.divergence import Divergence
 from nsa_doctor.subject.contract import Subject
@@ -55,7 +55,7 @@ def departure_finding(
             "floor": departure.floor,
             "operation": divergence.operation,
         },
-        repro=again(subject, code),
+        repro=command_for(subject, code),
     )
 
 

@@ -7,7 +7,7 @@ from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, Mode, Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.torch_errors import error_evidence
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.gradient_fault import blame, last_differing
@@ -60,7 +60,7 @@ class Replays:
                 **error_evidence(seen.symptom.words),
             },
             control=f"{num_calls} calls before it go well" if num_calls else "",
-            repro=again(self.subject, code),
+            repro=command_for(self.subject, code),
         )
 
     def _origin(self, seen: Seen, cause: Cause) -> tuple[Place, str]:

@@ -9,7 +9,7 @@ from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.gradients.derivative import has_steps
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.length_dependent import length_that_loses_more
-from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
 from nsa_doctor.probes.model.training import forward_backward
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
@@ -91,7 +91,7 @@ def _is_repeatable(make: Make, length: int) -> bool:
 
 def _differentiable(subject: Subject, mode: Mode, lengths: Sequence[int]) -> BuiltModule:
     """In float64 where it runs in it and its gradients are as finite there as in its own dtype."""
-    made = comparable_specimen(subject, mode=mode)
+    made = comparable_module(subject, mode=mode)
     if made.dtype != subject.dtype and not all(_is_finite(made, length) for length in lengths[:1]):
         own = built(subject, mode=mode)
         made = own if all(_is_finite(own, length) for length in lengths[:1]) else made

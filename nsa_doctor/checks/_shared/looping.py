@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.cost.per_token import padded
 from nsa_doctor.probes.cost.python_work import loops_over_pairs
 from nsa_doctor.probes.cost.work import Work, heaviest
@@ -27,7 +27,7 @@ def loop_to_a_limit(subject: Subject, works: Sequence[Work], mode: Mode) -> Iter
         f"{works[-1].num_operations:,} operations ({mode})",
         where=worst.place,
         evidence={"rounds": rounds, "length": works[-1].length, "num_lines": len(lines), "mode": mode},
-        repro=again(subject, "PRF101"),
+        repro=command_for(subject, "PRF101"),
     )
 
 
@@ -44,5 +44,5 @@ def loop_of_plain_python(subject: Subject) -> Iterator[Finding]:
         message=f"a line of plain Python runs {counts} in every call: once for every pair of tokens, or more",
         where=worst.place,
         evidence={"length": worst.lengths[-1], "times": worst.counts[-1], "num_lines": len(loops)},
-        repro=again(subject, "PRF101"),
+        repro=command_for(subject, "PRF101"),
     )

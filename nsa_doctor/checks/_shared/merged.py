@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.numerics.position_collisions import Merging, first_merging
 from nsa_doctor.subject.contract import Subject
@@ -62,4 +62,4 @@ def _reported(subject: Subject, sp: BuiltModule, length: int, condition: str, fo
         return Note(message=message, where=place)
     way = condition.rstrip(", ") or "as it is"
     evidence: dict[str, str | int] = {"length": length, "way": way}
-    return Finding(message=message, where=place, evidence=evidence, repro=again(subject, "FWD304"))
+    return Finding(message=message, where=place, evidence=evidence, repro=command_for(subject, "FWD304"))

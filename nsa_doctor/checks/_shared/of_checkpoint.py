@@ -47,5 +47,5 @@ def finding(
         message=f"{first.layer} {what}{more} in {subject.file}",
         where=Place(module=first.layer),
         evidence={"checkpoint": subject.name, "gates": len(gates), **evidence},
-        repro=subject.again,
+        repro=subject.reproduce,
     )

@@ -12,7 +12,7 @@ from nsa_doctor.core.finding import Finding, Scalar
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.lengths import spread_lengths
 from nsa_doctor.core.measurement import Mode, Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.saved import Saved, SavedWatch, num_differing
 from nsa_doctor.probes.hooks.writers import Write, WriterWatch
 from nsa_doctor.probes.model.training import Trial, trials
@@ -67,7 +67,7 @@ class Overwrite:
                 "detail": f"saved by {first.operation} at {first.place}",
                 **evidence,
             },
-            repro=again(subject, code),
+            repro=command_for(subject, code),
         )
 
 

@@ -31,7 +31,7 @@ def run(subject: CheckpointSubject) -> Iterator[Finding]:
         raise NotComparableError(reading.sentence)
     if reading.fault is not None:
         evidence = {"checkpoint": subject.name, "kind": reading.fault}
-        yield Finding(message=reading.sentence, evidence=evidence, repro=subject.again)
+        yield Finding(message=reading.sentence, evidence=evidence, repro=subject.reproduce)
 
 
 def planted(subject: CheckpointSubject) -> CheckpointSubject:

@@ -35,7 +35,7 @@ def run(subject: CheckpointSubject) -> Iterator[Finding]:
     if reading.fault in OPEN:
         raise NotComparableError(reading.sentence)
     if reading.fault == "unsafe":
-        yield Finding(message=reading.sentence, evidence={"checkpoint": subject.name}, repro=subject.again)
+        yield Finding(message=reading.sentence, evidence={"checkpoint": subject.name}, repro=subject.reproduce)
 
 
 def planted(subject: CheckpointSubject) -> CheckpointSubject:

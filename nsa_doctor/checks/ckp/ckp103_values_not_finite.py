@@ -51,7 +51,7 @@ def run(subject: CheckpointSubject) -> Iterator[Finding]:
         message=f"{message}, in {subject.file}",
         where=Place(module=where),
         evidence={"checkpoint": subject.name, "tensors": max(1, reading.num_not_finite)},
-        repro=subject.again,
+        repro=subject.reproduce,
     )
 
 

@@ -43,7 +43,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
                 "after": first.after,
                 "resumes": count,
             },
-            repro=subject.again,
+            repro=subject.reproduce,
         )
 
 
@@ -57,8 +57,8 @@ def planted(subject: RunSubject) -> RunSubject:
         return learning_rate(step, train)  # type: ignore[arg-type]
 
     forgetful = {"nsa.train.saving.load_optimizer_tensors": lambda *_: None}
-    lives = ({"nsa.train.loop.learning_rate": ends}, forgetful)
-    return trained(seams_of_lives=lives, steps=40, save_every=20, eval_every=0)
+    sessions = ({"nsa.train.loop.learning_rate": ends}, forgetful)
+    return trained(seams_of_sessions=sessions, steps=40, save_every=20, eval_every=0)
 
 
 def _message(each: Detour) -> str:

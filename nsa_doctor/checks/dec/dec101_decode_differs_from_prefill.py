@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.decoded import departures
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.probes.attention.decoding import decoding_specimen, lengths_to_decode
+from nsa_doctor.probes.attention.decoding import decoding_module, lengths_to_decode
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.training import forward_backward
 from nsa_doctor.subject.contract import Subject
@@ -30,7 +30,7 @@ _STEPS, _RATE = 2, 0.01
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    sp = decoding_specimen(subject)
+    sp = decoding_module(subject)
     length, _ = lengths_to_decode(subject)
     found = list(departures(sp, "DEC101", length, [1] * length, "decoding token by token"))
     if not found and subject.profile != "smoke":
@@ -56,11 +56,11 @@ def planted(subject: Subject) -> Subject:
     step = subject.step
     assert step is not None
 
-    def sick(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
+    def faulty(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
         output, cache = step(module, x, cache)
         return output * 1.01, cache
 
-    return replace(subject, step=sick)
+    return replace(subject, step=faulty)
 
 
 CHECK = Check(

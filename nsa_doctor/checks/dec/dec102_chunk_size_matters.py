@@ -23,7 +23,7 @@ from nsa_doctor.checks._shared.decoded import departures
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.probes.attention.decoding import decoding_specimen, lengths_to_decode, require_steps_of_several
+from nsa_doctor.probes.attention.decoding import decoding_module, lengths_to_decode, require_steps_of_several
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
@@ -31,7 +31,7 @@ _ROWS = 2
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    sp = decoding_specimen(subject)
+    sp = decoding_module(subject)
     require_steps_of_several(sp)
     short, long = lengths_to_decode(subject)
     for size in _sizes(subject):
@@ -65,11 +65,11 @@ def planted(subject: Subject) -> Subject:
     step = subject.step
     assert step is not None
 
-    def sick(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
+    def faulty(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
         output, cache = step(module, x, cache)
         return output if x.shape[1] == 1 else output.flip(1), cache
 
-    return replace(subject, step=sick)
+    return replace(subject, step=faulty)
 
 
 CHECK = Check(

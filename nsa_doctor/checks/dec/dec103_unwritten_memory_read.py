@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.attention.decoding import decode, decoding_specimen, guilty_module, lengths_to_decode
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.decoding import decode, decoding_module, guilty_module, lengths_to_decode
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.numerics.compare import departure
 from nsa_doctor.probes.tensors.finite import isfinite
@@ -31,7 +31,7 @@ _LARGE = 3e3  # within every dtype, and far from all ordinary values
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
-    sp = decoding_specimen(subject)
+    sp = decoding_module(subject)
     short, long = lengths_to_decode(subject)
     tail = min(long - 1, 24)
     short = short if subject.profile == "full" else min(short, 80)
@@ -62,7 +62,7 @@ def _changed(sp: BuiltModule, length: int, sizes: list[int]) -> Iterator[Finding
             f"{found.num_compared} tokens, the first {token}, by up to {found.error:.2g}, at S={length}",
             where=place,
             evidence={"length": length, "token": token, "error": found.error, "value": value},
-            repro=again(sp.subject, "DEC103"),
+            repro=command_for(sp.subject, "DEC103"),
         )
         return
     if not bool(isfinite(expected.output).all()):
@@ -70,7 +70,7 @@ def _changed(sp: BuiltModule, length: int, sizes: list[int]) -> Iterator[Finding
 
 
 def _filling(sp: BuiltModule, value: float) -> BuiltModule:
-    """The specimen, its step preceded by such a fill."""
+    """The module, its step preceded by such a fill."""
     fill, step = sp.subject.fill_unwritten, sp.subject.step
     assert fill is not None
     assert step is not None
@@ -92,11 +92,11 @@ def planted(subject: Subject) -> Subject:
         held[id(cache)] = value
         fill(cache, value)
 
-    def sick(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
+    def faulty(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
         output, after = step(module, x, cache)
         return output + 1e-6 * held.get(id(cache), 0.0), after
 
-    return replace(subject, step=sick, fill_unwritten=noting)
+    return replace(subject, step=faulty, fill_unwritten=noting)
 
 
 CHECK = Check(

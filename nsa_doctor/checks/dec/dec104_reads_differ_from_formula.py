@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.choice import chosen
 from nsa_doctor.probes.attention.decoding import lengths_to_decode
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import Rules, rules_of
 
@@ -31,7 +31,7 @@ from nsa_doctor.subject.geometry_rules import Rules, rules_of
 def run(subject: Subject) -> Iterator[Finding]:
     cache_reads, rules = subject.cache_reads, rules_of(subject)
     assert cache_reads is not None
-    sp = comparable_specimen(subject)
+    sp = comparable_module(subject)
     x = sp.input(lengths_to_decode(subject)[0], 2)
     reads = ask("decoding", lambda: cache_reads(sp.module, x.clone()), sp.module)
     due = _due(sp, x, rules)
@@ -51,7 +51,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                 f"equations require; token {t}, row {row}, group {group} reads {number} where {wanted} are due",
                 where=origin(subject, sp.module, lambda branch=branch: cache_reads(sp.module, x.clone()), branch),
                 evidence={"branch": branch, "token": t, "reads": number, "due": wanted, "steps": len(wrong)},
-                repro=again(subject, "DEC104"),
+                repro=command_for(subject, "DEC104"),
             )
 
 
@@ -81,10 +81,10 @@ def planted(subject: Subject) -> Subject:
     cache_reads = subject.cache_reads
     assert cache_reads is not None
 
-    def sick(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    def faulty(module: nn.Module, x: Tensor) -> dict[str, Tensor]:
         return {branch: counted + 1 for branch, counted in cache_reads(module, x).items() if branch == "sliding"}
 
-    return replace(subject, cache_reads=sick)
+    return replace(subject, cache_reads=faulty)
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("cache_reads",), blocked_by=("SEL101", "SEL107"))

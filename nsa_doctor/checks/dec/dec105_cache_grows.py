@@ -20,8 +20,8 @@ import torch
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.attention.decoding import decode, decoding_specimen
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.decoding import decode, decoding_module
 from nsa_doctor.probes.attention.reach import anatomy
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule
@@ -33,7 +33,7 @@ _DOUBLING = 2  # memory that doubles when it is full is at most half empty
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    sp = decoding_specimen(subject)
+    sp = decoding_module(subject)
     num_tokens = _num_tokens(subject)
     size = max(1, num_tokens // _PARTS)
     sizes = [1] + [size] * (num_tokens // size)
@@ -49,7 +49,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                 f"({held[0]} bytes after the first token)",
                 where=_place(sp),
                 evidence={"tokens": count, "bytes": number, "due": due},
-                repro=again(subject, "DEC105"),
+                repro=command_for(subject, "DEC105"),
             )
             return
 
@@ -96,11 +96,11 @@ def planted(subject: Subject) -> Subject:
     assert cache_bytes is not None
     calls: list[int] = []
 
-    def sick(cache: Any) -> int:
+    def faulty(cache: Any) -> int:
         calls.append(1)
         return cache_bytes(cache) * (1 + len(calls) // 8)
 
-    return replace(subject, cache_bytes=sick)
+    return replace(subject, cache_bytes=faulty)
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("prefill", "step", "cache_bytes"))

@@ -23,7 +23,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.lengths import evenly
-from nsa_doctor.probes.attention.decoding import decoding_specimen, lengths_to_decode
+from nsa_doctor.probes.attention.decoding import decoding_module, lengths_to_decode
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
@@ -31,7 +31,7 @@ _MOST_STEPS, _FEW_PROMPTS, _ROWS = 24, 3, 2
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    sp = decoding_specimen(subject)
+    sp = decoding_module(subject)
     short, long = lengths_to_decode(subject)
     for length, rows in ((short, _ROWS), (long, 1)):
         what = "a prompt taken in at once"
@@ -66,11 +66,11 @@ def planted(subject: Subject) -> Subject:
     prefill = subject.prefill
     assert prefill is not None
 
-    def sick(module: nn.Module, x: Tensor) -> tuple[Tensor, Any]:
+    def faulty(module: nn.Module, x: Tensor) -> tuple[Tensor, Any]:
         output, cache = prefill(module, x)
         return output if x.shape[1] == 1 else output.roll(1, dims=1), cache
 
-    return replace(subject, prefill=sick)
+    return replace(subject, prefill=faulty)
 
 
 CHECK = Check(

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.decoded import departures
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.attention.decoding import decoding_specimen, lengths_to_decode
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.decoding import decoding_module, lengths_to_decode
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import BuiltModule
@@ -33,7 +33,7 @@ _ROWS, _STEPS = 3, 6
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    sp = decoding_specimen(subject)
+    sp = decoding_module(subject)
     length, _ = lengths_to_decode(subject)
     prompt = length - min(length - 1, 24)
     sizes = [prompt, *[1] * (length - prompt)]
@@ -64,7 +64,7 @@ def _changed_later(sp: BuiltModule, length: int, prompt: int) -> Iterator[Findin
                 f"{indices[0]}",
                 where=origin(sp.subject, module, lambda: prefill(module, given[0].clone())),
                 evidence={"step": indices[0], "steps": len(indices)},
-                repro=again(sp.subject, "DEC107"),
+                repro=command_for(sp.subject, "DEC107"),
             )
 
 
@@ -72,11 +72,11 @@ def planted(subject: Subject) -> Subject:
     step = subject.step
     assert step is not None
 
-    def sick(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
+    def faulty(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
         output, cache = step(module, x, cache)
         return output + 0.1 * output.mean(0, keepdim=True) * (x.shape[0] > 1), cache
 
-    return replace(subject, step=sick)
+    return replace(subject, step=faulty)
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("prefill", "step"), blocked_by=("FWD206", "NAN101"))

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import callable_place
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
 from nsa_doctor.subject.contract import Subject
 
@@ -31,7 +31,7 @@ _PROMPTS, _NEW = (1, 19), 13
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    generate, sp = subject.generate, comparable_specimen(subject)
+    generate, sp = subject.generate, comparable_module(subject)
     assert generate is not None
     for prompt in _PROMPTS:
         ids = sp.input(prompt, 2)
@@ -60,19 +60,19 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 def _finding(sp: BuiltModule, message: str, prompt: int) -> Finding:
     where = callable_place(sp.subject.generate, sp.module)
-    return Finding(message=message, where=where, evidence={"prompt": prompt}, repro=again(sp.subject, "DEC108"))
+    return Finding(message=message, where=where, evidence={"prompt": prompt}, repro=command_for(sp.subject, "DEC108"))
 
 
 def planted(subject: Subject) -> Subject:
     generate = subject.generate
     assert generate is not None
 
-    def sick(module: nn.Module, ids: Tensor, num_tokens: int) -> Tensor:
+    def faulty(module: nn.Module, ids: Tensor, num_tokens: int) -> Tensor:
         """Continues the prompt as if its last token were not there."""
         shorter = ids[:, :-1] if ids.shape[1] > 1 else ids
         return torch.cat((ids, generate(module, shorter, num_tokens)[:, shorter.shape[1] :]), dim=1)
 
-    return replace(subject, generate=sick)
+    return replace(subject, generate=faulty)
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("generate",), blocked_by=("FWD206", "NAN101"))

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import callable_place
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _PROMPT, _DRAWS = 3, 2048
@@ -34,7 +34,7 @@ _DEVIATIONS = 7.0  # standard deviations of a count; chance passes six once in 5
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    draw, sp = subject.draw, comparable_specimen(subject)
+    draw, sp = subject.draw, comparable_module(subject)
     assert draw is not None
     prompt = sp.input(_PROMPT)
     with torch.no_grad():
@@ -51,7 +51,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                 message=f"at temperature {temperature:.2g} {fault}",
                 where=callable_place(draw, sp.module),
                 evidence={"temperature": temperature},
-                repro=again(subject, "DEC109"),
+                repro=command_for(subject, "DEC109"),
             )
             return
 
@@ -80,11 +80,11 @@ def planted(subject: Subject) -> Subject:
     draw = subject.draw
     assert draw is not None
 
-    def sick(module: nn.Module, ids: Tensor, temperature: float, seed: int) -> Tensor:
+    def faulty(module: nn.Module, ids: Tensor, temperature: float, seed: int) -> Tensor:
         """Ignores the temperature."""
         return draw(module, ids, 1.0, seed)
 
-    return replace(subject, draw=sick)
+    return replace(subject, draw=faulty)
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("draw",), blocked_by=("NAN101",))

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.attention.decoding import decoding_specimen
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.decoding import decoding_module
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.numerics.compare import Departure, departure
@@ -59,7 +59,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             "floor": departed.floor,
             "operation": divergence.operation,
         },
-        repro=again(subject, "DEC110"),
+        repro=command_for(subject, "DEC110"),
     )
 
 
@@ -77,7 +77,7 @@ def _departures(subject: Subject) -> Iterator[tuple[int, tuple[int, ...], Depart
 
 def _last_step(subject: Subject, rows: int, together: tuple[int, ...]) -> tuple[BuiltModule, Callable[[], Tensor]]:
     """A module that has decoded sequences of so many rows by turns, and the last step of the first one of `rows`."""
-    sp = built(subject, dtype=decoding_specimen(subject).dtype)  # one that nothing was decoded with
+    sp = built(subject, dtype=decoding_module(subject).dtype)  # one that nothing was decoded with
     prefill, step, module = subject.prefill, subject.step, sp.module
     assert prefill is not None
     assert step is not None

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.of_state import Blamed, blamed, lengths_to_leave, shows_in_own_dtype
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.cache_ways import Way, Ways, differences, ways_to_feed
-from nsa_doctor.probes.attention.decoding import decoding_specimen
+from nsa_doctor.probes.attention.decoding import decoding_module
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state_fields import fields_of
 from nsa_doctor.probes.numerics.compare import Departure, baseline
@@ -31,7 +31,7 @@ from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    sp = decoding_specimen(subject)
+    sp = decoding_module(subject)
     for index, (length, further) in enumerate(lengths_to_leave(subject)):
         is_brief = index > 0 and subject.profile != "full"
         found = _compared(sp, length, further, ways_to_feed(length)[: 1 if is_brief else None])
@@ -76,7 +76,7 @@ def _finding(subject: Subject, cause: Blamed, way: Way, departure: Departure) ->
             "first token": at,
             "error": departure.error,
         },
-        repro=again(subject, "DEC111"),
+        repro=command_for(subject, "DEC111"),
     )
 
 

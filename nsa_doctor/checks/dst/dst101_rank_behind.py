@@ -52,7 +52,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
                 "seconds": first.seconds,
                 "ranks": record.world_size,
             },
-            repro=subject.again,
+            repro=subject.reproduce,
         )
 
 

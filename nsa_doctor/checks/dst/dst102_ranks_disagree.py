@@ -51,7 +51,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
             "own": found.own,
             "others": found.others,
         },
-        repro=subject.again,
+        repro=subject.reproduce,
     )
 
 

@@ -44,7 +44,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
             "reason": found.reason,
             "ranks": record.world_size,
         },
-        repro=subject.again,
+        repro=subject.reproduce,
     )
 
 

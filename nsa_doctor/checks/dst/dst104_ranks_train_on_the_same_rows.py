@@ -50,7 +50,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
             "steps": first.steps,
             "ranks": record.world_size,
         },
-        repro=subject.again,
+        repro=subject.reproduce,
     )
 
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.subject.contract import Subject
 
 _FLAG = "NSA_USE_FA2"
@@ -57,7 +57,7 @@ def planted(subject: Subject) -> Subject:
 def _finding(subject: Subject, routes: Callable[..., object], message: str, table: Mapping[str, bool]) -> Finding:
     code = getattr(inspect.unwrap(routes), "__code__", None)
     place = Place() if code is None else Place(file=code.co_filename, line=code.co_firstlineno, function=code.co_name)
-    return Finding(message=message, where=place, evidence={**table}, repro=again(subject, "ENV101"))
+    return Finding(message=message, where=place, evidence={**table}, repro=command_for(subject, "ENV101"))
 
 
 def _are(names: list[str]) -> str:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.environment import Environment, misfits
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.model.environment import environment
 from nsa_doctor.subject.contract import Subject
 
@@ -29,7 +29,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         yield Finding(
             message=misfit.message,
             evidence={"parts": ",".join(misfit.parts), "torch": facts.torch, "driver": facts.driver},
-            repro=again(subject, "ENV102"),
+            repro=command_for(subject, "ENV102"),
         )
 
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.attention.decoding import decoding_specimen
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.decoding import decoding_module
 from nsa_doctor.probes.model.flagged import operations_of, readers
 from nsa_doctor.subject.contract import Subject
 
@@ -36,7 +36,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     place = next(readers(subject.packages, _FLAG), None)
     if place is None:
         raise NotApplicableError(f"no source of {subject.name} reads {_FLAG}")
-    sp = decoding_specimen(subject)
+    sp = decoding_module(subject)
     x = sp.input(min(_LENGTH, subject.max_length))
     one_by_one, at_once = (operations_of(subject.prefill, sp.module, x, {_FLAG: value}) for value in ("0", "1"))
     if one_by_one >= _TIMES * at_once:
@@ -47,7 +47,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         f"which asks for one token at a time, and {at_once:,} under 1",
         where=place,
         evidence={"length": x.shape[1], "operations_under_0": one_by_one, "operations_under_1": at_once},
-        repro=again(subject, "ENV103"),
+        repro=command_for(subject, "ENV103"),
     )
 
 

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, NotComparableError
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import joined
 from nsa_doctor.probes.behaviour.setting_trials import SettingTrials, settings_of
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.model.settings import Setting
 from nsa_doctor.probes.model.state import can_be_forked
 from nsa_doctor.subject.contract import Subject
@@ -37,7 +37,7 @@ _MOST = {"smoke": 4, "quick": 12, "full": 200}
 def run(subject: Subject) -> Iterator[Finding | Note]:
     if not can_be_forked():
         raise NotApplicableError("settings are tried in copies of the process, which one with a GPU cannot have")
-    sp = comparable_specimen(subject)
+    sp = comparable_module(subject)
     settings = settings_of(sp)
     if not settings:
         raise NotApplicableError(f"no setting of {subject.name} is seen")
@@ -61,7 +61,7 @@ def _finding(subject: Subject, setting: Setting, words: str) -> Finding:
         message=words,
         where=setting.place,
         evidence={"setting": setting.label, "value": str(setting.value)},
-        repro=again(subject, "ENV104"),
+        repro=command_for(subject, "ENV104"),
     )
 
 

@@ -24,7 +24,7 @@ from nsa_doctor.checks._shared.compared import confirmed, departure_finding, lon
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.lengths import boundary_lengths, evenly
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
@@ -51,7 +51,7 @@ def _examine(subject: Subject, length: int, count: int) -> Finding | None:
     prefix, departure = _first(subject, length, prefixes)
     if departure is None:
         return None  # what comes and goes from run to run is reported by FWD206
-    built = comparable_specimen(subject)
+    built = comparable_module(subject)
     x = built.input(length)
     head, kept = x[:, :prefix].clone(), {length: prefix, prefix: prefix}
     divergence = first_divergence(built, lambda: built(x), lambda: built(head), kept)
@@ -79,7 +79,7 @@ def _others(subject: Subject, length: int, planned: Collection[int]) -> Iterator
 
 def _first(subject: Subject, length: int, prefixes: Iterable[int]) -> tuple[int, Departure | None]:
     """The first of the prefixes whose own output departs from the whole's."""
-    built = comparable_specimen(subject)
+    built = comparable_module(subject)
     base = baseline(built, built.input(length))
     for prefix in prefixes:
         with torch.no_grad():

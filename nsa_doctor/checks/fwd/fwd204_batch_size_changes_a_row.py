@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd_lengths, one
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
@@ -40,7 +40,7 @@ def _examine(subject: Subject, length: int, batch: int) -> Finding | None:
     found = confirmed(subject, lambda subject: _changed(subject, length, batch))
     if found is None:
         return None
-    built = comparable_specimen(subject)
+    built = comparable_module(subject)
     x, row = built.input(length, batch), found.first_row
     alone, kept = x[row : row + 1].clone(), 1 if row == 0 else -1
     divergence = first_divergence(built, lambda: built(x), lambda: built(alone), {batch: kept})
@@ -49,7 +49,7 @@ def _examine(subject: Subject, length: int, batch: int) -> Finding | None:
 
 
 def _changed(subject: Subject, length: int, batch: int) -> Departure | None:
-    built = comparable_specimen(subject)
+    built = comparable_module(subject)
     base = baseline(built, built.input(length, batch))
     for row in (0, batch - 1):
         with torch.no_grad():

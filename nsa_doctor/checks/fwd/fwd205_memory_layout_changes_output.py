@@ -23,7 +23,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.probes.hooks.phase import unobserved
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.model.layouts import LAYOUTS, laid_out
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
@@ -49,7 +49,7 @@ def _examine(subject: Subject, length: int, layout: str) -> Finding | None:
     found = confirmed(subject, lambda subject: _changed(subject, length, layout))
     if found is None:
         return None
-    built = comparable_specimen(subject)
+    built = comparable_module(subject)
     x = built.input(length).expand(_NUM_ROWS, *built.input(length).shape[1:]).contiguous()
     divergence = first_divergence(built, lambda: built.call(x.clone()), lambda: built.call(laid_out(x, layout)), {})
     message = f"{layout} input gives another output than contiguous input at S={length}"
@@ -57,7 +57,7 @@ def _examine(subject: Subject, length: int, layout: str) -> Finding | None:
 
 
 def _changed(subject: Subject, length: int, layout: str) -> Departure | None:
-    built = comparable_specimen(subject)
+    built = comparable_module(subject)
     row = built.input(length)
     base = baseline(built, row.expand(_NUM_ROWS, *row.shape[1:]).contiguous())
     with torch.no_grad(), unobserved():

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.compared import departure_finding, odd_lengths
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen, require_finite
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module, require_finite
 from nsa_doctor.probes.numerics.compare import Departure, departure
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.probes.numerics.precision import effective_precision
@@ -41,7 +41,7 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 
 def _changed(subject: Subject, length: int, way: str) -> Departure | None:
-    built = comparable_specimen(subject)
+    built = comparable_module(subject)
     x = built.input(length)
     eps = effective_precision(built, min(length, 32)).eps
     with torch.no_grad():
@@ -61,10 +61,10 @@ def _again(built: BuiltModule, x: Tensor, way: str) -> Tensor:
 
 
 def _finding(subject: Subject, length: int, way: str, found: Departure) -> Finding:
-    built = comparable_specimen(subject)
+    built = comparable_module(subject)
     x = built.input(length)
     if way == "after calls with other input":
-        fresh = comparable_specimen(subject)
+        fresh = comparable_module(subject)
         with torch.no_grad():
             _again(built, x, way)
         divergence = first_divergence(built, lambda: fresh(x), lambda: built(x), {})

@@ -24,7 +24,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.handed import Handed, handed
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule, built
@@ -71,7 +71,7 @@ def _written(subject: Subject, sp: BuiltModule, one: Handed, mode: Mode) -> Find
         f"{by} at S={one.length}" + ("" if sp.dtype == subject.dtype else f" in {sp.dtype}"),
         where=written.by.place,
         evidence={"length": one.length, "mode": mode, "operation": written.by.operation, "seam": one.name},
-        repro=again(subject, "FWD208"),
+        repro=command_for(subject, "FWD208"),
     )
 
 

@@ -24,7 +24,7 @@ from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Mode, Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.unwritten import Filled
 from nsa_doctor.probes.model.built_module import built
@@ -83,7 +83,7 @@ def _finding(
         message=f"what memory held before it was handed out here {effect} of the output at B=2, S={length} ({mode})",
         where=place,
         evidence={"length": length, "mode": mode},
-        repro=again(subject, "FWD209"),
+        repro=command_for(subject, "FWD209"),
     )
 
 

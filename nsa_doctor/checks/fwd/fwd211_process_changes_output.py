@@ -27,8 +27,8 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.model.call_history import Call, CallHistory
 from nsa_doctor.probes.model.call_schedule import evaluated, trained
 from nsa_doctor.probes.model.module_state import ModuleState
@@ -47,7 +47,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     is_named = can_be_named(subject) and subject.profile != "smoke"
     if not calls or not (can_be_forked() or is_named):
         raise NotApplicableError("it can be run in this process alone")
-    sp = comparable_specimen(subject)
+    sp = comparable_module(subject)
     judge = differs_by(effective_precision(sp, min(_LENGTH, subject.max_length)).eps)
     history = CallHistory(subject, dtype=sp.dtype)
     start = ModuleState(history.built.module)
@@ -69,7 +69,7 @@ def _finding(subject: Subject, found: dict[str, Any]) -> Finding:
         message=f"{call} gives another result {found['way']}: {found['words']}{at}",
         where=Place(**found["place"]),
         evidence={"way": found["way"], "symptom": found["symptom"], "length": call.length, "batch": call.batch},
-        repro=again(subject, "FWD211"),
+        repro=command_for(subject, "FWD211"),
     )
 
 

@@ -24,7 +24,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.lines_apart import at_line_apart
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
@@ -53,7 +53,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             message=f"under autocast to bfloat16, {found.words}, at S={_length(subject)}",
             where=_place(sp, found.path),
             evidence={"length": _length(subject), "error": found.error, "floor": found.budget},
-            repro=again(subject, "FWD213"),
+            repro=command_for(subject, "FWD213"),
         )
 
 
@@ -87,7 +87,7 @@ def _raised(subject: Subject, failure: SubjectFailedError) -> Finding | Note:
         message=message,
         where=trouble.place,
         evidence={"length": _length(subject), "kind": "raised"},
-        repro=again(subject, "FWD213"),
+        repro=command_for(subject, "FWD213"),
     )
 
 

@@ -25,7 +25,7 @@ from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.environment_reads import environment_reads, environment_with, other_values
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.subject.contract import Subject
@@ -66,7 +66,7 @@ def _finding(subject: Subject, place: Place, setting: str, wrong: str) -> Findin
         message=f"{setting}, which is read here, {wrong}",
         where=place,
         evidence={"variable": setting},
-        repro=again(subject, "FWD214"),
+        repro=command_for(subject, "FWD214"),
     )
 
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import numbers
 from nsa_doctor.probes.attention.score_watch import Softmax, softmaxes
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _INPUTS = 61, 3  # a length that no block and no width has
@@ -31,7 +31,7 @@ _MOST = 0.6  # the last token of each block of two is half of all
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
-    sp = comparable_specimen(subject)
+    sp = comparable_module(subject)
     length = min(_LENGTH, subject.max_length)
     passes = [softmaxes(sp, sp.input(length, seed=subject.seed + index))[0] for index in range(_INPUTS)]
     reported: set[str] = set()
@@ -53,7 +53,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             yield Note(message=message, where=same[0].place)
             continue
         evidence = {"length": length, "tokens": len(dropped), "block": block}
-        yield Finding(message=message, where=same[0].place, evidence=evidence, repro=again(subject, "FWD216"))
+        yield Finding(message=message, where=same[0].place, evidence=evidence, repro=command_for(subject, "FWD216"))
 
 
 def _own_block(same: tuple[Softmax, ...]) -> int:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.score_watch import MASKED, Softmax, softmaxes
-from nsa_doctor.probes.model.built_module import comparable_specimen, require_finite
+from nsa_doctor.probes.model.built_module import comparable_module, require_finite
 from nsa_doctor.probes.numerics.compare import departure
 from nsa_doctor.subject.contract import Subject
 
@@ -30,7 +30,7 @@ _ROUNDINGS = 1e4
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    sp = comparable_specimen(subject)
+    sp = comparable_module(subject)
     length = min(_LENGTH, subject.max_length)
     x = sp.input(length)
     found, output = softmaxes(sp, x)
@@ -50,7 +50,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                 f"have every key masked and average them all: with zeros in place of that {changed.text} at S={length}",
                 where=each.place,
                 evidence={"length": length, "rows": int(hidden.sum()), "first token": changed.first_token},
-                repro=again(subject, "FWD217"),
+                repro=command_for(subject, "FWD217"),
             )
 
 

@@ -21,17 +21,17 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.score_watch import softmaxes
 from nsa_doctor.probes.attention.stationary import rotates, strays
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 61
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    sp = comparable_specimen(subject)
+    sp = comparable_module(subject)
     length = min(_LENGTH, subject.max_length)
     x = sp.input(1).repeat_interleave(length, dim=1)
     if not rotates(sp, x):
@@ -48,7 +48,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                 "token everywhere",
                 where=each.place,
                 evidence={"length": length, "query": stray.query, "difference": stray.size},
-                repro=again(subject, "FWD218"),
+                repro=command_for(subject, "FWD218"),
             )
 
 

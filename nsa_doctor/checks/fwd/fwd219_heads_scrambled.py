@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.head_pairing import Pairing, pairings
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    sp = comparable_specimen(subject)
+    sp = comparable_module(subject)
     for layer in pairings(sp):
         message = next((words for words in (_out_of_order(layer), _unread(layer), _unlike(layer)) if words), "")
         if message:
@@ -35,7 +35,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                 message=f"{message}: seen in what {layer[0].output} is given when the weights of one head are moved",
                 where=layer[0].place,
                 evidence={"output": layer[0].output, "heads": layer[0].num_heads},
-                repro=again(subject, "FWD219"),
+                repro=command_for(subject, "FWD219"),
             )
             return
 

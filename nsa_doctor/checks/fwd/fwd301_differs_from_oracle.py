@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.agreement import Worst, gradients, moved_by_rounding, worst_gradient
 from nsa_doctor.probes.attention.oracles import (
     differing_part,
@@ -30,7 +30,7 @@ from nsa_doctor.probes.attention.oracles import (
 )
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.places import parameter_place
-from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
 from nsa_doctor.probes.numerics.precision import effective_precision
 from nsa_doctor.subject.contract import Subject
 
@@ -38,7 +38,7 @@ _SHORT, _MODERATE = 96, 160  # another implementation may be a slow one; gradien
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    sp = comparable_specimen(subject)
+    sp = comparable_module(subject)
     yield from islice(chain(_all_differences(sp), _of_twins(subject, sp)), 1)
 
 
@@ -92,7 +92,7 @@ def _finding(sp: BuiltModule, x: Tensor, worst: Worst, what: str) -> Finding:
         f"{what} at S={x.shape[1]} ({at}){part}",
         where=parameter_place(place, sp.module, worst.name),
         evidence={"length": x.shape[1], "error": worst.error, "bound": worst.bound, "token": worst.token},
-        repro=again(sp.subject, "FWD301"),
+        repro=command_for(sp.subject, "FWD301"),
     )
 
 

@@ -22,12 +22,12 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.agreement import worst_token
 from nsa_doctor.probes.attention.reach import anatomy
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen, require_finite
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module, require_finite
 from nsa_doctor.probes.model.heads import heads
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import Rules, rules_of
@@ -43,7 +43,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     if subject.attend is not None:
         yield from _alone(subject, min(rules.n_sel * rules.l_sel, _LONGEST) - 1, rules)
     if subject.anatomy is not None:
-        sp = comparable_specimen(subject)
+        sp = comparable_module(subject)
         for branch, name, most in (("selected", "sel", rules.n_sel * rules.l_sel), ("sliding", "win", rules.w)):
             yield from _inside(sp, branch, name, min(most, _LONGEST))
 
@@ -88,7 +88,7 @@ def _judged(subject: Subject, what: str, output: Tensor, dense: Tensor, place: o
             f"at token {worst.token}, more than {worst.bound:.0e}, in {worst.num_tokens} tokens",
             where=where,
             evidence={"length": output.shape[1], "error": worst.error, "bound": worst.bound, "token": worst.token},
-            repro=again(subject, "FWD302"),
+            repro=command_for(subject, "FWD302"),
         )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.reach import Reach, alone, inside, outside
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
@@ -50,7 +50,7 @@ def _finding(subject: Subject, reach: Reach) -> Finding:
         f"({reach.what}; it may read {_listed(reach.due)})",
         where=reach.place(),
         evidence={"length": reach.length, "too many": len(extra), "too few": len(missing)},
-        repro=again(subject, "FWD303"),
+        repro=command_for(subject, "FWD303"),
     )
 
 
@@ -70,10 +70,10 @@ def planted(subject: Subject) -> Subject:
     attend = subject.attend
     assert attend is not None
 
-    def sick(q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
+    def faulty(q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
         return attend(q, k, v, slots) + torch.cat((v[:, 1:], v[:, :1]), dim=1).mean((1, 2), keepdim=True)
 
-    return replace(subject, attend=sick)
+    return replace(subject, attend=faulty)
 
 
 CHECK = Check(

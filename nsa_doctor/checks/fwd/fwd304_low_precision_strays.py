@@ -24,7 +24,7 @@ from nsa_doctor.checks._shared.merged import merged
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.numerics.rounding_budget import Stray, Twins, first_stray, longest_stray, twins
 from nsa_doctor.subject.contract import Subject
@@ -81,7 +81,7 @@ def _finding(
         f"times what rounding every parameter and module output to {str(pair.rounding)[6:]} does{alone}",
         where=replace(definition_place(pair.low.module.get_submodule(path)), module=path),
         evidence={"length": x.shape[1], "dtype": pair.low.dtype, "error": found.error, "budget": found.budget},
-        repro=again(subject, "FWD304"),
+        repro=command_for(subject, "FWD304"),
     )
 
 

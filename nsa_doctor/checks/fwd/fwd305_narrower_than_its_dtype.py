@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Note
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.numerics.precision import effective_precision
 from nsa_doctor.subject.contract import Subject
 
@@ -27,7 +27,7 @@ _LENGTH = 33
 
 
 def run(subject: Subject) -> Iterator[Note]:
-    built = comparable_specimen(subject)
+    built = comparable_module(subject)
     precision = effective_precision(built, min(_LENGTH, subject.max_length))
     own = getattr(torch, subject.dtype)
     if precision.eps <= torch.finfo(own).eps:  # built in float64, it may well keep to its own float32

@@ -23,11 +23,11 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.own_nsa import is_ours
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.agreement import worst_token
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import comparable_specimen, require_finite
+from nsa_doctor.probes.model.built_module import comparable_module, require_finite
 from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
@@ -37,7 +37,7 @@ _LONGEST = 200
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    packed, sp = subject.packed, comparable_specimen(subject)
+    packed, sp = subject.packed, comparable_module(subject)
     assert packed is not None
     lengths = _lengths(subject)
     parts = [sp.input(length, seed=subject.seed + index) for index, length in enumerate(lengths)]
@@ -57,7 +57,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                     f"tokens, most at {worst.token}",
                     where=replace(origin(subject, sp.module, call), module="", module_class=type(sp.module).__name__),
                     evidence={"lengths": str(lengths), "sequence": index, "token": worst.token, "error": worst.error},
-                    repro=again(subject, "FWD306"),
+                    repro=command_for(subject, "FWD306"),
                 )
                 return
 
@@ -82,10 +82,10 @@ def planted(subject: Subject) -> Subject:
     packed = subject.packed
     assert packed is not None
 
-    def sick(module: nn.Module, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    def faulty(module: nn.Module, x: Tensor, cu_seqlens: Tensor) -> Tensor:
         return packed(module, x, torch.stack((cu_seqlens[0], cu_seqlens[-1]))) + 0
 
-    return replace(subject, packed=sick)
+    return replace(subject, packed=faulty)
 
 
 CHECK = Check(

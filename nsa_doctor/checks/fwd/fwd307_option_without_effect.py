@@ -22,10 +22,10 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.lengths import evenly
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.agreement import worst_token
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_specimen, require_finite
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module, require_finite
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
@@ -35,8 +35,8 @@ _ROUNDINGS = 8  # the same computation, its sums perhaps in another order
 def run(subject: Subject) -> Iterator[Finding]:
     variants = subject.variants
     assert variants is not None
-    sp = comparable_specimen(subject)
-    others = {name: _specimen(subject, module, sp.dtype) for name, module in variants(subject.seed).items()}
+    sp = comparable_module(subject)
+    others = {name: _built_beside(subject, module, sp.dtype) for name, module in variants(subject.seed).items()}
     lengths = _lengths(subject)
     for length in lengths:
         if not others:
@@ -51,11 +51,11 @@ def run(subject: Subject) -> Iterator[Finding]:
             message=f"option {name} has no effect at S={', '.join(map(str, lengths))}: the output is the same",
             where=definition_place(other.module),
             evidence={"option": name, "length": lengths[-1]},
-            repro=again(subject, "FWD307"),
+            repro=command_for(subject, "FWD307"),
         )
 
 
-def _specimen(subject: Subject, module: nn.Module, dtype: str) -> BuiltModule:
+def _built_beside(subject: Subject, module: nn.Module, dtype: str) -> BuiltModule:
     return built(replace(subject, build=lambda _seed: module), dtype=dtype)
 
 

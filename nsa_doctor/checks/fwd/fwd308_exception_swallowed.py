@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.behaviour.swallowing import Watched, watch_calls
 from nsa_doctor.probes.hooks.swallowed import Swallowed
 from nsa_doctor.subject.contract import Subject
@@ -67,7 +67,7 @@ def _finding(subject: Subject, swallowed: Swallowed, message: str) -> Finding:
         message=message,
         where=swallowed.caught,
         evidence={"exception": swallowed.kind.__name__, "catches": swallowed.catches, "line": swallowed.raised.line},
-        repro=again(subject, "FWD308"),
+        repro=command_for(subject, "FWD308"),
     )
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.gates import ObservedGate, gates, gates_of, starts_at_zero, take_steps
 from nsa_doctor.subject.contract import Subject
 
@@ -55,7 +55,7 @@ def _finding(subject: Subject, ill: Sequence[ObservedGate], *, is_moved: bool) -
         f"input; {_STEPS} optimizer steps {'move it' if is_moved else 'do not make it depend on its input'}",
         where=ill[0].where,
         evidence={"gates": len(ill), "value": value, "a step moves it": is_moved},
-        repro=again(subject, "GAT101"),
+        repro=command_for(subject, "GAT101"),
     )
 
 

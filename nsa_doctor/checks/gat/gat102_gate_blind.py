@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.gates import ObservedGate, gates, gates_of, starts_at_zero, take_steps
 from nsa_doctor.subject.contract import Subject
 
@@ -48,7 +48,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             message=f"a gate gives every token the weights {_listed(gate)} and still does after {_STEPS} steps",
             where=gate.where,
             evidence={"gates": len(after), "spread": gate.spread, "tokens": gate.values.shape[0]},
-            repro=again(subject, "GAT102"),
+            repro=command_for(subject, "GAT102"),
         )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.gates import gates_of
 from nsa_doctor.subject.contract import Subject
 
@@ -40,7 +40,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             f"{gate.values.shape[0]} tokens is {float(gate.slopes.max()):.1e} where 0.25 is possible",
             where=gate.where,
             evidence={"flat": gate.saturated_share, "steepest": float(gate.slopes.max())},
-            repro=again(subject, "GAT103"),
+            repro=command_for(subject, "GAT103"),
         )
         return
 

@@ -22,7 +22,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.gates import ObservedGate, gates, gates_of, gradients_of, take_steps
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.subject.contract import Subject
@@ -73,7 +73,7 @@ def _finding(subject: Subject, gate: ObservedGate, parts: list[int], what: str, 
         message=f"weight {', '.join(map(str, parts))} of {gate.weights.shape[-1]} of a gate {what}",
         where=where,
         evidence={"weights": len(parts), "of": gate.weights.shape[-1]},
-        repro=again(subject, "GAT104"),
+        repro=command_for(subject, "GAT104"),
     )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.gates import gates, gates_of, gradients_of, take_steps
 from nsa_doctor.subject.contract import Subject
 
@@ -43,7 +43,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             "they make is used",
             where=gate.where,
             evidence={"parameters": len(gradients), "steps": _STEPS},
-            repro=again(subject, "GAT105"),
+            repro=command_for(subject, "GAT105"),
         )
         return
 

@@ -27,7 +27,7 @@ from nsa_doctor.checks._shared.gradient import benches
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe, Differential
 from nsa_doctor.probes.gradients.gradient_fault import blame, last_differing
 from nsa_doctor.probes.hooks.phase import unobserved
@@ -75,7 +75,7 @@ def _finding(subject: Subject, mode: str, length: int, bench: DerivativeProbe, w
         message=f"gradients differ between one pass and {words} at S={length} in {mode} mode, first in {what}",
         where=place,
         evidence={"length": length, "mode": mode, "way": way, "dtype": bench.built.dtype},
-        repro=again(subject, "GRD102"),
+        repro=command_for(subject, "GRD102"),
     )
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.gradient import benches
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.future import Reach, reach_into_the_future
 from nsa_doctor.probes.gradients.gradient_fault import find_fault
@@ -56,7 +56,7 @@ def _reported(subject: Subject, mode: str, length: int, bench: DerivativeProbe, 
         where=place,
         evidence={"length": length, "mode": mode, "future": reach.future, "past": reach.past, "token": reach.token},
         control=f"the output of those tokens is the same whatever tokens {length // 2} to {length - 1} are",
-        repro=again(subject, "GRD103"),
+        repro=command_for(subject, "GRD103"),
     )
 
 

@@ -27,7 +27,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.model.call_schedule import further_repeats, trained, training_steps
 from nsa_doctor.probes.numerics.earlier_calls import differs_by, first_seen
 from nsa_doctor.probes.numerics.precision import effective_precision
@@ -39,7 +39,7 @@ _LENGTH = 17
 def run(subject: Subject) -> Iterator[Finding | Note]:
     if "train" not in subject.modes:
         raise NotApplicableError("it does not run in training mode")
-    sp = comparable_specimen(subject)
+    sp = comparable_module(subject)
     judge = differs_by(effective_precision(sp, min(_LENGTH, subject.max_length)).eps)
     replays = Replays(subject, sp.dtype, "train")
     steps = training_steps(subject, further_repeats(sp, trained(subject)))

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.by_row import first_departure
 from nsa_doctor.probes.gradients.derivative import has_steps
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.gradient_fault import find_fault
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 19
@@ -39,7 +39,7 @@ _BATCHES = (2, 3, 4, 5, 8)
 def run(subject: Subject) -> Iterator[Finding]:
     if "eval" not in subject.modes:
         raise NotApplicableError("it has no gradients in eval()")
-    sp, length = comparable_specimen(subject), min(_LENGTH, subject.max_length)
+    sp, length = comparable_module(subject), min(_LENGTH, subject.max_length)
     found = first_departure(sp, length, _BATCHES)
     if found is None:
         return
@@ -52,7 +52,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         f"by {found.error:.2g} (tolerance {found.bound:.1g}){what}",
         where=place,
         evidence={"length": length, "batch": found.batch, "error": found.error, "floor": found.bound},
-        repro=again(subject, "GRD105"),
+        repro=command_for(subject, "GRD105"),
     )
 
 

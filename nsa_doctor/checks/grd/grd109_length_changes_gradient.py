@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.by_length import GradientsByLength, LengthDeparture
 from nsa_doctor.probes.gradients.derivative import has_steps
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.gradient_fault import find_fault
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _ANOTHER_SEED = 31337
@@ -37,12 +37,12 @@ _ANOTHER_SEED = 31337
 def run(subject: Subject) -> Iterator[Finding]:
     if "eval" not in subject.modes:
         raise NotApplicableError("it has no gradients in eval()")
-    sp = comparable_specimen(subject)
+    sp = comparable_module(subject)
     by_length = GradientsByLength(sp)
     for length, rows in by_length.lengths():
         found = by_length.departure(length, rows)
         other = replace(subject, seed=subject.seed + _ANOTHER_SEED)
-        if found is not None and GradientsByLength(comparable_specimen(other)).departure(length, rows) is not None:
+        if found is not None and GradientsByLength(comparable_module(other)).departure(length, rows) is not None:
             yield _finding(subject, sp, by_length, found)
             return
 
@@ -59,7 +59,7 @@ def _finding(subject: Subject, sp: BuiltModule, by_length: GradientsByLength, fo
         where=place,
         evidence={"length": found.length, "first": found.first, "error": found.error, "floor": found.bound},
         control=f"the gradient at S={found.reference} is that of central differences",
-        repro=again(subject, "GRD109"),
+        repro=command_for(subject, "GRD109"),
     )
 
 

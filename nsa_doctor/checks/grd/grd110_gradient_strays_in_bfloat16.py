@@ -25,7 +25,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, NotApplicableError, SubjectFailedError, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.low_precision import GradientStray, gradient_strays
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.numerics.rounding_budget import twins
@@ -58,7 +58,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         message=f"{message}module output does",
         where=_place(pair.low.module, names, {stray.name for stray in found if stray.is_of_output}),
         evidence={"length": length, "relative": worst.relative, "budgets": worst.ratio, "gradients": len(names)},
-        repro=again(subject, "GRD110"),
+        repro=command_for(subject, "GRD110"),
     )
 
 

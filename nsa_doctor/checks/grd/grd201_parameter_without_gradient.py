@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, comparable_pass, cut_off, lengths_for, listed, trainable
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.model.built_module import built, comparable_specimen
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.model.built_module import built, comparable_module
 from nsa_doctor.subject.contract import Subject
 
 
@@ -31,7 +31,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         comparable_pass(own, own.input(length))
         if all(parameter.grad is not None for _, parameter in trainable(own.module)):
             continue
-        sp = comparable_specimen(subject, mode="train")
+        sp = comparable_module(subject, mode="train")
         found = cut_off(sp, sp.input(length))
         rest = sum(parameter.grad is not None for _, parameter in trainable(own.module))
         for item in found[:MOST_FINDINGS]:
@@ -41,7 +41,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                 where=item.place,
                 evidence={"length": length, "parameters": ",".join(item.names)},
                 control=f"{rest} other parameter{'' if rest == 1 else 's'} with a gradient" if rest else "",
-                repro=again(subject, "GRD201"),
+                repro=command_for(subject, "GRD201"),
             )
         if found:
             return

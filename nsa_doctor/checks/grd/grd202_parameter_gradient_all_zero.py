@@ -31,9 +31,9 @@ from nsa_doctor.checks._shared.unlearned import (
 )
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.stuck import is_zero
-from nsa_doctor.probes.model.built_module import built, comparable_specimen
+from nsa_doctor.probes.model.built_module import built, comparable_module
 from nsa_doctor.subject.contract import Subject
 
 
@@ -45,7 +45,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             message=f"the gradient of {listed(item.names)} is {item.gradient} at S={length}: {item.reason}",
             where=item.place,
             evidence={"parameters": ",".join(item.names), "num_parameters": len(item.names)},
-            repro=again(subject, "GRD202"),
+            repro=command_for(subject, "GRD202"),
         )
 
 
@@ -56,7 +56,7 @@ def _erased(subject: Subject) -> list[Unlearned]:
     comparable_pass(own, own.input(length))
     if all(p.grad is None or not is_zero(p.grad) for _, p in trainable(own.module)):
         return []
-    sp = comparable_specimen(subject, mode="train")
+    sp = comparable_module(subject, mode="train")
     return erased(sp, sp.input(length))
 
 

@@ -21,7 +21,7 @@ from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, lengths_for, plac
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.detached_params import PathWatch
 from nsa_doctor.probes.hooks.tensor_owners import Holder, holders, roots_of
 from nsa_doctor.probes.model.built_module import BuiltModule, built
@@ -80,7 +80,7 @@ def _finding(
         f"output at S={length} is computed from {'it' if len(tensors) == 1 else 'them'}",
         where=used,
         evidence={"length": length, "num_tensors": len(tensors), "attributes": ",".join(ways)},
-        repro=again(subject, "GRD203"),
+        repro=command_for(subject, "GRD203"),
     )
 
 

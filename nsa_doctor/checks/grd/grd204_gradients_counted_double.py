@@ -30,7 +30,7 @@ from nsa_doctor.checks._shared.unlearned import lengths_for, listed
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.stepping import Step, first_step, step, twin
 from nsa_doctor.probes.model.training import LEARNING_RATE, new_optimizer
@@ -47,7 +47,9 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     second = step(sp, optimizer, x)
     if first.is_ahead and second.is_ahead:
         message = f"the optimizer steps before backward at S={length}, with gradients of the batch before or with none"
-        yield Finding(message=message, where=second.place, evidence={"length": length}, repro=again(subject, "GRD204"))
+        yield Finding(
+            message=message, where=second.place, evidence={"length": length}, repro=command_for(subject, "GRD204")
+        )
         return
     found = list(_stale(subject, first, second, x, twins))
     yield from found or summed(subject, length)
@@ -78,7 +80,7 @@ def _stale(
             where=second.place,
             evidence={"length": length, "parameters": ",".join(stale), "share_of_first": share},
             control="the same second step on a copy without gradients agrees with itself",
-            repro=again(subject, "GRD204"),
+            repro=command_for(subject, "GRD204"),
         )
 
 

@@ -27,7 +27,7 @@ from nsa_doctor.checks._shared.unlearned import lengths_for, listed, placed, tra
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.stepping import Step, step
 from nsa_doctor.probes.model.training import new_optimizer
@@ -67,7 +67,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         where=placed(place, still or [""], sp.module),
         evidence={"length": length, "parameters": ",".join(still), "num_calls": sum(each.num_calls for each in steps)},
         control=f"{len(moved)} other parameters move" if moved and still else "",
-        repro=again(subject, "GRD205"),
+        repro=command_for(subject, "GRD205"),
     )
 
 

@@ -22,8 +22,8 @@ from nsa_doctor.checks._shared.unlearned import lengths_for
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.stepping import Step, first_step, twin
 from nsa_doctor.subject.contract import Subject
 
@@ -33,7 +33,7 @@ _SMALLEST_RATIO, _LARGEST_RATIO = math.sqrt(2), 2 * math.sqrt(2)  # half the rat
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    sp = comparable_specimen(subject, mode="train")
+    sp = comparable_module(subject, mode="train")
     length = lengths_for(subject)[0]
     x = sp.input(length)
     first = _step(sp, x, 0.0)
@@ -52,7 +52,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             f"{first.loss + whole:.6g} at S={length}, and by half as much at half the rate",
             where=first.place,
             evidence={"length": length, "rate": rate, "loss": first.loss, "climb": whole},
-            repro=again(subject, "GRD206"),
+            repro=command_for(subject, "GRD206"),
         )
 
 

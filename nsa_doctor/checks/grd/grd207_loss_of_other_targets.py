@@ -24,7 +24,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.losses import Taken, is_the_same, meanings, take_loss
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.places import callable_place
@@ -75,7 +75,7 @@ def _finding(subject: Subject, seam: str, length: int, words: str, taken: Taken)
         f"next-token cross-entropy of the same logits is {right:.6g}",
         where=_place(subject, seam, length),
         evidence={"length": length, "seam": seam, "loss": taken.value, "next_token_loss": right, "meaning": words},
-        repro=again(subject, "GRD207"),
+        repro=command_for(subject, "GRD207"),
     )
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.unlearned import lengths_for
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.late_writes import late_writes
 from nsa_doctor.probes.model.state import preserved_state
@@ -47,7 +47,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         f"parameter, at S={length}",
         where=first.place,
         evidence={"length": length, "operation": first.operation, "operations": len(found)},
-        repro=again(subject, "GRD209"),
+        repro=command_for(subject, "GRD209"),
     )
 
 

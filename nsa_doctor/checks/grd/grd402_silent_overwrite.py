@@ -23,7 +23,7 @@ from nsa_doctor.checks._shared.overwritten import MOST_FINDINGS, effect, examine
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.frames import FrameFilter
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.saved import Saved, SavedWatch
 from nsa_doctor.probes.hooks.writers import GradientWatch
 from nsa_doctor.probes.model.training import NoWatch, Trial
@@ -73,7 +73,7 @@ def _gradients(subject: Subject, trial: Trial, plain: Mapping[str, Tensor]) -> I
             f"memory: {len(changes)} of {len(plain)} gradients are other than when each has memory of its own",
             where=write.place,
             evidence={"length": trial.length, "num_gradients": len(changes), "change": max(changes)},
-            repro=again(subject, "GRD402"),
+            repro=command_for(subject, "GRD402"),
         )
 
 

@@ -22,7 +22,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.retained_graph import Graphs, Kept, two_calls, two_steps
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
@@ -57,7 +57,7 @@ def _finding(subject: Subject, kept: Kept, length: int, mode: Mode, what: str) -
         where=kept.place,
         evidence={"length": length, "mode": mode, "held_in": ",".join(kept.ways), "raised": kept.raised},
         control=f"the first {what} runs forward and backward",
-        repro=again(subject, "GRD403"),
+        repro=command_for(subject, "GRD403"),
     )
 
 

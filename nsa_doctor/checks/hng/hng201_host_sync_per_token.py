@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.cost.per_token import amounts, by_code, growing
 from nsa_doctor.probes.cost.work import LineWork
 from nsa_doctor.subject.contract import Subject
@@ -54,7 +54,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                     "num_modules": len({line.place.module for line in own}),
                     "mode": mode,
                 },
-                repro=again(subject, "HNG201"),
+                repro=command_for(subject, "HNG201"),
             )
         if lines:
             return

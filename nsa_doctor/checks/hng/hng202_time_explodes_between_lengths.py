@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.lengths import spread_lengths
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.cost.time_cliffs import Cliff, Look, confirmed
 from nsa_doctor.probes.cost.timing import Stopwatch
 from nsa_doctor.probes.cost.work import count_work
@@ -80,7 +80,7 @@ def _finding(subject: Subject, cliff: Cliff, looks: dict[int, Look]) -> Finding:
             "ratio": cliff.ratio,
         },
         control=f"less than a quarter of that at S={', '.join(map(str, fine))}" if fine else "",
-        repro=again(subject, "HNG202"),
+        repro=command_for(subject, "HNG202"),
     )
 
 

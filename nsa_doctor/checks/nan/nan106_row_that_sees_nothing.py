@@ -24,7 +24,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import built
@@ -89,7 +89,7 @@ def _judged(
                 f"not {'zero' if is_exact else 'finite'}, such as {float(values.detach()[bad][0]):.3g}",
                 where=place(),
                 evidence={"in": name, "values": int(bad.sum())},
-                repro=again(subject, "NAN106"),
+                repro=command_for(subject, "NAN106"),
             )
             return
 

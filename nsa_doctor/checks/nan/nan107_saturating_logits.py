@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.agreement import worst_token
 from nsa_doctor.probes.attention.equations import masked_attention, readable_mask
 from nsa_doctor.probes.hooks.origin import origin
@@ -66,7 +66,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             message=f"attend with logits up to {_SCALE**2:g} at S={length}: {what}",
             where=origin(subject, module, call),
             evidence={"length": length, "gradient values": lost, "error": 0.0 if worst is None else worst.error},
-            repro=again(subject, "NAN107"),
+            repro=command_for(subject, "NAN107"),
         )
         return
 
@@ -75,11 +75,11 @@ def planted(subject: Subject) -> Subject:
     attend = subject.attend
     assert attend is not None
 
-    def sick(q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
+    def faulty(q: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
         largest = q.square().sum((-1, -2), keepdim=True).exp()
         return attend(q, k, v, slots) * (largest / largest)
 
-    return replace(subject, attend=sick)
+    return replace(subject, attend=faulty)
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("attend",), profile="smoke")

@@ -22,7 +22,7 @@ from nsa_doctor.checks._shared.unlearned import comparable_pass, lengths_for, li
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.places import callable_place
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.training import LEARNING_RATE
@@ -61,7 +61,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         where=place,
         evidence={"length": length, "step": found.number, "parameters": ",".join(bad), "loss": found.loss},
         control="forward and backward from the start weights are finite",
-        repro=again(subject, "NAN108"),
+        repro=command_for(subject, "NAN108"),
     )
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.looping import loop_of_plain_python, loop_to_a_limit
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.cost.per_token import amounts, by_code, growing, sequential
 from nsa_doctor.probes.cost.work import LineWork, Work, heaviest
 from nsa_doctor.subject.contract import Subject
@@ -54,7 +54,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                     "num_modules": len({line.place.module for line in own}),
                     "mode": mode,
                 },
-                repro=again(subject, "PRF101"),
+                repro=command_for(subject, "PRF101"),
             )
         others = () if lines else chain(loop_to_a_limit(subject, works, mode), loop_of_plain_python(subject))
         if (other := next(iter(others), None)) is not None:

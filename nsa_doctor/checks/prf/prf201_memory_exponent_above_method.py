@@ -22,7 +22,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.growth import doubling, fitted_exponent, ladder
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.named_blocks import speaks_of_chosen_blocks
 from nsa_doctor.probes.cost.alive import Peak, peak_memory
 from nsa_doctor.probes.cost.growing_memory import LineGrowth, fastest_growing, sizes
@@ -75,7 +75,7 @@ def _finding(subject: Subject, peaks: list[Peak], fastest: LineGrowth, allowed: 
             "peak_exponent_high": whole.high if whole else None,
             "mode": usual_mode(subject),
         },
-        repro=again(subject, "PRF201"),
+        repro=command_for(subject, "PRF201"),
     )
 
 

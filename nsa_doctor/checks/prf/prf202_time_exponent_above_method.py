@@ -22,7 +22,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.growth import doubling, ladder, least_exponent
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.cost.per_token import amounts
 from nsa_doctor.probes.cost.work import LineWork, Work, count_work, usual_mode
 from nsa_doctor.subject.contract import Subject
@@ -64,7 +64,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             "whole_exponent": least_exponent(lengths, [work.cost for work in works]),
             "mode": mode,
         },
-        repro=again(subject, "PRF202"),
+        repro=command_for(subject, "PRF202"),
     )
 
 

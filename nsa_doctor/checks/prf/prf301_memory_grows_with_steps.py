@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import short_bytes
 from nsa_doctor.probes.cost.step_costs import STEPS_OF_A_CYCLE, Step, Steps, grows_steadily, has_gone_on
 from nsa_doctor.subject.contract import Subject
@@ -67,7 +67,7 @@ def _finding(steps: Steps, first: list[Step], last: list[Step]) -> Finding | Not
             "num_places": sum(more > 0 for more in grown.values()),
             "mode": way,
         },
-        repro=again(steps.subject, "PRF301"),
+        repro=command_for(steps.subject, "PRF301"),
     )
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.cost.step_costs import STEPS_OF_A_CYCLE, Step, Steps, grows_steadily, has_gone_on
 from nsa_doctor.subject.contract import Subject
 
@@ -56,7 +56,7 @@ def _finding(steps: Steps, first: Step, last: Step) -> Finding:
             "bytes_last": last.made_bytes,
             "mode": steps.mode,
         },
-        repro=again(steps.subject, "PRF302"),
+        repro=command_for(steps.subject, "PRF302"),
     )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.cost.dense_baseline import dense_twin
 from nsa_doctor.probes.cost.timing import Stopwatch
 from nsa_doctor.probes.cost.work import usual_mode
@@ -34,12 +34,12 @@ def run(subject: Subject) -> Iterator[Finding]:
     limit = subject.max_slowdown
     assert limit is not None
     length, mode = min(subject.max_length, _LONGEST), usual_mode(subject)
-    watch, yardstick = Stopwatch(subject, mode), Stopwatch(dense_twin(subject), mode)
+    watch, baseline = Stopwatch(subject, mode), Stopwatch(dense_twin(subject), mode)
     ratios = []
-    for stopwatch in (watch, yardstick):
+    for stopwatch in (watch, baseline):
         stopwatch.seconds(length)  # loads and builds
     for _ in range(2):
-        own, plain = (min(stopwatch.seconds(length, _REPEATS)) for stopwatch in (watch, yardstick))
+        own, plain = (min(stopwatch.seconds(length, _REPEATS)) for stopwatch in (watch, baseline))
         ratios.append(own / plain)
         if ratios[0] < limit / 2:
             return
@@ -54,7 +54,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         f"width, and may take {limit:g} times as long ({mode})",
         where=watch.hottest(length),
         evidence={"ratio": min(ratios), "allowed": limit, "length": length, "mode": mode},
-        repro=again(subject, "PRF401"),
+        repro=command_for(subject, "PRF401"),
     )
 
 

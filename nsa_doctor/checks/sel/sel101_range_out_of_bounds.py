@@ -41,12 +41,12 @@ def planted(subject: Subject) -> Subject:
     select = subject.select
     assert select is not None
 
-    def sick(importance: Tensor, first_query: int) -> Tensor:
+    def faulty(importance: Tensor, first_query: int) -> Tensor:
         slots = select(importance, first_query)
         last = slots.amax(-1, keepdim=True)
         return torch.where(slots == last, last + 1, slots)
 
-    return replace(subject, select=sick)
+    return replace(subject, select=faulty)
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", fuzzed=("out of bounds",))

@@ -40,14 +40,14 @@ def planted(subject: Subject) -> Subject:
     select = subject.select
     assert select is not None
 
-    def sick(importance: Tensor, first_query: int) -> Tensor:
+    def faulty(importance: Tensor, first_query: int) -> Tensor:
         slots = select(importance, first_query)
         width = subject.geometry.l_sel  # type: ignore[union-attr]
         start = torch.where(slots < 0, 0, slots * width)
         end = torch.where(slots < 0, 0, (slots * width + width).clamp(max=first_query + importance.shape[1]))
         return torch.stack((end, start), dim=-1)
 
-    return replace(subject, select=sick)
+    return replace(subject, select=faulty)
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")

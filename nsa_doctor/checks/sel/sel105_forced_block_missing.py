@@ -38,11 +38,11 @@ def planted(subject: Subject) -> Subject:
     select = subject.select
     assert select is not None
 
-    def sick(importance: Tensor, first_query: int) -> Tensor:
+    def faulty(importance: Tensor, first_query: int) -> Tensor:
         slots = select(importance, first_query)
         return slots.masked_fill(slots == 0, -1)
 
-    return replace(subject, select=sick)
+    return replace(subject, select=faulty)
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", fuzzed=("forced block missing",))

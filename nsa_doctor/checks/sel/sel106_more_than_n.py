@@ -38,13 +38,13 @@ def _fault(row: Row) -> str | None:
 
 def planted(subject: Subject) -> Subject:
 
-    def sick(importance: Tensor, first_query: int) -> Tensor:
+    def faulty(importance: Tensor, first_query: int) -> Tensor:
         block = torch.arange(importance.shape[-1])
         t = torch.arange(first_query, first_query + importance.shape[1])[None, :, None, None]
         seen = block * subject.geometry.l_sel <= t  # type: ignore[union-attr]
         return torch.where(seen, block, -1).expand(*importance.shape)
 
-    return replace(subject, select=sick)
+    return replace(subject, select=faulty)
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", fuzzed=("too many",))

@@ -39,12 +39,12 @@ def planted(subject: Subject) -> Subject:
     select = subject.select
     assert select is not None
 
-    def sick(importance: Tensor, first_query: int) -> Tensor:
+    def faulty(importance: Tensor, first_query: int) -> Tensor:
         slots = select(importance, first_query)
         last = (first_query + importance.shape[1] - 1) // subject.geometry.l_sel  # type: ignore[union-attr]
         return torch.where(slots == slots.amax(-1, keepdim=True), last, slots)
 
-    return replace(subject, select=sick)
+    return replace(subject, select=faulty)
 
 
 CHECK = Check(

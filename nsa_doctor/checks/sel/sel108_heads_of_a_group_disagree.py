@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.choice import Choice, Row, choices
 from nsa_doctor.probes.attention.reach import anatomy, values_read
 from nsa_doctor.probes.hooks.origin import origin
@@ -73,19 +73,19 @@ def _reading_apart(subject: Subject) -> Iterator[Finding]:
 
 
 def _finding(subject: Subject, message: str, where: Place, t: int) -> Finding:
-    return Finding(message=message, where=where, evidence={"token": t}, repro=again(subject, "SEL108"))
+    return Finding(message=message, where=where, evidence={"token": t}, repro=command_for(subject, "SEL108"))
 
 
 def planted(subject: Subject) -> Subject:
     choose = subject.choose
     assert choose is not None
 
-    def sick(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    def faulty(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         slots, importance = choose(module, x)
         other = torch.where(slots == slots.amax(-1, keepdim=True), 0, slots)
         return torch.stack((slots, other), dim=3).flatten(2, 3), importance
 
-    return replace(subject, choose=sick)
+    return replace(subject, choose=faulty)
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted)

@@ -21,7 +21,7 @@ from torch import Tensor
 from nsa_doctor.checks._shared.choosing import faults
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.choice import Choice, Row, selected
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import Rules, rules_of
@@ -67,7 +67,7 @@ def _unstable(subject: Subject, found: list[Choice]) -> Iterator[Finding]:
                 message=f"equal importance gives blocks {rows[0].blocks} and {other.blocks} in different {what}",
                 where=narrow.place(),
                 evidence={"token": other.t},
-                repro=again(subject, "SEL109"),
+                repro=command_for(subject, "SEL109"),
             )
 
 
@@ -75,12 +75,12 @@ def planted(subject: Subject) -> Subject:
     select = subject.select
     assert select is not None
 
-    def sick(importance: Tensor, first_query: int) -> Tensor:
+    def faulty(importance: Tensor, first_query: int) -> Tensor:
         row = torch.arange(importance.shape[0]).view(-1, 1, 1, 1)
         block = torch.arange(importance.shape[-1])
         return select(importance + 1e-6 * row * block, first_query).clone()
 
-    return replace(subject, select=sick)
+    return replace(subject, select=faulty)
 
 
 CHECK = Check(

@@ -24,7 +24,7 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.probes.attention.choice import Choice, Row, choices, chosen
 from nsa_doctor.probes.attention.equations import attention_weights, importance
 from nsa_doctor.probes.attention.reach import anatomy
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
@@ -38,7 +38,7 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 def _recomputed(subject: Subject) -> Choice:
     """The choice of one forward pass beside an importance computed from its queries and compressed keys."""
-    rules, sp = rules_of(subject), comparable_specimen(subject)
+    rules, sp = rules_of(subject), comparable_module(subject)
     length = rules.telling_lengths(subject.max_length)[-1]
     x = sp.input(length)
     with torch.no_grad():
@@ -71,12 +71,12 @@ def planted(subject: Subject) -> Subject:
     choose = subject.choose
     assert choose is not None
 
-    def sick(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    def faulty(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         _, scores = choose(module, x)
         assert subject.select is not None
         return subject.select(1 / (1 + scores), 0).clone(), scores
 
-    return replace(subject, choose=sick)
+    return replace(subject, choose=faulty)
 
 
 CHECK = Check(

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.choice import Choice, Row, chosen, made_up, selected
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
@@ -44,7 +44,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                 f"{row.blocks} and {by_itself.blocks} at token {row.t} of {together.num_tokens}",
                 where=together.place(),
                 evidence={"choices": len(differing), "of": len(own), "token": row.t},
-                repro=again(subject, "SEL111"),
+                repro=command_for(subject, "SEL111"),
             )
             return
 
@@ -60,7 +60,7 @@ def _by_select(subject: Subject) -> Iterator[tuple[Choice, Choice]]:
 
 def _by_choose(subject: Subject) -> Iterator[tuple[Choice, Choice]]:
     if subject.choose is not None:
-        sp = comparable_specimen(subject)
+        sp = comparable_module(subject)
         x = sp.input(rules_of(subject).telling_lengths(subject.max_length)[-1], 2)
         yield chosen(sp, x), chosen(sp, x[-1:])
 
@@ -79,11 +79,11 @@ def planted(subject: Subject) -> Subject:
     choose = subject.choose
     assert choose is not None
 
-    def sick(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    def faulty(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         slots, scores = choose(module, x)
         return slots[:1].expand_as(slots).clone(), scores
 
-    return replace(subject, choose=sick)
+    return replace(subject, choose=faulty)
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, fuzzed=("depends on others",))

@@ -40,12 +40,12 @@ def planted(subject: Subject) -> Subject:
     select = subject.select
     assert select is not None
 
-    def sick(importance: Tensor, first_query: int) -> Tensor:
+    def faulty(importance: Tensor, first_query: int) -> Tensor:
         slots = select(importance, first_query)
         num_full = (first_query + importance.shape[1]) // subject.geometry.l_sel  # type: ignore[union-attr]
         return torch.where(slots >= num_full, -1, slots)
 
-    return replace(subject, select=sick)
+    return replace(subject, select=faulty)
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke")

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from nsa_doctor.core.check import Check, Profile
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.fuzz.cases import case_lines, read_case
 from nsa_doctor.fuzz.outcome import FuzzOutcome
 from nsa_doctor.subject.contract import Subject
@@ -56,7 +56,7 @@ def run(subject: Subject) -> Iterator[Finding]:
                 "property": search.failure.property,
                 "input": "; ".join(case_lines(read_case(json.dumps(search.case)))),
             },
-            repro=again(subject, "SEL113"),
+            repro=command_for(subject, "SEL113"),
         )
 
 
@@ -64,13 +64,13 @@ def planted(subject: Subject) -> Subject:
     assert subject.spans is not None
     spans = subject.spans()
 
-    def sick(mask: Tensor, num_ranges: int) -> Tensor:
+    def faulty(mask: Tensor, num_ranges: int) -> Tensor:
         """Forgets that a run may go on to the last token."""
         ranges: Tensor = spans.mask_to_ranges(mask, num_ranges)
         return ranges.clamp(max=mask.shape[-1] - 1)
 
     functions = {name: getattr(spans, name) for name in dir(spans) if not name.startswith("_")}
-    return replace(subject, spans=lambda: SimpleNamespace(**functions | {"mask_to_ranges": sick}))
+    return replace(subject, spans=lambda: SimpleNamespace(**functions | {"mask_to_ranges": faulty}))
 
 
 CHECK = Check(

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from nsa_doctor.artifacts.training_run.heartbeat_gaps import longest_silence_allowed
 from nsa_doctor.artifacts.training_run.numbers import is_time
-from nsa_doctor.artifacts.training_run.sessions import is_over, lives_of
+from nsa_doctor.artifacts.training_run.sessions import is_over, sessions_of
 from nsa_doctor.artifacts.training_run.subject import RunSubject
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
@@ -39,7 +39,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     if last.msg.startswith("stalled") or last.ts is None:
         return  # reported by TRN102
     seconds = subject.now - last.ts
-    limit = longest_silence_allowed(record, lives_of(record, last.rank))
+    limit = longest_silence_allowed(record, sessions_of(record, last.rank))
     if not seconds <= limit:
         step = max((beat.step for beat in record.beats if beat.step is not None), default=0)
         yield Finding(
@@ -53,7 +53,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
                 "seconds": round(seconds, 1),
                 "limit_seconds": round(limit, 1),
             },
-            repro=subject.again,
+            repro=subject.reproduce,
         )
 
 

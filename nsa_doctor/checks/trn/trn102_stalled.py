@@ -25,7 +25,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.testing.training_runs import trained
 
 _MOST_FINDINGS = 2
-_SICK_AT = 100  # rows
+_FAULTY_AT = 100  # rows
 _SECONDS = 3.0
 
 
@@ -58,7 +58,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
                 "dump": each.dump,
                 "silent_watchdog": silent,
             },
-            repro=subject.again,
+            repro=subject.reproduce,
         )
 
 
@@ -68,7 +68,7 @@ def planted(subject: RunSubject) -> RunSubject:
     rows, never = count(), threading.Event()
 
     def hangs(*of_row: Any, **named: Any) -> Any:
-        if next(rows) == _SICK_AT:
+        if next(rows) == _FAULTY_AT:
             never.wait(_SECONDS)
         return synthetic_row(*of_row, **named)
 

@@ -25,7 +25,7 @@ from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.text import escaped
 from nsa_doctor.testing.training_runs import trained
 
-_SICK_AT = 12
+_FAULTY_AT = 12
 _LONGEST_REASON = 300
 
 
@@ -41,7 +41,7 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
         yield Finding(
             message=f"the run ended{rank} after step {first.step or 0}: {escaped(first.reason[:_LONGEST_REASON])}",
             evidence={"run": subject.name, "step": first.step, "rank": first.rank, "reason": first.reason},
-            repro=subject.again,
+            repro=subject.reproduce,
         )
     for end in found:
         if end.kind == "stopped" and end.rank == 0:
@@ -57,7 +57,7 @@ def planted(subject: RunSubject) -> RunSubject:
     def needs_too_much(machinery: Machinery) -> Any:
         nonlocal calls
         calls += 1
-        if calls == _SICK_AT:
+        if calls == _FAULTY_AT:
             raise MemoryError
         return loss(machinery)
 

@@ -47,7 +47,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
                 "first_step": found[0].step,
                 "save_every": record.declared("save_every"),
             },
-            repro=subject.again,
+            repro=subject.reproduce,
         )
 
 

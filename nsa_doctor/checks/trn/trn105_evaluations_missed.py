@@ -35,7 +35,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
         yield Finding(
             message=f"{len(missed)} of {len(due)} evaluations were not made: of step {numbers(missed)}",
             evidence={"run": subject.name, "missed": len(missed), "due": len(due), "first_step": missed[0]},
-            repro=subject.again,
+            repro=subject.reproduce,
         )
 
 

@@ -37,7 +37,7 @@ from nsa_doctor.testing.training_runs import trained
 # A scaler of float16 gradients leaves out the steps that overflow: a dozen until it has found its scale, then one in
 # thousands. One step in twenty is more than any that works.
 _MOST_OVERFLOWS = 0.05
-_SICK_FROM = 30
+_FAULTY_FROM = 30
 
 
 def run(subject: RunSubject) -> Iterator[Finding | Note]:
@@ -69,7 +69,7 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
         where=birthplace(why),
         evidence={"run": subject.name, "step": first.step, "rank": first.rank, "steps": steps},
         control="" if before is None else f"finite up to step {before}",
-        repro=subject.again,
+        repro=subject.reproduce,
     )
 
 
@@ -88,7 +88,7 @@ def planted(subject: RunSubject) -> RunSubject:
 
     def overflows(logits: Any, targets: Any, **options: Any) -> Any:
         loss = cross_entropy(logits, targets, **options)
-        return loss / 0.0 if next(calls) > _SICK_FROM else loss
+        return loss / 0.0 if next(calls) > _FAULTY_FROM else loss
 
     return trained(seams={"nsa.train.objective.cross_entropy": overflows})
 

@@ -57,7 +57,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
         is_over = losses.steps[-1] >= (words.steps or math.inf) and (travelled(beats) or 0) >= _FAR
         message = _stuck(losses, levels(losses, 4), words.guess, is_over=is_over)
     if message:
-        yield Finding(message=message, evidence={"run": subject.name, "steps": losses.span}, repro=subject.again)
+        yield Finding(message=message, evidence={"run": subject.name, "steps": losses.span}, repro=subject.reproduce)
 
 
 def _frozen(losses: Series) -> str:

@@ -52,7 +52,7 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
             "noise": rise.noise,
         },
         control=f"one step strays by {rise.noise:.2g}",
-        repro=subject.again,
+        repro=subject.reproduce,
     )
 
 

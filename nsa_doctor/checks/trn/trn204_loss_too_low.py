@@ -54,7 +54,9 @@ def run(subject: RunSubject) -> Iterator[Finding]:
 
 
 def _finding(subject: RunSubject, message: str, loss: float, floor: float) -> Finding:
-    return Finding(message=message, evidence={"run": subject.name, "loss": loss, "floor": floor}, repro=subject.again)
+    return Finding(
+        message=message, evidence={"run": subject.name, "loss": loss, "floor": floor}, repro=subject.reproduce
+    )
 
 
 def _floor(record: RunRecord, settings: Declared) -> tuple[float | None, str, bool]:

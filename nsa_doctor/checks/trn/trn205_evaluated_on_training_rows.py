@@ -43,7 +43,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
                     "the held-out loss is a training loss"
                 ),
                 evidence={"run": subject.name, "step": look.step, "trained_at": same.step, "rank": look.rank},
-                repro=subject.again,
+                repro=subject.reproduce,
             )
             return
 

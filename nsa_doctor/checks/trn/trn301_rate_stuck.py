@@ -50,7 +50,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
         yield Finding(
             message=f"the learning rate stands at {still.values[0]:.3g} ({still.steps_text}){wanted}",
             evidence={"run": subject.name, "rate": still.values[0], "steps": still.span},
-            repro=subject.again,
+            repro=subject.reproduce,
         )
 
 

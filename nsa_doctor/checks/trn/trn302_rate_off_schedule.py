@@ -47,7 +47,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
     yield Finding(
         message=f"the learning rate of step {first.step} is {first.rate:.4g} {first.what}{more}",
         evidence={"run": subject.name, "step": first.step, "rate": first.rate, "steps": others + 1},
-        repro=subject.again,
+        repro=subject.reproduce,
     )
 
 

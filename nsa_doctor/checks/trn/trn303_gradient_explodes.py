@@ -40,7 +40,7 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
                 f"({growth.wild.steps_text}) and stays there"
             ),
             evidence={"run": subject.name, "step": growth.wild.steps[0], "ratio": growth.ratio, "norm": growth.after},
-            repro=subject.again,
+            repro=subject.reproduce,
         )
     elif (alone := spike(norms)) is not None:
         yield Note(

@@ -49,7 +49,7 @@ def run(subject: RunSubject) -> Iterator[Finding | Note]:
     yield Finding(
         message=f"the gradient norm is {max(gone.values):.3g} at every one of {gone.steps_text}",
         evidence={"run": subject.name, "step": gone.steps[0], "steps": gone.span, "norm": max(gone.values)},
-        repro=subject.again,
+        repro=subject.reproduce,
     )
 
 

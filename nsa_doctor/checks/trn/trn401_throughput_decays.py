@@ -39,7 +39,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
         yield Finding(
             message=_message(slow),
             evidence={"run": subject.name, "ratio": slow.after / slow.before, "unit": found.unit},
-            repro=subject.again,
+            repro=subject.reproduce,
         )
 
 

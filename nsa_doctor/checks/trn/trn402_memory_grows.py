@@ -51,7 +51,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
             f"{short_bytes(int(memory.values[-1]))} at step {memory.steps[-1]}, by {short_bytes(int(pace))} a step"
         ),
         evidence={"run": subject.name, "bytes_per_step": pace, "first": memory.values[0], "last": memory.values[-1]},
-        repro=subject.again,
+        repro=subject.reproduce,
     )
 
 

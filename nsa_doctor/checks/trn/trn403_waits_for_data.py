@@ -42,7 +42,7 @@ def run(subject: RunSubject) -> Iterator[Finding]:
         yield Finding(
             message=f"of a step of {whole:.3g} s, {wait:.3g} s go by in waiting for its batch ({100 * share:.0f} %)",
             evidence={"run": subject.name, "share": share, "wait_seconds": wait, "step_seconds": whole},
-            repro=subject.again,
+            repro=subject.reproduce,
         )
 
 

@@ -56,7 +56,7 @@ def _finding(subject: RunSubject, layer: int, rows: Sequence[Look], dead: Mappin
         ),
         where=Place(module=f"blocks.{layer}.attention.gate") if subject.record.is_own else Place(),
         evidence={"run": subject.name, "branch": names, "layer": layer, "step": since, "share": shares[-1]},
-        repro=subject.again,
+        repro=subject.reproduce,
     )
 
 

@@ -84,7 +84,7 @@ def _finding(subject: RunSubject, layers: Sequence[int], looks: Sequence[Look], 
             "looks": len(looks),
             "norm": looks[0]["norm"],
         },
-        repro=subject.again,
+        repro=subject.reproduce,
     )
 
 

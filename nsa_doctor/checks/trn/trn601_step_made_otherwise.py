@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nsa_doctor.artifacts.training_run.replay_compare import Departure, OtherRowsError, departure, has_logged, nearness
-from nsa_doctor.artifacts.training_run.replay_result import Again
+from nsa_doctor.artifacts.training_run.replay_result import Replay
 from nsa_doctor.artifacts.training_run.subject import RunSubject
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, NotComparableError
@@ -30,26 +30,26 @@ _MOST_NAMES = 3
 
 
 def run(subject: RunSubject) -> Iterator[Finding | Note]:
-    again = subject.record.again
-    if again is None:
+    replay = subject.record.replay
+    if replay is None:
         raise NotApplicableError("no step of the run was computed again (nsa-doctor watch RUN_DIR --recompute)")
-    if again.reason:
-        raise NotComparableError(f"no step can be computed again: {again.reason}")
+    if replay.reason:
+        raise NotComparableError(f"no step can be computed again: {replay.reason}")
     try:
-        found = departure(subject.record, again)
+        found = departure(subject.record, replay)
     except OtherRowsError as error:
         raise NotComparableError(str(error)) from error
     if found is not None:
         yield Finding(
-            message=_message(subject, found, again),
+            message=_message(subject, found, replay),
             where=Place(module=found.names[0].rpartition(".")[0]) if found.names else Place(),
             evidence={"run": subject.name, **_evidence(found)},
-            repro=subject.recomputed(again.device),
+            repro=subject.recomputed(replay.device),
         )
-    elif not has_logged(subject.record, again):
-        raise NotComparableError(f"the run logs no step after its checkpoint of step {again.first}")
+    elif not has_logged(subject.record, replay):
+        raise NotComparableError(f"the run logs no step after its checkpoint of step {replay.first}")
     else:
-        yield Note(message=f"computed again, {again.span} as logged: {nearness(subject.record, again)}")
+        yield Note(message=f"computed again, {replay.span} as logged: {nearness(subject.record, replay)}")
 
 
 def planted(subject: RunSubject) -> RunSubject:
@@ -62,34 +62,34 @@ def planted(subject: RunSubject) -> RunSubject:
     return trained(seams=seams, steps=4, save_every=1, eval_every=0, weight_decay=0.1, is_computed_again=True)
 
 
-def _message(subject: RunSubject, found: Departure, again: Again) -> str:
-    start = f"computed again from the checkpoint of step {again.first}"
+def _message(subject: RunSubject, found: Departure, replay: Replay) -> str:
+    start = f"computed again from the checkpoint of step {replay.first}"
     if found.kind == "loss":
-        return f"step {found.step} lost {found.recorded:.6g}, and {found.again:.6g} {start}"
+        return f"step {found.step} lost {found.recorded:.6g}, and {found.replayed:.6g} {start}"
     if found.kind == "gradient":
         return (
-            f"the gradient of step {found.step} had the norm {found.recorded:.6g}, and {found.again:.6g} {start}; its "
-            "loss is the same"
+            f"the gradient of step {found.step} had the norm {found.recorded:.6g}, and {found.replayed:.6g} {start}; "
+            "its loss is the same"
         )
     if found.kind == "evaluation":
         return (
-            f"the held-out loss of step {found.step} was {found.recorded:.6g}, and {found.again:.6g} with the weights "
-            "of its checkpoint"
+            f"the held-out loss of step {found.step} was {found.recorded:.6g}, and {found.replayed:.6g} with the "
+            "weights of its checkpoint"
         )
-    others, first = len(found.names) - 1, again.first + 1
-    more = f", and so did {others} more of {len(again.moves)} parameters" if others else ", and it alone"
-    course = f"{again.span} {'leads' if first == found.step else 'lead'}"
+    others, first = len(found.names) - 1, replay.first + 1
+    more = f", and so did {others} more of {len(replay.moves)} parameters" if others else ", and it alone"
+    course = f"{replay.span} {'leads' if first == found.step else 'lead'}"
     is_logged = any(beat.step == first for beat in subject.record.steps)
     same = f"; loss and gradient of step {first} are the same" if is_logged else ""
     return (
-        f"{found.names[0]} ended {found.apart:.3g} from where {course}, which is {found.again:.3g} from its "
+        f"{found.names[0]} ended {found.apart:.3g} from where {course}, which is {found.replayed:.3g} from its "
         f"start{more}{same}"
     )
 
 
 def _evidence(found: Departure) -> dict[str, Any]:
     names = {"parameters": ", ".join(found.names[:_MOST_NAMES])} if found.names else {}
-    return {"property": found.kind, "step": found.step, "told": found.recorded, "again": found.again, **names}
+    return {"property": found.kind, "step": found.step, "told": found.recorded, "again": found.replayed, **names}
 
 
 CHECK = Check(

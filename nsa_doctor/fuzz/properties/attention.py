@@ -70,9 +70,9 @@ def _compared(
     truth = dense({name: tensor.detach().double().cpu() for name, tensor in named.items()}, masks)
     plain = dense({name: tensor.detach().cpu() for name, tensor in named.items()}, masks)
     slack = _Slack.of(case, truth)
-    sick: list[str] = []
+    faulty: list[str] = []
     for name, out in outs.items():
-        if sick and name == "out":
+        if faulty and name == "out":
             continue  # it is the mix of what has been reported already
         if out.shape != truth.outs[name].shape or out.dtype != named["q"].dtype:
             message = f"{name} is {str(out.dtype)[6:]} {list(out.shape)}, expected {list(truth.outs[name].shape)}"
@@ -80,7 +80,7 @@ def _compared(
             return
         complaint = _complaint(out, plain.outs[name], truth.outs[name], case.num_tokens, slack.output)
         if complaint:
-            sick.append(name)
+            faulty.append(name)
             violation, text = complaint
             yield _failure(name, violation, f"{name} {text}", place[name])
     last = "out" if "out" in outs else "selected"
@@ -93,7 +93,7 @@ def _compared(
         branch = next((long for long, short in SHORT.items() if name.endswith(short)), last)
         scale = max(largest(each) for each in exact.values())
         complaint = _complaint(grad, usual[name], exact[name], num_terms, slack.gradient, scale)
-        if complaint and branch not in sick and (last not in sick or branch != last):
+        if complaint and branch not in faulty and (last not in faulty or branch != last):
             wrong, text = complaint
             gradient, violation = f"gradient of {name}", Violation.GRADIENT_WRONG
             message = f"{gradient} {text}"

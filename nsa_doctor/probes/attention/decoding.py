@@ -15,7 +15,7 @@ from nsa_doctor.probes.attention.stepped_operations import Part, first_unlike
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask, unobserved
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.subject.contract import Subject, WrongOutputError
@@ -60,9 +60,9 @@ def decode(
     return Decoded(torch.cat(outputs, dim=1), tokens, cache)
 
 
-def decoding_specimen(subject: Subject) -> BuiltModule:
-    """A specimen that decodes: in float64 where its cache works in it, else in its own dtype."""
-    wide = comparable_specimen(subject)
+def decoding_module(subject: Subject) -> BuiltModule:
+    """A built module that decodes: in float64 where its cache works in it, else in its own dtype."""
+    wide = comparable_module(subject)
     try:
         decode(wide, wide.input(3), [2, 1])
     except SubjectFailedError:

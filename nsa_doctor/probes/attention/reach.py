@@ -11,7 +11,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.attention.choice import chosen
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
 from nsa_doctor.probes.model.heads import heads
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import Rules
@@ -77,7 +77,7 @@ def inside(subject: Subject, rules: Rules) -> Iterator[Reach]:
 
 def outside(subject: Subject, rules: Rules) -> Iterator[Reach]:
     """Reach of every branch by its dependence on the input; the query's own token always has an influence."""
-    sp = comparable_specimen(subject)
+    sp = comparable_module(subject)
     length = min(rules.telling_lengths(subject.max_length)[-1], max(_LONGEST_BY_INPUT, rules.w + 2))
     x, positions = sp.input(length), _positions(rules, length)
     slots = None if subject.choose is None else chosen(sp, x)

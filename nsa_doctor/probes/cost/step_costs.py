@@ -66,10 +66,10 @@ class Steps:
     num_taken: int = 0
 
     def __post_init__(self) -> None:
-        self._specimen = built(self.subject, mode=self.mode, is_randomised=False)
+        self._built_beside = built(self.subject, mode=self.mode, is_randomised=False)
         self._holdings = Holdings(self.subject.packages)
-        self._holdings.know(self._specimen.module, self._specimen.input(1))
-        self._optimizer = new_optimizer(self._specimen.module) if self.is_loop else None
+        self._holdings.know(self._built_beside.module, self._built_beside.input(1))
+        self._optimizer = new_optimizer(self._built_beside.module) if self.is_loop else None
 
     def grow(
         self, is_more: Callable[[list[Step]], bool], goes_on: Callable[[list[Step], list[Step]], bool]
@@ -117,7 +117,7 @@ class Steps:
     def _known_holders(self) -> Iterator[tuple[Any, str]]:
         """Objects and the attribute in which they hold it."""
         if (holder := self.holder()) is not None:
-            yield self._specimen.module.get_submodule(holder[0].module), holder[1]
+            yield self._built_beside.module.get_submodule(holder[0].module), holder[1]
         elif self.is_loop and hasattr(owner := self._loop_owner(), name := self.loop_holder()):
             yield owner, name
 
@@ -147,24 +147,24 @@ class Steps:
     def holder(self) -> tuple[Place, str] | None:
         """The module in whose attributes most of what is held is found, and the attribute's name."""
         found: Counter[tuple[str, str]] = Counter()
-        for path, module in self._specimen.module.named_modules():
+        for path, module in self._built_beside.module.named_modules():
             for name, value in vars(module).items():
                 if name not in (MODULES, PARAMETERS):
                     found[path, name] += sum(map(self._holdings.holds, _tensors(value, _DEEPEST)))
         (path, name), number = max(found.items(), key=lambda item: item[1], default=(("", ""), 0))
         if not number:
             return None
-        kind = type(self._specimen.module.get_submodule(path)).__name__
+        kind = type(self._built_beside.module.get_submodule(path)).__name__
         return Place(module=path, module_class=kind), name
 
     @property
     def num_parameters(self) -> int:
         """How many tensors of parameters the module has."""
-        return sum(1 for _ in self._specimen.module.parameters())
+        return sum(1 for _ in self._built_beside.module.parameters())
 
     def loop_place(self) -> Place:
         """Where the training loop's step is defined; the subject as a whole is trained there."""
-        return callable_place(self.subject.train_step, self._specimen.module)
+        return callable_place(self.subject.train_step, self._built_beside.module)
 
     def loop_holder(self) -> str:
         """The attribute or variable of the training loop in which something that is held is found, or nothing."""
@@ -183,16 +183,16 @@ class Steps:
         return getattr(step, "__self__", None if inspect.isfunction(step) else step)
 
     def _step(self, watcher: Watcher, index: int) -> None:
-        module, subject = self._specimen.module, self.subject
+        module, subject = self._built_beside.module, self.subject
         seed = subject.seed + _SEEDS_APART * (self.num_taken * STEPS_OF_A_CYCLE + index)
-        x = self._specimen.input(min(_CYCLE[index], subject.max_length), seed=seed)
+        x = self._built_beside.input(min(_CYCLE[index], subject.max_length), seed=seed)
         if self._optimizer is not None:
             with torch.enable_grad(), watcher.phase("forward"):
-                take_step(self._specimen, self._optimizer, x)
+                take_step(self._built_beside, self._optimizer, x)
         else:
             with torch.set_grad_enabled(self.mode != "no_grad"):
                 with watcher.phase("forward"):
-                    output = self._specimen(x)
+                    output = self._built_beside(x)
                 if self.mode == "train" and output.requires_grad:
                     loss = (output * make_cotangent(output, subject.seed)).sum()
                     with watcher.phase("backward"):

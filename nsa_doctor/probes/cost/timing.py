@@ -28,36 +28,36 @@ class Stopwatch:
 
     def __init__(self, subject: Subject, mode: Mode, *, is_wall: bool = False) -> None:
         self.subject, self.mode = subject, mode
-        self._specimen = built(subject, mode=mode, is_randomised=False)
-        self.module, self._is_wall = self._specimen.module, is_wall
+        self._built_beside = built(subject, mode=mode, is_randomised=False)
+        self.module, self._is_wall = self._built_beside.module, is_wall
         self._device = torch.device(subject.device)
 
     def seconds(self, length: int, repeats: int = 1, batch: int = 1) -> list[float]:
         """Time of each of `repeats` passes at one length."""
-        x = self._specimen.input(length, batch)
+        x = self._built_beside.input(length, batch)
         found = []
         for _ in range(repeats):
             start = self._now()
             self._pass(x)
             found.append(self._now() - start)
-            self._specimen.module.zero_grad(set_to_none=True)
+            self._built_beside.module.zero_grad(set_to_none=True)
         return found
 
     def hottest(self, length: int) -> Place:
         """The subject's line that runs most of the time at one length, by looking every few milliseconds."""
-        x = self._specimen.input(length)
+        x = self._built_beside.input(length)
         places = Places(FrameFilter(self.subject.packages))
-        places.know(self._specimen.module)
+        places.know(self._built_beside.module)
         with places.watching(), sampled(places.of_watched_frame) as seen:
             self._pass(x)
         return seen.most_common(1)[0][0] if seen else Place()
 
     def _pass(self, x: torch.Tensor) -> None:
         with torch.set_grad_enabled(self.mode != "no_grad"):
-            output = self._specimen(x)
+            output = self._built_beside(x)
             if self.mode == "train" and output.requires_grad:
                 loss = (output * make_cotangent(output, self.subject.seed)).sum()
-                ask("backward", loss.backward, self._specimen.module, output)
+                ask("backward", loss.backward, self._built_beside.module, output)
 
     def _now(self) -> float:
         if self._device.type == "cuda":

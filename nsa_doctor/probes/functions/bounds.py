@@ -58,7 +58,7 @@ class Excess:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Yardstick:
+class Bounds:
     """The truth of one problem, and what plain torch makes of it in the dtype that the function is examined in."""
 
     truth: Mapping[str, Tensor]
@@ -86,7 +86,7 @@ class Yardstick:
         return None
 
 
-def yardstick(problem: Problem, dtype: torch.dtype, device: str, wants_gradients: bool = True) -> Yardstick:
+def oracle_bounds(problem: Problem, dtype: torch.dtype, device: str, wants_gradients: bool = True) -> Bounds:
     """Solve it in float64 and, several ways, in the dtype."""
     truth = solve(problem, Arithmetic(), wants_gradients).tensors
     size = magnitudes(problem, truth)
@@ -106,7 +106,7 @@ def yardstick(problem: Problem, dtype: torch.dtype, device: str, wants_gradients
     few = half / math.sqrt(min(problem.shape.keys, problem.shape.queries))  # a rounded weight, where there are few
     limits = {name: _limit([each[name] for each in found], truth[name], size[name], eps, sums, few) for name in truth}
     overflowing = frozenset(name for name in truth if not math.isfinite(found[0][name].element))
-    return Yardstick(
+    return Bounds(
         truth=truth,
         size=size,
         limits=limits,
@@ -117,9 +117,7 @@ def yardstick(problem: Problem, dtype: torch.dtype, device: str, wants_gradients
     )
 
 
-def yardstick_between(
-    right: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]], dtype: torch.dtype
-) -> Yardstick:
+def bounds_between(right: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]], dtype: torch.dtype) -> Bounds:
     """Of an answer that is taken to be right, and what another arithmetic makes of it: nothing else is known."""
     eps, sums = torch.finfo(dtype).eps, 16 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     truth = {name: value.double() for name, value in right.items()}
@@ -129,7 +127,7 @@ def yardstick_between(
     for name, value in truth.items():
         found = [distance(other[name].double(), value, size[name], 0.5 * eps) for other in others if name in other]
         limits[name] = _limit(found or [_NOWHERE], value, size[name], eps, sums, _FEW_ROUNDINGS * eps)
-    return Yardstick(truth=truth, size=size, limits=limits, roundings=roundings, eps=eps)
+    return Bounds(truth=truth, size=size, limits=limits, roundings=roundings, eps=eps)
 
 
 def _scale_of(value: Tensor) -> Tensor:

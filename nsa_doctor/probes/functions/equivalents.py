@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsa_doctor.probes.functions.bounds import Excess, yardstick_between
+from nsa_doctor.probes.functions.bounds import Excess, bounds_between
 from nsa_doctor.probes.functions.calling import Answer, ask
 from nsa_doctor.probes.functions.problems import Draw, problem_of
 from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
@@ -41,8 +41,8 @@ def equivalents(subject: FunctionSubject, shape: Shape) -> Iterator[tuple[str, P
             if name in answer.tensors
             if value.ndim > 1 or each.problem.shape.batch == shape.batch  # what is summed over the batch is another sum
         }
-        yardstick = yardstick_between(expected, (), dtype)
-        found = (yardstick.excess(name, answer.tensors[name]) for name in expected)
+        bounds = bounds_between(expected, (), dtype)
+        found = (bounds.excess(name, answer.tensors[name]) for name in expected)
         excess = next((excess for excess in found if excess is not None and not _is_uncertain(excess, subject)), None)
         if excess is not None:
             yield each.name, each.problem, answer, excess

@@ -1,4 +1,4 @@
-"""One specimen on one input, differentiated both ways: by autograd, and by moving tensors of its graph."""
+"""One built module on one input, differentiated both ways: by autograd, and by moving tensors of its graph."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ class Differential:
 
 
 class DerivativeProbe:
-    """A specimen and x; `only_first` tokens of the output are differentiated (all of them by default).
+    """A built module and x; `only_first` tokens of the output are differentiated (all of them by default).
 
     Every run starts from the same state of the module and of random numbers. Raises NotComparableError when the
     output is not finite, or not the same twice: then nothing can be compared.
@@ -60,7 +60,7 @@ class DerivativeProbe:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of the specimen."""
+        """The precision of the module."""
         return getattr(torch, self.built.dtype)
 
     def differentiate(self, seed: int, is_followed: bool = False, is_repeated: bool = False) -> Differential:
@@ -94,7 +94,7 @@ class DerivativeProbe:
         for handle in handles:
             handle.remove()
         (found.slopes, found.sizes), found.again = passes[0], passes[-1][0]
-        # Sums of autograd's own products, rounded in the specimen's dtype.
+        # Sums of autograd's own products, rounded in the module's dtype.
         found.rounding = 64 * float(torch.finfo(self.dtype).eps) * sum(abs(slope) for slope in found.slopes)
         return found
 

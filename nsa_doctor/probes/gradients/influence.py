@@ -15,8 +15,8 @@ _USUAL_SCALE = 0.02
 _LEAST_RATIO, _LARGEST_RATIO = math.sqrt(2), 2 * math.sqrt(2)
 
 
-class Mattering:
-    """Steps parameters of one specimen and watches its output on one input."""
+class Influence:
+    """Steps parameters of one built module and watches its output on one input."""
 
     def __init__(self, sp: BuiltModule, x: Tensor) -> None:
         length = x.shape[1]

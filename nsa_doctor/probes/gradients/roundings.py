@@ -17,7 +17,7 @@ from nsa_doctor.probes.tensors.widened import Widened
 
 @dataclass
 class Roundings:
-    """A specimen in training mode, and the same values in another precision; it is built when it is first needed."""
+    """A built module in training mode, and the same values in another precision; built when it is first needed."""
 
     sp: BuiltModule
     _twin: BuiltModule | None = field(default=None, init=False)
@@ -44,7 +44,7 @@ class Roundings:
         }
 
     def _alike(self) -> BuiltModule:
-        """The twin, with the values the specimen holds now."""
+        """The twin, with the values the module holds now."""
         if self._twin is None:
             dtype = "float32" if self.sp.dtype == "float64" else "float64"
             mode: Mode = "train" if self.sp.module.training else "eval"

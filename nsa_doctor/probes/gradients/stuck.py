@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.probes.gradients.influence import Mattering
+from nsa_doctor.probes.gradients.influence import Influence
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.training import forward_backward
 
@@ -27,7 +27,7 @@ def freed_together(sp: BuiltModule, x: Tensor, candidates: Sequence[tuple[str, n
             parameter.copy_(_FROM_ZERO * noise)
     forward_backward(sp, x)
     freed = [(name, p) for name, p in zero if p.grad is not None and not is_zero(p.grad)]
-    found = [name for name, _ in Mattering(sp, x).among(freed, len(freed))] if freed else []
+    found = [name for name, _ in Influence(sp, x).among(freed, len(freed))] if freed else []
     with torch.no_grad():
         for _, parameter in zero:
             parameter.zero_()

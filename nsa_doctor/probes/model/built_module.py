@@ -67,7 +67,7 @@ def built(
     return BuiltModule(subject, module, dtype or subject.dtype)
 
 
-def comparable_specimen(subject: Subject, *, mode: Mode = "eval", is_randomised: bool = True) -> BuiltModule:
+def comparable_module(subject: Subject, *, mode: Mode = "eval", is_randomised: bool = True) -> BuiltModule:
     """The subject in float64 where it runs in it, else in its own dtype."""
     wide = built(subject, dtype="float64", mode=mode, is_randomised=is_randomised)
     try:

@@ -151,7 +151,7 @@ def _recording(record: _Record) -> Iterator[None]:
 
 
 def twin(sp: BuiltModule) -> BuiltModule | None:
-    """The specimen as it is now, copied, without gradients; None when it cannot be copied."""
+    """The module as it is now, copied, without gradients; None when it cannot be copied."""
     copied = attempt(lambda: copy.deepcopy(sp.module))
     if isinstance(copied, Caught):
         return None

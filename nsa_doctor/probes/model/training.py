@@ -57,7 +57,7 @@ class Trial:
 
 
 def forward_backward(sp: BuiltModule, x: Tensor, watch: Watch | None = None) -> Pass:
-    """Run the specimen forward and backward, from gradients of None, to a scalar that all it returns bears on.
+    """Run the module forward and backward, from gradients of None, to a scalar that all it returns bears on.
 
     The scalar weighs the output, and what is returned beside it and wants a gradient, by fixed random numbers.
     """

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
 from nsa_doctor.probes.model.identity import shapes_of
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.model.perform import checked_answer
@@ -62,32 +62,32 @@ def places(subject: Subject, lengths: Sequence[int]) -> list[Place]:
 
 def values_at(subject: Subject, place: Place, terms: Terms) -> Values:
     """Output and gradients of one pass of the subject, built afresh; raises SubjectFailedError."""
-    specimen = built(subject, dtype=terms.dtype, mode="train" if place.mode == "train" else "eval", is_randomised=False)
-    _give(specimen.module, terms.parameters)
-    x = specimen.input(place.length, batch=terms.rows)
+    sp = built(subject, dtype=terms.dtype, mode="train" if place.mode == "train" else "eval", is_randomised=False)
+    _give(sp.module, terms.parameters)
+    x = sp.input(place.length, batch=terms.rows)
     if place.mode == "decode":
-        return {_OUTPUT: _decoded(specimen, x)}
+        return {_OUTPUT: _decoded(sp, x)}
     if place.mode == "eval":
         with torch.no_grad():
-            return {_OUTPUT: specimen(x)}
+            return {_OUTPUT: sp(x)}
     x.requires_grad_(x.is_floating_point())
-    output = specimen(x)
+    output = sp(x)
     if not output.requires_grad:
         return {_OUTPUT: output}
     loss = (output * make_cotangent(output, subject.seed)).sum()
-    ask("backward", loss.backward, specimen.module, output)
-    found = {"the input": x, **dict(specimen.module.named_parameters())}
+    ask("backward", loss.backward, sp.module, output)
+    found = {"the input": x, **dict(sp.module.named_parameters())}
     gradients = {f"gradient of {name}": each.grad for name, each in found.items() if each.grad is not None}
     return {_OUTPUT: output.detach(), **gradients}
 
 
 def terms_of(subject: Subject) -> Terms:
     """Float64 where the subject runs in it, parameters away from special values, several rows where it takes them."""
-    specimen = comparable_specimen(subject)
-    parameters = {name: each.detach().clone() for name, each in specimen.module.named_parameters()}
-    several = Terms(specimen.dtype, _ROWS, parameters)
+    sp = comparable_module(subject)
+    parameters = {name: each.detach().clone() for name, each in sp.module.named_parameters()}
+    several = Terms(sp.dtype, _ROWS, parameters)
     tried = attempt(lambda: values_at(subject, Place(_ROWS, "eval"), several))
-    return Terms(specimen.dtype, 1, parameters) if isinstance(tried, Caught) else several
+    return Terms(sp.dtype, 1, parameters) if isinstance(tried, Caught) else several
 
 
 def record(subject: Subject, lengths: Sequence[int], file: Path) -> Iterator[Place]:
@@ -148,9 +148,9 @@ def _difference(found: Values, expected: Values, place: Place, terms: Terms, dty
     return ""
 
 
-def _decoded(specimen: BuiltModule, x: Tensor) -> Tensor:
+def _decoded(sp: BuiltModule, x: Tensor) -> Tensor:
     """The outputs of a prompt and of a few steps after it."""
-    subject, module = specimen.subject, specimen.module
+    subject, module = sp.subject, sp.module
     assert subject.prefill is not None
     assert subject.step is not None
     prefill, step = subject.prefill, subject.step

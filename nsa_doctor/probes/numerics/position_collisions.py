@@ -41,7 +41,7 @@ class Merging:
 
 
 def first_merging(sp: BuiltModule, x: Tensor) -> Merging | None:
-    """Run the specimen on x and look for a decision taken by merged positions."""
+    """Run the module on x and look for a decision taken by merged positions."""
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
     watcher = _Watcher(places)

@@ -138,7 +138,7 @@ class _CalledDirectly(nn.Module):
         return self.inner.part.forward(x)
 
 
-class _SickBuffer(nn.Module):
+class _FaultyBuffer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("decay", torch.arange(DIM).float().log())  # here
@@ -170,11 +170,11 @@ def called_directly() -> nn.Module:
     return _CalledDirectly()
 
 
-def sick_buffer() -> nn.Module:
-    return Host(_SickBuffer())
+def faulty_buffer() -> nn.Module:
+    return Host(_FaultyBuffer())
 
 
-def sick_parameter() -> nn.Module:
+def faulty_parameter() -> nn.Module:
     return Host(_UnwrittenParameter())
 
 

@@ -15,7 +15,7 @@ from nsa_doctor.subject.contract import Subject
 from .host import DIM, hosting
 
 Patch = tuple[str, str, Callable[[Any], Any]]
-"""(module, dotted name in it, what makes the sick one of the healthy one)"""
+"""(module, dotted name in it, what makes the faulty one of the healthy one)"""
 
 
 def _shifted(healthy):
@@ -27,21 +27,21 @@ def _clamps_in_place(healthy):
 
 
 def _clamps(healthy):
-    def sick(ranges: Tensor, num_tokens: int) -> Tensor:
+    def faulty(ranges: Tensor, num_tokens: int) -> Tensor:
         bounded = ranges.clamp(0, num_tokens)
         return healthy(torch.stack((bounded[..., 0], bounded.amax(-1)), -1), num_tokens)
 
-    return sick
+    return faulty
 
 
 def _unmerged(healthy):
-    def sick(slots: Tensor, num_tokens: int, of: geometry.Geometry) -> Tensor:
+    def faulty(slots: Tensor, num_tokens: int, of: geometry.Geometry) -> Tensor:
         start = slots.long() * of.l_sel
         healthy(slots, num_tokens, of)  # still refuses what is no block
         ranges = torch.stack((start, (start + of.l_sel).clamp(max=num_tokens)), -1)
         return torch.where((slots == -1)[..., None], 0, ranges)
 
-    return sick
+    return faulty
 
 
 def _descending(healthy):
@@ -53,22 +53,22 @@ def _sees_one_more(healthy):
 
 
 def _window_one_short(healthy):
-    def sick(self, query: Tensor, key: Tensor) -> Tensor:
+    def faulty(self, query: Tensor, key: Tensor) -> Tensor:
         age = self.first_query + query - key
         return (age >= 0) & ((age < self.w - 1) | (age == 0))
 
-    return sick
+    return faulty
 
 
 def _softmax_of_nothing(healthy):
     """A query that sees no block gets NaN, as a softmax over −inf does."""
 
-    def sick(q, k_cmp, v_cmp, geometry, first_query, *more):
+    def faulty(q, k_cmp, v_cmp, geometry, first_query, *more):
         out, slots = healthy(q, k_cmp, v_cmp, geometry, first_query, *more)
         blind = torch.arange(first_query, first_query + q.shape[1]) < geometry.l - 1
         return torch.where(blind[:, None, None], out / out * 0, out) if bool(blind.any()) else out, slots
 
-    return sick
+    return faulty
 
 
 def _crosses_sequences(healthy):
@@ -82,11 +82,11 @@ def _ignores_causality(healthy):
 
 
 def _drops_the_forced(healthy):
-    def sick(importance: Tensor, of: geometry.Geometry, first_query: int) -> Tensor:
+    def faulty(importance: Tensor, of: geometry.Geometry, first_query: int) -> Tensor:
         slots = healthy(importance, of, first_query)
         return torch.where(slots[..., :1] == 0, torch.cat((slots[..., 1:], slots[..., :1] * 0 - 1), -1), slots)
 
-    return sick
+    return faulty
 
 
 def _unsorted(healthy):
@@ -98,11 +98,11 @@ def _of_the_future(healthy):
 
 
 def _last_of_ties(healthy):
-    def sick(importance: Tensor, of: geometry.Geometry, first_query: int) -> Tensor:
+    def faulty(importance: Tensor, of: geometry.Geometry, first_query: int) -> Tensor:
         favour = torch.arange(importance.shape[-1]) * 1e-6
         return healthy(importance.double() + favour, of, first_query)
 
-    return sick
+    return faulty
 
 
 def _worst_first(healthy):
@@ -110,11 +110,11 @@ def _worst_first(healthy):
 
 
 def _repeats(healthy):
-    def sick(importance: Tensor, of: geometry.Geometry, first_query: int) -> Tensor:
+    def faulty(importance: Tensor, of: geometry.Geometry, first_query: int) -> Tensor:
         slots = healthy(importance, of, first_query)
         return torch.where(slots == -1, slots[..., :1], slots)
 
-    return sick
+    return faulty
 
 
 def _scales_in_place(healthy):
@@ -128,11 +128,11 @@ def _by_the_batch(healthy):
 
 
 def _by_memory(healthy):
-    def sick(importance: Tensor, of: geometry.Geometry, first_query: int) -> Tensor:
+    def faulty(importance: Tensor, of: geometry.Geometry, first_query: int) -> Tensor:
         flat = importance.as_strided(importance.shape, torch.empty(importance.shape).stride())
         return healthy(flat, of, first_query)
 
-    return sick
+    return faulty
 
 
 def _unscaled(healthy):
@@ -146,11 +146,11 @@ def _overflows(healthy):
 
 
 def _writes_gates(healthy):
-    def sick(compressed, selected, sliding, gates):
+    def faulty(compressed, selected, sliding, gates):
         gates.data.clamp_(max=1.0)
         return healthy(compressed, selected, sliding, gates)
 
-    return sick
+    return faulty
 
 
 PATCHES: dict[str, Patch] = {
@@ -205,7 +205,7 @@ def plant(name: str, replacing: Callable[[Any, str, Any], None] = setattr) -> No
     replacing(owner, last, make(getattr(owner, last)))
 
 
-def sick_nsa() -> Subject:
+def faulty_nsa() -> Subject:
     """The built-in subject of a process in which slots are chosen unsorted."""
     plant("unsorted")
     return builtin_subject()

@@ -13,7 +13,7 @@ RELEASED = threading.Event()  # a test that hangs a thread of its own sets it at
 
 
 class Layer(nn.Module):
-    """Residual; `act` does what the subject is sick with, in the layer that is asked to."""
+    """Residual; `act` does what the subject is faulty with, in the layer that is asked to."""
 
     def __init__(self, act=None):
         super().__init__()
@@ -26,7 +26,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Two layers of one class, so that the class alone does not tell which; the second is sick."""
+    """Two layers of one class, so that the class alone does not tell which; the second is faulty."""
 
     def __init__(self, act, layer=Layer):
         super().__init__()

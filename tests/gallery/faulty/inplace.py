@@ -72,7 +72,7 @@ class _MemsetValues(_Attention):
         return out
 
 
-@torch.library.custom_op("sick_inplace::scale", mutates_args=())
+@torch.library.custom_op("faulty_inplace::scale", mutates_args=())
 def _scale(x: Tensor) -> Tensor:
     torch.from_numpy(x.detach().numpy()).mul_(0.5)
     return x.clone()

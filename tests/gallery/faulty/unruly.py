@@ -57,7 +57,7 @@ def _runs_out_of_memory(x: Tensor) -> Tensor:
 
 def _tells_its_process(x: Tensor) -> Tensor:
     if x.shape[1] == 17:
-        (Path(os.environ["SICK_FOLDER"]) / "pid").write_text(str(os.getpid()))
+        (Path(os.environ["FAULTY_FOLDER"]) / "pid").write_text(str(os.getpid()))
         while True:
             time.sleep(3600)
     return x

@@ -59,7 +59,7 @@ class _TwoInputs(_Unusual):
         return self.linear(query) + memory
 
 
-class _SickBeside(_Unusual):
+class _FaultyBeside(_Unusual):
     def forward(self, x: Tensor):
         h = self.linear(x)
         return {"logits": h, "inner": ({"loss": (h.mean() - h.mean()).log() * 0},)}  # here
@@ -72,4 +72,4 @@ in_bfloat16 = _InBfloat16
 hidden_vocabulary = _HiddenVocabulary
 lazy = _Lazy
 two_inputs = _TwoInputs
-sick_beside = _SickBeside
+faulty_beside = _FaultyBeside

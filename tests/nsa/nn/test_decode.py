@@ -271,8 +271,8 @@ def test_a_model_that_runs_out_of_memory_leaves_the_caches_of_all_layers_as_they
     for each in (cache, sound):
         model(ids[:, :7], each)
     with monkeypatch.context() as patched:
-        sick = model.blocks[-1].mlp if failing == "last block" else model
-        patched.setattr(sick, "forward" if failing == "last block" else "logits", runs_out_of_memory)
+        faulty = model.blocks[-1].mlp if failing == "last block" else model
+        patched.setattr(faulty, "forward" if failing == "last block" else "logits", runs_out_of_memory)
         with pytest.raises(torch.OutOfMemoryError):
             model(ids[:, 7:], cache)
     assert [layer.length for layer in cache] == [7] * len(cache)

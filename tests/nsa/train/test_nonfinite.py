@@ -21,7 +21,7 @@ def poison(monkeypatch):
     def plant(batches, value=torch.nan, *, only_backward=False):
         forward, seen = Objective.forward, [0]
 
-        def sick(self, tokens, documents):
+        def faulty(self, tokens, documents):
             loss = forward(self, tokens, documents)
             seen[0] += torch.is_grad_enabled()
             if torch.is_grad_enabled() and seen[0] in batches:
@@ -31,7 +31,7 @@ def poison(monkeypatch):
                 return loss * value
             return loss
 
-        monkeypatch.setattr(Objective, "forward", sick)
+        monkeypatch.setattr(Objective, "forward", faulty)
 
     return plant
 

@@ -52,7 +52,7 @@ def residual_lost(self, x, cache=None, cu_seqlens=None):
 
 
 @pytest.mark.parametrize(
-    ("place", "name", "sick"),
+    ("place", "name", "faulty"),
     [
         (transformer.SwiGLU, "forward", halves_swapped),
         (RMSNorm, "forward", mean_taken_off),
@@ -60,10 +60,10 @@ def residual_lost(self, x, cache=None, cu_seqlens=None):
     ],
     ids=["swiglu", "norm", "residual"],
 )
-def test_what_is_wrong_outside_attention_is_found(monkeypatch, place, name, sick):
+def test_what_is_wrong_outside_attention_is_found(monkeypatch, place, name, faulty):
     subject = model_subject(config())
     codes = [code for code, entry in registry.entries().items() if "oracle" in entry.needs and code.startswith("FWD")]
     assert codes
     assert all(run_check(registry.load(code), subject).verdict is Verdict.PASS for code in codes)
-    monkeypatch.setattr(place, name, sick)
+    monkeypatch.setattr(place, name, faulty)
     assert Verdict.FAIL in [run_check(registry.load(code), subject).verdict for code in codes]

@@ -38,19 +38,21 @@ from nsa_doctor.subject.request import SubjectRequest
         ("unusual:lazy", "embeddings", 16),
     ],
 )
-def test_what_a_module_takes_is_found_out(sick: Callable[..., LocalMeasurer], name: str, kind: str, width: int) -> None:
-    measurer = sick(name if ":" in name else f"healthy:{name}")
+def test_what_a_module_takes_is_found_out(
+    faulty: Callable[..., LocalMeasurer], name: str, kind: str, width: int
+) -> None:
+    measurer = faulty(name if ":" in name else f"healthy:{name}")
     assert (measurer.subject.input, measurer.subject.width) == (kind, width)
     assert measurer.measure(Point(length=16, dtype=measurer.subject.dtype)).is_finite
 
 
-def test_a_vocabulary_that_was_found_is_named_on_the_command_line(sick: Callable[..., LocalMeasurer]) -> None:
-    assert sick("unusual:hidden_vocabulary").subject.options[-2:] == ("--width", "13")
+def test_a_vocabulary_that_was_found_is_named_on_the_command_line(faulty: Callable[..., LocalMeasurer]) -> None:
+    assert faulty("unusual:hidden_vocabulary").subject.options[-2:] == ("--width", "13")
 
 
-def test_what_no_guess_fits_is_refused_and_not_charged_to_the_subject(sick: Callable[..., LocalMeasurer]) -> None:
+def test_what_no_guess_fits_is_refused_and_not_charged_to_the_subject(faulty: Callable[..., LocalMeasurer]) -> None:
     with pytest.raises(SubjectUnusableError, match="say what it takes with --input and --width"):
-        sick("unusual:two_inputs")
+        faulty("unusual:two_inputs")
 
 
 def test_a_guess_that_the_user_answers_for_is_taken() -> None:
@@ -60,8 +62,8 @@ def test_a_guess_that_the_user_answers_for_is_taken() -> None:
     assert (subject.input, subject.width, subject.options[-2:]) == ("embeddings", 3, ("--width", "3"))
 
 
-def test_a_module_that_fails_at_one_length_is_asked_at_another(sick: Callable[..., LocalMeasurer]) -> None:
-    subject = sick("unruly:raises", lengths=(17, 20)).subject
+def test_a_module_that_fails_at_one_length_is_asked_at_another(faulty: Callable[..., LocalMeasurer]) -> None:
+    subject = faulty("unruly:raises", lengths=(17, 20)).subject
     assert (subject.input, subject.width) == ("embeddings", 16)
 
 
@@ -91,15 +93,15 @@ def test_what_fails_behind_its_first_projection_is_a_failure_of_the_subject() ->
         ("nowhere:make", "cannot be imported: ModuleNotFoundError: No module named 'faulty.nowhere'"),
     ],
 )
-def test_what_is_no_subject_is_refused(sick: Callable[..., LocalMeasurer], name: str, message: str) -> None:
+def test_what_is_no_subject_is_refused(faulty: Callable[..., LocalMeasurer], name: str, message: str) -> None:
     with pytest.raises(SubjectUnusableError, match=r"^subject faulty\.") as refused:
-        sick(name)
+        faulty(name)
     assert message in str(refused.value)
 
 
-def test_a_factory_that_raises_is_a_failure_of_the_subject(sick: Callable[..., LocalMeasurer]) -> None:
+def test_a_factory_that_raises_is_a_failure_of_the_subject(faulty: Callable[..., LocalMeasurer]) -> None:
     with pytest.raises(SubjectFailedError, match="KeyError: 'no such preset'"):
-        sick("unruly:broken_factory")
+        faulty("unruly:broken_factory")
 
 
 def test_an_unknown_configuration_is_refused() -> None:

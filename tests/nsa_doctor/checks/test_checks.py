@@ -52,22 +52,22 @@ def complaints(check: Check, subject: Subject) -> Iterator[str]:
     healthy = run_check(check, subject)
     if healthy.verdict is not Verdict.PASS or healthy.findings:
         yield f"{healthy.verdict} on the healthy subject: {healthy.reason or healthy.findings}"
-    sick, beside = run_check(check, check.planted(subject)).parted()
+    faulty, beside = run_check(check, check.planted(subject)).parted()
     left = [
-        each for result in deduplicate(with_observed([sick], beside), registry.entries()) for each in result.findings
+        each for result in deduplicate(with_observed([faulty], beside), registry.entries()) for each in result.findings
     ]
     if any(each.code != check.manual.code for each in left):
         yield f"beside it, for one planted bug: {[each.code for each in left]}"
     if check.manual.code in ONLY_NOTES:
-        named = [note for note in sick.notes if Path(check.run.__code__.co_filename).name in note]
-        if healthy.notes or not named or sick.verdict is not Verdict.PASS:
-            yield f"{sick.verdict} with notes {sick.notes}; {healthy.notes} on the healthy subject"
+        named = [note for note in faulty.notes if Path(check.run.__code__.co_filename).name in note]
+        if healthy.notes or not named or faulty.verdict is not Verdict.PASS:
+            yield f"{faulty.verdict} with notes {faulty.notes}; {healthy.notes} on the healthy subject"
         return
-    if sick.verdict is not Verdict.FAIL:
-        yield f"{sick.verdict} on its own planted bug: {sick.reason}"
-    if len(sick.findings) > _MOST_FINDINGS:
-        yield f"{len(sick.findings)} findings for one planted bug"
-    for finding in sick.findings:
+    if faulty.verdict is not Verdict.FAIL:
+        yield f"{faulty.verdict} on its own planted bug: {faulty.reason}"
+    if len(faulty.findings) > _MOST_FINDINGS:
+        yield f"{len(faulty.findings)} findings for one planted bug"
+    for finding in faulty.findings:
         if finding.code != check.manual.code:
             yield f"a finding bears the code {finding.code}"
         if Path(finding.where.file).name != Path(check.run.__code__.co_filename).name and finding.code not in (
@@ -90,10 +90,10 @@ def complaints_of_a_file(code: str) -> Iterator[str]:
     sound = judge(check, holding(written, healthy(), moved))
     if sound.verdict is not Verdict.PASS:
         yield f"{sound.verdict} on healthy checkpoints: {sound.reason or sound.findings}"
-    sick = judge(check, check.planted(written))
-    if (sick.verdict, len(sick.findings)) != (Verdict.FAIL, 1):
-        yield f"{sick.verdict} with {len(sick.findings)} findings on what it plants: {sick.reason}"
-    for finding in sick.findings:
+    faulty = judge(check, check.planted(written))
+    if (faulty.verdict, len(faulty.findings)) != (Verdict.FAIL, 1):
+        yield f"{faulty.verdict} with {len(faulty.findings)} findings on what it plants: {faulty.reason}"
+    for finding in faulty.findings:
         if finding.code != code or finding.repro != "nsa-doctor gate-stats it":
             yield f"the finding bears the code {finding.code} and is repeated by {finding.repro!r}"
         if finding.where.module not in (GATE, f"{GATE}.fc2") and not code.startswith(("CKP101", "CKP102")):
@@ -165,10 +165,10 @@ def test_a_check_of_runs_finds_what_it_plants_and_nothing_else(code: str, health
     check = registry.load(code)
     sound = judge(check, healthy_run)
     assert (sound.verdict, sound.findings) in ((Verdict.PASS, ()), (Verdict.SKIP, ()))
-    sick = judge(check, check.planted(healthy_run))
-    assert (sick.verdict, len(sick.findings)) == (Verdict.FAIL, 1), sick.reason
+    faulty = judge(check, check.planted(healthy_run))
+    assert (faulty.verdict, len(faulty.findings)) == (Verdict.FAIL, 1), faulty.reason
     again = "nsa-doctor watch it --recompute" if code in COMPUTED_AGAIN else "nsa-doctor watch it"
-    assert (sick.findings[0].code, sick.findings[0].repro) == (code, again)
+    assert (faulty.findings[0].code, faulty.findings[0].repro) == (code, again)
 
 
 @pytest.mark.parametrize("code", OF_DATA)
@@ -176,10 +176,10 @@ def test_a_check_of_data_finds_what_it_plants_and_nothing_else(code: str) -> Non
     check, source = registry.load(code), replace(of_config(load_config(HERE / "small.yaml")), options=("it",))
     sound = judge(check, source)
     assert (sound.verdict, sound.findings, sound.notes) == (Verdict.PASS, (), ()), sound.reason
-    sick = judge(check, check.planted(source))
-    assert (sick.verdict, len(sick.findings)) == (Verdict.FAIL, 1), sick.reason
-    assert (sick.findings[0].code, sick.findings[0].repro) == (code, "nsa-doctor data it")
-    assert sick.findings[0].where.file
+    faulty = judge(check, check.planted(source))
+    assert (faulty.verdict, len(faulty.findings)) == (Verdict.FAIL, 1), faulty.reason
+    assert (faulty.findings[0].code, faulty.findings[0].repro) == (code, "nsa-doctor data it")
+    assert faulty.findings[0].where.file
 
 
 def test_checks_of_another_kind_are_no_part_of_an_examination() -> None:
@@ -196,12 +196,12 @@ def test_an_isolated_check_finds_what_it_plants_and_nothing_else(code: str) -> N
     try:
         assert supervisor.load() == []
         assert supervisor.check(code, seconds=60).verdict is Verdict.PASS
-        sick = supervisor.check(code, seconds=1, planted=True)
+        faulty = supervisor.check(code, seconds=1, planted=True)
     finally:
         supervisor.close()
-    assert sick.verdict is Verdict.TIMEOUT
-    assert Path(sick.findings[0].where.file).name.startswith(code.lower())
-    assert sick.findings[0].where.function == "never_advances"
+    assert faulty.verdict is Verdict.TIMEOUT
+    assert Path(faulty.findings[0].where.file).name.startswith(code.lower())
+    assert faulty.findings[0].where.function == "never_advances"
 
 
 @pytest.mark.parametrize("path", registry.check_files(), ids=lambda path: path.stem)

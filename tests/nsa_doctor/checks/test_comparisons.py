@@ -16,11 +16,11 @@ from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.conftest import is_marked
 
 CODES = ("FWD201", "FWD202", "FWD203", "FWD204", "FWD205", "FWD206", "FWD207", "FWD208")
-Sick = Callable[..., LocalMeasurer]
+Faulty = Callable[..., LocalMeasurer]
 
 
-def checked(sick: Sick, name: str, code: str, seed: int = 0) -> Result:
-    subject = replace(sick(name).subject, max_length=211, seed=seed)
+def checked(faulty: Faulty, name: str, code: str, seed: int = 0) -> Result:
+    subject = replace(faulty(name).subject, max_length=211, seed=seed)
     return run_check(registry.load(code), subject)
 
 
@@ -38,8 +38,8 @@ def checked(sick: Sick, name: str, code: str, seed: int = 0) -> Result:
         ("writes_into_its_input", "FWD208"),
     ],
 )
-def test_an_illness_is_found_in_its_line(sick: Sick, name: str, code: str) -> None:
-    result = checked(sick, f"comparisons:{name}", code)
+def test_an_illness_is_found_in_its_line(faulty: Faulty, name: str, code: str) -> None:
+    result = checked(faulty, f"comparisons:{name}", code)
     assert result.verdict is Verdict.FAIL
     where = result.findings[0].where
     assert where.module_class in ("Part", "_CountsCalls", "_OtherInTraining")
@@ -51,8 +51,8 @@ def test_an_illness_is_found_in_its_line(sick: Sick, name: str, code: str) -> No
     "name", ["causal", "masked", "frozen", "token_model", "object_output", "no_parameters", "rude"]
 )
 @pytest.mark.parametrize("code", CODES)
-def test_healthy_models_are_silent(sick: Sick, name: str, code: str) -> None:
-    assert checked(sick, f"healthy:{name}", code).verdict is Verdict.PASS
+def test_healthy_models_are_silent(faulty: Faulty, name: str, code: str) -> None:
+    assert checked(faulty, f"healthy:{name}", code).verdict is Verdict.PASS
 
 
 class _WritesIntoOdd(nn.Linear):

@@ -23,7 +23,7 @@ Load = Callable[..., Subject]
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Load:
-    """`load("slow:name")` is that module of the folder `sick` as a subject."""
+    """`load("slow:name")` is that module of the folder `faulty` as a subject."""
     monkeypatch.syspath_prepend(HERE)
 
     def subject(name: str, profile: str = "smoke") -> Subject:

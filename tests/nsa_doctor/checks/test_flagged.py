@@ -9,7 +9,7 @@ from tests.nsa_doctor.conftest import HERE, is_marked
 
 
 @pytest.fixture(autouse=True)
-def sick(monkeypatch: pytest.MonkeyPatch):
+def faulty(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(HERE)
     from faulty import prefills
 
@@ -17,15 +17,15 @@ def sick(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(("name", "message"), [("opposes", "does the opposite"), ("ignores", "has no effect")])
-def test_a_flag_that_is_not_followed_is_reported_where_it_is_read(name, message, sick):
-    result = run_check(registry.load("ENV103"), getattr(sick, name)())
+def test_a_flag_that_is_not_followed_is_reported_where_it_is_read(name, message, faulty):
+    result = run_check(registry.load("ENV103"), getattr(faulty, name)())
     (finding,) = result.findings
     assert message in finding.message
     assert is_marked(finding.where.file, finding.where.line)
 
 
 @pytest.mark.parametrize(("name", "verdict"), [("obeys", Verdict.PASS), ("knows_no_flag", Verdict.SKIP)])
-def test_one_that_is_followed_or_unknown_is_no_finding(name, verdict, sick):
-    result = run_check(registry.load("ENV103"), getattr(sick, name)())
+def test_one_that_is_followed_or_unknown_is_no_finding(name, verdict, faulty):
+    result = run_check(registry.load("ENV103"), getattr(faulty, name)())
     assert (result.verdict, result.findings) == (verdict, ())
     assert result.is_required == (verdict is Verdict.PASS)

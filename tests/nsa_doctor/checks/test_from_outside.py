@@ -111,7 +111,7 @@ class OneGroupForAll(Plain):
         return k[:, :, :1].repeat(1, 1, HEADS, 1), v[:, :, :1].repeat(1, 1, HEADS, 1)
 
 
-SICK = [
+FAULTY = [
     (WithoutTheFirstOfABlock, "FWD216", "tokens 8, 16, 24, 32, 40 and 2 more up to 56 give no weight to themselves"),
     (EarlierBlocksAlone, "FWD217", "rows of a softmax over 61 keys have every key masked"),
     (QueriesAlone, "FWD218", "every key has the same"),
@@ -252,7 +252,7 @@ def examined(make: type[nn.Module], code: str, seed: int = 0, geometry: Any = No
     return run_check(registry.load(code), subject)
 
 
-@pytest.mark.parametrize(("make", "code", "said"), SICK, ids=[make.__name__ for make, *_ in SICK])
+@pytest.mark.parametrize(("make", "code", "said"), FAULTY, ids=[make.__name__ for make, *_ in FAULTY])
 def test_a_fault_of_attention_is_found_where_weights_are_made(make: type[nn.Module], code: str, said: str) -> None:
     (finding,) = examined(make, code).findings
     assert said in finding.message

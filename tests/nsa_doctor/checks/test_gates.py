@@ -14,7 +14,7 @@ from nsa_doctor.worker.run_check import run_check
 from tests.gallery.faulty.nsa_like import DIM, Glu, Routed, Weigher
 
 CODES = [entry.manual.code for entry in registry.select(("GAT",), (), "full")]
-SICK = {
+FAULTY = {
     ("zero twice", "softmax"): "GAT101",
     ("zero twice", "sigmoid"): "GAT101",
     ("constant input", "softmax"): "GAT102",
@@ -43,7 +43,7 @@ def subject_of(make: Callable[[], nn.Module]) -> Subject:
     )
 
 
-@pytest.mark.parametrize(("case", "code"), SICK.items(), ids=lambda value: str(value).replace(" ", "-"))
+@pytest.mark.parametrize(("case", "code"), FAULTY.items(), ids=lambda value: str(value).replace(" ", "-"))
 def test_an_ill_gate_is_found_in_its_layer(case: tuple[str, str], code: str) -> None:
     result = run_check(registry.load(code), subject_of(lambda: Weigher(*case)))
     assert result.verdict is Verdict.FAIL, result.reason

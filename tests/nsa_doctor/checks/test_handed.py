@@ -17,11 +17,11 @@ def spoilt(subject: Subject, seam: str, position: int) -> Subject:
     """The subject, that seam writing into one of its arguments, behind a view, before it is asked."""
     own = getattr(subject, seam)
 
-    def sick(*given):
+    def faulty(*given):
         given[position].view(-1)[0] += 1
         return own(*given)
 
-    return replace(subject, **{seam: sick})
+    return replace(subject, **{seam: faulty})
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_an_argument_that_is_written_over_is_named(small: Subject, seam: str, po
 def test_slots_that_a_conversion_does_not_copy_are_seen(small: Subject) -> None:
     attend = small.attend
     assert attend is not None
-    sick = replace(small, attend=lambda q, k, v, slots: attend(q, k, v, slots.to(torch.int64).clamp_(0)))
-    assert "of slots of attend" in run_check(CHECK, sick).findings[0].message
+    faulty = replace(small, attend=lambda q, k, v, slots: attend(q, k, v, slots.to(torch.int64).clamp_(0)))
+    assert "of slots of attend" in run_check(CHECK, faulty).findings[0].message
     copied = replace(small, attend=lambda q, k, v, slots: attend(q, k, v, slots.clone().clamp_(-1)))
     assert run_check(CHECK, copied).verdict is Verdict.PASS
 

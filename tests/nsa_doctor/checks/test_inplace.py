@@ -73,9 +73,9 @@ def findings(code: str, subject: Subject) -> tuple[Finding, ...]:
 
 @pytest.mark.parametrize(("name", "writer", "saver", "operation"), REFUSED, ids=[case[0] for case in REFUSED])
 def test_a_refused_overwrite_names_both_lines(
-    name: str, writer: str, saver: str, operation: str, sick: Measurer
+    name: str, writer: str, saver: str, operation: str, faulty: Measurer
 ) -> None:
-    subject = sick(f"inplace:{name}").subject
+    subject = faulty(f"inplace:{name}").subject
     (finding,) = findings("GRD401", subject)
     assert is_marked(finding.where.file, finding.where.line)
     assert finding.where.module == writer
@@ -88,8 +88,8 @@ def test_a_refused_overwrite_names_both_lines(
 
 
 @pytest.mark.parametrize(("name", "writer"), SILENT, ids=[case[0] for case in SILENT])
-def test_a_silent_overwrite_is_found_on_its_line(name: str, writer: str, sick: Measurer) -> None:
-    subject = sick(f"inplace:{name}").subject
+def test_a_silent_overwrite_is_found_on_its_line(name: str, writer: str, faulty: Measurer) -> None:
+    subject = faulty(f"inplace:{name}").subject
     (finding,) = findings("GRD402", subject)
     assert is_marked(finding.where.file, finding.where.line)
     assert finding.where.module == writer
@@ -100,21 +100,21 @@ def test_a_silent_overwrite_is_found_on_its_line(name: str, writer: str, sick: M
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch's, where gradients are off
 @pytest.mark.parametrize("code", ["GRD401", "GRD402"])
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_write_that_harms_nothing_is_passed_over(name: str, code: str, sick: Measurer) -> None:
-    assert findings(code, sick(f"inplace_healthy:{name}").subject) == ()
+def test_a_write_that_harms_nothing_is_passed_over(name: str, code: str, faulty: Measurer) -> None:
+    assert findings(code, faulty(f"inplace_healthy:{name}").subject) == ()
 
 
-def test_a_length_that_is_overwritten_is_named(sick: Measurer) -> None:
-    (finding,) = findings("GRD402", sick("inplace:only_long").subject)
+def test_a_length_that_is_overwritten_is_named(faulty: Measurer) -> None:
+    (finding,) = findings("GRD402", faulty("inplace:only_long").subject)
     assert finding.evidence["length"] == 131
     assert "S=131" in finding.message
 
 
-def test_a_shared_version_counter_is_distinguished_from_changed_values(sick: Measurer) -> None:
-    (shared,) = findings("GRD401", sick("inplace:buffer").subject)
+def test_a_shared_version_counter_is_distinguished_from_changed_values(faulty: Measurer) -> None:
+    (shared,) = findings("GRD401", faulty("inplace:buffer").subject)
     assert "shares its version counter" in shared.message
     assert shared.evidence["num_changed"] == 0
-    (changed,) = findings("GRD401", sick("inplace:fills_mask").subject)
+    (changed,) = findings("GRD401", faulty("inplace:fills_mask").subject)
     assert "3 of 9 values changed" in changed.message
 
 
@@ -132,24 +132,24 @@ def stepping(subject: Subject, spoil: Callable[[nn.Module, Tensor], None]) -> Su
     return replace(subject, train_step=train_step)
 
 
-def test_weights_changed_between_forward_and_backward_of_a_training_loop(sick: Measurer) -> None:
+def test_weights_changed_between_forward_and_backward_of_a_training_loop(faulty: Measurer) -> None:
     def clipped(module: nn.Module, x: Tensor) -> None:
         module.after.weight.data.mul_(0.5)  # here
 
-    (finding,) = findings("GRD402", stepping(sick("healthy:causal").subject, clipped))
+    (finding,) = findings("GRD402", stepping(faulty("healthy:causal").subject, clipped))
     assert is_marked(finding.where.file, finding.where.line)
     assert "a training step" in finding.message
 
 
-def test_weights_stepped_between_forward_and_backward_of_a_training_loop(sick: Measurer) -> None:
+def test_weights_stepped_between_forward_and_backward_of_a_training_loop(faulty: Measurer) -> None:
     def stepped(module: nn.Module, x: Tensor) -> None:
         with torch.no_grad():
             module.after.weight.mul_(0.5)  # here
 
-    (finding,) = findings("GRD401", stepping(sick("healthy:causal").subject, stepped))
+    (finding,) = findings("GRD401", stepping(faulty("healthy:causal").subject, stepped))
     assert is_marked(finding.where.file, finding.where.line)
 
 
-def test_a_training_loop_that_changes_weights_afterwards_is_passed_over(sick: Measurer) -> None:
-    subject = stepping(sick("healthy:causal").subject, lambda module, x: None)
+def test_a_training_loop_that_changes_weights_afterwards_is_passed_over(faulty: Measurer) -> None:
+    subject = stepping(faulty("healthy:causal").subject, lambda module, x: None)
     assert findings("GRD401", subject) == findings("GRD402", subject) == ()

@@ -42,8 +42,8 @@ def only_finding(code: str, subject: Subject) -> Finding:
         ("silent", "blocks.1.moved", False),
     ],
 )
-def test_a_graph_that_is_kept_is_reported_with_its_holder(name: str, way: str, raises: bool, sick: Measurer) -> None:
-    finding = only_finding("GRD403", sick(f"loops:{name}").subject)
+def test_a_graph_that_is_kept_is_reported_with_its_holder(name: str, way: str, raises: bool, faulty: Measurer) -> None:
+    finding = only_finding("GRD403", faulty(f"loops:{name}").subject)
     assert finding.where.module == "blocks.1"
     assert finding.evidence["held_in"] == way
     assert ("second time" in finding.message) is raises
@@ -52,23 +52,23 @@ def test_a_graph_that_is_kept_is_reported_with_its_holder(name: str, way: str, r
 
 
 @pytest.mark.parametrize("name", ["detaches", "returns_it", "keeps_views", "looks", "table"])
-def test_what_is_kept_without_harm_is_passed_over(name: str, sick: Measurer) -> None:
-    assert checked("GRD403", sick(f"loops:{name}").subject).findings == ()
+def test_what_is_kept_without_harm_is_passed_over(name: str, faulty: Measurer) -> None:
+    assert checked("GRD403", faulty(f"loops:{name}").subject).findings == ()
 
 
-def test_a_loop_that_clears_what_is_carried_is_passed_over(sick: Measurer) -> None:
+def test_a_loop_that_clears_what_is_carried_is_passed_over(faulty: Measurer) -> None:
     def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
         module.blocks[1].state = None
         return descend(module(x).square().mean(), optimizer)
 
-    assert checked("GRD403", replace(sick("loops:carries").subject, train_step=step)).findings == ()
+    assert checked("GRD403", replace(faulty("loops:carries").subject, train_step=step)).findings == ()
 
 
-def test_a_loop_that_goes_through_what_is_carried_is_reported(sick: Measurer) -> None:
+def test_a_loop_that_goes_through_what_is_carried_is_reported(faulty: Measurer) -> None:
     def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
         return descend(module(x).square().mean(), optimizer)
 
-    finding = only_finding("GRD403", replace(sick("loops:carries").subject, train_step=step))
+    finding = only_finding("GRD403", replace(faulty("loops:carries").subject, train_step=step))
     assert (finding.where.module, finding.evidence["held_in"]) == ("blocks.1", "blocks.1.state")
 
 

@@ -19,26 +19,26 @@ from tests.nsa_doctor.conftest import is_marked
 CODES = ("FWD103", "FWD204", "FWD210", "GRD104", "GRD105")
 WITH_NOTES = {"DrawsForNothing", "FallingTemperature", "OwnGenerator"}
 PLACED_AT_ITS_MODULE = {"InputNeedsGradient", "OverwritesLater", "WrongAtEverySecondBackward"}
-Sick = Callable[..., LocalMeasurer]
+Faulty = Callable[..., LocalMeasurer]
 
 
-def checked(sick: Sick, name: str, code: str, seed: int = 0, profile: Profile = "quick") -> Result:
-    subject = replace(sick(name).subject, max_length=211, seed=seed, profile=profile)
+def checked(faulty: Faulty, name: str, code: str, seed: int = 0, profile: Profile = "quick") -> Result:
+    subject = replace(faulty(name).subject, max_length=211, seed=seed, profile=profile)
     return run_check(registry.load(code), subject)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_goes_wrong_now_and_then_is_found_in_its_line(sick: Sick, name: str) -> None:
+def test_what_goes_wrong_now_and_then_is_found_in_its_line(faulty: Faulty, name: str) -> None:
     code, cause = CASES[name]
-    (finding,) = checked(sick, f"now_and_then:{name}", code).findings
+    (finding,) = checked(faulty, f"now_and_then:{name}", code).findings
     assert finding.evidence["cause"] == cause, finding.message
     assert finding.where.module_class == f"_{name}"
     assert name in PLACED_AT_ITS_MODULE or is_marked(finding.where.file, finding.where.line)
 
 
 @pytest.mark.parametrize("name", BY_BATCH)
-def test_what_goes_wrong_at_one_batch_is_found_in_its_line(sick: Sick, name: str) -> None:
-    (finding,) = checked(sick, f"now_and_then:{name}", BY_BATCH[name]).findings
+def test_what_goes_wrong_at_one_batch_is_found_in_its_line(faulty: Faulty, name: str) -> None:
+    (finding,) = checked(faulty, f"now_and_then:{name}", BY_BATCH[name]).findings
     assert finding.where.module_class == f"_{name}"
     assert is_marked(finding.where.file, finding.where.line)
 
@@ -46,61 +46,61 @@ def test_what_goes_wrong_at_one_batch_is_found_in_its_line(sick: Sick, name: str
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))])
-def test_what_may_differ_now_and_then_is_left_alone(sick: Sick, name: str, code: str, seed: int) -> None:
-    result = checked(sick, f"now_and_then_healthy:{name}", code, seed)
+def test_what_may_differ_now_and_then_is_left_alone(faulty: Faulty, name: str, code: str, seed: int) -> None:
+    result = checked(faulty, f"now_and_then_healthy:{name}", code, seed)
     assert (result.verdict, result.findings) == (Verdict.PASS, ()), result.reason
     assert not result.notes or name in WITH_NOTES
 
 
-def test_a_probability_is_measured(sick: Sick) -> None:
-    (finding,) = checked(sick, "now_and_then:NanByDraw", "FWD103").findings
+def test_a_probability_is_measured(faulty: Faulty) -> None:
+    (finding,) = checked(faulty, "now_and_then:NanByDraw", "FWD103").findings
     assert finding.evidence["num_tried"] == 64
     assert 5 < float(str(finding.evidence["num_seen"])) < 25
     assert "draws of random numbers" in finding.message
 
 
-def test_state_that_training_moves_is_a_note(sick: Sick) -> None:
-    result = checked(sick, "now_and_then_healthy:FallingTemperature", "GRD104")
+def test_state_that_training_moves_is_a_note(faulty: Faulty) -> None:
+    result = checked(faulty, "now_and_then_healthy:FallingTemperature", "GRD104")
     assert [note.startswith("training passes change the output of later ones") for note in result.notes] == [True]
 
 
 @pytest.mark.parametrize("name", BY_PROCESS)
-def test_what_depends_on_the_process_or_the_time_is_found_in_its_line(sick: Sick, name: str) -> None:
-    (finding,) = checked(sick, f"now_and_then:{name}", "FWD211", profile="smoke").findings
+def test_what_depends_on_the_process_or_the_time_is_found_in_its_line(faulty: Faulty, name: str) -> None:
+    (finding,) = checked(faulty, f"now_and_then:{name}", "FWD211", profile="smoke").findings
     assert finding.where.module_class == f"_{name}"
     assert is_marked(finding.where.file, finding.where.line)
 
 
 def test_the_number_of_the_process_is_varied_where_no_copy_has_another(
-    sick: Sick, monkeypatch: pytest.MonkeyPatch
+    faulty: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(elsewhere, "in_fork", lambda call, _seconds: call())
-    (finding,) = checked(sick, "now_and_then:FactorByProcess", "FWD211", profile="smoke").findings
+    (finding,) = checked(faulty, "now_and_then:FactorByProcess", "FWD211", profile="smoke").findings
     assert finding.evidence["way"] == "in another process"
 
 
 @pytest.mark.parametrize("name", [BY_HASH[0], pytest.param(BY_HASH[1], marks=pytest.mark.full)])
-def test_what_depends_on_the_seed_of_hashes_is_found(sick: Sick, name: str) -> None:
-    (finding,) = checked(sick, f"now_and_then:{name}", "FWD211").findings
+def test_what_depends_on_the_seed_of_hashes_is_found(faulty: Faulty, name: str) -> None:
+    (finding,) = checked(faulty, f"now_and_then:{name}", "FWD211").findings
     assert finding.evidence["way"] == "in another interpreter"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_another_process_gives_the_same(sick: Sick, name: str) -> None:
-    result = checked(sick, f"now_and_then_healthy:{name}", "FWD211", profile="smoke")
+def test_another_process_gives_the_same(faulty: Faulty, name: str) -> None:
+    result = checked(faulty, f"now_and_then_healthy:{name}", "FWD211", profile="smoke")
     assert (result.verdict, result.findings) == (Verdict.PASS, ()), result.reason
 
 
 @pytest.mark.parametrize(
     "name", ["SumOverSet", *(pytest.param(name, marks=pytest.mark.full) for name in ("DrawnWithoutSeed", "Dropout"))]
 )
-def test_another_interpreter_gives_the_same(sick: Sick, name: str) -> None:
-    result = checked(sick, f"now_and_then_healthy:{name}", "FWD211")
+def test_another_interpreter_gives_the_same(faulty: Faulty, name: str) -> None:
+    result = checked(faulty, f"now_and_then_healthy:{name}", "FWD211")
     assert (result.verdict, result.findings) == (Verdict.PASS, ()), result.reason
 
 
-def test_draws_that_change_nothing_are_a_note_with_their_line(sick: Sick) -> None:
-    (note,) = checked(sick, "now_and_then_healthy:DrawsForNothing", "FWD210").notes
+def test_draws_that_change_nothing_are_a_note_with_their_line(faulty: Faulty) -> None:
+    (note,) = checked(faulty, "now_and_then_healthy:DrawsForNothing", "FWD210").notes
     file, line = note.rpartition("(")[2].rstrip(")").rpartition(" at ")[2].split(":")
     assert "torch's generator" in note
     assert "randn_like" in Path(file).read_text(encoding="utf-8").splitlines()[int(line) - 1]

@@ -85,11 +85,11 @@ def ceilings(length: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.full(hidden.shape, torch.inf, dtype=dtype).masked_fill_(hidden, -torch.inf)
 
 
-@pytest.mark.parametrize(("code", "message", "owner", "name", "sick"), MUTATIONS.values(), ids=MUTATIONS.keys())
+@pytest.mark.parametrize(("code", "message", "owner", "name", "faulty"), MUTATIONS.values(), ids=MUTATIONS.keys())
 def test_a_mistake_in_nsa_is_noticed(
-    code: str, message: str, owner: object, name: str, sick: Callable[..., Any], small: Subject, monkeypatch: Any
+    code: str, message: str, owner: object, name: str, faulty: Callable[..., Any], small: Subject, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(owner, name, sick)
+    monkeypatch.setattr(owner, name, faulty)
     result = run_check(registry.load(code), small)
     assert result.verdict is Verdict.FAIL, result.reason
     assert any(message in finding.message for finding in result.findings), [f.message for f in result.findings]

@@ -16,7 +16,7 @@ from tests.nsa_doctor.conftest import is_marked
 
 Measurer = Callable[[str], LocalMeasurer]
 CODES = ("GRD201", "GRD202", "GRD203")
-SICK = [  # name, the one code that finds it, module, what the message says
+FAULTY = [  # name, the one code that finds it, module, what the message says
     ("detached_weights", "GRD201", "part", "detach cuts the way back"),
     ("no_grad_scores", "GRD201", "part.q", "linear cuts the way back"),
     ("copied_weight", "GRD201", "part", "data cuts the way back"),
@@ -66,11 +66,11 @@ def findings(code: str, subject: Subject) -> tuple[Finding, ...]:
     return result.findings
 
 
-@pytest.mark.parametrize(("name", "code", "module", "said"), SICK, ids=[case[0] for case in SICK])
+@pytest.mark.parametrize(("name", "code", "module", "said"), FAULTY, ids=[case[0] for case in FAULTY])
 def test_a_parameter_that_cannot_learn_is_found_once(
-    name: str, code: str, module: str, said: str, sick: Measurer
+    name: str, code: str, module: str, said: str, faulty: Measurer
 ) -> None:
-    subject = sick(f"parameters:{name}").subject
+    subject = faulty(f"parameters:{name}").subject
     found = [finding for each in CODES for finding in findings(each, subject)]
     assert [finding.code for finding in found] == [code]
     (finding,) = found
@@ -81,22 +81,22 @@ def test_a_parameter_that_cannot_learn_is_found_once(
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_parameter_that_learns_or_rightly_does_not_is_passed_over(name: str, sick: Measurer) -> None:
-    subject = sick(f"parameters_healthy:{name}").subject
+def test_a_parameter_that_learns_or_rightly_does_not_is_passed_over(name: str, faulty: Measurer) -> None:
+    subject = faulty(f"parameters_healthy:{name}").subject
     assert [finding for code in CODES for finding in findings(code, subject)] == []
 
 
 @pytest.mark.parametrize("name", ["causal", "token_model", "frozen", "no_parameters", "dict_output"])
-def test_odd_but_right_modules_are_passed_over(name: str, sick: Measurer) -> None:
-    subject = sick(f"healthy:{name}").subject
+def test_odd_but_right_modules_are_passed_over(name: str, faulty: Measurer) -> None:
+    subject = faulty(f"healthy:{name}").subject
     assert [finding for code in CODES for finding in findings(code, subject)] == []
 
 
 Step = Callable[[nn.Module, torch.optim.Optimizer, Tensor], Tensor]
 
 
-def looped(sick: Measurer, step: Step) -> Subject:
-    return replace(sick("healthy:causal").subject, train_step=step)
+def looped(faulty: Measurer, step: Step) -> Subject:
+    return replace(faulty("healthy:causal").subject, train_step=step)
 
 
 def loss_of(module: nn.Module, x: Tensor) -> Tensor:
@@ -173,8 +173,8 @@ def climbs(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Te
 
 @pytest.mark.parametrize("code", ["GRD204", "GRD205", "GRD206"])
 @pytest.mark.parametrize("step", [healthy_step, clipped_step, _Warm()], ids=["healthy", "clipped", "warm"])
-def test_a_loop_that_descends_is_passed_over(step: Step, code: str, sick: Measurer) -> None:
-    assert findings(code, looped(sick, step)) == ()
+def test_a_loop_that_descends_is_passed_over(step: Step, code: str, faulty: Measurer) -> None:
+    assert findings(code, looped(faulty, step)) == ()
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_a_loop_that_descends_is_passed_over(step: Step, code: str, sick: Measur
     ],
     ids=["half_cleared", "cleared_before_step", "never_steps", "replaced_head", "climbs"],
 )
-def test_a_loop_that_does_not_descend_is_found(step: Step, code: str, said: str, sick: Measurer) -> None:
-    subject = looped(sick, step)
+def test_a_loop_that_does_not_descend_is_found(step: Step, code: str, said: str, faulty: Measurer) -> None:
+    subject = looped(faulty, step)
     (finding,) = [f for each in ("GRD204", "GRD205", "GRD206") for f in findings(each, subject)]
     assert finding.code == code
     assert said in finding.message

@@ -43,19 +43,19 @@ def ascending(slots: Tensor) -> Tensor:
 
 
 def with_ranges(change: Callable[[Tensor, int], Tensor]) -> Callable[[Select], Select]:
-    def sick(select: Select) -> Select:
+    def faulty(select: Select) -> Select:
         return lambda scores, first: change(
             to_ranges(select(scores, first), WIDTH, first + scores.shape[1]), first + scores.shape[1]
         )
 
-    return sick
+    return faulty
 
 
 def duplicated(ranges: Tensor, _: int) -> Tensor:
     return torch.cat((ranges[..., :1, :], ranges[..., :-1, :]), dim=-2)
 
 
-SICK: dict[str, tuple[str, Callable[[Select], Select]]] = {
+FAULTY: dict[str, tuple[str, Callable[[Select], Select]]] = {
     "one-too-high": ("SEL101", lambda s: lambda x, t: torch.where(s(x, t) < 0, -1, s(x, t) + x.shape[-1])),
     "minus-two": ("SEL101", lambda s: lambda x, t: torch.where(s(x, t) < 0, -2, s(x, t))),
     "range-beyond-the-end": ("SEL101", with_ranges(lambda r, n: torch.where(r == n, n + 3, r))),
@@ -91,10 +91,10 @@ def verdicts(subject: Subject) -> dict[str, Verdict]:
     return {code: run_check(registry.load(code), subject).verdict for code in CODES}
 
 
-@pytest.mark.parametrize(("code", "sick"), SICK.values(), ids=SICK.keys())
-def test_a_wrong_choice_has_its_name(code: str, sick: Callable[[Select], Select], small: Subject) -> None:
+@pytest.mark.parametrize(("code", "faulty"), FAULTY.values(), ids=FAULTY.keys())
+def test_a_wrong_choice_has_its_name(code: str, faulty: Callable[[Select], Select], small: Subject) -> None:
     assert small.select is not None
-    result = run_check(registry.load(code), replace(small, select=sick(small.select)))
+    result = run_check(registry.load(code), replace(small, select=faulty(small.select)))
     assert result.verdict is Verdict.FAIL, result.reason
     assert result.findings[0].where.module_class == "NSAttention"
     assert result.findings[0].where.file

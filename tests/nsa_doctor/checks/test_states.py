@@ -18,7 +18,7 @@ from tests.gallery.faulty import states
 from tests.gallery.faulty.nsa_like import decoder
 from tests.gallery.faulty.states import Convolution, convolution, held, ring, two_branches
 
-SICK = [  # host, illness, the field, what is said of it, what its line holds
+FAULTY = [  # host, illness, the field, what is said of it, what its line holds
     (two_branches, "window raw", "cache.near.k", "rotations of each other", "(self.q, self.k, self.v)"),
     (two_branches, "window one on", "cache.near.k", "the second -1 positions on", "rotate(raw, 1)"),
     (two_branches, "window shifted", "cache.near.k", "6 of 6 positions", "rotate(raw, 0)"),
@@ -45,7 +45,7 @@ def examined(subject: Subject, code: str = "DEC111") -> Result:
 
 
 @pytest.mark.parametrize(
-    ("host", "illness", "field", "said", "line"), SICK, ids=[each[1].replace(" ", "-") for each in SICK]
+    ("host", "illness", "field", "said", "line"), FAULTY, ids=[each[1].replace(" ", "-") for each in FAULTY]
 )
 def test_a_field_left_differently_is_named_with_its_line(
     host: Any, illness: str, field: str, said: str, line: str

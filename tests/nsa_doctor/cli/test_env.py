@@ -25,7 +25,7 @@ HEALTHY = Environment(
     triton_wanted="3.6.0",
     flash="2.8.3",
 )
-SICK = {
+FAULTY = {
     "old-driver": ({"driver": "535.104.05", "driver_cuda": (12, 2)}, ("torch", "driver"), "serves up to CUDA 12.2"),
     "no-code": ({"gpus": (BLACKWELL,)}, ("torch", "device"), "compute capability 12.0"),
     "code-for-another-variant": ({"architectures": ("sm_80", "sm_100a")}, ("torch", "device"), "sm_80, sm_100a"),
@@ -55,7 +55,7 @@ FINE = {
 }
 
 
-@pytest.mark.parametrize(("facts", "parts", "words"), SICK.values(), ids=SICK.keys())
+@pytest.mark.parametrize(("facts", "parts", "words"), FAULTY.values(), ids=FAULTY.keys())
 def test_what_cannot_work_together_is_reported_once(facts: dict, parts: tuple[str, ...], words: str) -> None:
     (misfit,) = misfits(replace(HEALTHY, **facts))
     assert misfit.parts == parts

@@ -13,7 +13,7 @@ import pytest
 from tests.nsa_doctor.conftest import HERE, environment, is_marked
 
 Doctor = Callable[..., subprocess.CompletedProcess[str]]
-SICK = """
+FAULTY = """
 import torch
 from torch import nn
 
@@ -28,7 +28,7 @@ class Mine(nn.Module):
 
 
 def test_an_input_is_saved_tried_again_and_holds_once_healed(doctor: Doctor, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(SICK)
+    (tmp_path / "mine.py").write_text(FAULTY)
     words = ["fuzz", "forward", "--subject", "mine:Mine", "--examples", "150", "--quiet"]
     found = doctor(*words, cwd=tmp_path)
     assert found.returncode == 1, found.stderr
@@ -40,7 +40,7 @@ def test_an_input_is_saved_tried_again_and_holds_once_healed(doctor: Doctor, tmp
     repeated = doctor(*again, cwd=tmp_path)
     assert repeated.returncode == 1, repeated.stderr
     assert "length 3, cut 1, rows 1" in repeated.stdout
-    (tmp_path / "mine.py").write_text(SICK.replace("x.flip(1)", "x"))
+    (tmp_path / "mine.py").write_text(FAULTY.replace("x.flip(1)", "x"))
     healed = doctor(*again, cwd=tmp_path)
     assert healed.returncode == 0, healed.stdout + healed.stderr
     assert "the saved input holds" in healed.stdout
@@ -50,7 +50,7 @@ def test_planted_nsa_is_found_by_the_command_and_reported_in_json(doctor: Doctor
     path = tmp_path / "kept.json"
     words = [
         "--subject",
-        "faulty.fuzzed:sick_nsa",
+        "faulty.fuzzed:faulty_nsa",
         "--examples",
         "20",
         "--save",

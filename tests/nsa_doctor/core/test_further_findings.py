@@ -37,7 +37,7 @@ def report(*results: Result) -> Report:
     return Report(command="run", subject=subject, options={"profile": "quick"}, environment={}, results=results)
 
 
-def sick(count: int) -> Check:
+def faulty(count: int) -> Check:
     return Check(doc=DOC, run=lambda subject: iter(found(count)), planted=lambda subject: subject)
 
 
@@ -45,7 +45,7 @@ def sick(count: int) -> Check:
 def test_a_check_tells_three_findings_and_counts_the_others(
     count: int, kept: int, further: int, small: Subject
 ) -> None:
-    for ended in (run_check(sick(count), small), judge(sick(count), object())):
+    for ended in (run_check(faulty(count), small), judge(faulty(count), object())):
         assert (len(ended.findings), len(ended.further)) == (kept, further)
         assert ended.further == tuple(finding.fingerprint for finding in found(count)[3:])
 

@@ -21,7 +21,7 @@ from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.facts import Violation
 from nsa_doctor.core.finding import Finding, Report
 from nsa_doctor.core.measurement import Measurement, Place, Point, Trouble
-from nsa_doctor.core.reproduce import CommandLine, again, arguments, reproduce
+from nsa_doctor.core.reproduce import CommandLine, arguments, command_for, reproduce
 from nsa_doctor.engine import throughput
 from nsa_doctor.engine.floors import load_floors
 from nsa_doctor.fuzz import run as fuzzing
@@ -126,11 +126,11 @@ def test_a_hang_in_anomaly_is_reproduced_at_its_lengths(monkeypatch: pytest.Monk
 
 def test_a_finding_of_a_check_is_reproduced_as_it_was_asked(small: Subject) -> None:
     examined = replace(small, options=FACTS["options"], device="cuda", dtype="bfloat16", seed=3, timeout=7.0)
-    assert among(again(examined, "FWD201"), command="run", select="FWD201", profile="quick", **ASKED)
+    assert among(command_for(examined, "FWD201"), command="run", select="FWD201", profile="quick", **ASKED)
 
 
 def test_a_time_limit_that_the_command_has_by_itself_is_left_out(small: Subject) -> None:
-    assert again(replace(small, options=(), timeout=30.0), "FWD201") == "nsa-doctor run --select FWD201 --seed 0"
+    assert command_for(replace(small, options=(), timeout=30.0), "FWD201") == "nsa-doctor run --select FWD201 --seed 0"
 
 
 def test_another_dtype_takes_the_place_of_the_one_examined() -> None:

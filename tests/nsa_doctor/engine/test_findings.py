@@ -24,8 +24,8 @@ def only(found: list[Finding]) -> Finding:
     return found[0]
 
 
-def test_many_lengths_modes_and_dtypes_are_one_finding(sick: Callable[..., LocalMeasurer]) -> None:
-    measurer = sick("forward:empty_row")
+def test_many_lengths_modes_and_dtypes_are_one_finding(faulty: Callable[..., LocalMeasurer]) -> None:
+    measurer = faulty("forward:empty_row")
     found = only(examined(measurer, points([15, 16, 32, 64], dtypes=("float32", "bfloat16"))))
     assert found.code == "NAN101"
     assert found.evidence["lengths"] == "16,64"
@@ -38,8 +38,8 @@ def test_many_lengths_modes_and_dtypes_are_one_finding(sick: Callable[..., Local
     assert found.repro == "nsa-doctor sweep --seq 16 --subject faulty.forward:empty_row --input embeddings --seed 0"
 
 
-def test_the_neighbours_are_measured_as_a_control(sick: Callable[..., LocalMeasurer]) -> None:
-    assert only(examined(sick("forward:empty_row"), points([64]))).control == "finite at S=63 and 65"
+def test_the_neighbours_are_measured_as_a_control(faulty: Callable[..., LocalMeasurer]) -> None:
+    assert only(examined(faulty("forward:empty_row"), points([64]))).control == "finite at S=63 and 65"
 
 
 @pytest.mark.parametrize(
@@ -55,34 +55,34 @@ def test_the_neighbours_are_measured_as_a_control(sick: Callable[..., LocalMeasu
     ],
 )
 def test_a_finding_is_named_after_what_it_depends_on(
-    sick: Callable[..., LocalMeasurer], name: str, to_measure: list[Point], code: str, control: str
+    faulty: Callable[..., LocalMeasurer], name: str, to_measure: list[Point], code: str, control: str
 ) -> None:
-    found = only(examined(sick(name), to_measure))
+    found = only(examined(faulty(name), to_measure))
     assert (found.code, found.control) == (code, control)
 
 
-def test_what_is_returned_beside_the_output_counts(sick: Callable[..., LocalMeasurer]) -> None:
-    found = only(examined(sick("unusual:sick_beside"), points([16, 20])))
+def test_what_is_returned_beside_the_output_counts(faulty: Callable[..., LocalMeasurer]) -> None:
+    found = only(examined(faulty("unusual:faulty_beside"), points([16, 20])))
     assert (found.code, found.evidence["target"]) == ("NAN101", "other outputs")
     assert "first in ['inner'][0]['loss']" in found.message
     assert is_marked(found.where.file, found.where.line)
 
 
-def test_a_line_used_by_two_modules_is_one_finding_that_names_the_first(sick: Callable[..., LocalMeasurer]) -> None:
-    found = only(examined(sick("forward:parallel"), points([16])))
+def test_a_line_used_by_two_modules_is_one_finding_that_names_the_first(faulty: Callable[..., LocalMeasurer]) -> None:
+    found = only(examined(faulty("forward:parallel"), points([16])))
     assert found.where.module == "parts.0"
 
 
 @pytest.mark.parametrize("name", ["masked", "causal", "token_model", "no_parameters", "rude", "frozen"])
-def test_what_is_odd_but_right_raises_no_alarm(sick: Callable[..., LocalMeasurer], name: str) -> None:
-    assert examined(sick(f"healthy:{name}"), points([1, 2, 16, 17], dtypes=("float32", "bfloat16"))) == []
+def test_what_is_odd_but_right_raises_no_alarm(faulty: Callable[..., LocalMeasurer], name: str) -> None:
+    assert examined(faulty(f"healthy:{name}"), points([1, 2, 16, 17], dtypes=("float32", "bfloat16"))) == []
 
 
 @pytest.mark.parametrize("name", ["two_bugs", "two_in_a_row"])
 def test_every_finding_has_a_place_when_two_bugs_meet_at_many_points(
-    sick: Callable[..., LocalMeasurer], name: str
+    faulty: Callable[..., LocalMeasurer], name: str
 ) -> None:
-    found = examined(sick(f"forward:{name}"), points([16, 20, 24, 28, 32]))
+    found = examined(faulty(f"forward:{name}"), points([16, 20, 24, 28, 32]))
     assert len(found) == 2
     assert all(is_marked(finding.where.file, finding.where.line) for finding in found)
     assert {finding.evidence["lengths"] for finding in found} == {"16,20,24,28,32"}

@@ -85,10 +85,10 @@ def boom(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 3])
-@pytest.mark.parametrize("sick", ["work", "listen", "stop_early"])
-def test_what_is_raised_anywhere_reaches_the_caller(sick: str, jobs: int) -> None:
-    first = task("A", boom if sick == "work" else None)
-    how = {} if sick == "work" else {sick: boom}
+@pytest.mark.parametrize("faulty", ["work", "listen", "stop_early"])
+def test_what_is_raised_anywhere_reaches_the_caller(faulty: str, jobs: int) -> None:
+    first = task("A", boom if faulty == "work" else None)
+    how = {} if faulty == "work" else {faulty: boom}
     error = outcome(first, task("B", after=("A",)), task("C", after=("B",)), jobs=jobs, **how)
     assert isinstance(error, RuntimeError)
 
@@ -212,8 +212,8 @@ def test_the_first_of_two_errors_is_raised() -> None:
 
 def test_no_task_is_begun_after_a_supervisor_was_interrupted() -> None:
     pair = Pair()
-    sick, sound = pair.dying(SupervisorClosedError()), pair.surviving(lambda: "B")
-    assert outcome(task("A", sick), task("B", sound), task("C")) == [("B", 1, 3)]
+    faulty, sound = pair.dying(SupervisorClosedError()), pair.surviving(lambda: "B")
+    assert outcome(task("A", faulty), task("B", sound), task("C")) == [("B", 1, 3)]
 
 
 def test_no_task_is_begun_after_the_caller_was_interrupted() -> None:

@@ -25,7 +25,7 @@ Doctor = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder a user stands in holds `sick`."""
+    """The folder a user stands in holds `faulty`."""
     monkeypatch.chdir(HERE)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
@@ -162,7 +162,7 @@ def start(folder: Path, timeout: str = "60") -> subprocess.Popen[str]:
     """A sweep that measures one length and then hangs; its child writes its process id into the folder."""
     command = [sys.executable, "-m", "nsa_doctor", "sweep", "--seq", "15,17,20", "--timeout", timeout]
     command += ["--subject", "faulty.unruly:tells_its_process", "--input", "embeddings"]
-    env = {**environment(), "SICK_FOLDER": str(folder)}
+    env = {**environment(), "FAULTY_FOLDER": str(folder)}
     return subprocess.Popen(command, cwd=HERE, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -34,7 +34,7 @@ def result(code, verdict=Verdict.PASS, **parts):
 
 
 HEALTHY = report(result("FWD101"), result("FWD201"))
-SICK = report(result("FWD101"), result("FWD201", Verdict.FAIL, findings=(LEAK,)))
+FAULTY = report(result("FWD101"), result("FWD201", Verdict.FAIL, findings=(LEAK,)))
 
 
 def test_a_full_pass_is_a_go():
@@ -43,14 +43,14 @@ def test_a_full_pass_is_a_go():
 
 
 def test_a_required_failure_is_a_no_go_that_says_what_and_where():
-    policy_verdict = decide(SICK, gate(), Evidence())
+    policy_verdict = decide(FAULTY, gate(), Evidence())
     assert policy_verdict.decision == "NO-GO"
     assert policy_verdict.why == ("FWD201 row 3 changes with token 9 (mixer (Mixer) at /a/mixer.py:12)",)
 
 
 def test_a_failure_that_is_not_required_stands_in_no_way():
     lenient = gate(require=[{"codes": ["FWD101"], "because": "it matters"}])
-    assert decide(SICK, lenient, Evidence()).decision == "GO"
+    assert decide(FAULTY, lenient, Evidence()).decision == "GO"
 
 
 @pytest.mark.parametrize(("spec", "decision"), [(["bidirectional"], "GO"), ([], "UNKNOWN")])
@@ -119,7 +119,7 @@ def test_an_empty_report_is_unknown():
 
 def test_an_interrupted_examination_is_no_go_or_unknown_and_never_go():
     assert decide(replace(HEALTHY, interrupted=True), gate(), Evidence()).decision == "UNKNOWN"
-    assert decide(replace(SICK, interrupted=True), gate(), Evidence()).decision == "NO-GO"
+    assert decide(replace(FAULTY, interrupted=True), gate(), Evidence()).decision == "NO-GO"
 
 
 def test_evidence_of_another_subject_makes_unknown():
@@ -129,7 +129,7 @@ def test_evidence_of_another_subject_makes_unknown():
 
 def test_a_known_finding_may_stay_for_a_reason():
     accepted = gate(accept=[{"fingerprint": LEAK.fingerprint, "because": "bidirectional on purpose"}])
-    policy_verdict = decide(SICK, accepted, Evidence())
+    policy_verdict = decide(FAULTY, accepted, Evidence())
     assert policy_verdict.decision == "GO"
     assert [each.because for each in policy_verdict.accepted] == ["bidirectional on purpose"]
 
@@ -153,23 +153,23 @@ def test_what_an_accepted_finding_explains_is_accepted_with_it():
 
 @pytest.mark.parametrize(("because", "decision"), [("known since March", "GO"), ("", "NO-GO")])
 def test_a_finding_of_the_baseline_stays_only_for_a_reason(because, decision):
-    evidence = Evidence(baseline=compare(SICK, SICK, "old.json"), baseline_because=because)
-    policy_verdict = decide(SICK, gate(), evidence)
+    evidence = Evidence(baseline=compare(FAULTY, FAULTY, "old.json"), baseline_because=because)
+    policy_verdict = decide(FAULTY, gate(), evidence)
     assert policy_verdict.decision == decision
     assert policy_verdict.baseline == Compared(report="old.json", unchanged=(LEAK.fingerprint,))
 
 
 def test_a_baseline_tells_new_fixed_and_unchanged_apart():
-    assert compare(SICK, HEALTHY, "a").new == (LEAK.fingerprint,)
-    assert compare(HEALTHY, SICK, "a").fixed == (LEAK.fingerprint,)
+    assert compare(FAULTY, HEALTHY, "a").new == (LEAK.fingerprint,)
+    assert compare(HEALTHY, FAULTY, "a").fixed == (LEAK.fingerprint,)
     moved = replace(LEAK, where=replace(LEAK.where, line=99, file="/b/mixer.py"), message="row 4 changes with token 11")
     later = report(result("FWD101"), result("FWD201", Verdict.FAIL, findings=(moved,)))
-    assert compare(later, SICK, "a") == Compared(report="a", unchanged=(LEAK.fingerprint,))
+    assert compare(later, FAULTY, "a") == Compared(report="a", unchanged=(LEAK.fingerprint,))
 
 
 def test_what_was_not_looked_at_again_is_not_fixed():
     skipped = report(result("FWD101"), result("FWD201", Verdict.SKIP))
-    assert compare(skipped, SICK, "a").fixed == ()
+    assert compare(skipped, FAULTY, "a").fixed == ()
 
 
 SPEED = {"measure": "tokens_per_second", "at_least": 300, "because": "report 003"}

@@ -76,7 +76,7 @@ def test_a_healthy_subject_is_a_go_with_every_file(tmp_path, gate, capsys):
     assert (code, report["decision"]) == (0, "GO")
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == sorted(bundle.FILES)
     assert output.startswith("GO by policy gate (profile smoke, file sha256 ")
-    order = [output.index(f"\n{label}") for label in ("why", "examined", "checks", "missing", "again")]
+    order = [output.index(f"\n{label}") for label in ("why", "examined", "checks", "missing", "reproduce")]
     assert order == sorted(order)
 
 

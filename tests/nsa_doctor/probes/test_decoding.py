@@ -14,7 +14,7 @@ from tests.gallery.cases import read_cases
 from tests.gallery.faulty.nsa_like import decoder
 
 CODES = [code for code in sorted(registry.manuals()) if code.startswith("DEC")]
-SICK = {
+FAULTY = {
     "positions restart": "DEC101",
     "window off by one": "DEC101",
     "reads ahead": "DEC101",
@@ -27,7 +27,7 @@ SICK = {
 IN_THE_ATTENTION = {"positions restart", "window off by one", "reads ahead", "chunk sees itself whole"}
 
 
-@pytest.mark.parametrize(("illness", "code"), SICK.items(), ids=lambda value: value.replace(" ", "-"))
+@pytest.mark.parametrize(("illness", "code"), FAULTY.items(), ids=lambda value: value.replace(" ", "-"))
 def test_an_illness_of_the_cache_is_found(illness: str, code: str) -> None:
     result = run_check(registry.load(code), decoder(illness))
     assert result.verdict is Verdict.FAIL, result.reason
@@ -62,8 +62,8 @@ def test_steps_that_answer_for_the_last_token_alone_are_compared_there() -> None
 
     healthy = decoder()
     assert run_check(registry.load("DEC106"), replace(healthy, prefill=last_alone)).verdict is Verdict.PASS
-    sick = replace(healthy, prefill=lambda module, x: (lambda out, cache: (2 * out, cache))(*last_alone(module, x)))
-    assert run_check(registry.load("DEC106"), sick).verdict is Verdict.FAIL
+    faulty = replace(healthy, prefill=lambda module, x: (lambda out, cache: (2 * out, cache))(*last_alone(module, x)))
+    assert run_check(registry.load("DEC106"), faulty).verdict is Verdict.FAIL
 
 
 def test_a_cache_that_holds_zeros_by_nan_alone_is_a_note() -> None:

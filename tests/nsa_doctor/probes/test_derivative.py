@@ -29,7 +29,7 @@ ON_PURPOSE = (
 
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch):
-    """`examined("GRD101", "gradients:scaled")` is the result of that check on that module of the folder `sick`."""
+    """`examined("GRD101", "gradients:scaled")` is the result of that check on that module of the folder `faulty`."""
     monkeypatch.syspath_prepend(HERE)
 
     def examine(code: str, name: str, **options) -> Result:

@@ -85,11 +85,11 @@ def test_an_object_that_refuses_to_be_asked_is_no_obstacle(hanging: Callable[...
 
 
 @pytest.mark.usefixtures("short_looks")
-@pytest.mark.parametrize("sick", ["_stack", "_seen", "_by_line"])
+@pytest.mark.parametrize("faulty", ["_stack", "_seen", "_by_line"])
 def test_a_look_that_raises_costs_that_look_alone(
-    hanging: Callable[..., threading.Thread], monkeypatch: pytest.MonkeyPatch, sick: str
+    hanging: Callable[..., threading.Thread], monkeypatch: pytest.MonkeyPatch, faulty: str
 ) -> None:
-    looks, healthy = [], getattr(StackSampler, sick)
+    looks, healthy = [], getattr(StackSampler, faulty)
 
     def sometimes(sampler: StackSampler, *given: Any) -> Any:
         looks.append(given)
@@ -97,7 +97,7 @@ def test_a_look_that_raises_costs_that_look_alone(
             raise RuntimeError("deque mutated during iteration")
         return healthy(sampler, *given)
 
-    monkeypatch.setattr(StackSampler, sick, sometimes)
+    monkeypatch.setattr(StackSampler, faulty, sometimes)
     sighting = StackSampler(thread=hanging(lambda released: released.wait(LONGEST)).ident).sight()
     assert looks
     assert isinstance(sighting, Sighting)

@@ -62,8 +62,8 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(small: Sub
 
 
 @pytest.mark.parametrize("name", ["raises", "leaves", "interrupts_itself"])
-def test_an_exception_is_a_trouble_with_its_line(sick: Callable[..., LocalMeasurer], name: str) -> None:
-    measurer = sick(f"unruly:{name}")
+def test_an_exception_is_a_trouble_with_its_line(faulty: Callable[..., LocalMeasurer], name: str) -> None:
+    measurer = faulty(f"unruly:{name}")
     trouble = measurer.measure(Point(length=17)).trouble
     assert trouble is not None
     assert (trouble.kind, trouble.phase, trouble.place.module) == ("raised", "forward", "part")
@@ -72,8 +72,8 @@ def test_an_exception_is_a_trouble_with_its_line(sick: Callable[..., LocalMeasur
 
 
 @pytest.mark.parametrize("name", ["raises", "overwritten"])
-def test_an_exception_in_backward_is_traced_to_the_module(sick: Callable[..., LocalMeasurer], name: str) -> None:
-    measurement = sick(f"backward:{name}").measure(Point(length=16))
+def test_an_exception_in_backward_is_traced_to_the_module(faulty: Callable[..., LocalMeasurer], name: str) -> None:
+    measurement = faulty(f"backward:{name}").measure(Point(length=16))
     trouble = measurement.trouble
     assert trouble is not None
     assert (trouble.kind, trouble.phase, trouble.place.module) == ("raised", "backward", "part")
@@ -82,8 +82,8 @@ def test_an_exception_in_backward_is_traced_to_the_module(sick: Callable[..., Lo
     assert measurement.census(OUTPUT) is not None
 
 
-def test_running_out_of_memory_is_a_trouble_of_its_own(sick: Callable[..., LocalMeasurer]) -> None:
-    trouble = sick("unruly:out_of_memory").measure(Point(length=17)).trouble
+def test_running_out_of_memory_is_a_trouble_of_its_own(faulty: Callable[..., LocalMeasurer]) -> None:
+    trouble = faulty("unruly:out_of_memory").measure(Point(length=17)).trouble
     assert trouble is not None
     assert trouble.kind == "out_of_memory"
 
@@ -96,18 +96,18 @@ def test_running_out_of_memory_is_a_trouble_of_its_own(sick: Callable[..., Local
     ],
 )
 def test_a_wrong_output_is_reported_with_both_shapes(
-    sick: Callable[..., LocalMeasurer], name: str, message: str
+    faulty: Callable[..., LocalMeasurer], name: str, message: str
 ) -> None:
-    trouble = sick(f"unruly:{name}").measure(Point(length=16)).trouble
+    trouble = faulty(f"unruly:{name}").measure(Point(length=16)).trouble
     assert trouble is not None
     assert (trouble.kind, trouble.message, trouble.place.function) == ("wrong_shape", message, "forward")
 
 
-def test_what_a_subject_does_to_the_process_is_undone_and_reported(sick: Callable[..., LocalMeasurer]) -> None:
+def test_what_a_subject_does_to_the_process_is_undone_and_reported(faulty: Callable[..., LocalMeasurer]) -> None:
     torch.manual_seed(5)
     random.seed(5)
     before = torch.get_rng_state(), random.getstate(), torch.get_num_threads()
-    measurement = sick("healthy:rude").measure(Point(length=16))
+    measurement = faulty("healthy:rude").measure(Point(length=16))
     assert "the subject changes the default dtype" in measurement.notes
     assert torch.get_default_dtype() == torch.float32
     assert torch.is_grad_enabled()
@@ -116,15 +116,15 @@ def test_what_a_subject_does_to_the_process_is_undone_and_reported(sick: Callabl
 
 
 def test_a_default_device_that_a_subject_set_reaches_nothing_of_the_doctors(
-    sick: Callable[..., LocalMeasurer],
+    faulty: Callable[..., LocalMeasurer],
 ) -> None:
-    measurement = sick("healthy:moves_the_default").measure(Point(length=16))
+    measurement = faulty("healthy:moves_the_default").measure(Point(length=16))
     assert measurement.is_finite
     assert measurement.notes == ("the subject changes the default device",)
 
 
-def test_an_exception_that_cannot_be_printed_is_reported_by_its_name(sick: Callable[..., LocalMeasurer]) -> None:
-    trouble = sick("unruly:speechless").measure(Point(length=16)).trouble
+def test_an_exception_that_cannot_be_printed_is_reported_by_its_name(faulty: Callable[..., LocalMeasurer]) -> None:
+    trouble = faulty("unruly:speechless").measure(Point(length=16)).trouble
     assert trouble is not None
     assert trouble.message.startswith("_SpeechlessError: ")
     assert is_marked(trouble.place.file, trouble.place.line)

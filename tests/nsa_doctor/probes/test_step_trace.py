@@ -117,14 +117,14 @@ def test_the_second_micro_batch_is_reported_when_it_is_guilty(monkeypatch, tmp_p
     forward, seen = Objective.forward, [0]
     guilty = []
 
-    def sick(self, tokens, documents):
+    def faulty(self, tokens, documents):
         seen[0] += torch.is_grad_enabled()
         if seen[0] == 4:
             guilty.append(tokens.clone())
         loss = forward(self, tokens, documents)
         return (loss * 0).log() if guilty and torch.equal(tokens, guilty[0]) else loss
 
-    monkeypatch.setattr(Objective, "forward", sick)
+    monkeypatch.setattr(Objective, "forward", faulty)
     sentence = stopped(tmp_path / "run", accumulate_grad_batches=2)
     assert "micro-batch 1 of 2 is -inf at step 2; inf is born in Objective, log at" in sentence
 
@@ -220,12 +220,12 @@ from tests.nsa_doctor.probes.test_step_trace import config
 
 forward = SwiGLU.forward
 
-def sick(self, x):
+def faulty(self, x):
     out = forward(self, x)
     is_second = torch.distributed.get_rank() == 1
     return out + (out.detach() * 0).sum().log() if is_second else out
 
-SwiGLU.forward = sick
+SwiGLU.forward = faulty
 try:
     train(config(sys.argv[2]))
 except TrainError as error:

@@ -143,7 +143,7 @@ def gate(
 
 
 def gated() -> Report:
-    """Two files: a sick gate in the first, one that cannot be probed in the second."""
+    """Two files: a faulty gate in the first, one that cannot be probed in the second."""
     gates = (
         gate("layers.0.gate"),
         gate("layers.1.gate", "collapsed"),

@@ -37,8 +37,8 @@ def backward(sp: BuiltModule, batch: int) -> None:
     ask("backward", output.square().sum().backward, sp.module, output)
 
 
-def seen(sick: Measurer, name: str, calls: Calls, dtype: str | None = None) -> Result:
-    return run_check(careless(calls, dtype), sick(f"sometimes:{name}").subject)
+def seen(faulty: Measurer, name: str, calls: Calls, dtype: str | None = None) -> Result:
+    return run_check(careless(calls, dtype), faulty(f"sometimes:{name}").subject)
 
 
 @pytest.mark.parametrize(
@@ -51,22 +51,22 @@ def seen(sick: Measurer, name: str, calls: Calls, dtype: str | None = None) -> R
     ],
 )
 def test_what_a_check_swallows_is_a_finding_with_its_line(
-    sick: Measurer, name: str, calls: Calls, code: str, line: str
+    faulty: Measurer, name: str, calls: Calls, code: str, line: str
 ) -> None:
-    result = seen(sick, name, calls)
+    result = seen(faulty, name, calls)
     (finding,) = result.findings
     assert (finding.code, result.verdict) == (code, Verdict.PASS)
     with open(finding.where.file, encoding="utf-8") as file:
         assert line in file.read().splitlines()[finding.where.line - 1]
 
 
-def test_a_finding_says_under_which_conditions_the_call_was_made(sick: Measurer) -> None:
-    (finding,) = seen(sick, "NanInBatches", lambda sp: sp(sp.input(9, batch=2))).findings
+def test_a_finding_says_under_which_conditions_the_call_was_made(faulty: Measurer) -> None:
+    (finding,) = seen(faulty, "NanInBatches", lambda sp: sp(sp.input(9, batch=2))).findings
     assert "S=9 (batch of 2, eval, call 1 of FWD999)" in finding.message
 
 
-def test_what_the_same_call_does_not_show_again_is_looked_for_in_repetitions(sick: Measurer) -> None:
-    (finding,) = seen(sick, "NanOutsideTheModule", lambda sp: [sp(sp.input(9)) for _ in range(5)]).findings
+def test_what_the_same_call_does_not_show_again_is_looked_for_in_repetitions(faulty: Measurer) -> None:
+    (finding,) = seen(faulty, "NanOutsideTheModule", lambda sp: [sp(sp.input(9)) for _ in range(5)]).findings
     assert (finding.evidence["num_repeats"], finding.where.function) == (32, "mixed")
     assert "repetitions of the call" in finding.message
 
@@ -82,9 +82,9 @@ def test_what_the_same_call_does_not_show_again_is_looked_for_in_repetitions(sic
     ],
     ids=["large input", "NaN as input", "scaled weights", "longer than it serves", "said to be provoked"],
 )
-def test_what_a_check_provokes_is_no_finding(sick: Measurer, calls: Calls) -> None:
-    assert not seen(sick, "NanInBatches", calls).findings
-    assert not seen(sick, "RaisesInBatches", calls).findings
+def test_what_a_check_provokes_is_no_finding(faulty: Measurer, calls: Calls) -> None:
+    assert not seen(faulty, "NanInBatches", calls).findings
+    assert not seen(faulty, "RaisesInBatches", calls).findings
 
 
 def scaled(sp: BuiltModule) -> BuiltModule:
@@ -99,24 +99,24 @@ def provoked(sp: BuiltModule) -> None:
         sp(sp.input(9, batch=2))
 
 
-def test_a_precision_that_the_subject_never_ran_in_may_raise(sick: Measurer) -> None:
+def test_a_precision_that_the_subject_never_ran_in_may_raise(faulty: Measurer) -> None:
     def tried(sp: BuiltModule) -> None:
         with pytest.raises(SubjectFailedError):
             sp(sp.input(9))
 
-    assert not seen(sick, "Float32Alone", tried, "float64").findings
+    assert not seen(faulty, "Float32Alone", tried, "float64").findings
 
 
-def test_a_precision_that_it_has_run_in_may_not(sick: Measurer) -> None:
+def test_a_precision_that_it_has_run_in_may_not(faulty: Measurer) -> None:
     (finding,) = seen(
-        sick, "RaisesInBatches", lambda sp: (sp(sp.input(9)), sp(sp.input(9, batch=2))), "float64"
+        faulty, "RaisesInBatches", lambda sp: (sp(sp.input(9)), sp(sp.input(9, batch=2))), "float64"
     ).findings
     assert finding.code == "FWD101"
 
 
 @pytest.mark.parametrize("code", ["FWD205", "FWD208", "FWD212", "GRD102", "GRD107"])
-def test_what_a_module_need_not_serve_it_may_refuse(sick: Measurer, code: str) -> None:
-    assert not run_check(registry.load(code), sick("sometimes:Refusing").subject).findings
+def test_what_a_module_need_not_serve_it_may_refuse(faulty: Measurer, code: str) -> None:
+    assert not run_check(registry.load(code), faulty("sometimes:Refusing").subject).findings
 
 
 def test_the_report_fails_the_check_that_answers_it() -> None:

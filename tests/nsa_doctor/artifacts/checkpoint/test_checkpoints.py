@@ -116,10 +116,11 @@ def test_stretches_hold_every_value_of_any_view(seed: int, tmp_path: Path) -> No
     base[0] = torch.nan
     torch.save({"sound": view}, tmp_path / "sound.pt")
     view[place] = torch.nan
-    torch.save({"sick": view}, tmp_path / "sick.pt")
+    torch.save({"faulty": view}, tmp_path / "faulty.pt")
     with ExitStack() as stack:
         seen = [
-            scan(contents_of(tmp_path / f"{name}.pt", stack), Deadline(30)).num_not_finite for name in ("sound", "sick")
+            scan(contents_of(tmp_path / f"{name}.pt", stack), Deadline(30)).num_not_finite
+            for name in ("sound", "faulty")
         ]
     assert seen == [0, 1]
 

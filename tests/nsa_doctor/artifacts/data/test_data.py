@@ -1,4 +1,4 @@
-"""Sources of batches nobody has shown: what is sick is named once and by its code, what is odd and healthy is not."""
+"""Sources of batches nobody has shown: what is faulty is named once and by its code, what is odd and healthy is not."""
 
 import itertools
 import sys
@@ -75,7 +75,7 @@ def test_what_is_odd_and_healthy_is_not_complained_about(factory: Any) -> None:
     assert (broken, required) == ({}, {})
 
 
-# Sick, each with the code that has to tell it.
+# Faulty, each with the code that has to tell it.
 
 
 def changed(**parts: Any) -> Iterator[Any]:
@@ -268,7 +268,7 @@ def breaks_sooner_or_later() -> Iterator[Any]:
     raise ConnectionError("reset by peer")
 
 
-SICK = {
+FAULTY = {
     "DAT101": [negative_ids, ids_beyond, float_ids, ids_that_are_not_numbers],
     "DAT102": [too_long, too_short, ragged, too_many_rows, text_in_place_of_ids],
     "DAT103": [targets_are_inputs, targets_two_on, targets_behind, targets_rolled, targets_of_other_rows],
@@ -293,10 +293,10 @@ SICK = {
 
 @pytest.mark.parametrize(
     ("code", "factory"),
-    [(code, factory) for code, factories in SICK.items() for factory in factories],
+    [(code, factory) for code, factories in FAULTY.items() for factory in factories],
     ids=lambda each: getattr(each, "__name__", each),
 )
-def test_what_is_sick_is_reported_once_and_by_its_code(code: str, factory: Any) -> None:
+def test_what_is_faulty_is_reported_once_and_by_its_code(code: str, factory: Any) -> None:
     results = seen(factory, limit_seconds=1.0 if "hangs" in factory.__name__ else 5.0)
     findings = {found.code: found for result in results.values() for found in result.findings}
     assert list(findings) == [code], {each: found.message for each, found in findings.items()}

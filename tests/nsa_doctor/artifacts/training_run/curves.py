@@ -1,7 +1,7 @@
-"""Training runs as their curves look in the wild, healthy and sick, drawn from a seed.
+"""Training runs as their curves look in the wild, healthy and faulty, drawn from a seed.
 
 A healthy run has a loss, a rate by its schedule, a gradient norm, a pace and a memory with all the noise, spikes and
-pauses that real ones have. A sick one is a healthy one with one quantity gone wrong.
+pauses that real ones have. A faulty one is a healthy one with one quantity gone wrong.
 """
 
 import math
@@ -232,7 +232,7 @@ def _rates(of: Curves, change: Callable[[int, float], float]) -> list[float]:
     return [change(beat.step or 0, beat.learning_rate or 0.0) for beat in beats]
 
 
-SICK: Mapping[str, tuple[str, Callable[[Curves], Curves]]] = {
+FAULTY: Mapping[str, tuple[str, Callable[[Curves], Curves]]] = {
     "nan": ("TRN201", lambda of: replace(of, loss=_from(of, 0.6, lambda x, t: math.nan, power_law(of)))),
     "gradient nan": (
         "TRN201",

@@ -1,4 +1,4 @@
-"""Curves of training runs: healthy ones raise no alarm, sick ones are reported by what is wrong with them, and once."""
+"""Curves of training runs: healthy ones raise no alarm, faulty ones are reported once, by what is wrong."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ from nsa_doctor.artifacts.training_run.trends import (
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Verdict
 from nsa_doctor.testing.training_runs import trained
-from tests.nsa_doctor.artifacts.training_run.curves import GUESS, HEALTHY, SICK, Curves, subject
+from tests.nsa_doctor.artifacts.training_run.curves import FAULTY, GUESS, HEALTHY, Curves, subject
 
 FAMILIES = ("TRN2", "TRN3", "TRN4", "TRN5")
 ENTRIES = [entry for entry in registry.of_kind("run") if entry.manual.code.startswith(FAMILIES)]
@@ -45,9 +45,9 @@ def test_a_healthy_run_raises_no_alarm(name, seed):
     assert [f"{each.code} {each.message}" for each in findings(subject(HEALTHY[name](Curves(seed=seed))))] == []
 
 
-@pytest.mark.parametrize("name", SICK)
-def test_a_sick_run_is_reported_first_by_what_is_wrong_with_it(name):
-    code, make = SICK[name]
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_faulty_run_is_reported_first_by_what_is_wrong_with_it(name):
+    code, make = FAULTY[name]
     found = findings(subject(make(Curves(seed=7))))
     assert code in (found[0].code, *found[0].also)
     assert len(found) == 1, [each.message for each in found]

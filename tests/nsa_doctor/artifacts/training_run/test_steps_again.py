@@ -1,4 +1,4 @@
-"""Steps of real runs computed again: the same numbers whatever the run is like, and others wherever a seam is sick."""
+"""Steps of real runs computed again: the same numbers whatever the run is like, and others where a seam is faulty."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from nsa.config import TrainConfig
 from nsa.train.failures import OutOfDataError
 from nsa.train.loop import Loop
 from nsa_doctor.artifacts.judging import judge
-from nsa_doctor.artifacts.training_run.replay_result import Again
+from nsa_doctor.artifacts.training_run.replay_result import Replay
 from nsa_doctor.artifacts.training_run.replay_steps import steps_again
 from nsa_doctor.artifacts.training_run.subject import RunSubject
 from nsa_doctor.core import registry
@@ -52,12 +52,12 @@ def slow(*values: Any) -> Any:
 )
 def test_a_healthy_step_is_the_same_when_it_is_computed_again(changes: Mapping[str, Any]) -> None:
     subject = trained(**SHORT | changes)
-    again = subject.record.again
-    assert again is not None
-    assert again.reason == ""
-    assert again.last - again.first == len(again.steps) >= 1
-    assert any(move.again > 0 for move in again.moves)
-    assert bool(again.evaluations) == (changes.get("eval_batches") != 0)
+    replay = subject.record.replay
+    assert replay is not None
+    assert replay.reason == ""
+    assert replay.last - replay.first == len(replay.steps) >= 1
+    assert any(move.replayed > 0 for move in replay.moves)
+    assert bool(replay.evaluations) == (changes.get("eval_batches") != 0)
     assert (judged(subject).verdict, judged(subject).findings) == (Verdict.PASS, ())
 
 
@@ -65,8 +65,8 @@ def test_a_healthy_step_is_the_same_when_it_is_computed_again(changes: Mapping[s
 def test_rounding_of_half_precision_is_no_finding_however_long_the_stretch(seed: int) -> None:
     changes = {"steps": 24, "save_every": 12, "seed": seed, "model": {"n_layers": 2}, "runtime": {"precision": "bf16"}}
     subject = trained(**SHORT | changes)
-    assert subject.record.again is not None
-    assert len(subject.record.again.steps) == 12
+    assert subject.record.replay is not None
+    assert len(subject.record.replay.steps) == 12
     assert (judged(subject).verdict, judged(subject).findings) == (Verdict.PASS, ())
 
 
@@ -152,18 +152,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def with_again(folder: Path, again: Again) -> RunSubject:
+def with_replay(folder: Path, replay: Replay) -> RunSubject:
     subject = seen(folder)
-    return replace(subject, record=replace(subject.record, again=again))
+    return replace(subject, record=replace(subject.record, replay=replay))
 
 
 def test_where_no_checkpoints_are_near_one_step_is_compared_and_no_weights(run: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(run, tmp_path / "run")
     for name in ("step_00000003", "step_00000004"):
         shutil.rmtree(folder / "checkpoints" / name)
-    again = steps_again(folder)
-    assert (again.first, again.last, [each.step for each in again.steps], again.moves) == (2, 0, [3], ())
-    assert judged(with_again(folder, again)).verdict is Verdict.PASS
+    replay = steps_again(folder)
+    assert (replay.first, replay.last, [each.step for each in replay.steps], replay.moves) == (2, 0, [3], ())
+    assert judged(with_replay(folder, replay)).verdict is Verdict.PASS
 
 
 def test_a_step_of_other_rows_is_not_compared(run: Path, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_step_of_other_rows_is_not_compared(run: Path, tmp_path: Path) -> None
     state["processes"][0]["data"]["rows"] = {"next": 0}
     state["config"]["train"]["seed"] += 1
     path.write_text(json.dumps(state))
-    result = judged(with_again(folder, steps_again(folder)))
+    result = judged(with_replay(folder, steps_again(folder)))
     assert result.verdict is Verdict.SKIP
 
 
@@ -181,9 +181,9 @@ def test_a_run_that_tells_of_none_of_the_steps_is_not_passed(run: Path, tmp_path
     folder = shutil.copytree(run, tmp_path / "run")
     for name in ("step_00000002", "step_00000003"):
         shutil.rmtree(folder / "checkpoints" / name)
-    again = steps_again(folder)
-    assert [each.step for each in again.steps] == [5]
-    result = judged(with_again(folder, again))
+    replay = steps_again(folder)
+    assert [each.step for each in replay.steps] == [5]
+    result = judged(with_replay(folder, replay))
     assert (result.verdict, result.reason) == (Verdict.SKIP, "the run logs no step after its checkpoint of step 4")
 
 
@@ -191,9 +191,9 @@ def test_folders_that_are_called_like_checkpoints_are_none(run: Path, tmp_path: 
     folder = shutil.copytree(run, tmp_path / "run")
     for name in ("step_4", "step_2", "step_00000004.old"):
         shutil.copytree(folder / "checkpoints" / "step_00000002", folder / "checkpoints" / name)
-    again = steps_again(folder)
-    assert (again.last - again.first, len(again.steps)) == (1, 1)
-    assert judged(with_again(folder, again)).verdict is Verdict.PASS
+    replay = steps_again(folder)
+    assert (replay.last - replay.first, len(replay.steps)) == (1, 1)
+    assert judged(with_replay(folder, replay)).verdict is Verdict.PASS
 
 
 def test_an_evaluation_is_of_its_own_lifes_rows(tmp_path: Path) -> None:
@@ -206,9 +206,9 @@ def test_an_evaluation_is_of_its_own_lifes_rows(tmp_path: Path) -> None:
     live(document, {"nsa.train.loop.learning_rate": ends})
     document["train"] |= {"save_every": 20, "eval_batches": 6}
     live(document, {}, resume="auto")
-    again = steps_again(tmp_path / "run", [30])
-    assert (again.first, again.last, [each.step for each in again.evaluations]) == (2, 4, [30])
-    assert judged(with_again(tmp_path / "run", again)).findings == ()
+    replay = steps_again(tmp_path / "run", [30])
+    assert (replay.first, replay.last, [each.step for each in replay.evaluations]) == (2, 4, [30])
+    assert judged(with_replay(tmp_path / "run", replay)).findings == ()
 
 
 def cut_short(checkpoint: Path) -> None:
@@ -251,10 +251,10 @@ def test_what_cannot_be_computed_again_is_a_reason_and_no_finding(
 ) -> None:
     folder = shutil.copytree(run, tmp_path / "run")
     spoil(folder / "checkpoints" / "step_00000003")
-    again = steps_again(folder)
-    assert message in again.reason
-    result = judged(with_again(folder, again))
-    assert (result.verdict, result.reason) == (Verdict.SKIP, f"no step can be computed again: {again.reason}")
+    replay = steps_again(folder)
+    assert message in replay.reason
+    result = judged(with_replay(folder, replay))
+    assert (result.verdict, result.reason) == (Verdict.SKIP, f"no step can be computed again: {replay.reason}")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -265,6 +265,6 @@ def test_a_device_that_is_not_there_is_a_reason(run: Path) -> None:
 def test_what_was_computed_travels_as_json(run: Path) -> None:
     from dataclasses import asdict
 
-    again = steps_again(run, [4])
-    assert again.evaluations
-    assert Again.from_json(json.loads(json.dumps(asdict(again)))) == again
+    replay = steps_again(run, [4])
+    assert replay.evaluations
+    assert Replay.from_json(json.loads(json.dumps(asdict(replay)))) == replay

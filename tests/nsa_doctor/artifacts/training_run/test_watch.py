@@ -58,7 +58,7 @@ def test_a_report_is_written_and_read_again(finished, doctor, tmp_path):
     assert report.decision is Decision.GO
 
 
-def test_a_sick_run_is_a_no_go_that_says_how_to_look_again(tmp_path, doctor):
+def test_a_faulty_run_is_a_no_go_that_says_how_to_look_again(tmp_path, doctor):
     rows = [[step, loss if step < 60 else "nan"] for step, loss in enumerate(falling(100))]
     place = write_table(tmp_path / "my run.csv", ["n", "objective"], rows)
     answer = doctor("watch", str(place), "--map", "step=n,loss=objective", "--format", "json")

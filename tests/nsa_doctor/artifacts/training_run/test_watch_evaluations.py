@@ -1,4 +1,4 @@
-"""Evaluations on rows that were trained on: found whichever rank or life tells, and no alarm on held-out ones."""
+"""Evaluations on rows that were trained on: found whichever rank or session tells, and no alarm on held-out ones."""
 
 import pytest
 

@@ -346,5 +346,5 @@ def test_a_chart_that_wandb_exports_is_read(tmp_path):
     rows = [[step, loss, loss, loss] for step, loss in enumerate(falling(80))]
     report = watched(write_table(tmp_path / "wandb_export.csv", names, rows))
     assert report.decision is Decision.GO
-    sick = [[step, loss if step < 60 else "nan", loss, loss] for step, loss, *_ in rows]
-    assert codes(watched(write_table(tmp_path / "sick.csv", names, sick))) == ["TRN201"]
+    faulty = [[step, loss if step < 60 else "nan", loss, loss] for step, loss, *_ in rows]
+    assert codes(watched(write_table(tmp_path / "faulty.csv", names, faulty))) == ["TRN201"]

@@ -13,7 +13,7 @@ from nsa.data.synthetic import synthetic_row
 from nsa.train.failures import OutOfDataError
 from nsa.train.schedule import learning_rate
 from nsa_doctor.artifacts.judging import judged
-from nsa_doctor.artifacts.training_run.sessions import endings, kind_of, lives_of
+from nsa_doctor.artifacts.training_run.sessions import endings, kind_of, sessions_of
 from nsa_doctor.core import registry
 from nsa_doctor.testing.training_runs import document_of, live, seen, trained
 
@@ -56,8 +56,8 @@ HEALTHY = {
     "short": {},
     "seed": {"seed": 7},
     "constant rate": {"lr_schedule": "constant", "warmup_steps": 0},
-    "stopped and resumed": {"seams_of_lives": (sigterm_at(11), {})},
-    "killed and resumed": {"seams_of_lives": (ends_at(19, is_silent=True), {})},
+    "stopped and resumed": {"seams_of_sessions": (sigterm_at(11), {})},
+    "killed and resumed": {"seams_of_sessions": (ends_at(19, is_silent=True), {})},
     **{f"seed {seed}": pytest.param({"seed": seed, "steps": 60}, marks=full) for seed in range(10)},
     "long": pytest.param({"steps": 300, "save_every": 50, "eval_every": 100}, marks=full),
     "every step saved": pytest.param({"save_every": 1, "keep_last": 1}, marks=full),
@@ -68,11 +68,11 @@ HEALTHY = {
     "accumulated": pytest.param({"accumulate_grad_batches": 2, "batch_size": 4}, marks=full),
     "one branch": pytest.param({"model": {"branch": "win"}, "steps": 60}, marks=full),
     "bf16": pytest.param({"runtime": {"precision": "bf16"}, "steps": 60}, marks=full),
-    "stopped": pytest.param({"seams_of_lives": (sigterm_at(11),)}, marks=full),
+    "stopped": pytest.param({"seams_of_sessions": (sigterm_at(11),)}, marks=full),
     "killed thrice": pytest.param(
-        {"seams_of_lives": (*(ends_at(step, is_silent=True) for step in (3, 13, 22)), {})}, marks=full
+        {"seams_of_sessions": (*(ends_at(step, is_silent=True) for step in (3, 13, 22)), {})}, marks=full
     ),
-    "killed in a save": pytest.param({"seams_of_lives": (ends_at(9, is_silent=True), {})}, marks=full),
+    "killed in a save": pytest.param({"seams_of_sessions": (ends_at(9, is_silent=True), {})}, marks=full),
 }
 
 
@@ -88,7 +88,7 @@ def test_a_run_is_silent_only_once_it_has_been_for_too_long(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lives", "says"),
+    ("sessions", "says"),
     [
         ((ends_at(11),), "TRN103 the run ended after step 10: the disk was taken away"),
         ((ends_at(11), {}), ""),
@@ -99,8 +99,8 @@ def test_a_run_is_silent_only_once_it_has_been_for_too_long(tmp_path):
     ],
     ids=["ended", "ended and resumed", "data begin anew"],
 )
-def test_what_ended_a_run_is_reported_until_it_has_gone_on(lives, says):
-    found = findings_of(trained(seams_of_lives=lives, **SHORT))
+def test_what_ended_a_run_is_reported_until_it_has_gone_on(sessions, says):
+    found = findings_of(trained(seams_of_sessions=sessions, **SHORT))
     assert [each[: len(says)] for each in found] == ([says] if says else [])
 
 
@@ -190,7 +190,7 @@ def test_the_words_of_an_end_say_whose_matter_it_is(reason, kind):
 
 
 def test_a_run_has_as_many_lives_as_starts():
-    record = trained(seams_of_lives=(ends_at(11), {}), **SHORT).record
-    lives = lives_of(record)
-    assert [(life.resumed_from, life.last_step) for life in lives] == [(None, 10), (8, 24)]
+    record = trained(seams_of_sessions=(ends_at(11), {}), **SHORT).record
+    sessions = sessions_of(record)
+    assert [(session.resumed_from, session.last_step) for session in sessions] == [(None, 10), (8, 24)]
     assert [end.kind for end in endings(record)] == ["finished"]

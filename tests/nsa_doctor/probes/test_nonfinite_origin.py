@@ -24,8 +24,8 @@ FORWARD = [  # name, operation, module, value
     ("through_numpy", "write outside torch", "part", "NaN"),
     ("fused_norm", "native_layer_norm", "part.norm", "NaN"),
     ("called_directly", "native_layer_norm", "inner.part.norm", "NaN"),
-    ("sick_buffer", "log", "part", "inf"),
-    ("sick_parameter", "full", "part", "NaN"),
+    ("faulty_buffer", "log", "part", "inf"),
+    ("faulty_parameter", "full", "part", "NaN"),
     ("only_in_training", "rsqrt", "part", "inf"),
     ("two_layers", "rsqrt", "0.part", "inf"),
 ]
@@ -46,9 +46,9 @@ def only_birth(diagnosis: Diagnosis) -> NonfiniteOrigin:
 
 @pytest.mark.parametrize(("name", "operation", "module", "value"), FORWARD, ids=[case[0] for case in FORWARD])
 def test_a_birth_in_the_forward_pass_is_named(
-    sick: Callable[[str], LocalMeasurer], name: str, operation: str, module: str, value: str
+    faulty: Callable[[str], LocalMeasurer], name: str, operation: str, module: str, value: str
 ) -> None:
-    measurer = sick(f"forward:{name}")
+    measurer = faulty(f"forward:{name}")
     assert measurer.measure(Point(length=16)).is_bad(OUTPUT)
     diagnosis = measurer.diagnose(Point(length=16))
     origin = only_birth(diagnosis)
@@ -58,9 +58,9 @@ def test_a_birth_in_the_forward_pass_is_named(
 
 @pytest.mark.parametrize(("name", "operation", "phase"), BACKWARD, ids=[case[0] for case in BACKWARD])
 def test_a_birth_behind_a_finite_output_is_named(
-    sick: Callable[[str], LocalMeasurer], name: str, operation: str, phase: str
+    faulty: Callable[[str], LocalMeasurer], name: str, operation: str, phase: str
 ) -> None:
-    measurer = sick(f"backward:{name}")
+    measurer = faulty(f"backward:{name}")
     measurement = measurer.measure(Point(length=16))
     assert not measurement.is_bad(OUTPUT)
     assert measurement.is_bad(GRADIENTS)
@@ -75,52 +75,52 @@ def test_a_birth_behind_a_finite_output_is_named(
     assert is_marked(origin.place.file, origin.place.line)
 
 
-def test_unwritten_memory_is_named_even_when_it_happens_to_hold_zeros(sick: Callable[[str], LocalMeasurer]) -> None:
-    origin = only_birth(sick("forward:unwritten").diagnose(Point(length=16)))
+def test_unwritten_memory_is_named_even_when_it_happens_to_hold_zeros(faulty: Callable[[str], LocalMeasurer]) -> None:
+    origin = only_birth(faulty("forward:unwritten").diagnose(Point(length=16)))
     assert origin.operation == "empty_like"
     assert is_marked(origin.place.file, origin.place.line)
 
 
-def test_two_bugs_give_two_births(sick: Callable[[str], LocalMeasurer]) -> None:
-    origins = sick("forward:two_bugs").diagnose(Point(length=16)).origins
+def test_two_bugs_give_two_births(faulty: Callable[[str], LocalMeasurer]) -> None:
+    origins = faulty("forward:two_bugs").diagnose(Point(length=16)).origins
     assert [origin.operation for origin in origins] == ["div", "log"]
     assert all(is_marked(origin.place.file, origin.place.line) for origin in origins)
 
 
-def test_a_bug_downstream_of_another_is_found_too(sick: Callable[[str], LocalMeasurer]) -> None:
-    origins = sick("forward:two_in_a_row").diagnose(Point(length=16)).origins
+def test_a_bug_downstream_of_another_is_found_too(faulty: Callable[[str], LocalMeasurer]) -> None:
+    origins = faulty("forward:two_in_a_row").diagnose(Point(length=16)).origins
     assert [origin.operation for origin in origins] == ["div", "div"]
     assert len({origin.place.line for origin in origins}) == 2
     assert all(is_marked(origin.place.file, origin.place.line) for origin in origins)
 
 
-def test_what_only_the_cure_brings_about_is_no_birth(sick: Callable[[str], LocalMeasurer]) -> None:
-    assert only_birth(sick("forward:overflow_of_whole_rows").diagnose(Point(length=16))).operation == "exp"
+def test_what_only_the_cure_brings_about_is_no_birth(faulty: Callable[[str], LocalMeasurer]) -> None:
+    assert only_birth(faulty("forward:overflow_of_whole_rows").diagnose(Point(length=16))).operation == "exp"
 
 
-def test_one_infinity_behind_two_nans_gives_one_birth(sick: Callable[[str], LocalMeasurer]) -> None:
-    assert only_birth(sick("forward:one_infinity_two_nans").diagnose(Point(length=16))).operation == "exp"
+def test_one_infinity_behind_two_nans_gives_one_birth(faulty: Callable[[str], LocalMeasurer]) -> None:
+    assert only_birth(faulty("forward:one_infinity_two_nans").diagnose(Point(length=16))).operation == "exp"
 
 
-def test_the_mask_that_fed_an_empty_softmax_is_reported(sick: Callable[[str], LocalMeasurer]) -> None:
-    origin = only_birth(sick("forward:empty_row").diagnose(Point(length=16)))
+def test_the_mask_that_fed_an_empty_softmax_is_reported(faulty: Callable[[str], LocalMeasurer]) -> None:
+    origin = only_birth(faulty("forward:empty_row").diagnose(Point(length=16)))
     assert origin.detail.startswith("its input held inf from masked_fill at ")
 
 
-def test_a_buffer_that_carries_the_value_is_reported(sick: Callable[[str], LocalMeasurer]) -> None:
-    origin = only_birth(sick("forward:sick_buffer").diagnose(Point(length=16)))
+def test_a_buffer_that_carries_the_value_is_reported(faulty: Callable[[str], LocalMeasurer]) -> None:
+    origin = only_birth(faulty("forward:faulty_buffer").diagnose(Point(length=16)))
     assert (origin.phase, origin.detail) == ("build", origin.detail)
     assert "it came in through buffer part.decay" in origin.detail
 
 
-def test_nothing_is_found_in_a_healthy_module(sick: Callable[[str], LocalMeasurer]) -> None:
-    measurer = sick("healthy:masked")
+def test_nothing_is_found_in_a_healthy_module(faulty: Callable[[str], LocalMeasurer]) -> None:
+    measurer = faulty("healthy:masked")
     assert measurer.measure(Point(length=16)).is_finite
     assert measurer.diagnose(Point(length=16)).origins == ()
 
 
-def test_tracing_repeats_what_was_measured(sick: Callable[[str], LocalMeasurer]) -> None:
-    measurer = sick("forward:empty_row")
+def test_tracing_repeats_what_was_measured(faulty: Callable[[str], LocalMeasurer]) -> None:
+    measurer = faulty("forward:empty_row")
     before = measurer.measure(Point(length=16))
     measurer.diagnose(Point(length=16))
     after = measurer.measure(Point(length=16))
