@@ -59,5 +59,6 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, got " + sys.version.split()[0])'
 	"$(PYTHON)" -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --no-input --no-compile -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # pip would use one core
 	@touch $(READY)

@@ -52,7 +52,8 @@ TESTS = [
 SWEEP = "nsa-doctor sweep --seq 128,512,1024,2048"
 SET_UP = [
     "stand-in -m venv .venv",
-    "python -m pip install --disable-pip-version-check --no-input -c constraints.txt -e .[dev]",
+    "python -m pip install --disable-pip-version-check --no-input --no-compile -c constraints.txt -e .[dev]",
+    "python -m compileall -qq -j 0 .venv/lib",
 ]
 
 
@@ -73,7 +74,7 @@ def test_a_change_of_what_is_installed_sets_up_again(project: Path, changed: str
 def test_a_set_up_that_failed_is_tried_again(project: Path) -> None:
     status, calls = run(project, "make", "doctor", fail="pip install")
     assert status != 0
-    assert calls == SET_UP
+    assert calls == SET_UP[:-1]
     assert run(project, "make", "doctor") == (0, [*SET_UP, SWEEP])
 
 
