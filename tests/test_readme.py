@@ -1,5 +1,6 @@
-"""What README.md shows works as it stands."""
+"""What README.md and the pages of docs show works as it stands."""
 
+import html
 import os
 import re
 import subprocess
@@ -12,7 +13,10 @@ from nsa_doctor.cli.main import serve
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+PAGES = "\n".join(
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("examine.md", "verdicts.md", "attention.md")
+)
+EXAMPLES = re.findall(r"```python\n(.*?)```", README + PAGES, flags=re.DOTALL)
 
 
 def test_the_python_example_runs() -> None:
@@ -34,7 +38,7 @@ def test_every_command_it_shows_takes_the_options_shown(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     shown: dict[str, set[str]] = {}
-    for command, options in re.findall(r"^nsa-doctor (\w[\w-]*)(.*)", README, flags=re.MULTILINE):
+    for command, options in re.findall(r"^nsa-doctor (\w[\w-]*)(.*)", README + PAGES, flags=re.MULTILINE):
         shown.setdefault(command, set()).update(re.findall(r"--[\w-]+", options))
     assert "sweep" in shown
     for command, options in shown.items():
@@ -61,9 +65,17 @@ def test_the_faulty_example_is_found_as_shown(tmp_path: Path) -> None:
     (command,) = re.findall(r"`nsa-doctor (run --subject my_attention:Attention)`", README)
     done = run_on(tmp_path, f"{command} --select FWD201,FWD202,FWD206")
     assert done.returncode == 1, done.stderr
-    shown = README.split("my_attention:Attention: ")[1].split("```")[0]
-    finding = shown[shown.index("FWD201 causality violation") : shown.index("  reproduce")]
+    finding = README[README.index("FWD201 causality violation") : README.index("  reproduce")]
     assert finding in done.stdout
+    picture = html.unescape(re.sub("<[^>]*>", "", (ROOT / "docs/report.svg").read_text(encoding="utf-8")))
+    assert re.sub(r"\s", "", finding) in re.sub(r"\s", "", picture), "python docs/picture.py draws it"
+
+
+def test_it_is_short_and_its_links_lead_somewhere() -> None:
+    assert len(README.splitlines()) <= 130
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+        assert [link for link in links if not (page.parent / link).exists()] == [], page.name
 
 
 @pytest.mark.parametrize(("name", "select"), [("Model", "FWD101,FWD201"), ("Mixer", "FWD201,DEC101")])
