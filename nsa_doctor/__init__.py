@@ -1,7 +1,7 @@
 """The doctor: examines sparse-attention code and says what is wrong, where, and what to do about it.
 
-The names below are for authors of adapters and of checks; each is imported when it is asked for, so that the command
-line starts without torch.
+`examine` is `nsa-doctor run` from Python; the other names are for authors of adapters and of checks. Each is imported
+when it is asked for, so that the command line starts without torch.
 """
 
 import importlib
@@ -12,6 +12,7 @@ from nsa_doctor.core.own_cases import find_own_cases
 
 if TYPE_CHECKING:
     from nsa_doctor.adapters.adapter import Adapter
+    from nsa_doctor.cli.examine import Examination, NoGoError, examine
     from nsa_doctor.core.check import Check
     from nsa_doctor.core.finding import Decision, Finding, Note, Report, Result, Verdict
     from nsa_doctor.core.measurement import Place
@@ -24,18 +25,22 @@ __all__ = [
     "Check",
     "Convention",
     "Decision",
+    "Examination",
     "Finding",
     "Keyword",
+    "NoGoError",
     "Note",
     "Place",
     "Report",
     "Result",
     "Subject",
     "Verdict",
+    "examine",
 ]
 
 _HOMES = {
     "nsa_doctor.adapters.adapter": ("Adapter",),
+    "nsa_doctor.cli.examine": ("Examination", "NoGoError", "examine"),
     "nsa_doctor.core.check": ("Check",),
     "nsa_doctor.core.finding": ("Decision", "Finding", "Note", "Report", "Result", "Verdict"),
     "nsa_doctor.core.measurement": ("Place",),

@@ -116,7 +116,7 @@ IMPORT_NAMES = {"pyyaml": "yaml"}
 KERNELS = ("nsa.ops.kernel_tiles", "nsa.ops.*.triton")  # imported late, and only where Triton came with torch
 # Which flags there are, which of them a subject reads, and bugs that read one.
 READ_THE_ENVIRONMENT = (
-    *("nsa.backends", "nsa_doctor.probes.hooks.environment_reads"),
+    *("nsa.backends", "nsa_doctor.probes.hooks.environment_reads", "nsa_doctor.cli.examine"),  # for children
     *("nsa_doctor.checks.env.env104_setting_not_followed", "nsa_doctor.checks.fwd.fwd214_variable_breaks_output"),
 )
 IMPORTERS = ("import_module", "importlib.import_module", "__import__")

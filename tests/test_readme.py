@@ -71,6 +71,16 @@ def test_the_faulty_example_is_found_as_shown(tmp_path: Path) -> None:
     assert re.sub(r"\s", "", finding) in re.sub(r"\s", "", picture), "python docs/picture.py draws it"
 
 
+def test_the_example_in_python_says_go(tmp_path: Path) -> None:
+    (example,) = (code for code in EXAMPLES if "nsa_doctor.examine(" in code)
+    (tmp_path / "script.py").write_text(example, encoding="utf-8")
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "GO []\n"), done.stdout + done.stderr
+
+
 def test_it_is_short_and_its_links_lead_somewhere() -> None:
     assert len(README.splitlines()) <= 130
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.core import handed_over
 from nsa_doctor.core.errors import Caught, NotComparableError, attempt
 from nsa_doctor.core.package import PACKAGE_ROOT
 from nsa_doctor.core.replaced_sources import hand_over
@@ -26,6 +27,8 @@ _OPTIONS = {"--subject": "spec", "--config": "config", "--input": "input", "--wi
 def can_be_named(subject: Subject) -> bool:
     """Whether another interpreter can load it by the words that name it on the command line."""
     words, is_built_in = subject.options, bool(subject.configuration)
+    if handed_over.NAME in words:
+        return False
     return (is_built_in or bool(words)) and len(words) % 2 == 0 and set(words[::2]) <= set(_OPTIONS)
 
 

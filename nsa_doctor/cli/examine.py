@@ -1,0 +1,225 @@
+"""`nsa_doctor.examine`: what `nsa-doctor run` does, from Python."""
+
+import copy
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+from nsa_doctor.cli import options, progress
+from nsa_doctor.cli.option_groups import FunctionOptions, SubjectOptions
+from nsa_doctor.core import handed_over
+from nsa_doctor.core.errors import UsageError
+from nsa_doctor.core.finding import Decision, Finding, Report, Result
+from nsa_doctor.core.like import FUNCTION
+from nsa_doctor.core.reproduce import SECONDS
+from nsa_doctor.isolation.start import Children
+
+
+class NoGoError(AssertionError):
+    """What was examined is not a GO; the message is the report as a terminal shows it."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What an examination found out; as the last value of a notebook's cell it is shown as a page."""
+
+    report: Report
+
+    @property
+    def verdict(self) -> Decision:
+        """GO, NO-GO or UNKNOWN."""
+        return self.report.decision
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Every finding: `code`, `message`, `where` (module, file and line), `evidence`, and `repro`, its command."""
+        return self.report.findings
+
+    def to_html(self) -> str:
+        """The report as a page of its own."""
+        from nsa_doctor.render.formats import render_as
+
+        return render_as(self.report, "html")
+
+    def to_json(self) -> str:
+        """The report as `nsa-doctor run --format json` writes it."""
+        from nsa_doctor.render.formats import render_as
+
+        return render_as(self.report, "json")
+
+    def to_frame(self) -> Any:
+        """The sweep as a pandas.DataFrame, a row a length, dtype, mode and tensor; ImportError without pandas."""
+        return importlib.import_module("pandas").DataFrame(
+            {**asdict(each.point), **asdict(census), "seconds": each.seconds, "peak_bytes": each.peak_bytes}
+            for each in self.report.measurements
+            for census in each.censuses
+        )
+
+    def raise_if_no_go(self) -> None:
+        """Raise NoGoError unless the verdict is GO."""
+        if self.verdict is not Decision.GO:
+            raise NoGoError(f"{self.verdict.value}\n\n{self}")
+
+    def __str__(self) -> str:
+        from nsa_doctor.render.formats import render_as
+
+        return render_as(self.report, "terminal")
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f'<iframe srcdoc="{escape(self.to_html())}" style="width: 100%; height: 40em; border: 0"></iframe>'
+
+
+def examine(
+    subject: Any,
+    *,
+    profile: str = "quick",
+    spec: str | None = None,
+    like: str | None = None,
+    reference: str | None = None,
+    select: str | None = None,
+    ignore: str | None = None,
+    input: str | None = None,
+    width: int | None = None,
+    dtype: str | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    timeout: float = SECONDS["run"],
+    jobs: int | None = None,
+    quiet: bool = False,
+) -> Examination:
+    """Examine a module, or with `like` an attention function, as `nsa-doctor run` does, in processes of its own.
+
+    subject: a class or a function that returns an `nn.Module`, an `Adapter` or a `Subject`; a module, of which copies
+    are examined; with `like` the function itself; or the text that `--subject` takes. The other arguments are the
+    command's options, `timeout` in seconds a call.
+
+    What can be imported by name is imported in new processes; a script that calls this needs `if __name__ ==
+    "__main__":` around the call, as they import it too. Lambdas, cells of a notebook and modules are handed to forks of
+    this process instead, which one that has used a GPU has none of.
+
+    Raises UsageError or OptionError, both ValueErrors, for what cannot be examined at all.
+    """
+    _require_no_examination_around()
+    words, given = _named(subject, is_function=like is not None)
+    request = options.examined(
+        SubjectOptions(subject=words, input_kind=input, width=width, spec=spec),
+        device=device,
+        seed=seed,
+        timeout=timeout,
+        dtype=dtype,
+        profile=profile,
+        function=FunctionOptions(like=like, reference=reference),
+    )
+    run_request = options.run_request(
+        examination_request=request, select=select, ignore=ignore, jobs=jobs, fail_fast=False
+    )
+    from nsa_doctor.engine import run as running
+
+    if given is not None:  # threads of OpenMP are not forked
+        run_request = replace(run_request, examination_request=replace(run_request.examination_request, threads=1))
+    with given or _paths_inherited(), progress.of_steps(quiet) as listener:
+        try:
+            report = running.run(run_request, listener)
+        except UsageError as error:
+            raise UsageError(str(error).replace(handed_over.NAME, _shown(subject))) from None
+    return Examination(report if given is None else _called_by_value(report, subject))
+
+
+def _called_by_value(report: Report, subject: Any) -> Report:
+    """The report of what has no name: it is called as it is here, and examined again from here."""
+
+    def named(text: str) -> str:
+        return text.replace(handed_over.NAME, _shown(subject))
+
+    def again(finding: Finding) -> Finding:
+        repro = f'nsa_doctor.examine(…, select="{finding.code}")' if finding.code else ""
+        return replace(finding, message=named(finding.message), repro=repro)
+
+    def renamed(result: Result) -> Result:
+        findings, notes = tuple(map(again, result.findings)), tuple(map(named, result.notes))
+        return replace(result, findings=findings, notes=notes, reason=named(result.reason))
+
+    facts = {key: named(value) if isinstance(value, str) else value for key, value in report.subject.items()}
+    facts["options"] = []  # no command line names it
+    results, notes = tuple(map(renamed, report.results)), tuple(map(named, report.notes))
+    return replace(report, command="examine", subject=facts, results=results, notes=notes)
+
+
+def _shown(subject: Any) -> str:
+    return str(getattr(subject, "__qualname__", type(subject).__qualname__))
+
+
+def _require_no_examination_around() -> None:
+    if "nsa_doctor.worker.main" in sys.modules and not Children.are_forked:
+        raise UsageError(
+            'examine() was called while what it examines was imported: put the call under if __name__ == "__main__":'
+        )
+
+
+def _named(subject: Any, *, is_function: bool) -> tuple[str, AbstractContextManager[None] | None]:
+    """The words of --subject, and in what they hold where nothing that can be imported has them."""
+    prefix = FUNCTION if is_function else ""
+    if isinstance(subject, str):
+        return subject, None
+    if (name := _importable_name(subject)) is not None:
+        return prefix + name, None
+    value = subject if callable(subject) and not _is_module(subject) else lambda: copy.deepcopy(subject)
+    return prefix + handed_over.NAME, _in_forks(value)
+
+
+def _is_module(subject: Any) -> bool:
+    torch = sys.modules.get("torch")  # without it there are no modules
+    return torch is not None and isinstance(subject, torch.nn.Module)
+
+
+def _importable_name(subject: Any) -> str | None:
+    """`package.module:name` of a class or function that a new process can import; None where there is none."""
+    module, name = getattr(subject, "__module__", None), getattr(subject, "__qualname__", None)
+    if module is None or name is None or "<" in name:
+        return None
+    home = _module_name(sys.modules.get(module))
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{home}:{name}" if home is not None and found is subject else None
+
+
+def _module_name(module: ModuleType | None) -> str | None:
+    """By which name another process imports the module: a script goes by its file's."""
+    if module is None or module.__name__ != "__main__":
+        return None if module is None else module.__name__
+    if module.__spec__ is not None:  # python -m
+        return module.__spec__.name
+    file = getattr(module, "__file__", None)
+    stem = "" if file is None else Path(file).stem
+    return stem if stem.isidentifier() and Path(str(file)).suffix == ".py" else None
+
+
+@contextmanager
+def _paths_inherited() -> Iterator[None]:
+    """Processes that are started meanwhile look for modules where this one does."""
+    path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
+    with patch.dict(os.environ, PYTHONPATH=path):
+        yield
+
+
+@contextmanager
+def _in_forks(value: Callable[..., Any]) -> Iterator[None]:
+    """The value is handed to processes that are forked meanwhile. Raises UsageError where none may be."""
+    torch = sys.modules.get("torch")
+    if (torch is not None and torch.cuda.is_initialized()) or not hasattr(os, "fork"):
+        raise UsageError(
+            "this has no name that another process can import it by, and this process cannot be forked (it has used a "
+            "GPU): write what builds it into a file, import it from there and examine that"
+        )
+    with handed_over.handed_over(value), patch.object(Children, "are_forked", new=True):
+        yield
