@@ -7,7 +7,7 @@ import torch
 from nsa_doctor.checks._shared.compared import cuts_of, long_length, middle_lengths, odd_lengths
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.numerics.compare import Departure, baseline, with_other_future
 from nsa_doctor.subject.contract import Subject
 
@@ -40,7 +40,7 @@ def plans(subject: Subject) -> list[Plan]:
 
 def leak(subject: Subject, plan: Plan) -> tuple[int, Departure | None]:
     """The first cut behind which other values change what comes before it, and how."""
-    built = comparable_specimen(subject, mode=plan.mode)
+    built = comparable_module(subject, mode=plan.mode)
     base = baseline(built, built.input(plan.length))
     for cut in cuts_of(plan.length, plan.num_cuts):
         with torch.no_grad():

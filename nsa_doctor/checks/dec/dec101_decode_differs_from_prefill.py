@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.decoded import departures
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.probes.attention.decoding import decode, decoding_specimen, lengths_to_decode
+from nsa_doctor.probes.attention.decoding import decode, decoding_module, lengths_to_decode
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.nominal_time import nominal_seconds
 from nsa_doctor.probes.model.training import forward_backward
@@ -33,7 +33,7 @@ _NOMINAL_SECONDS = {"smoke": 0.0, "quick": 0.5, "full": 4.0}  # for one long seq
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    sp = decoding_specimen(subject)
+    sp = decoding_module(subject)
     length, _ = lengths_to_decode(subject)
     found = list(departures(sp, "DEC101", length, [1] * length, "decoding token by token"))
     if not found and (longer := _affordable(sp)) > length:
@@ -68,11 +68,11 @@ def planted(subject: Subject) -> Subject:
     step = subject.step
     assert step is not None
 
-    def sick(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
+    def faulty(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
         output, cache = step(module, x, cache)
         return output * 1.01, cache
 
-    return replace(subject, step=sick)
+    return replace(subject, step=faulty)
 
 
 CHECK = Check(

@@ -27,7 +27,7 @@ from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.text import numbers
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.numerics.compare import with_other_future
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
@@ -55,7 +55,7 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
     cut, again = leak(subject, plan)
     if again is None:
         return None  # what comes and goes from run to run is reported by FWD206
-    built = comparable_specimen(subject, mode=plan.mode)
+    built = comparable_module(subject, mode=plan.mode)
     x = built.input(plan.length)
     other = with_other_future(built, x, cut, plan.scale)
     divergence = first_divergence(built, lambda: built(x), lambda: built(other), {plan.length: cut})

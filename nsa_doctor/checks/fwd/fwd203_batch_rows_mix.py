@@ -22,7 +22,7 @@ from nsa_doctor.checks._shared.compared import confirmed, departure_finding, mid
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
@@ -53,7 +53,7 @@ def _examine(subject: Subject, length: int, mode: Mode, like: str) -> Finding | 
     found = confirmed(subject, lambda subject: _mixed(subject, length, mode, like))
     if found is None:
         return None
-    built = comparable_specimen(subject, mode=mode)
+    built = comparable_module(subject, mode=mode)
     x = built.input(length, _NUM_ROWS)
     other = _with_other_rows(built, x, found.first_row, like)
     kept = 1 if found.first_row == 0 else -1
@@ -63,7 +63,7 @@ def _examine(subject: Subject, length: int, mode: Mode, like: str) -> Finding | 
 
 
 def _mixed(subject: Subject, length: int, mode: Mode, like: str) -> Departure | None:
-    built = comparable_specimen(subject, mode=mode)
+    built = comparable_module(subject, mode=mode)
     base = baseline(built, built.input(length, _NUM_ROWS))
     for row in (0, _NUM_ROWS - 1):
         with torch.no_grad():

@@ -21,7 +21,7 @@ from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
@@ -60,7 +60,7 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
     found = confirmed(subject, lambda subject: _changed(subject, plan))
     if found is None:
         return None
-    built = comparable_specimen(subject)
+    built = comparable_module(subject)
     x, row = plan.input(built), found.first_row
     alone, kept = x[row : row + 1].clone(), -1 if row == plan.batch - 1 else row + 1
     divergence = first_divergence(built, lambda: built(x), lambda: built(alone), {plan.batch: kept})
@@ -72,7 +72,7 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
 
 
 def _changed(subject: Subject, plan: Plan) -> Departure | None:
-    built = comparable_specimen(subject)
+    built = comparable_module(subject)
     try:
         base = baseline(built, plan.input(built))
     except NotComparableError:

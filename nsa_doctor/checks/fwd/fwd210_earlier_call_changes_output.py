@@ -25,7 +25,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.text import joined
 from nsa_doctor.probes.hooks.random_draws import first_draw
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.call_schedule import evaluated, evaluation_steps, further_draws, further_repeats
 from nsa_doctor.probes.model.draws import Generators
 from nsa_doctor.probes.model.state import seed_everything
@@ -39,7 +39,7 @@ _LENGTH = 17
 def run(subject: Subject) -> Iterator[Finding | Note]:
     if not evaluation_steps(subject):
         return
-    sp = comparable_specimen(subject)
+    sp = comparable_module(subject)
     steps = evaluation_steps(subject, further_repeats(sp, evaluated(subject)))
     judge = differs_by(effective_precision(sp, min(_LENGTH, subject.max_length)).eps)
     replays = Replays(subject, sp.dtype, "eval")

@@ -26,9 +26,9 @@ from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.phase import unobserved
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.model.circumstances import Circumstance, circumstances, plainly
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.numerics.compare import Baseline, Departure, baseline
@@ -41,7 +41,7 @@ _ROWS = 2
 
 def run(subject: Subject) -> Iterator[Finding]:
     length = odd_lengths(subject)[0]
-    built = comparable_specimen(subject)
+    built = comparable_module(subject)
     base = baseline(built, built.input(length, batch=_ROWS))
     suspects = (each for each in circumstances(subject, built.dtype) if _may_differ(base, each))
     yield from one(_examine(subject, length, each) for each in suspects)
@@ -69,11 +69,11 @@ def _examine(subject: Subject, length: int, under: Circumstance) -> Finding | No
             message=message,
             where=trouble.place,
             evidence={"length": length, "circumstance": words},
-            repro=again(subject, "FWD212"),
+            repro=command_for(subject, "FWD212"),
         )
     if found is None:
         return None
-    built = comparable_specimen(subject)
+    built = comparable_module(subject)
     x = built.input(length, batch=_ROWS)
     divergence = first_divergence(built, lambda: plainly(built, x, words), lambda: under.call(built, x), {})
     message = f"{words} gives another output than eval() under no_grad without it at S={length}"
@@ -81,7 +81,7 @@ def _examine(subject: Subject, length: int, under: Circumstance) -> Finding | No
 
 
 def _changed(subject: Subject, length: int, under: Circumstance) -> Departure | None:
-    built = comparable_specimen(subject)
+    built = comparable_module(subject)
     base = baseline(built, built.input(length, batch=_ROWS))
     with unobserved():  # what it raises is reported here, with the circumstance
         return _departure(base, under)

@@ -22,10 +22,10 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import joined
 from nsa_doctor.probes.hooks.phase import unobserved
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen, randomise
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module, randomise
 from nsa_doctor.probes.model.copies import Copied, by_deepcopy, by_pickle, copying_place, from_state_dict, unsaved
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
@@ -41,7 +41,7 @@ _WAYS: dict[str, Callable[[BuiltModule], Copied]] = {
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
     for words, way in _WAYS.items():
-        sp = comparable_specimen(subject)
+        sp = comparable_module(subject)
         x = sp.input(min(_LENGTH, subject.max_length), _ROWS)
         base = baseline(sp, x)
         try:
@@ -74,7 +74,7 @@ def _finding(sp: BuiltModule, copied: BuiltModule | None, x: Tensor, message: st
         message=f"{message}: {found.text}{because}",
         where=place,
         evidence={"length": x.shape[1], "error": found.error, "floor": found.floor},
-        repro=again(sp.subject, "FWD220"),
+        repro=command_for(sp.subject, "FWD220"),
     )
 
 

@@ -23,9 +23,9 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.model.call_history import Call
 from nsa_doctor.probes.model.new_weights import CHANGES, Change, called_before, calls_of, load
 from nsa_doctor.probes.numerics.divergence import first_divergence
@@ -37,7 +37,7 @@ _LENGTH = 17
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
-    sp = comparable_specimen(subject)
+    sp = comparable_module(subject)
     judge = differs_by(effective_precision(sp, min(_LENGTH, subject.max_length)).eps)
     for words, change in CHANGES.items():
         for call in calls_of(subject):
@@ -75,7 +75,7 @@ def _finding(subject: Subject, dtype: str, words: str, call: Call, symptom: Symp
         where=place,
         evidence={"symptom": symptom.kind, "length": call.length, "mode": call.mode, "change": words},
         control="a module that has these weights before its first call gives another result",
-        repro=again(subject, "FWD221"),
+        repro=command_for(subject, "FWD221"),
     )
 
 

@@ -22,10 +22,10 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode, Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.internal import memory_of
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.numerics.compare import baseline, departure
 from nsa_doctor.probes.numerics.writes import later_write
 from nsa_doctor.subject.contract import Subject
@@ -43,7 +43,7 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 def _overwritten(subject: Subject, mode: Mode) -> Finding | None:
     """By a call on other rows of as many tokens, or of more."""
-    sp = comparable_specimen(subject, mode=mode)
+    sp = comparable_module(subject, mode=mode)
     with torch.set_grad_enabled(mode != "no_grad"):
         held = sp(_input(sp)).detach()
         for length in (_LENGTH, _LONGER):
@@ -58,7 +58,7 @@ def _overwritten(subject: Subject, mode: Mode) -> Finding | None:
 
 def _kept(subject: Subject) -> Finding | None:
     """What a caller writes into an output, in the next equal call; a parameter or a table is the module's to show."""
-    sp = comparable_specimen(subject)
+    sp = comparable_module(subject)
     x = _input(sp)
     base = baseline(sp, x)
     expected, floor = base.output.clone(), base.floor.clone()  # what is kept may be what these are made of
@@ -79,7 +79,7 @@ def _input(sp: BuiltModule, length: int = _LENGTH, seed: int | None = None) -> T
 
 
 def _finding(sp: BuiltModule, message: str, place: Place) -> Finding:
-    return Finding(message=message, where=place, evidence={"batch": _ROWS}, repro=again(sp.subject, "FWD222"))
+    return Finding(message=message, where=place, evidence={"batch": _ROWS}, repro=command_for(sp.subject, "FWD222"))
 
 
 def planted(subject: Subject) -> Subject:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
@@ -46,7 +46,7 @@ def _alike(x: Tensor) -> dict[str, Tensor]:
 
 
 def _examine(subject: Subject, words: str, has_grad: bool) -> Finding | None:
-    used, new = (comparable_specimen(subject) for _ in range(2))
+    used, new = (comparable_module(subject) for _ in range(2))
     x = used.input(min(_LENGTH, subject.max_length), _ROWS)
     base = baseline(new, _alike(x)[words])
     given = _called_before(used, x, words, has_grad)
@@ -64,7 +64,7 @@ def _called_before(sp: BuiltModule, x: Tensor, words: str, has_grad: bool) -> Te
 
 
 def _finding(subject: Subject, words: str, has_grad: bool, x: Tensor, found: Departure) -> Finding:
-    used, new = (comparable_specimen(subject) for _ in range(2))
+    used, new = (comparable_module(subject) for _ in range(2))
     given = _called_before(used, x, words, has_grad)
     with torch.set_grad_enabled(has_grad):
         divergence = first_divergence(used, lambda: new.call(given.clone()), lambda: used.call(given), {})
@@ -74,7 +74,7 @@ def _finding(subject: Subject, words: str, has_grad: bool, x: Tensor, found: Dep
         f"{found.text}{at}",
         where=divergence.place,
         evidence={"length": x.shape[1], "error": found.error, "floor": found.floor},
-        repro=again(subject, "FWD223"),
+        repro=command_for(subject, "FWD223"),
     )
 
 

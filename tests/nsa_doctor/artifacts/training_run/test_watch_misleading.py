@@ -6,7 +6,7 @@ import pytest
 
 from nsa_doctor.artifacts.training_run.reading import RunError, read_run
 from nsa_doctor.artifacts.training_run.record import Beat
-from nsa_doctor.artifacts.training_run.sessions import lives_of
+from nsa_doctor.artifacts.training_run.sessions import sessions_of
 from tests.nsa_doctor.artifacts.training_run.runs import beats, write_lines, write_table
 
 UNREAD = {  # what training.csv holds, what is said of it
@@ -96,5 +96,5 @@ def test_an_ordinary_run_has_nothing_to_be_said(tmp_path):
 def test_the_lives_of_a_run_are_found_once(tmp_path):
     write_lines(tmp_path / "heartbeat_rank0.jsonl", beats(20, ends=time.time()))
     record = read_run(tmp_path)
-    assert lives_of(record) is lives_of(record)
-    assert isinstance(lives_of(record)[0].beats[0], Beat)
+    assert sessions_of(record) is sessions_of(record)
+    assert isinstance(sessions_of(record)[0].beats[0], Beat)
