@@ -1,6 +1,7 @@
 """Where a command's report goes, and the exit code it ends with."""
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -9,7 +10,7 @@ from nsa_doctor.cli import options
 from nsa_doctor.cli.option_groups import ReportOptions
 from nsa_doctor.core import signals
 from nsa_doctor.core.finding import Report
-from nsa_doctor.core.writing import CannotWriteError, check_writable, is_terminal, say, write_whole
+from nsa_doctor.core.writing import CannotWriteError, check_writable, is_terminal, require_not_read, say, write_whole
 
 ENDED_EARLY = -1  # the report was delivered, and the exit code is the signal's
 
@@ -24,11 +25,12 @@ class Delivery:
     quiet: bool
 
     @classmethod
-    def asked(cls, report: ReportOptions) -> Self:
-        """Check the options before the work starts: what cannot be written would be lost after it."""
+    def asked(cls, report: ReportOptions, inputs: Iterable[str | Path] = ()) -> Self:
+        """Check the options before the work starts: what cannot be written is lost after it, and so is an input."""
         form = options.report_format(report.form, report.output)
         if report.output is not None:
             check_writable(report.output)
+            require_not_read(report.output, inputs, "what is examined")
         return cls(form=form, output=report.output, traceback=report.traceback, quiet=report.quiet)
 
     def __call__(self, report: Report) -> int:

@@ -31,8 +31,8 @@ from nsa_doctor.core.text import escaped
 from nsa_doctor.core.writing import CannotWriteError, say
 
 _LONGEST = 800
-# What a machine runs out of: disk, quota, open files, processes or memory. None of it is a fault of the doctor's own.
-_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+# What a machine runs out of: disk, quota, size of a file, open files, processes or memory. Not the doctor's own faults.
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 
 @runtime_checkable
@@ -102,6 +102,8 @@ def _served(arguments: list[str]) -> int:
         return _complain(" ".join(error.format_message().split()), ExitCode.USAGE)
     if isinstance(error, (UsageError, OptionError, CheckFileError, CannotWriteError)):
         return _complain(str(error), ExitCode.USAGE)
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error.strerror):
+        return _complain(f"{error.strerror}: free some room there, or name a folder in TMPDIR", ExitCode.USAGE)
     if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
         place = f"{error.filename}: " if error.filename else ""
         return _complain(f"{place}{error.strerror}: the machine has no more; free some and try again", ExitCode.USAGE)

@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
@@ -29,6 +30,17 @@ def check_writable(path: Path) -> None:
         raise CannotWriteError(
             f"{shown(path)}: cannot be written: {why(error)}; give a file in a folder you own"
         ) from error
+
+
+def require_not_read(path: Path, inputs: Iterable[str | Path], what: str) -> None:
+    """Refuse to lose what a report is about to the report; raises CannotWriteError."""
+    for each in inputs:
+        try:
+            is_both = path.exists() and path.samefile(each)
+        except REFUSALS:  # what cannot be read is for the reader to tell
+            continue
+        if is_both:
+            raise CannotWriteError(f"--output {shown(path)} is {what}, and would be lost; give another file")
 
 
 def require_no_folder(path: Path, remedy: str) -> None:

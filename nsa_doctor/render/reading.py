@@ -1,9 +1,15 @@
 """A report read back from its JSON, strictly: what nsa-doctor has not written is refused in one sentence."""
 
+import errno
+import io
 import json
 import math
 import os
+import select
+import stat
 import sys
+import time
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from nsa_doctor.core.finding import Report
@@ -13,6 +19,7 @@ from nsa_doctor.render.json import FORMAT, VERSION, strict
 STANDARD_INPUT = "-"
 _MOST_BYTES = 64 * 2**20
 _DEEPEST = 40
+_PATIENCE, _LOOK, _PART = 10.0, 0.05, 1 << 16
 _MOST_DIGITS = 19
 _REMEDY = "give a file that nsa-doctor wrote with --output report.json"
 
@@ -28,8 +35,7 @@ def read_report(source: str | os.PathLike[str]) -> Report:
     if is_input and sys.stdin is None:
         raise UnreadableReportError(f"{name}: is closed; {_REMEDY}")
     try:
-        with open(sys.stdin.fileno() if is_input else source, "rb", closefd=not is_input) as file:
-            content = file.read(_MOST_BYTES + 1)
+        content = _content(sys.stdin.fileno() if is_input else source)
     except FileNotFoundError as error:
         raise UnreadableReportError(f"{name}: there is no such file; {_REMEDY}") from error
     except IsADirectoryError as error:
@@ -42,6 +48,34 @@ def read_report(source: str | os.PathLike[str]) -> Report:
         return parse_report(content)
     except UnreadableReportError as error:
         raise UnreadableReportError(f"{name}: {error}") from error
+
+
+def _content(source: str | os.PathLike[str] | int) -> bytes:
+    """What is in it, up to a byte more than a report may have."""
+    if isinstance(source, int) or not stat.S_ISFIFO(os.stat(source).st_mode):
+        with open(source, "rb", closefd=not isinstance(source, int)) as file:
+            return file.read(_MOST_BYTES + 1)
+    descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # or it would wait for a writer for ever
+    with open(descriptor, "rb", buffering=0) as pipe:
+        return b"".join(_written(pipe))
+
+
+def _written(pipe: io.FileIO) -> Iterator[bytes]:
+    """What is written into a pipe: for as long as a writer takes, but one that has none is given up after seconds."""
+    size, end = 0, time.monotonic() + _PATIENCE
+    while size <= _MOST_BYTES:
+        part = pipe.read(_PART)
+        if part is None:  # nothing yet, of a writer that is there
+            select.select([pipe], [], [])
+        elif part:
+            size += len(part)
+            yield part
+        elif size:
+            return
+        elif time.monotonic() > end:
+            raise TimeoutError(errno.ETIMEDOUT, f"it is a pipe, and nothing was written into it for {_PATIENCE:g} s")
+        else:
+            time.sleep(_LOOK)
 
 
 def parse_report(content: bytes | str) -> Report:

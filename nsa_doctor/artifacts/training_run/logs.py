@@ -30,6 +30,7 @@ class Log:
     trainer: dict[str, float] = field(default_factory=dict)
     num_skipped: int = 0
     num_strange: int = 0
+    num_unread: int = 0
 
     def __post_init__(self) -> None:
         self.tail, self.columns = Tail(self.path), Columns(self.mapping)
@@ -79,6 +80,9 @@ class Log:
         if self.num_strange:
             lines = "line names a step that is" if self.num_strange == 1 else "lines name a step that is"
             yield f"{self.name}: {self.num_strange:,} {lines} no whole number below 2^53, and is left out"
+        if self.num_unread:
+            lines = "line holds a loss that is" if self.num_unread == 1 else "lines hold a loss that is"
+            yield f"{self.name}: {self.num_unread:,} {lines} no number, and is left out"
         if self.tail.trouble:
             yield f"{self.name}: {self.tail.trouble}"
 
@@ -86,7 +90,7 @@ class Log:
         self.tail.forget()
         for each in (self.beats, self.evaluations, self._header, self.trainer):
             each.clear()
-        self.num_skipped = self.num_strange = self._epoch = self._before = self._last_step = 0
+        self.num_skipped = self.num_strange = self.num_unread = self._epoch = self._before = self._last_step = 0
 
     def _take(self, row: Mapping[str, Any] | None) -> None:
         if row is None:
@@ -99,6 +103,7 @@ class Log:
             found.pop("loss", None)  # a mean over the whole run
             found["msg"] = "msg", "finished"
         beat = beat_of(self._counted(found), self.rank)
+        self.num_unread += beat.loss is None and "loss" in found and _is_unread(found["loss"][1])
         loss = number(found["eval_loss"][1]) if "eval_loss" in found else None
         if loss is not None:
             self.evaluations.append(Evaluation(step=beat.step, loss=loss))
@@ -193,6 +198,11 @@ class Log:
         for row in rows:
             self._take(flat(row) if isinstance(row, dict) else None)
         return True
+
+
+def _is_unread(value: Any) -> bool:
+    """Whether a loss was meant: dashes and the like stand for none."""
+    return value is not None and value is not False and str(value).strip(" -_.").lower() not in ("", "na", "n/a", "nil")
 
 
 def _joined(one: Beat, other: Beat) -> Beat | None:

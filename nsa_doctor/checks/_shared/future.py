@@ -17,7 +17,7 @@ _LARGE = 30.0
 
 @dataclass(frozen=True)
 class Plan:
-    """A length, where to cut it, and `scale` times as large values behind the cut."""
+    """A length, where to cut it, and `scale` times as large values behind the cut: padding where that is 0."""
 
     length: int
     num_cuts: int
@@ -29,6 +29,7 @@ def plans(subject: Subject) -> list[Plan]:
     """What to try, the cheapest first."""
     found = [Plan(length, _NUM_CUTS[subject.profile]) for length in odd_lengths(subject)]
     found += [Plan(found[0].length, 3, scale=_LARGE), Plan(found[0].length, 3, "train")]
+    found += [Plan(found[0].length, 3, scale=0.0)]
     found += [Plan(length, 3) for length in middle_lengths(subject)]
     found += [Plan(length, 3, "train") for length in middle_lengths(subject)[-1:]]
     found += [Plan(length, 2) for length in long_length(subject)]
@@ -44,7 +45,7 @@ def leak(subject: Subject, plan: Plan) -> tuple[int, Departure | None]:
     for cut in cuts_of(plan.length, plan.num_cuts):
         with torch.no_grad():
             changed = built(with_other_future(built, base.x, cut, plan.scale))
-        found = base.departure(changed[:, :cut], tokens=slice(cut), loudness=plan.scale)
+        found = base.departure(changed[:, :cut], tokens=slice(cut), loudness=max(1.0, plan.scale))
         if found is not None:
             return cut, found
     return plan.length, None

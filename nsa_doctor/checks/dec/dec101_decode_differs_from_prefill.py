@@ -21,23 +21,35 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.decoded import departures
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.probes.attention.decoding import decoding_module, lengths_to_decode
+from nsa_doctor.probes.attention.decoding import decode, decoding_module, lengths_to_decode
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.nominal_time import nominal_seconds
 from nsa_doctor.probes.model.training import forward_backward
 from nsa_doctor.subject.contract import Subject
 
 _STEPS, _RATE = 2, 0.01
+_COUNTED, _LONGEST = 8, 600
+_NOMINAL_SECONDS = {"smoke": 0.0, "quick": 0.5, "full": 4.0}  # for one long sequence, beyond windows and tables
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     sp = decoding_module(subject)
     length, _ = lengths_to_decode(subject)
     found = list(departures(sp, "DEC101", length, [1] * length, "decoding token by token"))
+    if not found and (longer := _affordable(sp)) > length:
+        found = list(departures(sp, "DEC101", longer, [1] * longer, "decoding token by token"))
     if not found and subject.profile != "smoke":
         _train(sp, length)
         after = f"decoding token by token after {_STEPS} optimizer steps"
         found = list(departures(sp, "DEC101", length, [1] * length, after))
     yield from found
+
+
+def _affordable(sp: BuiltModule) -> int:
+    """How many tokens there is time to decode."""
+    counted = min(_COUNTED, sp.subject.max_length)
+    each = nominal_seconds(lambda: decode(sp, sp.input(counted), [1] * counted)) / counted
+    return min(_LONGEST, sp.subject.max_length, int(_NOMINAL_SECONDS[sp.subject.profile] / max(each, 1e-9)))
 
 
 def _train(sp: BuiltModule, length: int) -> None:

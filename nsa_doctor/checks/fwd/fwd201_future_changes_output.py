@@ -1,7 +1,7 @@
 """FWD201 future-changes-output
 
-Detects: a token whose output changes when later tokens do, by other ordinary values or by large ones. Of a subject that
-    is declared bidirectional, a note where no output does.
+Detects: a token whose output changes when later tokens do, by other ordinary values, by large ones or by zeros. Of a
+subject that is declared bidirectional, a note where no output does.
 Matters: training reads the answer from the future; the loss is too good, and decoding cannot repeat it.
 Fix: look at the line named: a mask off by one, built for another length or added on the wrong axis, a statistic taken
     over all tokens, or a choice of blocks made with keys a query may not see. Where it is meant, as in an encoder, say
@@ -32,6 +32,8 @@ from nsa_doctor.probes.numerics.compare import with_other_future
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
+_VALUES = {1.0: "", 0.0: "zeros in "}
+
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
     if Declaration.BIDIRECTIONAL not in subject.spec:
@@ -57,7 +59,7 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
     x = built.input(plan.length)
     other = with_other_future(built, x, cut, plan.scale)
     divergence = first_divergence(built, lambda: built(x), lambda: built(other), {plan.length: cut})
-    changed = f"{'large values in ' if plan.scale != 1 else ''}tokens >= {cut} change the output before them"
+    changed = f"{_VALUES.get(plan.scale, 'large values in ')}tokens >= {cut} change the output before them"
     message = f"causality violation at S={plan.length} ({plan.mode}): {changed}"
     finding = departure_finding(
         subject, "FWD201", message, divergence, found, length=plan.length, mode=plan.mode, cut=cut

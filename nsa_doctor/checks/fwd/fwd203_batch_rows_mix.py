@@ -12,7 +12,7 @@ Example:
     weights = scores.softmax(-1)
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -29,42 +29,53 @@ from nsa_doctor.subject.contract import Subject
 
 _NUM_ROWS = 5
 _MODES: tuple[Mode, ...] = ("eval", "train")
+_ORDINARY = "other rows"
+_ROWS_LIKE: dict[str, Callable[[Tensor], Tensor]] = {  # of ordinary ones
+    _ORDINARY: lambda x: x,
+    "other rows of zeros": torch.zeros_like,
+    "other rows of one value": lambda x: x.amax((1, *range(2, x.ndim)), keepdim=True).expand_as(x),
+    "other rows that begin with zeros": lambda x: torch.cat((torch.zeros_like(x[:, ::2]), x[:, 1::2]), 1),
+    "other rows that end with zeros": lambda x: torch.cat((x[:, 1::2], torch.zeros_like(x[:, ::2])), 1),
+}
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     modes = [mode for mode in _MODES if mode in subject.modes]
     plans = [(length, mode) for mode in modes for length in odd_lengths(subject)[:2]]
     plans += [(length, "eval") for length in middle_lengths(subject)[1:2]]
-    yield from one(_examine(subject, *plan) for plan in plans)
+    found = [(*plan, _ORDINARY) for plan in plans]
+    if "eval" in modes:
+        found += [(odd_lengths(subject)[0], "eval", like) for like in _ROWS_LIKE if like != _ORDINARY]
+    yield from one(_examine(subject, *plan) for plan in found)
 
 
-def _examine(subject: Subject, length: int, mode: Mode) -> Finding | None:
-    found = confirmed(subject, lambda subject: _mixed(subject, length, mode))
+def _examine(subject: Subject, length: int, mode: Mode, like: str) -> Finding | None:
+    found = confirmed(subject, lambda subject: _mixed(subject, length, mode, like))
     if found is None:
         return None
     built = comparable_module(subject, mode=mode)
     x = built.input(length, _NUM_ROWS)
-    other = _with_other_rows(built, x, found.first_row)
+    other = _with_other_rows(built, x, found.first_row, like)
     kept = 1 if found.first_row == 0 else -1
     divergence = first_divergence(built, lambda: built(x), lambda: built(other), {_NUM_ROWS: kept})
-    message = f"other rows of the batch change a row's output at B={_NUM_ROWS}, S={length} ({mode})"
+    message = f"{like} of the batch change a row's output at B={_NUM_ROWS}, S={length} ({mode})"
     return departure_finding(subject, "FWD203", message, divergence, found, length=length, mode=mode)
 
 
-def _mixed(subject: Subject, length: int, mode: Mode) -> Departure | None:
+def _mixed(subject: Subject, length: int, mode: Mode, like: str) -> Departure | None:
     built = comparable_module(subject, mode=mode)
     base = baseline(built, built.input(length, _NUM_ROWS))
     for row in (0, _NUM_ROWS - 1):
         with torch.no_grad():
-            changed = built(_with_other_rows(built, base.x, row))
+            changed = built(_with_other_rows(built, base.x, row, like))
         found = base.departure(changed[row : row + 1], rows=slice(row, row + 1))
         if found is not None:
             return replace(found, first_row=row)
     return None
 
 
-def _with_other_rows(built: BuiltModule, x: Tensor, row: int) -> Tensor:
-    other = built.input(x.shape[1], _NUM_ROWS, seed=built.subject.seed + 1)
+def _with_other_rows(built: BuiltModule, x: Tensor, row: int, like: str) -> Tensor:
+    other = _ROWS_LIKE[like](built.input(x.shape[1], _NUM_ROWS, seed=built.subject.seed + 1))
     return torch.cat((other[:row], x[row : row + 1], other[row + 1 :]))
 
 

@@ -55,11 +55,15 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
 
 
 def _drawn_from(sp: BuiltModule) -> tuple[str, ...]:
+    """By a call without gradients or with them."""
     seed_everything(sp.subject.seed)
     generators = Generators()
-    with torch.no_grad():
-        sp(_input(sp))
-    return generators.drawn_from()
+    for has_grad in (False, True):
+        with torch.set_grad_enabled(has_grad):
+            sp(_input(sp))
+        if drawn := generators.drawn_from():
+            return drawn
+    return ()
 
 
 def _input(sp: BuiltModule) -> Tensor:

@@ -1,7 +1,8 @@
 """FWD212 circumstance-changes-output
 
 Detects: an output in eval() that changes with what must not matter: inference_mode(), anomaly or deterministic mode, a
-frozen model, gradients held, an input that requires a gradient, the thread, torch's threads or its default dtype.
+frozen model, gradients held, an input that requires a gradient, the thread, torch's threads or its default dtype, and
+what torch answers when it is asked whether it compiles or traces, for threads, or for a process group of one process.
 Matters: what was examined, trained and served are three models, and only the one that nobody looks at is wrong.
 Fix: look at the line named for a branch on a mode of torch's, on `requires_grad`, `.grad` or on a thread.
 
@@ -32,6 +33,7 @@ from nsa_doctor.probes.model.circumstances import Circumstance, circumstances, p
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.numerics.compare import Baseline, Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
+from nsa_doctor.probes.numerics.precision import effective_precision
 from nsa_doctor.subject.contract import Subject
 
 _ROWS = 2
@@ -49,7 +51,7 @@ def _may_differ(base: Baseline, under: Circumstance) -> bool:
     """Whether it is worth a look on a module of its own: on this one, earlier circumstances may have left something."""
     with unobserved():
         try:
-            return base.departure(under.call(base.built, base.x), loudness=under.rounding) is not None
+            return _departure(base, under) is not None
         except SubjectFailedError:
             return True
 
@@ -60,7 +62,7 @@ def _examine(subject: Subject, length: int, under: Circumstance) -> Finding | No
         found = confirmed(subject, lambda subject: _changed(subject, length, under))
     except SubjectFailedError as error:
         trouble = trouble_of(error, subject.packages)
-        if trouble.kind != "raised" or _is_of_torch(error.caught.error, under):
+        if trouble.kind != "raised" or under.may_raise or _is_of_torch(error.caught.error, under):
             return None
         message = f"{words} makes the subject raise {trouble.message} at S={length}, which it does not without"
         return Finding(
@@ -82,8 +84,17 @@ def _changed(subject: Subject, length: int, under: Circumstance) -> Departure | 
     built = comparable_module(subject)
     base = baseline(built, built.input(length, batch=_ROWS))
     with unobserved():  # what it raises is reported here, with the circumstance
-        output = under.call(built, base.x)
-    return base.departure(output, loudness=under.rounding)
+        return _departure(base, under)
+
+
+def _departure(base: Baseline, under: Circumstance) -> Departure | None:
+    """Beyond rounding: what is rounded to float32 under either default raises the floor to that by itself."""
+    output, rounding = under.call(base.built, base.x), under.rounding
+    found = base.departure(output)
+    if found is None or rounding == 1:
+        return found
+    coarser = effective_precision(base.built, base.x.shape[1]).eps / torch.finfo(base.output.dtype).eps
+    return base.departure(output, loudness=max(1.0, rounding / coarser))
 
 
 def _is_of_torch(error: BaseException, under: Circumstance) -> bool:

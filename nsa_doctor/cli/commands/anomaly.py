@@ -34,7 +34,7 @@ def anomaly(
         dtype=dtype,
     )
     lengths = options.lengths_option(seq)
-    deliver = Delivery.asked(report)
+    deliver = Delivery.asked(report, [whom.config] if whom.config else [])
     from nsa_doctor.cli import progress
     from nsa_doctor.engine import anomaly as finding_anomalies
     from nsa_doctor.engine import run as running

@@ -51,7 +51,7 @@ def data(
         vocab_size=vocab_size,
         batch_size=batch_size,
     )
-    deliver = Delivery.asked(report)
+    deliver = Delivery.asked(report, [config] if config else [])
     from nsa_doctor.artifacts.data import examine as looking
     from nsa_doctor.cli import progress
 

@@ -58,7 +58,7 @@ def fuzz(
         timeout=timeout,
         impl=impl,
     )
-    deliver = Delivery.asked(report)
+    deliver = Delivery.asked(report, [replay] if replay else [])
     with progress.of_steps(report.quiet) as listener:
         found = fuzzing.fuzz(request, listener)
     return deliver(found)

@@ -37,7 +37,7 @@ def gate_stats(
     request = reading.stats_request(
         files=files, pattern=pattern, num_branches=num_branches, activation=activation, seed=seed, timeout=timeout
     )
-    deliver = Delivery.asked(report)
+    deliver = Delivery.asked(report, files)
     with progress.of_steps(report.quiet) as listener:
         found = reading.gate_stats(request, listener)
     return deliver(found)

@@ -1,6 +1,5 @@
 """`nsa-doctor render`: a report that was written earlier, perhaps elsewhere, in another format."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +8,7 @@ import typer
 
 from nsa_doctor.cli import options
 from nsa_doctor.core.errors import UsageError
-from nsa_doctor.core.writing import check_writable, is_terminal, say, write_whole
+from nsa_doctor.core.writing import check_writable, is_terminal, require_not_read, say, write_whole
 from nsa_doctor.render.formats import FORMATS, render_as
 from nsa_doctor.render.reading import STANDARD_INPUT, UnreadableReportError, read_report
 
@@ -56,9 +55,8 @@ def render(
 def _check(output: Path, file: str, form: str) -> None:
     """Refuse to lose the report to a picture of it."""
     check_writable(output)
-    is_both = output.exists() and os.path.exists(file) and output.samefile(file)
-    if form != "json" and file != STANDARD_INPUT and is_both:
-        raise UsageError(f"--output {output} is the report itself, and would be lost; give another file")
+    if form != "json" and file != STANDARD_INPUT:
+        require_not_read(output, [file], "the report itself")
 
 
 def _put(text: str, output: Path | None) -> None:

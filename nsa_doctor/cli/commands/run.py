@@ -43,7 +43,7 @@ def run(
     request = options.run_request(
         examination_request=examination_request, select=select, ignore=ignore, jobs=jobs, fail_fast=fail_fast
     )
-    deliver = Delivery.asked(report)
+    deliver = Delivery.asked(report, [whom.config] if whom.config else [])
     from nsa_doctor.cli import progress
     from nsa_doctor.engine import run as running
 

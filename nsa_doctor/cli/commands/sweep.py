@@ -47,7 +47,7 @@ def sweep(
         forward_only=forward_only,
         boundaries=boundaries,
     )
-    deliver = Delivery.asked(report)
+    deliver = Delivery.asked(report, [whom.config] if whom.config else [])
     from nsa_doctor.cli import progress
     from nsa_doctor.engine import sweep as sweeping
 

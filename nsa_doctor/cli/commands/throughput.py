@@ -39,7 +39,7 @@ def throughput(
     request = options.throughput_request(
         examination_request=examination_request, seq=seq, repeats=repeats, floors=floors
     )
-    deliver = Delivery.asked(report)
+    deliver = Delivery.asked(report, [whom.config] if whom.config else [])
     from nsa_doctor.cli import progress
     from nsa_doctor.engine import throughput as timing
 

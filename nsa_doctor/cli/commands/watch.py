@@ -12,6 +12,9 @@ from nsa_doctor.cli.grammar import require_folder
 from nsa_doctor.cli.option_groups import ReportOptions, grouped
 from nsa_doctor.core.errors import UsageError
 
+_OF_RUNS = (".jsonl", ".csv", ".safetensors", ".pt", ".yaml")
+_FACTS = ("env.json", "trainer_state.json")
+
 
 @grouped
 def watch(
@@ -58,7 +61,7 @@ def watch(
     request = watching.watch_request(
         place=run_dir, maps=maps or (), select=select, ignore=ignore, every=every, recompute=asked
     )
-    deliver = Delivery.asked(report)
+    deliver = Delivery.asked(report, _read_of(run_dir))
     if not follow:
         with progress.of_steps(report.quiet or asked is None) as listener:
             found = watching.watch(request, listener)
@@ -69,3 +72,10 @@ def watch(
     finally:
         screen.clear()
     return deliver(found)
+
+
+def _read_of(run_dir: Path) -> list[Path]:
+    """The files that a run is read from: the log itself, or what lies in its folder and is no report of it."""
+    if not run_dir.is_dir():
+        return [run_dir]
+    return [each for each in run_dir.iterdir() if each.suffix in _OF_RUNS or each.name in _FACTS]

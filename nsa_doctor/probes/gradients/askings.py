@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.core.lengths import evenly
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.internal import function_of
 from nsa_doctor.probes.model.built_module import BuiltModule
@@ -16,6 +17,7 @@ from nsa_doctor.probes.model.layouts import LAYOUTS, laid_out
 
 _LOUDNESS = 1024.0
 _ROUNDINGS = 1e3
+_MOST_FROZEN = 12
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Asking:
     cotangent: Callable[[Tensor], Tensor] = lambda cotangent: cotangent
     like: Callable[[Tensor], Tensor] = lambda cotangent: cotangent
     create_graph: bool = False
-    freezes: bool = False
+    freezes: tuple[str, ...] = ()  # parameters by name
     trains: bool = False
     is_compared: bool = True
     may_refuse: bool = False
@@ -91,8 +93,8 @@ def askings(built: BuiltModule) -> Iterator[Asking]:
         cotangent=lambda cotangent: cotangent.transpose(0, 1).contiguous().transpose(0, 1),
     )
     yield Asking("create_graph=True", create_graph=True, may_refuse=True)
-    if sum(parameter.requires_grad for parameter in built.module.parameters()) > 1:
-        yield Asking("another parameter frozen", freezes=True)
+    for path, frozen in _parts_to_freeze(built.module):
+        yield Asking(f"{path or 'another parameter'} frozen", freezes=frozen)
     if {"train", "eval"} <= set(built.subject.modes):
         yield Asking("training mode", trains=True)
     if built.dtype not in ("float16", "bfloat16"):  # whose range ends where training scales the loss down
@@ -101,6 +103,20 @@ def askings(built: BuiltModule) -> Iterator[Asking]:
             cotangent=lambda cotangent: cotangent * _LOUDNESS,
             is_compared=False,
         )
+
+
+def _parts_to_freeze(module: nn.Module) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The first parameter, then parts that hold some that are trained, each of which leaves others to be."""
+    trained = [name for name, each in module.named_parameters() if each.requires_grad]
+    if len(trained) < 2:
+        return
+    yield "", (trained[0],)
+    parts = dict.fromkeys(name.rpartition(".")[0] for name in trained)
+    held = {path: tuple(name for name in trained if name.rpartition(".")[0] == path) for path in parts if path}
+    paths = list(held)
+    for path in (paths[index] for index in evenly(range(len(paths)), _MOST_FROZEN)):
+        if len(held[path]) < len(trained):
+            yield path, held[path]
 
 
 def gradients(built: BuiltModule, x: Tensor, cotangent: Tensor, asking: Asking | None = None) -> Gradients | None:
@@ -112,7 +128,9 @@ def gradients(built: BuiltModule, x: Tensor, cotangent: Tensor, asking: Asking |
     was_training, found = module.training, Gradients()
     for parameter in trained:
         parameter.grad = None
-    trained[0].requires_grad_(not how.freezes)
+    frozen = [each for name, each in module.named_parameters() if name in how.freezes]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
     x = how.given(x)
     watching = [each.register_forward_hook(_keeping(found, path)) for path, each in module.named_modules()]
     try:
@@ -120,13 +138,16 @@ def gradients(built: BuiltModule, x: Tensor, cotangent: Tensor, asking: Asking |
         how.around(module, lambda: _differentiate(built, x, cotangent, how, found))
         named = ((name, each.grad) for name, each in module.named_parameters())
         found.parameters.update({name: grad.detach() for name, grad in named if grad is not None})
+        if frozen:  # one that gets none any more is as far from its gradient as one of zeros
+            others = ((name, each) for name, each in module.named_parameters() if each.requires_grad)
+            found.parameters.update({n: torch.zeros_like(p) for n, p in others if n not in found.parameters})
         return found
     finally:
         for handle in watching:
             handle.remove()
         module.train(was_training)
-        trained[0].requires_grad_(True)
         for parameter in trained:
+            parameter.requires_grad_(True)
             parameter.grad = None
 
 
@@ -134,6 +155,8 @@ def _differentiate(built: BuiltModule, x: Tensor, cotangent: Tensor, how: Asking
     with torch.enable_grad():  # each thread has a mode of its own
         output = built.call(x)
         given = how.cotangent(cotangent.to(output))
+        if how.freezes and not output.requires_grad:
+            return
         found.follow(output)
         ask("backward", lambda: output.backward(given, create_graph=how.create_graph), built.module, output)
 

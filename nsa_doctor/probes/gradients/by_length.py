@@ -16,8 +16,10 @@ from nsa_doctor.probes.numerics.precision import effective_precision
 from nsa_doctor.probes.tensors.finite import isfinite
 
 _FIRST = 5
+_OUTPUT = "the output"
 _ROWS = {True: 2, False: 1}  # by whether the length is one at which block code breaks
 _REFERENCE = 37  # at which the gradient itself is compared with central differences
+_WHOLE = (130, 37)  # so are these: at more tokens than so many, the gradient of all of them is compared
 _ROUNDINGS = 1e3
 _COUNTED = 211
 _LEAST_SHARE = 0.4  # of the work at the length counted: an operation costs something however few tokens there are
@@ -49,7 +51,7 @@ class GradientsByLength:
         self._eps = effective_precision(sp, min(_REFERENCE, self._limit)).eps
         self.reference = min(_REFERENCE, self._limit)
         self._counted: float | None = None
-        self._known: dict[int, dict[str, Tensor]] = {}
+        self._known: dict[tuple[int, int, int], dict[str, Tensor]] = {}
 
     def lengths(self) -> Iterator[tuple[int, int]]:
         """(length, rows) to try: where block code breaks, long ones, others; as many of each kind as take a while."""
@@ -81,29 +83,38 @@ class GradientsByLength:
 
     def departure(self, length: int, rows: int) -> LengthDeparture | None:
         """How the gradients of the first tokens differ at that length; what is not finite is for the NAN checks."""
-        if rows not in self._known:
-            self._known[rows] = self._gradients(self.reference, rows)
-        expected, found = self._known[rows], self._gradients(length, rows)
+        whole = next((tokens for tokens in _WHOLE if tokens < length), None)
+        found = None if whole is None else self._against(length, rows, whole, whole)
+        if whole is None or (found is not None and found.name == _OUTPUT):  # another output is no fault of the gradient
+            return self._against(length, rows, self.reference, _FIRST)
+        return found
+
+    def _against(self, length: int, rows: int, reference: int, first: int) -> LengthDeparture | None:
+        """The first gradient that differs from that at the reference length."""
+        key = rows, reference, first
+        if key not in self._known:
+            self._known[key] = self._gradients(reference, rows, first)
+        expected, found = self._known[key], self._gradients(length, rows, first)
         finite = all(bool(isfinite(each).all()) for each in (*expected.values(), *found.values()))
         if not finite:
             return None
-        parameters = [each for name, each in expected.items() if name != "the output"]
+        parameters = [each for name, each in expected.items() if name != _OUTPUT]
         size = max((float(each.abs().max()) for each in parameters if each.numel()), default=0.0)
         for name, value in expected.items():
-            scale = float(value.abs().max()) if name == "the output" else size
+            scale = float(value.abs().max()) if name == _OUTPUT else size
             bound = _ROUNDINGS * self._eps * scale
             error = float((found[name] - value).abs().max()) if name in found else float(value.abs().max())
             if not error <= bound:
-                return LengthDeparture(name, _FIRST, length, self.reference, error, bound)
+                return LengthDeparture(name, first, length, reference, error, bound)
         return None
 
-    def _gradients(self, length: int, rows: int) -> dict[str, Tensor]:
+    def _gradients(self, length: int, rows: int, first: int = _FIRST) -> dict[str, Tensor]:
         """Of the parameters, in float64, and the output of the first tokens, as `the output`."""
         sp = self._sp
         sp.module.zero_grad(set_to_none=True)
         with torch.enable_grad():
             output = sp(self.x[:rows, :length])
-            head = output[:, :_FIRST]
+            head = output[:, :first]
             generator = torch.Generator().manual_seed(self._generator_seed)
             cotangent = torch.randn(head.shape, generator=generator, device="cpu").to(head)
             if output.requires_grad:
@@ -111,7 +122,7 @@ class GradientsByLength:
         named = ((name, each.grad) for name, each in sp.module.named_parameters())
         found = {name: _real(grad) for name, grad in named if grad is not None}
         sp.module.zero_grad(set_to_none=True)
-        return {"the output": head.detach().double(), **found}
+        return {_OUTPUT: head.detach().double(), **found}
 
 
 def _real(gradient: Tensor) -> Tensor:

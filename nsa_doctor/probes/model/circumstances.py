@@ -1,6 +1,7 @@
 """Circumstances of a call that must not change what it computes, and calls under each of them."""
 
-from collections.abc import Callable, Iterator
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ from torch import Tensor, nn
 from nsa_doctor.core.forks import has_no_threads
 from nsa_doctor.probes.internal import below_autograd
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.other_answers import OtherAnswers, other_answers
 from nsa_doctor.subject.contract import Subject
 
 Call = Callable[[BuiltModule, Tensor], Tensor]
 Around = Callable[[nn.Module, Callable[[], object]], object]
 _INFERENCE = "inference_mode()"
+_DEPTH = 100
 _DEFAULT_DTYPE = "float64 as torch's default dtype"
 
 
@@ -24,12 +27,14 @@ class Circumstance:
     """What surrounds a call, in words, and the call made under it.
 
     `rounding` is how much coarser than in the subject's dtype results may be rounded: what a subject makes without a
-    dtype is float32 by default, and float64 where that is the default.
+    dtype is float32 by default, and float64 where that is the default. It `may_raise`
+    where what it pretends need not hold.
     """
 
     words: str
     call: Call
     rounding: float = 1.0
+    may_raise: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ def circumstances(subject: Subject, dtype: str) -> Iterator[Circumstance]:
         yield Circumstance(each.words, _under(each.around), each.rounding)
     yield Circumstance("a frozen model with gradients on", _within(_frozen))
     yield Circumstance("a model that holds gradients of an earlier backward", _within(_holding_gradients))
+    for other in other_answers():
+        yield Circumstance(other.words, _believing(other, subject.packages), may_raise=True)
     if subject.input == "embeddings":
         yield Circumstance("an input that requires a gradient", _with_gradient_of_the_input)
     yield Circumstance(_INFERENCE, _under_inference_mode)  # last: what a module keeps from it may not serve training
@@ -58,6 +65,8 @@ def surroundings(subject: Subject, dtype: str) -> Iterator[Surrounding]:
     yield Surrounding(f"torch's deterministic mode turned {_other_determinism()}", _managed(_other_determinism_on))
     if subject.device == "cpu" and not has_no_threads():
         yield Surrounding(f"{_other_number_of_threads()} threads of torch's", _managed(_other_threads))
+    yield Surrounding("Python's garbage collector turned off", _managed(_without_garbage_collector))
+    yield Surrounding(f"a stack {_DEPTH} calls deeper", lambda _module, work: _deeper(_DEPTH, work))
     yield Surrounding("a thread of Python's other than the main one", _in_another_thread)
     if dtype == "float64" and torch.get_default_dtype() == torch.float32:
         coarser = torch.finfo(torch.float32).eps / torch.finfo(torch.float64).eps
@@ -77,6 +86,14 @@ def _within(manager: Callable[[nn.Module], AbstractContextManager[object]]) -> C
     def call(built: BuiltModule, x: Tensor) -> Tensor:
         with torch.enable_grad(), manager(built.module):
             return built(x).detach()
+
+    return call
+
+
+def _believing(other: OtherAnswers, packages: Sequence[str]) -> Call:
+    def call(built: BuiltModule, x: Tensor) -> Tensor:
+        with torch.no_grad(), other.given(packages):
+            return built(x)
 
     return call
 
@@ -117,6 +134,21 @@ def _under_inference_mode(built: BuiltModule, x: Tensor) -> Tensor:
     with torch.inference_mode():
         output = built(x)
     return output.clone()
+
+
+@contextmanager
+def _without_garbage_collector() -> Iterator[None]:
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _deeper(depth: int, work: Callable[[], object]) -> object:
+    return _deeper(depth - 1, work) if depth else work()
 
 
 @contextmanager

@@ -35,9 +35,10 @@ class Departure:
 
 
 def with_other_future(built: BuiltModule, x: Tensor, cut: int, scale: float) -> Tensor:
-    """The input with other tokens from `cut` on, `scale` times as large where they are embeddings."""
+    """The input with other tokens from `cut` on, `scale` times as large where they are embeddings, or all zeros."""
     other = built.input(x.shape[1], seed=built.subject.seed + 1)[:, cut:]
-    return torch.cat((x[:, :cut], other * scale if x.is_floating_point() else other), dim=1)
+    scaled = other * scale if x.is_floating_point() else other
+    return torch.cat((x[:, :cut], scaled if scale else torch.zeros_like(other)), dim=1)
 
 
 @dataclass

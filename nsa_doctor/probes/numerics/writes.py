@@ -41,6 +41,18 @@ def first_written(subject: Subject, module: nn.Module, call: Call, given: Mappin
     return None
 
 
+def later_write(subject: Subject, module: nn.Module, held: Tensor, call: Callable[[], object]) -> Divergence | None:
+    """What a call that was not given the tensor writes into it; None where its values stay."""
+    places = Places(FrameFilter(subject.packages))
+    places.know(module)
+    watcher, before = _Watcher(held, places), held.clone()
+    with places.watching(), watcher:
+        call()
+    if not bool(_changed(held, before).any()):
+        return None
+    return watcher.found or Divergence("", definition_place(module))
+
+
 def _writer(subject: Subject, module: nn.Module, call: Call, given: Mapping[str, Tensor], name: str) -> Divergence:
     places = Places(FrameFilter(subject.packages))
     places.know(module)

@@ -1,11 +1,15 @@
 """What must not matter to a call does not, or is found with its line."""
 
+import gc
+import inspect
+import os
 import threading
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed import all_reduce, is_initialized
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
@@ -13,6 +17,7 @@ from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 
 DETERMINISTIC = torch.are_deterministic_algorithms_enabled()
+DEPTH = len(inspect.stack(0))
 CIRCUMSTANCES = {  # a condition, and the words of the finding
     "anomaly": (lambda module, x: torch.is_anomaly_enabled(), "anomaly mode"),
     "deterministic": (
@@ -24,6 +29,12 @@ CIRCUMSTANCES = {  # a condition, and the words of the finding
     "input": (lambda module, x: x.requires_grad, "an input that requires a gradient"),
     "thread": (lambda module, x: threading.current_thread() is not threading.main_thread(), "a thread of Python's"),
     "inference": (lambda module, x: torch.is_inference_mode_enabled(), "inference_mode"),
+    "compiled": (lambda module, x: torch.compiler.is_compiling(), "is being compiled"),
+    "scripted": (lambda module, x: torch.jit.is_scripting(), "is being traced"),
+    "cores": (lambda module, x: os.cpu_count() == 64, "64 cores"),
+    "group": (lambda module, x: is_initialized() and torch.distributed.get_world_size() == 1, "a process group"),
+    "collector": (lambda module, x: not gc.isenabled(), "garbage collector"),
+    "stack": (lambda module, x: len(inspect.stack(0)) > DEPTH + 90, "calls deeper"),
     "default dtype": (lambda module, x: torch.get_default_dtype() == torch.float64, "torch's default dtype"),
 }
 
@@ -112,6 +123,32 @@ class ScattersIntoDefault(nn.Linear):
         return super().forward(x) + gathered[:, None].to(x.dtype)
 
 
+class AddsUpOverProcesses(nn.Linear):
+    """Which of one process is what it is; and compiled it may do what only a compiler serves."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        if torch.compiler.is_compiling():
+            raise RuntimeError("only in a graph")
+        if is_initialized():
+            all_reduce(y)
+            y = y / torch.distributed.get_world_size()
+        return y
+
+
+class TableOfDefaultDtype(nn.Linear):
+    """Rounded to float32 on its way under either default: a table that is another one is not hidden by that."""
+
+    def __init__(self, wrong=1.0):
+        super().__init__(8, 8)
+        self.wrong = wrong
+
+    def forward(self, x):
+        angles = torch.arange(float(x.shape[1]))
+        is_wide = angles.dtype == torch.float64
+        return super().forward(x) * (angles * (self.wrong if is_wide else 1)).cos().float().to(x.dtype)[:, None]
+
+
 class SumsInFloat32(nn.Linear):
     def forward(self, x):
         return super().forward(x.float().to(x.dtype)).cumsum(1)
@@ -123,18 +160,35 @@ class SumsInFloat32(nn.Linear):
         lambda: KeepsTable(8, 8),
         lambda: SumsInFloat32(8, 8),
         lambda: CountsInFloat32(8, 8),
+        lambda: AddsUpOverProcesses(8, 8),
+        TableOfDefaultDtype,
         lambda: ScattersIntoDefault(8, 8),
         lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)),
         lambda: nn.Linear(8, 8).requires_grad_(False),
         lambda: nn.Linear(8, 8).bfloat16(),
     ],
-    ids=["table", "float32 inside", "coarse positions", "two dtypes", "dropout", "frozen", "bfloat16"],
+    ids=[
+        "table",
+        "float32 inside",
+        "coarse positions",
+        "processes",
+        "tables",
+        "two dtypes",
+        "dropout",
+        "frozen",
+        "bfloat16",
+    ],
 )
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_healthy_model_is_silent(make, seed: int) -> None:
     dtype = str(next(make().parameters()).dtype)[6:]
     result = examined(make, seed=seed, dtype=dtype)
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+def test_a_table_that_the_default_dtype_changes_is_found() -> None:
+    (finding,) = examined(lambda: TableOfDefaultDtype(wrong=1.01)).findings
+    assert "float64 as torch's default dtype" in finding.message
 
 
 def test_an_input_at_an_offset_of_its_storage_is_tried() -> None:

@@ -66,6 +66,22 @@ def examined(make, seed: int = 0, max_length: int = 512) -> Result:
     return run_check(registry.load("GRD109"), replace(made, packages=("tests",), seed=seed, max_length=max_length))
 
 
+class LosesLateTokens(Mixer):
+    """Values of late tokens pass without a gradient where there are many tokens: the first ones never read them."""
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        if x.shape[1] > 200:
+            v = torch.cat((v[:, :64], v[:, 64:128].detach(), v[:, 128:]), dim=1)
+        return self.out(scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+def test_a_gradient_that_the_first_tokens_do_not_show_is_found() -> None:
+    (finding,) = examined(LosesLateTokens).findings
+    assert finding.evidence["length"] > 200
+    assert "first in detach" in finding.message
+
+
 CONDITIONS = {
     "one length": lambda length: length == 77,
     "a prime": lambda length: length == 199,

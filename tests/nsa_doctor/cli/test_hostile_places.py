@@ -161,6 +161,39 @@ def test_a_machine_that_has_no_more_is_no_fault_of_the_doctors(
     assert capsys.readouterr().err.startswith(f"nsa-doctor: /tmp/place: {os.strerror(number)}: ")
 
 
+@pytest.mark.parametrize("words", [["gate-stats"], ["watch"]], ids=lambda words: words[0])
+def test_what_is_examined_is_not_lost_to_its_report(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    examined = tmp_path / "log.jsonl"
+    examined.write_text("{}")
+    link = tmp_path / "report.json"
+    link.symlink_to(examined)
+    for output in (examined, link):
+        assert serve([*words, str(examined), "--output", str(output), "--format", "json"]) == 2
+        assert f"--output {output} is what is examined, and would be lost" in capsys.readouterr().err
+    assert examined.read_text() == "{}"
+
+
+def test_a_log_in_the_folder_of_a_run_is_not_lost_to_its_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "training.csv").write_text("step,loss\n1,2\n")
+    assert serve(["watch", str(tmp_path), "--output", str(tmp_path / "training.csv"), "--format", "md"]) == 2
+    assert "would be lost" in capsys.readouterr().err
+
+
+def test_no_room_for_temporary_files_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nowhere(*_: object, **__: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(Delivery, "asked", nowhere)
+    assert serve(["gate-stats", "gone.pt"]) == 2
+    assert "name a folder in TMPDIR" in capsys.readouterr().err
+
+
 def refuse(*_: object) -> None:
     raise CannotWriteError("report.md: cannot be written: No space left on device")
 

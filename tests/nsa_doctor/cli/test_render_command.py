@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,6 +136,23 @@ def test_a_report_is_not_lost_to_a_picture_of_it(report: Path, capsys: pytest.Ca
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_pipe_that_nobody_writes_into_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("nsa_doctor.render.reading._PATIENCE", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    assert "nothing was written into it" in complaint(capsys, tmp_path / "pipe")
+
+
+def test_a_named_pipe_is_read_to_its_end(report: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(report.read_bytes()))
+    writer.start()
+    assert serve(["render", str(tmp_path / "pipe"), "--to", "json"]) == 0
+    writer.join()
+    assert capsys.readouterr().out == report.read_text()
+
+
 def test_a_full_disk_is_reported(report: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "No space left on device" in complaint(capsys, report, "--to", "md", "--output", "/dev/full", code=2)
 

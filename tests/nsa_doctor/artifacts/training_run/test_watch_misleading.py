@@ -64,6 +64,13 @@ def test_the_time_since_each_start_is_no_clock_that_goes_back(tmp_path):
     assert read_run(tmp_path).notes == ()
 
 
+@pytest.mark.parametrize(("loss", "is_counted"), [('"high"', True), ('"-"', False), ("null", False), ('"n/a"', False)])
+def test_a_loss_that_is_no_number_is_counted(loss, is_counted, tmp_path):
+    (tmp_path / "heartbeat_rank0.jsonl").write_text(f'{{"step": 1, "loss": {loss}}}\n{{"step": 2, "loss": 1}}\n')
+    counted = "heartbeat_rank0.jsonl: 1 line holds a loss that is no number, and is left out"
+    assert (counted in read_run(tmp_path).notes) is is_counted
+
+
 @pytest.mark.parametrize("step", ["1" + "0" * 400, "NaN", '"x"', "1.5"], ids=["endless", "nan", "text", "half"])
 def test_a_step_that_is_none_is_counted(step, tmp_path):
     (tmp_path / "heartbeat_rank0.jsonl").write_text(
