@@ -84,8 +84,10 @@ def found(
 
     made_in: what the line does that an output is wrong by, a kind of `forward_lines.line_of`.
     """
-    place = subject.place if made_in is None or is_backward else line_of(subject, problem, made_in)
-    if is_backward and answer is not None and answer.backward is not None:
+    kinds = (*(("detached",) if is_backward else ()), *((made_in,) if made_in else ()))
+    if not is_backward or answer is None or answer.backward is None:
+        place = line_of(subject, problem, *kinds) if kinds else subject.place
+    else:
         named = wrong or [str((evidence or {}).get("tensor", ""))]
         right = [name for name in answer.tensors if name.startswith("d") and name not in named]
         place = answer.backward.place_of(named, right)
