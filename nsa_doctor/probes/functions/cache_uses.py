@@ -29,9 +29,10 @@ class Appended:
 
 
 def by_number(subject: FunctionSubject, shape: Shape) -> Iterator[Use]:
-    """A cache in pages of any order, and rows of a larger cache; simpler in the order they have."""
+    """A cache in pages of any order, and rows of a larger cache; simpler a row by itself in the order it has."""
     names = parameters_of(subject.function).defaults
     problem = problem_of(subject, shape, Draw(seed=_SEED))
+    alone = problem_of(subject, replace(shape, batch=1, filled=shape.filled[:1]), Draw(seed=_SEED))
     chance = torch.Generator().manual_seed(_SEED)
     count = -(-shape.keys // _PAGE)
     pages = torch.arange(shape.batch * count)
@@ -43,7 +44,7 @@ def by_number(subject: FunctionSubject, shape: Shape) -> Iterator[Use]:
                 what=f"with a {name}",
                 subject=subject,
                 problem=_paged(problem, name, mixed.view(shape.batch, count)),
-                simpler=_paged(problem, name, pages.view(shape.batch, count)),
+                simpler=_paged(alone, name, pages[None, :count]),
             )
     if "cache_batch_idx" in names and shape.batch > 1:
         use = _of_rows(problem, rows.flip(0)), _of_rows(problem, rows)

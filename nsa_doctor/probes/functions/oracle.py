@@ -122,7 +122,11 @@ def distances(problem: Problem) -> Tensor:
         return torch.stack([_distance(shape.queries, filled, shape.keys) for filled in shape.filled])[:, None]
     if not shape.parts:
         return _distance(shape.queries, shape.keys, shape.keys)[None, None]
-    return torch.block_diag(*(_distance(queries, keys, keys) for queries, keys in shape.parts))[None, None]
+    whole, query, key = torch.zeros(shape.queries, shape.keys, dtype=torch.long), 0, 0
+    for queries, keys in shape.parts:
+        whole[query : query + queries, key : key + keys] = _distance(queries, keys, keys)
+        query, key = query + queries, key + keys
+    return whole[None, None]
 
 
 def _distance(queries: int, keys: int, columns: int) -> Tensor:
