@@ -11,7 +11,7 @@ from torch import Tensor
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note, Scalar
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import short_number
 from nsa_doctor.probes.functions.bounds import Excess
 from nsa_doctor.probes.functions.calling import Answer
@@ -97,7 +97,7 @@ def found(
         where=place,
         evidence={**(evidence or {}), **shape, "values": problem.about or "normal"},
         control=control,
-        repro=again(subject, code),
+        repro=command_for(subject, code),
     )
 
 
@@ -131,10 +131,10 @@ def refused(subject: FunctionSubject, answers: Iterable[tuple[Problem, Answer]])
 
 def injected(subject: FunctionSubject, function: Callable[..., Any]) -> FunctionSubject:
     """The subject with a faulty function in place of its own, which takes the same arguments."""
-    sick = update_wrapper(function, subject.function) if hasattr(subject.function, "__name__") else function
+    faulty = update_wrapper(function, subject.function) if hasattr(subject.function, "__name__") else function
     code = function.__code__
     place = Place(file=code.co_filename, line=code.co_firstlineno, function=code.co_name)
-    return replace(subject, function=sick, place=place, known={})
+    return replace(subject, function=faulty, place=place, known={})
 
 
 class _Scaled(torch.autograd.Function):

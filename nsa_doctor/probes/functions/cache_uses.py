@@ -9,7 +9,7 @@ from torch import Tensor
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.functions.binding import parameters_of
 from nsa_doctor.probes.functions.calling import Answer, Asking, ask
-from nsa_doctor.probes.functions.measured import Measured, yardstick_of
+from nsa_doctor.probes.functions.measured import Measured, bounds_of
 from nsa_doctor.probes.functions.problems import Draw, problem_of
 from nsa_doctor.probes.functions.uses import Use
 from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
@@ -104,7 +104,7 @@ def _without_new(cache: Tensor, filled: tuple[int, ...], count: int) -> Tensor:
 def _judged(
     subject: FunctionSubject, problem: Problem, answer: Answer, given: Mapping[str, Tensor]
 ) -> Iterator[Appended]:
-    measured = Measured(problem=problem, answer=answer, yardstick=yardstick_of(subject, problem, answer))
+    measured = Measured(problem=problem, answer=answer, yardstick=bounds_of(subject, problem, answer))
     excess = measured.excess("out")
     if excess is not None:
         text = f"out is off by {excess.error:.2g} (tolerance {excess.bound:.2g}) where tokens are appended by the call"

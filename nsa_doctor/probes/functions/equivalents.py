@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsa_doctor.probes.functions.bounds import Excess, yardstick_between
+from nsa_doctor.probes.functions.bounds import Excess, bounds_between
 from nsa_doctor.probes.functions.calling import Answer, ask
-from nsa_doctor.probes.functions.measured import yardstick_of
+from nsa_doctor.probes.functions.measured import bounds_of
 from nsa_doctor.probes.functions.problems import Draw, problem_of
 from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
 
@@ -43,7 +43,7 @@ def equivalents(subject: FunctionSubject, shape: Shape) -> Iterator[tuple[str, P
             if value.ndim > 1 or each.problem.shape.batch == shape.batch  # what is summed over the batch is another sum
         }
         other = {name: each.expected(name, value) for name, value in repeated.tensors.items() if name in expected}
-        yardstick = yardstick_between(expected, (other,), dtype)
+        yardstick = bounds_between(expected, (other,), dtype)
         found = (yardstick.excess(name, answer.tensors[name]) for name in expected)
         excess = next((excess for excess in found if excess is not None and not _is_uncertain(excess, subject)), None)
         if excess is not None and not _is_right(subject, each.problem, answer, excess.tensor):
@@ -54,7 +54,7 @@ def _is_right(subject: FunctionSubject, problem: Problem, answer: Answer, name: 
     """Whether a declared spec says so: the plain call rounds otherwise, or is the one that is wrong."""
     if not subject.spec.is_declared:
         return False
-    right = yardstick_of(replace(subject, reference=None), problem, answer)
+    right = bounds_of(replace(subject, reference=None), problem, answer)
     return name in right.truth and right.excess(name, answer.tensors[name]) is None
 
 

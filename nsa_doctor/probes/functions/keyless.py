@@ -12,7 +12,7 @@ from torch import Tensor
 from nsa_doctor.probes.functions.binding import is_given_all
 from nsa_doctor.probes.functions.bounds import Excess
 from nsa_doctor.probes.functions.calling import Answer, Asking, ask, laid_out
-from nsa_doctor.probes.functions.measured import Measured, yardstick_of
+from nsa_doctor.probes.functions.measured import Measured, bounds_of
 from nsa_doctor.probes.functions.poison import poisoned
 from nsa_doctor.probes.functions.problems import Draw, problem_of
 from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
@@ -54,7 +54,7 @@ def _judged(
             rows = f"{int((~value.isfinite()).flatten(0, -2).any(-1).sum())} rows of {name} are not finite"
             yield Keyless(what=what, problem=problem, answer=answer, tensor=name, rows=rows, excess=None)
             return
-    measured = Measured(problem=problem, answer=answer, yardstick=yardstick_of(subject, problem, answer))
+    measured = Measured(problem=problem, answer=answer, yardstick=bounds_of(subject, problem, answer))
     tensors = {name: value for name, value in answer.tensors.items() if name != "lse"}
     tensors["out"] = tensors["out"].masked_fill(is_empty[..., None], 0.0)
     excess = measured.first_excess(tensors)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nsa_doctor.probes.functions.bounds import Excess, Yardstick, yardstick, yardstick_between
+from nsa_doctor.probes.functions.bounds import Bounds, Excess, bounds_between
 from nsa_doctor.probes.functions.calling import Answer, ask
 from nsa_doctor.probes.functions.problems import Draw, problem_of
 from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
@@ -20,7 +20,7 @@ class Measured:
 
     problem: Problem
     answer: Answer
-    yardstick: Yardstick
+    yardstick: Bounds
 
     def excess(self, name: str) -> Excess | None:
         """Where the answer's tensor leaves its bound; None where it is right or not there."""
@@ -64,20 +64,20 @@ def measured(subject: FunctionSubject, shape: Shape, draw: Draw | None = None) -
 def measured_problem(subject: FunctionSubject, problem: Problem) -> Measured:
     """The function asked, beside what is right."""
     answer = ask(subject, problem)
-    return Measured(problem=problem, answer=answer, yardstick=yardstick_of(subject, problem, answer))
+    return Measured(problem=problem, answer=answer, yardstick=bounds_of(subject, problem, answer))
 
 
-def yardstick_of(subject: FunctionSubject, problem: Problem, answer: Answer) -> Yardstick:
+def bounds_of(subject: FunctionSubject, problem: Problem, answer: Answer) -> Bounds:
     """What is right for a problem, and how far from it the function may be."""
     dtype = getattr(torch, subject.dtype)
     if subject.reference is not None:
         return _of_reference(subject, problem, dtype)
     if subject.spec.is_declared:
-        return yardstick(problem, dtype, subject.device, subject.has_gradients)
-    return yardstick_between(answer.tensors, (), dtype)
+        return oracle_bounds(problem, dtype, subject.device, subject.has_gradients)
+    return bounds_between(answer.tensors, (), dtype)
 
 
-def _of_reference(subject: FunctionSubject, problem: Problem, dtype: torch.dtype) -> Yardstick:
+def _of_reference(subject: FunctionSubject, problem: Problem, dtype: torch.dtype) -> Bounds:
     """The reference in the widest dtype that it serves, and what it makes of the problem in the dtype examined."""
     assert subject.reference is not None
     other = replace(subject, function=subject.reference, reference=None)
@@ -86,5 +86,5 @@ def _of_reference(subject: FunctionSubject, problem: Problem, dtype: torch.dtype
         inputs = {name: value.to(wide) for name, value in problem.inputs.items()}
         answer = ask(other, replace(problem, inputs=inputs, dout=problem.dout.to(wide)))
         if answer.failure is None and not answer.malformed:
-            return yardstick_between(answer.tensors, [own.tensors], dtype)
-    return yardstick_between(own.tensors, (), dtype)
+            return bounds_between(answer.tensors, [own.tensors], dtype)
+    return bounds_between(own.tensors, (), dtype)

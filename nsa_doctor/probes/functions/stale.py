@@ -9,7 +9,7 @@ from torch import Tensor
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.functions.calling import Answer, Asking, ask, call_with, laid_out
 from nsa_doctor.probes.functions.layout import from_layout, to_layout
-from nsa_doctor.probes.functions.measured import Measured, yardstick_of
+from nsa_doctor.probes.functions.measured import Measured, bounds_of
 from nsa_doctor.probes.functions.problems import Draw, problem_of, with_inputs
 from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
 
@@ -97,7 +97,7 @@ def _is_alike(out: Tensor, fresh: Answer, subject: FunctionSubject) -> bool:
 
 def _is_wrong(subject: FunctionSubject, problem: Problem, out: Tensor, fresh: Answer) -> bool:
     """Whether an output, in the layout of the function, is not right; without an oracle, not that of copies."""
-    yardstick = yardstick_of(replace(subject, reference=None) if subject.spec.is_declared else subject, problem, fresh)
+    yardstick = bounds_of(replace(subject, reference=None) if subject.spec.is_declared else subject, problem, fresh)
     measured = Measured(problem=problem, answer=fresh, yardstick=yardstick)
     value = from_layout(out.detach().cpu(), subject.convention.output or subject.convention.layout)
     return measured.compare("out", value) is not None

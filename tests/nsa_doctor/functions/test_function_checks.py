@@ -29,16 +29,16 @@ def test_a_check_of_functions_finds_what_it_plants_and_nothing_else(code: str) -
     grouped = code in ("FUN202", "FUN306")  # by heads that are shared, and by more queries than keys
     check = registry.load(code)
     subject = subject_of(flash, "flash", "causal,gqa=2") if grouped else subject_of(with_backward, "sdpa", "causal")
-    healthy, sick = judge(check, subject), judge(check, check.planted(subject))
+    healthy, faulty = judge(check, subject), judge(check, check.planted(subject))
     assert (healthy.verdict, healthy.findings) == (Verdict.PASS, ()), healthy
     if code in ONLY_NOTES:
-        assert (healthy.notes, sick.verdict) == ((), Verdict.PASS)
-        assert any("served by" in note for note in sick.notes)
+        assert (healthy.notes, faulty.verdict) == ((), Verdict.PASS)
+        assert any("served by" in note for note in faulty.notes)
         return
-    assert sick.verdict is Verdict.FAIL, sick.reason
-    assert 1 <= len(sick.findings) <= MOST_FINDINGS
-    assert all(each.code == code and each.repro.startswith("nsa-doctor run") for each in sick.findings)
-    places = {each.where.file.rpartition("/")[2] for each in sick.findings}
+    assert faulty.verdict is Verdict.FAIL, faulty.reason
+    assert 1 <= len(faulty.findings) <= MOST_FINDINGS
+    assert all(each.code == code and each.repro.startswith("nsa-doctor run") for each in faulty.findings)
+    places = {each.where.file.rpartition("/")[2] for each in faulty.findings}
     assert places & {registry.entries()[code].path.name, "healthy.py"}  # the backward that is behind a gradient
 
 
