@@ -135,6 +135,36 @@ def test_the_tensor_of_a_finding_is_read(found: Found, tensor: str) -> None:
     assert recall.named_tensor(found) == tensor
 
 
+def test_the_recall_of_functions_ships_beside_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "score.json"
+    path.write_text(json.dumps({"commit": "abc", "families": {"FWD": {"hits": 3, "of": 4}}}))
+    recall._ship([_examined("A", is_found=True), _examined("B", is_found=False)], path)
+    families = json.loads(path.read_text())["families"]
+    assert families["FWD"] == {"hits": 3, "of": 4}
+    assert (families["FUN"]["hits"], families["FUN"]["of"]) == (1, 2)
+
+
+def test_no_part_of_a_score_of_functions_ships(capsys: pytest.CaptureFixture[str]) -> None:
+    assert recall.main(["--ship", "--sample", "3"]) == 2
+    assert "--ship is for a score of every case" in capsys.readouterr().err
+
+
+def _examined(name: str, is_found: bool) -> recall.Examined:
+    findings = (Found(code="FUN401", message="dk is off", tensor="dk"),) if is_found else ()
+    return recall.Examined(
+        name=name,
+        like="flash",
+        kind="scale",
+        tensors=("dk",),
+        is_backward_only=True,
+        exit_code=ExitCode.WRONG if is_found else ExitCode.WELL,
+        seconds=1.0,
+        findings=findings,
+        trouble=(),
+        is_at_line=False,
+    )
+
+
 def test_a_list_says_where_each_fault_lies(capsys: pytest.CaptureFixture[str]) -> None:
     assert recall.main(["--list", "--only", "TILED_NO_DELTA"]) == 0
     case = BY_NAME["TILED_NO_DELTA"]

@@ -80,8 +80,9 @@ class Sparse:
 class Problem:
     """Inputs of one call in the doctor's own layout, and all that is needed to say what is right.
 
-    inputs: q [B, Sq, H, Dk], k [B, Sk, G, Dk], v [B, Sk, G, Dv], sinks [H], gates [B, Sq, H], each as declared.
-    branches: one, unless a sparse operator mixes several. slopes: ALiBi's, [H]. constants: what else is needed.
+    inputs: q [B, Sq, H, Dk], k [B, Sk, G, Dk], v [B, Sk, G, Dv], sinks [H], gates [B, Sq, H], each as declared; bias
+    [B or 1, Sq or 1, H or 1, Sk or 1] is added to the scores. branches: one, unless a sparse operator mixes several.
+    slopes: ALiBi's, [H] or [B, H]. constants: what else is needed.
     dout: the gradient of the output [B, Sq, H, Dv].
     """
 
@@ -135,7 +136,9 @@ class Convention:
     values; output: of what is returned, None where it is the same. align: where the diagonal runs by itself. takes:
     words of the spec that there are arguments for. has_parts: sequences lie one behind the other. is_cache: keys lie in
     a cache that is filled in part. is_forward_only: no gradients. make: the inputs of a sparse operator.
-    has_one_pair: every branch reads the same keys and values.
+    has_one_pair: every branch reads the same keys and values. has_bias: what is added to the scores can be given as a
+    tensor. has_slopes_of_rows: so can ALiBi slopes of each row of the batch. ways: other ways
+    to make the same call, in words, and what a problem's constants say of them.
     """
 
     name: str
@@ -151,6 +154,9 @@ class Convention:
     make: Callable[[FunctionSpec, Shape, Generator], Sparse] | None = None
     has_one_pair: bool = True
     is_forward_only: bool = False
+    has_bias: bool = False
+    has_slopes_of_rows: bool = False
+    ways: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,5 +21,6 @@ CONVENTION = Convention(
     layout="bshd",
     arguments=arguments,
     read=output,
+    has_slopes_of_rows=True,
     refuses={"mask": "flash-attn takes no mask tensor", "top_left": "flash-attn aligns masks at the bottom right"},
 )

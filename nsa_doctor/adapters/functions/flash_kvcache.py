@@ -11,11 +11,16 @@ from nsa_doctor.subject.function import Arguments, Convention, Keyword, Problem
 
 
 def arguments(problem: Problem, tensors: Mapping[str, Tensor]) -> Arguments:
-    """Q [B, Sq, H, D], k_cache and v_cache [B, Sk, G, D], and how many keys each row holds."""
-    q, shape = tensors["q"], problem.shape
+    """Q [B, Sq, H, D], k_cache and v_cache [B, Sk, G, D], how many keys each row holds; the rest by constants."""
+    q, shape, constants = tensors["q"], problem.shape, problem.constants
     filled = torch.tensor(shape.filled or (shape.keys,) * shape.batch, dtype=torch.int32, device=q.device)
-    lengths = Keyword(names=("cache_seqlens",), value=filled, word="the convention")
-    return Arguments(positional=(q, tensors["k"], tensors["v"]), keywords=(lengths, *flash_keywords(problem, tensors)))
+    caches = constants.get("caches", {"k": tensors["k"], "v": tensors["v"]})
+    counts = filled - constants.get("num_appended", 0)
+    lengths = Keyword(names=("cache_seqlens",), value=counts, word="the convention")
+    more = [Keyword(names=(name,), value=value, word=name) for name, value in constants.get("more", {}).items()]
+    return Arguments(
+        positional=(q, caches["k"], caches["v"]), keywords=(lengths, *more, *flash_keywords(problem, tensors))
+    )
 
 
 CONVENTION = Convention(

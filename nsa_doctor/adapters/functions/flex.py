@@ -10,6 +10,8 @@ from nsa_doctor.adapters.functions import keywords
 from nsa_doctor.adapters.functions.answers import output
 from nsa_doctor.subject.function import Arguments, Convention, Keyword, Problem
 
+_USUAL_BLOCK = 128
+
 
 def arguments(problem: Problem, tensors: Mapping[str, Tensor]) -> Arguments:
     """q, k, v [B, H, S, D], a block mask, a score_mod for a cap or a bias."""
@@ -18,9 +20,13 @@ def arguments(problem: Problem, tensors: Mapping[str, Tensor]) -> Arguments:
     if spec.is_causal or spec.window or spec.has_mask:
         from torch.nn.attention.flex_attention import create_block_mask  # compiles nothing until it is called
 
-        seen = problem.seen.to(q.device).expand(shape.batch, 1, -1, -1)
+        seen = problem.seen.to(q.device).expand(shape.batch, -1, -1, -1)
+        is_alike, heads = seen.shape[1] == 1, None if seen.shape[1] == 1 else shape.heads
         blocks = create_block_mask(
-            lambda b, h, i, j: seen[b, 0, i, j], shape.batch, None, shape.queries, shape.keys, device=str(q.device)
+            lambda b, h, i, j: seen[b, 0 if is_alike else h, i, j],
+            *(shape.batch, heads, shape.queries, shape.keys),
+            device=str(q.device),
+            BLOCK_SIZE=problem.constants.get("block_size", _USUAL_BLOCK),
         )
         word = " and ".join(spec.words)
         named.append(Keyword(names=("block_mask",), value=blocks, word=word))
@@ -41,7 +47,10 @@ def _change(problem: Problem, device: torch.device) -> Callable[..., Tensor] | N
 
     def change(score: Tensor, b: Any, h: Any, i: Any, j: Any) -> Tensor:
         score = cap * torch.tanh(score / cap) if cap else score
-        return score if steps is None else score - steps[h] * (i + shape.keys - shape.queries - j).abs()
+        if steps is None:
+            return score
+        slope = steps[h] if steps.ndim == 1 else steps[b, h]
+        return score - slope * (i + shape.keys - shape.queries - j).abs()
 
     return change
 
@@ -53,4 +62,6 @@ CONVENTION = Convention(
     arguments=arguments,
     read=output,
     align="top_left",
+    has_slopes_of_rows=True,
+    ways={"with blocks of 16": {"block_size": 16}},
 )

@@ -14,8 +14,9 @@ def arguments(problem: Problem, tensors: Mapping[str, Tensor]) -> Arguments:
     """A module that says what it is, q, k, v [B, H, S, D], an additive mask, and the scale by name."""
     spec, q = problem.spec, tensors["q"]
     mask = None
-    if spec.is_causal or spec.window or spec.has_mask:
-        seen = problem.seen.to(q.device).expand(problem.shape.batch, 1, -1, -1)
+    is_implied = problem.constants.get("is_mask_implied", False)
+    if (spec.is_causal or spec.window or spec.has_mask) and not is_implied:
+        seen = problem.seen.to(q.device).expand(problem.shape.batch, -1, -1, -1)
         mask = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill(~seen, torch.finfo(q.dtype).min)
     scaling = Keyword(names=("scaling", *keywords.SCALE), value=problem.scale, word="the convention")
     window = (
@@ -54,4 +55,5 @@ CONVENTION = Convention(
     output="bshd",
     arguments=arguments,
     read=read,
+    ways={"without a mask, the module being causal": {"is_mask_implied": True, "is_optional": True}},
 )

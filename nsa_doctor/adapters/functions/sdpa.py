@@ -14,11 +14,14 @@ def arguments(problem: Problem, tensors: Mapping[str, Tensor]) -> Arguments:
     """q, k, v [B, H, S, D], and the mask as a tensor where is_causal cannot say it."""
     spec, named = problem.spec, list(keywords.scale(problem, "scale"))
     is_plain = not (spec.window or spec.has_mask or (spec.is_causal and spec.align == "bottom_right"))
-    if is_plain:
+    if "bias" in tensors:
+        named.append(Keyword(names=("attn_mask", "attn_bias", "mask"), value=tensors["bias"], word="mask"))
+    elif is_plain:
         named.insert(0, keywords.causal(problem, "is_causal"))
     else:
         words = [spec.word_of(word) for word in ("mask", "window", "bottom_right") if spec.word_of(word) in spec.words]
-        seen = problem.seen.to(tensors["q"].device).expand(problem.shape.batch, 1, -1, -1)
+        seen = problem.seen.to(tensors["q"].device).expand(problem.shape.batch, -1, -1, -1)
+        seen = seen[:, :, :1] if problem.constants.get("is_padding") else seen
         named.append(Keyword(names=("attn_mask", "mask"), value=seen, word=" and ".join(words)))
     if spec.ratio > 1:
         named.append(Keyword(names=("enable_gqa",), value=True, word=spec.word_of("gqa"), need="may"))
@@ -32,8 +35,8 @@ def _bias(problem: Problem, like: Tensor) -> Tensor:
     assert problem.slopes is not None
     shape = problem.shape
     query = torch.arange(shape.queries)[:, None] + shape.keys - shape.queries
-    bias = -problem.slopes[:, None, None] * (query - torch.arange(shape.keys)).abs()
-    return bias[None].masked_fill(~problem.seen.cpu(), -torch.inf).to(like)
+    bias = -problem.slopes[..., None, None] * (query - torch.arange(shape.keys)).abs()
+    return bias.reshape(-1, *bias.shape[-3:]).masked_fill(~problem.seen.cpu(), -torch.inf).to(like)
 
 
 CONVENTION = Convention(
@@ -43,4 +46,5 @@ CONVENTION = Convention(
     arguments=arguments,
     read=output,
     align="top_left",
+    has_bias=True,
 )

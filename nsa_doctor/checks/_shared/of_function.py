@@ -1,9 +1,12 @@
 """What checks of functions say: which function, tensor, spec, shapes and dtype, how far from what is right, where."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import update_wrapper
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note, Scalar
@@ -12,6 +15,7 @@ from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import short_number
 from nsa_doctor.probes.functions.bounds import Excess
 from nsa_doctor.probes.functions.calling import Answer
+from nsa_doctor.probes.functions.forward_lines import line_of
 from nsa_doctor.subject.function import FunctionSubject, Problem
 
 _MEASURES = {
@@ -31,7 +35,13 @@ def require_spec(subject: FunctionSubject) -> None:
 
 
 def differs(
-    subject: FunctionSubject, code: str, problem: Problem, excess: Excess, answer: Answer, control: str = ""
+    subject: FunctionSubject,
+    code: str,
+    problem: Problem,
+    excess: Excess,
+    answer: Answer,
+    control: str = "",
+    wrong: Collection[str] = (),
 ) -> Finding:
     """A tensor that leaves its bound."""
     by = "float64 oracle" if subject.reference is None else "reference"
@@ -53,7 +63,9 @@ def differs(
         "index": ", ".join(map(str, excess.index)),
         "rows": excess.num_wrong,
     }
-    return found(subject, code, message, problem, answer, evidence, excess.tensor.startswith("d"), control)
+    return found(
+        subject, code, message, problem, answer, evidence, excess.tensor.startswith("d"), control, wrong, "weights"
+    )
 
 
 def found(
@@ -65,11 +77,20 @@ def found(
     evidence: Mapping[str, Scalar] | None = None,
     is_backward: bool = False,
     control: str = "",
+    wrong: Collection[str] = (),
+    made_in: str | None = None,
 ) -> Finding:
-    """A finding at the function's line, or at that of its own backward."""
-    place = subject.place
-    if is_backward and answer is not None and answer.backward != Place():
-        place = answer.backward
+    """A finding at the function's line, or at that of its own backward which the `wrong` gradients alone depend on.
+
+    made_in: what the line does that an output is wrong by, a kind of `forward_lines.line_of`.
+    """
+    kinds = (*(("detached",) if is_backward else ()), *((made_in,) if made_in else ()))
+    if not is_backward or answer is None or answer.backward is None:
+        place = line_of(subject, problem, *kinds) if kinds else subject.place
+    else:
+        named = wrong or [str((evidence or {}).get("tensor", ""))]
+        right = [name for name in answer.tensors if name.startswith("d") and name not in named]
+        place = answer.backward.place_of(named, right)
     shape = {"shape": str(problem.shape), "dtype": subject.dtype, "spec": ",".join(subject.spec.words)}
     return Finding(
         message=message,
@@ -114,6 +135,28 @@ def injected(subject: FunctionSubject, function: Callable[..., Any]) -> Function
     code = function.__code__
     place = Place(file=code.co_filename, line=code.co_firstlineno, function=code.co_name)
     return replace(subject, function=faulty, place=place, known={})
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] * ctx.factor, None
+
+
+def with_scaled_gradient(subject: FunctionSubject, factor: Callable[[Mapping[str, Any]], float]) -> FunctionSubject:
+    """The subject with the gradient of its keys times a factor, which the keywords of a call decide."""
+
+    def scales_a_gradient(*positional: Any, **keywords: Any) -> Any:
+        index = [i for i, each in enumerate(positional) if isinstance(each, Tensor) and each.is_floating_point()][1]
+        changed = _Scaled.apply(positional[index], factor(keywords))
+        return subject.function(*positional[:index], changed, *positional[index + 1 :], **keywords)
+
+    return injected(subject, scales_a_gradient)
 
 
 def layout_words(finding: Finding, layout: str) -> Finding:

@@ -12,6 +12,7 @@ Example:
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -26,7 +27,8 @@ from nsa_doctor.subject.function import FunctionSubject
 
 
 def run(subject: FunctionSubject) -> Iterator[Finding]:
-    for shape in (shapes.base(subject), *shapes.square(subject), *shapes.unequal(subject)):
+    asked = (shapes.square(subject), shapes.unequal(subject), shapes.other_sizes(subject))
+    for shape in (shapes.base(subject), *chain.from_iterable(asked)):
         problem = problem_of(subject, shape)
         answer = ask(subject, problem)
         for name, what in answer.malformed.items():

@@ -24,7 +24,9 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Scalar
 from nsa_doctor.probes.functions import shapes
+from nsa_doctor.probes.functions.calling import Answer
 from nsa_doctor.probes.functions.layout import from_layout, to_layout
+from nsa_doctor.probes.functions.measured import measured
 from nsa_doctor.probes.functions.reach import Reach, reaches
 from nsa_doctor.probes.functions.reach_words import pairs_text
 from nsa_doctor.subject.function import FunctionSubject, Shape
@@ -62,16 +64,25 @@ def _judged(subject: FunctionSubject, reach: Reach) -> Iterator[Finding]:
         if bool(wrong.any()):
             text = pairs_text(wrong, reach.problem)
             query, key = (int(x) for x in wrong.any(0).any(0).nonzero()[0])
+            tensor = "out" if reach.direction == "forward" else "dv"
             evidence: dict[str, Scalar] = {
+                "tensor": tensor,
                 "property": f"{name} {reach.direction}",
                 "query": query,
                 "key": key,
                 "pairs": int(wrong.sum()),
             }
             message = f"{of}{subject.name} {what} {conditions(subject, reach.problem)}: {text}"
-            yield found(
-                subject, "FUN201", message, reach.problem, reach.answer, evidence, reach.direction == "backward"
-            )
+            answer, gradients = _of_all(subject, reach)
+            is_backward = reach.direction == "backward"
+            problem = reach.problem
+            yield found(subject, "FUN201", message, problem, answer, evidence, is_backward, "", gradients, "masks")
+
+
+def _of_all(subject: FunctionSubject, reach: Reach) -> tuple[Answer, tuple[str, ...]]:
+    """The answer with all gradients at that shape, and those that are wrong."""
+    result = measured(subject, reach.problem.shape)
+    return result.answer, result.wrong_gradients(result.answer.tensors) or ("dv",)
 
 
 def planted(subject: FunctionSubject) -> FunctionSubject:

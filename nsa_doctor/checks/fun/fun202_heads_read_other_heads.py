@@ -34,15 +34,16 @@ def run(subject: FunctionSubject) -> Iterator[Finding]:
         raise NotApplicableError("each of its branches has keys and values of its own")
     if base.groups < 2:
         raise NotApplicableError("it has one head of keys and values")
-    shape = replace(shapes.of_length(subject, base, _LENGTH, _LENGTH), batch=1)
+    shape = replace(shapes.at_length(subject, _LENGTH), batch=1)
     for reach in head_reaches(subject, replace(shape, filled=shape.filled[:1])):
         wrong = [head for head, groups in enumerate(reach.read) if groups != (reach.declared[head],)]
         if wrong:
-            of = "the backward pass of " if reach.direction == "backward" else ""
+            is_backward = reach.tensor != "out"
+            of = f"{reach.tensor} of " if is_backward else ""
             message = f"{of}{subject.name} reads other heads of keys and values {conditions(subject, reach.problem)}: "
-            evidence: dict[str, Scalar] = {"property": reach.direction, "heads": ", ".join(map(str, wrong))}
+            evidence: dict[str, Scalar] = {"tensor": reach.tensor, "heads": ", ".join(map(str, wrong))}
             text = message + _text(reach, wrong)
-            yield found(subject, "FUN202", text, reach.problem, reach.answer, evidence, reach.direction == "backward")
+            yield found(subject, "FUN202", text, reach.problem, reach.answer, evidence, is_backward, made_in="heads")
             return
 
 

@@ -50,5 +50,11 @@ def planted(subject: FunctionSubject) -> FunctionSubject:
 
 
 CHECK = Check(
-    doc=__doc__, run=run, planted=planted, examines="function", profile="smoke", blocked_by=("FUN101", "FUN102")
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    examines="function",
+    profile="smoke",
+    blocked_by=("FUN101", "FUN102"),
+    explained_by=("FUN201", "FUN202"),
 )

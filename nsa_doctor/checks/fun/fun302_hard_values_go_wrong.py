@@ -51,7 +51,8 @@ def run(subject: FunctionSubject) -> Iterator[Finding]:
             if excess is not None and excess.tensor not in reported and len(reported) < _MOST:
                 reported.add(excess.tensor)
                 control = "right on normal values of that shape"
-                yield differs(subject, "FUN302", result.problem, excess, result.answer, control)
+                wrong = result.wrong_gradients(result.answer.tensors)
+                yield differs(subject, "FUN302", result.problem, excess, result.answer, control, wrong)
 
 
 def planted(subject: FunctionSubject) -> FunctionSubject:
@@ -71,5 +72,6 @@ CHECK = Check(
     examines="function",
     profile="smoke",
     blocked_by=("FUN101", "FUN102"),
+    explained_by=("FUN201", "FUN202", "FUN301", "FUN401"),
     priority=520,
 )

@@ -34,7 +34,7 @@ _LENGTH = 50
 
 
 def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
-    shape = shapes.of_length(subject, shapes.base(subject), _LENGTH, _LENGTH)
+    shape = shapes.at_length(subject, _LENGTH)
     plain = measured(subject, shape)
     equal = {name: value[:1].expand(value.shape) for name, value in plain.problem.inputs.items() if value.ndim == 4}
     alike = replace(with_inputs(plain.problem, **equal), dout=torch.ones_like(plain.problem.dout))

@@ -32,7 +32,7 @@ _LENGTHS = {"smoke": (48,), "quick": (48, 70), "full": (17, 48, 70, 129)}
 def run(subject: FunctionSubject) -> Iterator[Finding]:
     reported: set[str] = set()
     for length in _LENGTHS[subject.profile]:
-        shape = shapes.of_length(subject, shapes.base(subject), length, length)
+        shape = shapes.at_length(subject, length)
         for change, problem, answer, excess in equivalents(subject, shape):
             if excess.tensor in reported:
                 continue

@@ -13,12 +13,8 @@ Example:
 """
 
 from collections.abc import Iterator
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from nsa_doctor.checks._shared.of_function import differs, injected, require_spec
+from nsa_doctor.checks._shared.of_function import differs, require_spec, with_scaled_gradient
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, NotComparableError
 from nsa_doctor.core.finding import Finding
@@ -46,29 +42,14 @@ def run(subject: FunctionSubject) -> Iterator[Finding]:
             elif name not in reported:
                 reported.add(name)
                 control = f"right at {right[name]}" if name in right else ""
-                yield differs(subject, "FUN401", result.problem, excess, result.answer, control)
+                wrong = result.wrong_gradients(result.answer.tensors)
+                yield differs(subject, "FUN401", result.problem, excess, result.answer, control, wrong)
     if not num_judged:
         raise NotComparableError("the output is wrong at every shape, and with it every gradient")
 
 
-class _Reversed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0] * 1.05
-
-
 def planted(subject: FunctionSubject) -> FunctionSubject:
-    def changes_a_gradient(*positional: Any, **keywords: Any) -> Any:
-        index = [i for i, each in enumerate(positional) if isinstance(each, Tensor) and each.is_floating_point()][1]
-        return subject.function(
-            *positional[:index], _Reversed.apply(positional[index]), *positional[index + 1 :], **keywords
-        )
-
-    return injected(subject, changes_a_gradient)
+    return with_scaled_gradient(subject, lambda keywords: 1.05)
 
 
 CHECK = Check(

@@ -32,7 +32,7 @@ _SOME = (("q",), ("k",), ("v",), ("q", "k"), ("q", "v"), ("k", "v"), ("sinks",))
 def run(subject: FunctionSubject) -> Iterator[Finding]:
     if not subject.has_gradients:
         raise NotApplicableError(subject.gradient_refusal or "it is for inference alone")
-    base = measured(subject, shapes.of_length(subject, shapes.base(subject), _LENGTH, _LENGTH))
+    base = measured(subject, shapes.at_length(subject, _LENGTH))
     for shown in (base.answer,):
         if shown.failure is None and shown.absent:
             names = ", ".join(shown.absent)
@@ -49,7 +49,8 @@ def run(subject: FunctionSubject) -> Iterator[Finding]:
         if not set(wants) <= set(base.problem.inputs):
             continue
         answer, only = ask(subject, base.problem, Asking(wants=wants)), " and ".join(wants)
-        if answer.failure is not None or answer.absent:
+        is_served = base.answer.failure is None
+        if is_served and (answer.failure is not None or answer.absent):
             what = f"raises {answer.failure.sentence}" if answer.failure else "gives no gradient"
             message = f"{subject.name} {what} when {only} alone needs one {conditions(subject, base.problem)}"
             evidence = {"tensor": f"d{wants[0]}", "target": f"d{wants[0]}"}

@@ -1,7 +1,7 @@
 """FUN403 gradient-differs-from-derivative
 
-Detects: a gradient that is not the derivative of the output, found by differences of calls in the function's own dtype;
-it needs neither float64 nor a declared spec.
+Detects: a gradient that is not the derivative of the output, found by differences of calls in the function's own dtype,
+with dropout too; it needs neither float64 nor a declared spec.
 Matters: without a formula to compare with, a backward that forgets a term looks like any other.
 Fix: compare the tensor named with autograd of the same formula in plain torch.
 
@@ -13,17 +13,14 @@ Example:
 """
 
 from collections.abc import Iterator
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from nsa_doctor.checks._shared.of_function import conditions, found, injected
+from nsa_doctor.checks._shared.of_function import conditions, found, with_scaled_gradient
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, NotComparableError
 from nsa_doctor.core.finding import Finding, Scalar
 from nsa_doctor.core.text import short_number
 from nsa_doctor.probes.functions import shapes
+from nsa_doctor.probes.functions.dropped import with_dropout
 from nsa_doctor.probes.functions.slopes import Slope, slopes
 from nsa_doctor.subject.function import FunctionSubject, Shape
 
@@ -36,22 +33,35 @@ def run(subject: FunctionSubject) -> Iterator[Finding]:
         raise NotApplicableError(subject.gradient_refusal or "it is for inference alone")
     reported: set[str] = set()
     num_certain = 0
-    for length in _LENGTHS[subject.profile]:
-        shape = shapes.of_length(subject, shapes.base(subject), length, length)
-        for slope in slopes(subject, shape):
+    for examined, shape, what in _examined(subject):
+        found_here = list(slopes(examined, shape))
+        wrong = {slope.tensor for slope in found_here if not slope.is_right}
+        for slope in found_here:
             num_certain += slope.is_certain
-            if slope.is_right or slope.tensor in reported or not _is_confirmed(subject, shape, slope):
+            if slope.is_right or slope.tensor in reported or not _is_confirmed(examined, shape, slope):
                 continue
             reported.add(slope.tensor)
-            message = (
-                f"{slope.tensor} of {subject.name} is not the derivative {conditions(subject, slope.problem)}: along "
-                f"{slope.direction} the gradient says {short_number(slope.predicted)} and differences of outputs give "
-                f"{short_number(slope.seen)}, {slope.deviation:.1%} apart (tolerance {slope.tolerance:.1%})"
-            )
             evidence: dict[str, Scalar] = {"tensor": slope.tensor, "target": slope.tensor, "deviation": slope.deviation}
-            yield found(subject, "FUN403", message, slope.problem, slope.answer, evidence, is_backward=True)
+            text = _text(subject, slope, what)
+            yield found(subject, "FUN403", text, slope.problem, slope.answer, evidence, True, wrong=wrong)
     if not num_certain:
         raise NotComparableError("differences of outputs are drowned in rounding at every step")
+
+
+def _examined(subject: FunctionSubject) -> Iterator[tuple[FunctionSubject, Shape, str]]:
+    """The function at each length; at the first one with dropout too, where it has that."""
+    shapes_asked = [shapes.at_length(subject, length) for length in _LENGTHS[subject.profile]]
+    yield from ((subject, shape, "") for shape in shapes_asked)
+    if (drops := with_dropout(subject, shapes_asked[0])) is not None:
+        yield drops, shapes_asked[0], "with dropout, "
+
+
+def _text(subject: FunctionSubject, slope: Slope, what: str) -> str:
+    return (
+        f"{what}{slope.tensor} of {subject.name} is not the derivative {conditions(subject, slope.problem)}: along "
+        f"{slope.direction} the gradient says {short_number(slope.predicted)} and differences of outputs give "
+        f"{short_number(slope.seen)}, {slope.deviation:.1%} apart (tolerance {slope.tolerance:.1%})"
+    )
 
 
 def _is_confirmed(subject: FunctionSubject, shape: Shape, slope: Slope) -> bool:
@@ -60,23 +70,8 @@ def _is_confirmed(subject: FunctionSubject, shape: Shape, slope: Slope) -> bool:
     return all(any(not each.is_right for each in other) for other in others)
 
 
-class _Larger(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return gradients[0] * 1.1
-
-
 def planted(subject: FunctionSubject) -> FunctionSubject:
-    def changes_a_gradient(*positional: Any, **keywords: Any) -> Any:
-        index = [i for i, each in enumerate(positional) if isinstance(each, Tensor) and each.is_floating_point()][1]
-        changed = _Larger.apply(positional[index])
-        return subject.function(*positional[:index], changed, *positional[index + 1 :], **keywords)
-
-    return injected(subject, changes_a_gradient)
+    return with_scaled_gradient(subject, lambda keywords: 1.1)
 
 
 CHECK = Check(
@@ -86,5 +81,6 @@ CHECK = Check(
     examines="function",
     profile="smoke",
     blocked_by=("FUN101", "FUN102"),
+    explained_by=("FUN401",),
     priority=515,
 )

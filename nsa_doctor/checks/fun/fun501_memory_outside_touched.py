@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nsa_doctor.checks._shared.of_function import conditions, found, injected
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Scalar
 from nsa_doctor.probes.functions import shapes
 from nsa_doctor.probes.functions.calling import Asking, ask
 from nsa_doctor.probes.functions.measured import measured
@@ -32,11 +32,13 @@ _LENGTHS = {"smoke": (17, 50), "quick": (1, 17, 50, 65), "full": (1, 17, 31, 50,
 
 def run(subject: FunctionSubject) -> Iterator[Finding]:
     for length in _LENGTHS[subject.profile]:
-        base = measured(subject, shapes.of_length(subject, shapes.base(subject), length, length))
+        base = measured(subject, shapes.at_length(subject, length))
         where = conditions(subject, base.problem)
         if base.answer.changed:
             names = ", ".join(base.answer.changed)
-            yield found(subject, "FUN501", f"{subject.name} writes to its inputs {names} {where}", base.problem)
+            message, evidence = f"{subject.name} writes to its inputs {names} {where}", _named(base.answer.changed[0])
+            is_backward = base.answer.changed == ("dout",)
+            yield found(subject, "FUN501", message, base.problem, base.answer, evidence, is_backward)
             return
         for fill in (math.nan, 1e4):
             guards = Guards(fill)
@@ -50,9 +52,13 @@ def run(subject: FunctionSubject) -> Iterator[Finding]:
             if excess is not None and base.first_excess(base.answer.tensors) is None:
                 what = f"{excess.tensor} changes with what lies beside them"
                 message = f"{subject.name} reads beyond its inputs {where}: {what}"
-                evidence = {"tensor": excess.tensor, "target": excess.tensor, "beside": f"{fill:g}"}
+                evidence = {**_named(excess.tensor), "beside": f"{fill:g}"}
                 yield found(subject, "FUN501", message, base.problem, answer, evidence, excess.tensor.startswith("d"))
                 return
+
+
+def _named(tensor: str) -> dict[str, Scalar]:
+    return {"tensor": tensor, "target": tensor}
 
 
 def planted(subject: FunctionSubject) -> FunctionSubject:

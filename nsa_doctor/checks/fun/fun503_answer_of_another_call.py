@@ -1,9 +1,10 @@
 """FUN503 answer-of-another-call
 
-Detects: an answer that was kept from an earlier call: by shape, by address, by object, by a sum over the input; and an
-output that changes when the function is called again.
+Detects: an answer that was kept from an earlier call: by shape, by address, by object, by a sum over the input; an
+output that changes when the function is called again; gradients that are another call's where two calls interleave,
+where one graph is run back twice, or while they are kept.
 Matters: it passes every test that calls it once; in training each step gets the first one's answer.
-Fix: keep nothing that depends on values between calls, and return memory of each call's own.
+Fix: keep nothing between calls but what ctx.save_for_backward keeps, and return memory of each call's own.
 
 Example:
     # faulty
@@ -23,6 +24,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.probes.functions import shapes
+from nsa_doctor.probes.functions.interleaved import disturbed
 from nsa_doctor.probes.functions.stale import stale
 from nsa_doctor.subject.function import FunctionSubject
 
@@ -30,14 +32,25 @@ _LENGTH = 41
 
 
 def run(subject: FunctionSubject) -> Iterator[Finding]:
-    shape = shapes.of_length(subject, shapes.base(subject), _LENGTH, _LENGTH)
+    shape = shapes.at_length(subject, _LENGTH)
     kept = stale(subject, shape)
     if kept is None:
         raise NotComparableError(f"it does not serve {shape}")
-    for what, problem, answer in kept:
+    for what, problem, answer, tensor in kept[:1]:
         message = f"{subject.name} gives the answer of another call {conditions(subject, problem)}: {what}"
-        yield found(subject, "FUN503", message, problem, answer, {"property": what.partition(",")[0]})
-        return
+        evidence = {"tensor": tensor, "target": tensor, "property": what.partition(",")[0]}
+        yield found(subject, "FUN503", message, problem, answer, evidence, tensor.startswith("d"))
+    reported = {tensor for *_, tensor in kept[:1]}
+    for each in disturbed(subject, shape):
+        if each.tensor not in reported:
+            reported.add(each.tensor)
+            where = conditions(subject, each.measured.problem)
+            message = f"{each.tensor} of {subject.name} is not that of its own call {where}: {each.what}"
+            evidence = {"tensor": each.tensor, "target": each.tensor, "property": each.what}
+            answer, is_backward = each.measured.answer, each.tensor.startswith("d")
+            wrong = each.measured.wrong_gradients(answer.tensors)
+            yield found(subject, "FUN503", message, each.measured.problem, answer, evidence, is_backward, wrong=wrong)
+            return
 
 
 def planted(subject: FunctionSubject) -> FunctionSubject:

@@ -30,7 +30,7 @@ _TIMES = {"smoke": 6, "quick": 12, "full": 60}
 
 
 def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
-    base = measured(subject, shapes.of_length(subject, shapes.base(subject), _LENGTH, _LENGTH))
+    base = measured(subject, shapes.at_length(subject, _LENGTH))
     unequal: dict[str, int] = {}
     for _ in range(_TIMES[subject.profile]):
         answer = ask(subject, base.problem)

@@ -49,6 +49,12 @@ def bound(function: Callable[..., Any], keywords: Sequence[Keyword], spec: Funct
     return taken
 
 
+def is_given_all(function: Callable[..., Any], keywords: Sequence[Keyword]) -> bool:
+    """Whether the function names or takes each argument that a call cannot do without."""
+    parameters = parameters_of(function)
+    return all(parameters.name_of(each) is not None for each in keywords if each.need == "must")
+
+
 def check_fits(function: Callable[..., Any], positional: int, convention: str, name: str) -> None:
     """Raise SubjectUnusableError for a function that cannot be called with so many arguments by position."""
     signature = attempt(lambda: inspect.signature(function))

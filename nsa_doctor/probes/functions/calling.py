@@ -1,8 +1,9 @@
 """Calls a function with a problem: its answer in the doctor's own layout, or why there is none."""
 
+import inspect
 import linecache
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from traceback import walk_tb
 from typing import Any, Literal, TypeVar
@@ -13,6 +14,7 @@ from torch import Tensor
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.functions.backward_lines import backward_of, names_by_edge
 from nsa_doctor.probes.functions.binding import bound
 from nsa_doctor.probes.functions.layout import from_layout, to_layout
 from nsa_doctor.probes.internal import function_of
@@ -21,6 +23,7 @@ from nsa_doctor.subject.function import FunctionSubject, Problem
 Arrange = Callable[[str, Tensor], Tensor]
 _CLEAN = (ValueError, NotImplementedError, AssertionError)
 _MOST_NODES = 2000
+_ALL = 3  # q, k and v at the least
 _OF_DEVICE = "CUDA error"  # after one, a process has the device no more
 # How compiled code says that it does not serve what it is given.
 _REFUSAL = re.compile(
@@ -48,12 +51,34 @@ class Failure:
     place: Place = field(default_factory=Place)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnBackward:
+    """A backward in Python: the autograd function, its name, and to which inputs it hands gradients, in order."""
+
+    function: Any
+    name: str
+    order: tuple[str, ...]
+
+    @property
+    def place(self) -> Place:
+        """Where it is defined."""
+        code = self.function.__code__
+        return Place(module_class=self.name, file=code.co_filename, line=code.co_firstlineno, function="backward")
+
+    def place_of(self, wrong: Collection[str], right: Collection[str]) -> Place:
+        """The line at fault where some gradients are wrong and others right; that of the definition failing that."""
+        source = backward_of(self.function) if len(self.order) >= _ALL else None  # else it is not known whose each is
+        inputs = [f"d{name}" for name in self.order]
+        line = 0 if source is None else source.line_of(wrong, right, inputs)
+        return replace(self.place, line=line) if line else self.place
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
     """What a call gave: out, lse, dq, dk, dv … as the doctor lays them out, on the CPU, in the dtype they came in.
 
     malformed: what is wrong with shape, dtype or device, by tensor. absent: inputs whose gradient autograd does not
-    have. changed: inputs that the call wrote to. backward: where the user's own backward is defined.
+    have. changed: inputs that the call wrote to, dout among them. backward: the user's own in Python.
     """
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
@@ -61,7 +86,7 @@ class Answer:
     malformed: Mapping[str, str] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    backward: Place = field(default_factory=Place)
+    backward: OwnBackward | None = None
     raw: Any = None
 
 
@@ -93,7 +118,7 @@ def ask(subject: FunctionSubject, problem: Problem, how: Asking | None = None) -
     if wanted:
         answer = _with_gradients(answer, out, {name: tensors[name] for name in wanted}, subject, problem, how)
     changed = tuple(name for name, (tensor, kept) in before.items() if not _is_same(tensor.detach(), kept))
-    return replace(answer, changed=changed)
+    return replace(answer, changed=(*changed, *answer.changed))
 
 
 def laid_out(subject: FunctionSubject, problem: Problem, how: Asking) -> dict[str, Tensor]:
@@ -125,12 +150,13 @@ def _called(subject: FunctionSubject, problem: Problem, tensors: Mapping[str, Te
 def _with_gradients(
     answer: Answer, out: Tensor, inputs: Mapping[str, Tensor], subject: FunctionSubject, problem: Problem, how: Asking
 ) -> Answer:
-    answer = replace(answer, backward=backward_place(out))
+    answer = replace(answer, backward=own_backward(out, inputs))
     if not out.requires_grad:
         return replace(answer, absent=tuple(inputs))
     layout = subject.convention.output or subject.convention.layout
     dout = to_layout(problem.dout.to(subject.device), layout).clone(memory_format=torch.contiguous_format)
     dout = how.arrange("dout", dout).detach()
+    kept = dout.clone()
     subject.beat(problem.shape)
     given = attempt(lambda: _settled(subject, torch.autograd.grad(out, list(inputs.values()), dout, allow_unused=True)))
     if isinstance(given, Caught):
@@ -145,7 +171,8 @@ def _with_gradients(
         name: from_layout(gradient.detach().cpu(), subject.convention.layout) for name, gradient in found.items()
     }
     absent = tuple(name for name, gradient in zip(inputs, given, strict=True) if gradient is None)
-    return replace(answer, tensors={**answer.tensors, **gradients}, absent=absent, malformed=malformed)
+    changed = () if _is_same(dout, kept) else ("dout",)
+    return replace(answer, tensors={**answer.tensors, **gradients}, absent=absent, malformed=malformed, changed=changed)
 
 
 def _canonical(returned: Mapping[str, Any], subject: FunctionSubject) -> dict[str, Tensor]:
@@ -177,8 +204,8 @@ def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def backward_place(out: Tensor) -> Place:
-    """Where the first backward in Python on the way back from an output is defined; nowhere where torch's own serve."""
+def own_backward(out: Tensor, inputs: Mapping[str, Tensor]) -> OwnBackward | None:
+    """The first backward in Python on the way back from an output; None where torch's own serve alone."""
     waiting: list[Any] = [out.grad_fn]
     seen: set[Any] = set()
     while waiting and len(seen) < _MOST_NODES:
@@ -187,13 +214,13 @@ def backward_place(out: Tensor) -> Place:
             continue
         seen.add(node)
         kind = function_of(node)
-        code = getattr(getattr(kind, "backward", None), "__code__", None)
+        backward = None if kind is None else inspect.unwrap(getattr(kind, "backward"))  # noqa: B009
+        code = getattr(backward, "__code__", None)
         if kind is not None and code is not None and FrameFilter().rank(code.co_filename) >= 2:
-            return Place(
-                module_class=kind.__name__, file=code.co_filename, line=code.co_firstlineno, function="backward"
-            )
+            order = names_by_edge(node, {id(tensor): name for name, tensor in inputs.items()})
+            return OwnBackward(function=backward, name=kind.__name__, order=order)
         waiting += [following for following, _ in node.next_functions]
-    return Place()
+    return None
 
 
 def _settled(subject: FunctionSubject, value: _Value) -> _Value:

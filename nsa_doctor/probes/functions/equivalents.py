@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nsa_doctor.probes.functions.bounds import Excess, bounds_between
 from nsa_doctor.probes.functions.calling import Answer, ask
+from nsa_doctor.probes.functions.measured import bounds_of
 from nsa_doctor.probes.functions.problems import Draw, problem_of
 from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
 
@@ -30,7 +31,7 @@ def equivalents(subject: FunctionSubject, shape: Shape) -> Iterator[tuple[str, P
     plain = ask(subject, problem)
     if plain.failure is not None or plain.malformed:
         return
-    dtype = getattr(torch, subject.dtype)
+    dtype, repeated = getattr(torch, subject.dtype), ask(subject, problem)
     for each in _changes(problem):
         answer = ask(subject, each.problem)
         if answer.failure is not None:
@@ -41,11 +42,20 @@ def equivalents(subject: FunctionSubject, shape: Shape) -> Iterator[tuple[str, P
             if name in answer.tensors
             if value.ndim > 1 or each.problem.shape.batch == shape.batch  # what is summed over the batch is another sum
         }
-        bounds = bounds_between(expected, (), dtype)
+        other = {name: each.expected(name, value) for name, value in repeated.tensors.items() if name in expected}
+        bounds = bounds_between(expected, (other,), dtype)
         found = (bounds.excess(name, answer.tensors[name]) for name in expected)
         excess = next((excess for excess in found if excess is not None and not _is_uncertain(excess, subject)), None)
-        if excess is not None:
+        if excess is not None and not _is_right(subject, each.problem, answer, excess.tensor):
             yield each.name, each.problem, answer, excess
+
+
+def _is_right(subject: FunctionSubject, problem: Problem, answer: Answer, name: str) -> bool:
+    """Whether a declared spec says so: the plain call rounds otherwise, or is the one that is wrong."""
+    if not subject.spec.is_declared:
+        return False
+    right = bounds_of(replace(subject, reference=None), problem, answer)
+    return name in right.truth and right.excess(name, answer.tensors[name]) is None
 
 
 def _is_uncertain(excess: Excess, subject: FunctionSubject) -> bool:

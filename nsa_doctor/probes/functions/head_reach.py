@@ -14,11 +14,11 @@ _LEAST = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class HeadReach:
-    """By query head, the heads of keys and values that it was seen to read, and the one that it should."""
+    """By query head, the heads of keys and values that it was seen to read by a tensor, and the one that it should."""
 
     problem: Problem
     answer: Answer
-    direction: str
+    tensor: str
     read: tuple[tuple[int, ...], ...]
     declared: tuple[int, ...]
 
@@ -37,16 +37,17 @@ def head_reaches(subject: FunctionSubject, shape: Shape) -> Iterator[HeadReach]:
         if "out" not in answer.tensors:
             return
         reads[:, group] = answer.tensors["out"].float().abs().amax((0, 1, 3)) > _LEAST
-    yield HeadReach(problem=problem, answer=answer, direction="forward", read=_listed(reads), declared=declared)
-    reads = torch.zeros_like(reads)
-    for head in range(shape.heads):
-        dout = torch.zeros_like(problem.dout)
-        dout[:, :, head] = problem.dout[:, :, head]
-        answer = ask(subject, replace(problem, dout=dout), Asking(wants=("k", "v")))
-        if "dv" not in answer.tensors:
-            return
-        reads[head] = answer.tensors["dv"].float().abs().amax((0, 1, 3)) > _LEAST
-    yield HeadReach(problem=problem, answer=answer, direction="backward", read=_listed(reads), declared=declared)
+    yield HeadReach(problem=problem, answer=answer, tensor="out", read=_listed(reads), declared=declared)
+    for name in ("dv", "dk"):
+        reads = torch.zeros_like(reads)
+        for head in range(shape.heads):
+            dout = torch.zeros_like(problem.dout)
+            dout[:, :, head] = problem.dout[:, :, head]
+            answer = ask(subject, replace(problem, dout=dout), Asking(wants=("k", "v")))
+            if name not in answer.tensors:
+                return
+            reads[head] = answer.tensors[name].float().abs().amax((0, 1, 3)) > _LEAST
+        yield HeadReach(problem=problem, answer=answer, tensor=name, read=_listed(reads), declared=declared)
 
 
 def _listed(reads: torch.Tensor) -> tuple[tuple[int, ...], ...]:

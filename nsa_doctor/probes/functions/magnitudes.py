@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from nsa_doctor.probes.functions.oracle import HIDDEN, distances
+from nsa_doctor.probes.functions.oracle import HIDDEN, added
 from nsa_doctor.subject.function import Branch, Problem
 
 
@@ -55,6 +55,8 @@ def _of_branch(problem: Problem, branch: Branch) -> dict[str, Tensor]:
     tensors["lse"] = 1 + mean[..., 0] + terms.amax(-1).masked_fill(~branch.seen.cpu().any(-1), 0.0)
     if "sinks" in problem.inputs:
         tensors["dsinks"] = (change / problem.scale).sum((0, 2, 3))
+    if "bias" in problem.inputs:
+        tensors["dbias"] = _summed_to(change / problem.scale, problem.inputs["bias"].transpose(1, 2)).transpose(1, 2)
     if branch.gate is not None:
         onto_gate = (dout * plain).sum(-1).transpose(1, 2)
         tensors[f"d{branch.gate}"] = onto_gate if branch.place is None else _placed(onto_gate, branch, problem)
@@ -69,9 +71,9 @@ def _weights(problem: Problem, branch: Branch) -> tuple[Tensor, Tensor]:
     if problem.spec.softcap:
         scores = problem.spec.softcap * torch.tanh(scores / problem.spec.softcap)
         terms = terms.clamp_max(8 * problem.spec.softcap)
-    if problem.slopes is not None:
-        bias = problem.slopes.double()[:, None, None] * distances(problem).double()
-        scores, terms = scores - bias, terms + bias
+    bias = added(problem, {name: value.detach().cpu() for name, value in problem.inputs.items()}, torch.float64)
+    if bias is not None:
+        scores, terms = scores + bias, terms + bias.abs()
     seen = branch.seen.cpu()
     scores = scores.masked_fill(~seen, HIDDEN)
     peak = scores.amax(-1, keepdim=True)
@@ -88,6 +90,12 @@ def _weights(problem: Problem, branch: Branch) -> tuple[Tensor, Tensor]:
 def _summed(x: Tensor, groups: int) -> Tensor:
     """Over the query heads of each group."""
     return x.unflatten(1, (groups, -1)).sum(2)
+
+
+def _summed_to(x: Tensor, like: Tensor) -> Tensor:
+    """Over the sides along which the other one is broadcast."""
+    sides = [side for side, size in enumerate(like.shape) if size == 1]
+    return x.sum(sides, keepdim=True) if sides else x
 
 
 def _placed(gate: Tensor, branch: Branch, problem: Problem) -> Tensor:

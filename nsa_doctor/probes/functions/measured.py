@@ -37,6 +37,10 @@ class Measured:
         found = (self.compare(name, tensors[name]) for name in order if name in tensors)
         return next((excess for excess in found if excess is not None), None)
 
+    def wrong_gradients(self, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+        """The gradients among some tensors that leave their bounds."""
+        return tuple(name for name in tensors if name.startswith("d") and self.compare(name, tensors[name]) is not None)
+
     def is_finite(self, name: str) -> bool:
         """Whether the answer has that tensor, and every value of it is finite."""
         return name in self.answer.tensors and bool(self.answer.tensors[name].isfinite().all())

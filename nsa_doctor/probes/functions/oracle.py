@@ -74,9 +74,9 @@ def _branch(problem: Problem, inputs: Mapping[str, Tensor], branch: Branch, how:
     k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
     order = _order(k.shape[2], how.order)
     k, v, seen = k[:, :, order], v[:, :, order], seen[..., order]
-    bias = None
-    if problem.slopes is not None:
-        bias = (problem.slopes.to(q)[:, None, None] * distances(problem).to(q))[..., order]
+    bias = added(problem, inputs, q.dtype)
+    if bias is not None:
+        bias = bias.expand(*bias.shape[:2], q.shape[2], len(order))[..., order]
     count = q.shape[2]
     size = max(1, count // _QUERY_PARTS) if how.part else max(1, count)
     outs, logs = [], []
@@ -85,7 +85,7 @@ def _branch(problem: Problem, inputs: Mapping[str, Tensor], branch: Branch, how:
         scores = _rounded(q[:, :, rows], how) @ _rounded(k, how).mT * problem.scale
         if problem.spec.softcap:
             scores = problem.spec.softcap * torch.tanh(scores / problem.spec.softcap)
-        scores = scores if bias is None else scores - bias[..., rows, :]
+        scores = scores if bias is None else scores + bias[..., rows, :]
         out, lse = _mixed(scores.masked_fill(~seen[..., rows, :], HIDDEN), v, inputs.get("sinks"), how)
         outs.append(out)
         logs.append(lse)
@@ -105,11 +105,33 @@ def _mixed(scores: Tensor, v: Tensor, sinks: Tensor | None, how: Arithmetic) -> 
     return _product(_rounded(weights, how), _rounded(v, how), how), lse
 
 
+def added(problem: Problem, inputs: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor | None:
+    """What is added to the scores: minus slope times distance, the bias; [B or 1, H or 1, Sq or 1, Sk or 1]."""
+    bias = inputs["bias"].transpose(1, 2).to(dtype) if "bias" in inputs else None
+    if problem.slopes is None:
+        return bias
+    slopes = problem.slopes.to(dtype)
+    by_distance = -slopes.reshape(-1, slopes.shape[-1])[..., None, None] * distances(problem).to(dtype)
+    return by_distance if bias is None else by_distance + bias
+
+
 def distances(problem: Problem) -> Tensor:
-    """How many positions lie between a query and a key, the last of both being at one position: [1, 1, Sq, Sk]."""
+    """How many positions lie between a query and a key, the last of both at one position: [B or 1, 1, Sq, Sk]."""
     shape = problem.shape
-    query = torch.arange(shape.queries) + shape.keys - shape.queries
-    return (query[:, None] - torch.arange(shape.keys)).abs()[None, None]
+    if shape.filled:
+        return torch.stack([_distance(shape.queries, filled, shape.keys) for filled in shape.filled])[:, None]
+    if not shape.parts:
+        return _distance(shape.queries, shape.keys, shape.keys)[None, None]
+    whole, query, key = torch.zeros(shape.queries, shape.keys, dtype=torch.long), 0, 0
+    for queries, keys in shape.parts:
+        whole[query : query + queries, key : key + keys] = _distance(queries, keys, keys)
+        query, key = query + queries, key + keys
+    return whole[None, None]
+
+
+def _distance(queries: int, keys: int, columns: int) -> Tensor:
+    """[Sq, columns], where the last query is at the last of so many keys."""
+    return (torch.arange(queries)[:, None] + keys - queries - torch.arange(columns)).abs()
 
 
 def _order(count: int, seed: int) -> Tensor:

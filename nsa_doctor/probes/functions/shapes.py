@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from nsa_doctor.probes.functions.calling import ask
+from nsa_doctor.probes.functions.calling import Asking, ask
 from nsa_doctor.probes.functions.problems import problem_of
 from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
 
@@ -23,7 +23,16 @@ def ordinary(subject: FunctionSubject) -> list[Shape]:
         for head in sizes:
             heads = spec.heads or spec.ratio * max(2, 4 // spec.ratio)
             found.append(_shape(subject, 2, length, heads, head))
-    return found
+    return [*found, *_of_one_head(subject)]
+
+
+def _of_one_head(subject: FunctionSubject) -> Iterator[Shape]:
+    """Those of one head of keys, and of one row, for functions that serve no more."""
+    ratio = subject.spec.ratio
+    for head in subject.spec.head_sizes or _HEAD_SIZES:
+        if subject.spec.heads is None:
+            yield _shape(subject, 2, _LENGTHS[0], ratio, head)
+        yield _shape(subject, 1, _LENGTHS[0], subject.spec.heads or ratio, head)
 
 
 def _shape(subject: FunctionSubject, batch: int, length: int, heads: int, head: int) -> Shape:
@@ -53,10 +62,11 @@ def of_length(subject: FunctionSubject, shape: Shape, queries: int, keys: int) -
 
 
 def _parts(queries: int, keys: int) -> tuple[tuple[int, int], ...]:
-    """Three sequences, of about a half, a third and the rest."""
+    """Three sequences, of about a half, a third and the rest, the longest first or, at even lengths, in the middle."""
     first, second = (queries // 2, keys // 2), (queries // 3, keys // 3)
     rest = (queries - first[0] - second[0], keys - first[1] - second[1])
-    return tuple(part for part in (first, second, rest) if min(part) > 0)
+    parts = (first, second, rest) if keys % 2 else (second, first, rest)
+    return tuple(part for part in parts if min(part) > 0)
 
 
 def _again(subject: FunctionSubject, problem: Problem) -> float:
@@ -129,6 +139,21 @@ def _expected_seconds(subject: FunctionSubject, length: int) -> float:
     return seconds * (length / shape.keys) ** 2
 
 
+def at_length(subject: FunctionSubject, length: int) -> Shape:
+    """The base shape at that length, or at the next one that is served: some functions take whole blocks alone."""
+    key = ("at_length", length)
+    if key not in subject.known:
+        lengths = [-(-length // multiple) * multiple for multiple in (1, 16, 64, 128)]
+        tried = [of_length(subject, base(subject), each, each) for each in lengths]
+        subject.known[key] = next((shape for shape in tried if _is_served(subject, shape)), tried[0])
+    found: Shape = subject.known[key]
+    return found
+
+
+def _is_served(subject: FunctionSubject, shape: Shape) -> bool:
+    return ask(subject, problem_of(subject, shape), Asking(wants=())).failure is None
+
+
 def square(subject: FunctionSubject) -> Iterator[Shape]:
     """The base shape at each length, short batches."""
     shape = base(subject)
@@ -173,11 +198,17 @@ def hidden(subject: FunctionSubject, count: int) -> Iterator[Shape]:
         )
 
 
+_MANY = 11  # heads of keys: more than eight, and an odd number
+
+
 def other_sizes(subject: FunctionSubject) -> Iterator[Shape]:
-    """Head sizes that few functions serve, values of another size than keys; few functions claim them all."""
+    """Head sizes that few functions serve, many heads, values of another size than keys; few claim them all."""
     shape = base(subject)
     for head in (8, 24, 40, 72, 80, 256) if not subject.spec.head_sizes else ():
         yield replace(shape, head=head, value=head)
+    if subject.spec.heads is None:
+        many = replace(shape, batch=1, groups=_MANY, heads=_MANY * subject.spec.ratio, filled=shape.filled[:1])
+        yield of_length(subject, many, 24, 24)
     if subject.spec.value_size is None:
         yield replace(shape, value=shape.head // 2)
         yield replace(shape, value=shape.head * 2)

@@ -13,13 +13,13 @@ from nsa_doctor.probes.functions.measured import Measured, bounds_of
 from nsa_doctor.probes.functions.problems import Draw, problem_of, with_inputs
 from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
 
-Kept = tuple[str, Problem, Answer]
+Kept = tuple[str, Problem, Answer, str]
 _ROUNDS = 3
 _ROUNDINGS = 64
 
 
 def stale(subject: FunctionSubject, shape: Shape) -> list[Kept] | None:
-    """What is wrong, as (what was done, problem, answer); None where the function does not serve the shape."""
+    """What is wrong, as (what was done, problem, answer, tensor); None where the function does not serve the shape."""
     first, second = (problem_of(subject, shape, Draw(seed=seed)) for seed in (11, 12))
     answers = [ask(subject, problem) for problem in (first, second)]
     if any("out" not in answer.tensors for answer in answers):
@@ -32,7 +32,7 @@ def _other_values(subject: FunctionSubject, problems: tuple[Problem, ...], answe
     for name, tensor in answers[0].tensors.items():
         other = answers[1].tensors.get(name)
         if other is not None and tensor.shape == other.shape and torch.equal(tensor, other) and bool(tensor.any()):
-            yield f"{name} is the same for other values of the same shape", problems[1], answers[1]
+            yield f"{name} is the same for other values of the same shape", problems[1], answers[1], name
             return
 
 
@@ -58,7 +58,7 @@ def _same_memory(subject: FunctionSubject, problem: Problem) -> Iterator[Kept]:
         fresh = ask(subject, changed, Asking(wants=()))
         is_kept = torch.equal(before, after) or not _is_alike(after, fresh, subject)
         if is_kept and _is_wrong(subject, changed, after, fresh):
-            yield f"{what}, out is {'that of before' if torch.equal(before, after) else 'wrong'}", changed, fresh
+            yield f"{what}, out is {'that of before' if torch.equal(before, after) else 'wrong'}", changed, fresh, "out"
             return
 
 
@@ -75,7 +75,7 @@ def _freed(subject: FunctionSubject, shape: Shape) -> Iterator[Kept]:
         is_kept = any(torch.equal(out, each) for each in earlier) or not _is_alike(out, again, subject)
         earlier.append(out)
         if is_kept and _is_wrong(subject, problem, out, again):
-            yield "out is wrong for values in memory that was used before", problem, answer
+            yield "out is wrong for values in memory that was used before", problem, answer, "out"
             return
 
 
@@ -86,7 +86,7 @@ def _overwritten(subject: FunctionSubject, first: Problem, second: Problem) -> I
     kept = answer.raw.detach().clone()
     ask(subject, second, Asking(wants=()))
     if not torch.equal(kept, answer.raw.detach()) and bool(kept.isfinite().all()):
-        yield "its output of an earlier call changes with the next call", first, answer
+        yield "its output of an earlier call changes with the next call", first, answer, "out"
 
 
 def _is_alike(out: Tensor, fresh: Answer, subject: FunctionSubject) -> bool:

@@ -67,6 +67,8 @@ def test_a_function_that_is_right_is_silent_where_nothing_is_declared() -> None:
         "FUN201",
         "FUN301",
         "FUN302",
+        "FUN305",
+        "FUN306",
         "FUN401",
     }
 
