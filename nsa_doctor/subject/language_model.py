@@ -40,9 +40,9 @@ class LanguageModel:
     lines: tuple[str, ...] = ()
 
     def ids(self, length: int, rows: int = 1, seed: int = 0) -> Tensor:
-        """Ordinary tokens [B, S]."""
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randint(*self.tokens, (rows, length), generator=generator)
+        """Ordinary tokens [B, S], none twice in a row: a choice among equal ones may fall on either."""
+        generator, (first, end) = torch.Generator().manual_seed(seed), self.tokens
+        return torch.stack([first + torch.randperm(end - first, generator=generator)[:length] for _ in range(rows)])
 
     def answer(self, ids: Tensor, *, module: nn.Module | None = None, **named: Any) -> Any:
         """What the model answers to ids and those keywords that its forward takes; no cache unless asked for."""

@@ -55,8 +55,9 @@ def largest_difference(pair: Pair) -> float:
 
 def drawn(length: int, rows: int, seed: int, model: LanguageModel, name: str = "ids") -> str:
     """Plain Python that draws what `model.ids` does."""
-    low, high = model.tokens
-    return f"{name} = torch.randint({low}, {high}, ({rows}, {length}), generator=torch.Generator().manual_seed({seed}))"
+    first, end = model.tokens
+    row = f"{first} + torch.randperm({end - first}, generator=chance)[:{length}]"
+    return f"chance = torch.Generator().manual_seed({seed}); {name} = torch.stack([{row} for _ in range({rows})])"
 
 
 def plain_call(model: LanguageModel, ids: str, **named: str) -> str:
