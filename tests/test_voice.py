@@ -62,7 +62,15 @@ def test_no_public_docstring_holds_a_private_word(package: str) -> None:
     assert found == []
 
 
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/ci.md", "docs/training.md", "docs/proving.md", "docs/benchmarks.md")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/ci.md",
+    "docs/training.md",
+    "docs/proving.md",
+    "docs/benchmarks.md",
+    "docs/conformance.md",
+)
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -52,8 +52,8 @@ def build_model(name: str, seed: int = 0, *, is_small: bool = True) -> LanguageM
             reasons.append(made)
     version = library().__version__
     raise SubjectUnusableError(
-        f"transformers {version} builds no {model_type} that answers to tokens from "
-        f"{'its default configuration' if not given else name}: {reasons[0].sentence}"
+        f"transformers {version} builds no {model_type} that answers to tokens, "
+        f"a small one of {'its default configuration' if not given else name}: {reasons[0].sentence}"
     ) from reasons[0].error
 
 

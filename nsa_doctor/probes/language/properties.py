@@ -102,7 +102,7 @@ def script(model: LanguageModel, trial: Trial) -> str:
 def _is_refusal(error: BaseException) -> bool:
     """Whether code raises on purpose: it says that it does not do this."""
     traceback = error.__traceback__
-    if traceback is None or not isinstance(error, (ValueError, NotImplementedError, ImportError)):
+    if traceback is None or not isinstance(error, (ValueError, NotImplementedError, ImportError, AssertionError)):
         return False
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
