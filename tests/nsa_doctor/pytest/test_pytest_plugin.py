@@ -40,7 +40,7 @@ def healthy():
     return Attention(True)
 
 
-def sick():
+def faulty():
     return Attention(False)
 
 
@@ -81,12 +81,12 @@ def test_a_healthy_subject_passes_beside_the_projects_own_tests(project):
     assert "14 passed" in answer.stdout  # FWD101 to 103, 201 to 209, NAN101, and test_own
 
 
-def test_a_sick_one_fails_the_check_by_name_and_says_where(project):
-    answer = run_pytest(project, "--nsa-subject", "attn:sick", "--nsa-select", "FWD201", "--junitxml", "junit.xml")
+def test_a_faulty_one_fails_the_check_by_name_and_says_where(project):
+    answer = run_pytest(project, "--nsa-subject", "attn:faulty", "--nsa-select", "FWD201", "--junitxml", "junit.xml")
     assert answer.returncode == 1
-    assert "FAILED nsa-doctor[attn:sick]::FWD201-future-changes-output" in answer.stdout
+    assert "FAILED nsa-doctor[attn:faulty]::FWD201-future-changes-output" in answer.stdout
     assert "attn.py:15" in answer.stdout
-    assert "nsa-doctor run --select FWD201 --subject attn:sick" in answer.stdout
+    assert "nsa-doctor run --select FWD201 --subject attn:faulty" in answer.stdout
     cases = {case.get("name"): case for case in ET.parse(project / "junit.xml").iter("testcase")}
     properties = {
         each.get("name"): each.get("value") for each in cases["FWD201-future-changes-output"].iter("property")
@@ -97,7 +97,7 @@ def test_a_sick_one_fails_the_check_by_name_and_says_where(project):
 
 @pytest.mark.full
 def test_keywords_choose_among_checks_and_xdist_shares_them_out(project):
-    words = ("--nsa-subject", "attn:sick", "-k", "FWD20 or FWD101", "-n", "2")
+    words = ("--nsa-subject", "attn:faulty", "-k", "FWD20 or FWD101", "-n", "2")
     answer = run_pytest(project, *words)
     assert answer.returncode == 1
     failed = {line.split("::")[1].split("-")[0] for line in answer.stdout.splitlines() if line.startswith("FAILED")}
