@@ -65,7 +65,10 @@ def test_no_public_docstring_holds_a_private_word(package: str) -> None:
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
-    *(f"docs/{name}.md" for name in ("attention", "benchmarks", "ci", "examine", "proving", "training", "verdicts")),
+    *(
+        f"docs/{name}.md"
+        for name in ("attention", "benchmarks", "ci", "conformance", "examine", "proving", "training", "verdicts")
+    ),
 )
 
 

@@ -23,8 +23,8 @@ class Adapter:
     runs in. max_length: the longest sequence it serves. geometry: an `nsa.ops.geometry.Geometry` (or an object with
     `change_lengths`), for block-sparse attention. seams: further callables by the names that
     `nsa_doctor.subject.contract.Subject` lists, such as prefill and step for decoding or gate for branch weights.
-    spec: what it is meant to be, such as ("bidirectional",). memory_exponent, time_exponent, max_slowdown: what the
-    method needs, as `Subject` says.
+    spec: what it is meant to be, such as ("bidirectional",). notes: what a report says of it. memory_exponent,
+    time_exponent, max_slowdown: what the method needs, as `Subject` says.
 
     Raises ValueError for a seam or a word that does not exist.
     """
@@ -38,6 +38,7 @@ class Adapter:
     geometry: ChangesAtLengths | None = None
     seams: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     spec: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     memory_exponent: float | None = None
     time_exponent: float | None = None
     max_slowdown: float | None = None

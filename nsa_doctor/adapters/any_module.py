@@ -86,6 +86,7 @@ def _asked(request: SubjectRequest, adapter: Adapter, module: nn.Module, asking:
         device=request.device,
         geometry=adapter.geometry,
         spec=adapter.spec,
+        notes=adapter.notes,
         memory_exponent=adapter.memory_exponent,
         time_exponent=adapter.time_exponent,
         max_slowdown=adapter.max_slowdown,
@@ -107,6 +108,8 @@ def _asked(request: SubjectRequest, adapter: Adapter, module: nn.Module, asking:
 def _made(make: Callable[[], Any]) -> Any:
     made = attempt(make)
     if isinstance(made, Caught):
+        if isinstance(made.error, SubjectUnusableError):
+            raise made.error
         raise SubjectFailedError("build", made, None)
     return made
 

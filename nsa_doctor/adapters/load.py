@@ -12,6 +12,7 @@ from torch import nn
 
 from nsa_doctor.adapters.any_module import adapt
 from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.like import HUGGING_FACE
 from nsa_doctor.core.own_nsa import let_theirs_win
 from nsa_doctor.subject.contract import Subject, SubjectUnusableError
 from nsa_doctor.subject.request import SubjectRequest
@@ -27,7 +28,7 @@ def load_subject(
     Raises SubjectUnusableError, or SubjectFailedError when a factory itself raises.
     """
     if request.spec is not None:
-        factory = import_factory(request.spec)
+        factory = _factory(request.spec, request.seed)
         subject = _declaring(adapt(request, factory, asking, made), request.declared)
         return subject if request.train is None else _training(subject, request.train)
     from nsa.strict import ConfigError
@@ -37,6 +38,15 @@ def load_subject(
         return builtin_subject(request.config)
     except ConfigError as error:
         raise SubjectUnusableError(str(error)) from error
+
+
+def _factory(spec: str, seed: int) -> Callable[[], Any]:
+    """What makes the subject: a model of transformers, or the callable that the user names."""
+    if spec.startswith(HUGGING_FACE):
+        from nsa_doctor.adapters.hugging_face_model import adapter_of  # no other subject needs transformers
+
+        return lambda: adapter_of(spec.removeprefix(HUGGING_FACE), seed)
+    return import_factory(spec)
 
 
 def _declaring(subject: Subject, words: Sequence[str]) -> Subject:

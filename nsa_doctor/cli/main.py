@@ -14,6 +14,7 @@ from nsa_doctor.cli.commands.gate_init import gate_init
 from nsa_doctor.cli.commands.gate_stats import gate_stats
 from nsa_doctor.cli.commands.go_no_go import go_no_go
 from nsa_doctor.cli.commands.manuals import explain, list_checks
+from nsa_doctor.cli.commands.matrix import matrix
 from nsa_doctor.cli.commands.regressions import regressions
 from nsa_doctor.cli.commands.render import render
 from nsa_doctor.cli.commands.run import run
@@ -58,7 +59,7 @@ app = typer.Typer(
     f"{ExitCode.INTERRUPTED} interrupted, 143 or 129 ended by SIGTERM or SIGHUP; "
     "what was interrupted reports what it measured.",
 )
-for _command in (sweep, run, anomaly, fuzz, throughput, smoke, watch, regressions, env, render, data):
+for _command in (sweep, run, anomaly, fuzz, throughput, smoke, watch, matrix, regressions, env, render, data):
     app.command(cls=Command)(_command)
 app.command("go-no-go", cls=Command)(go_no_go)
 app.command("gate-stats", cls=Command)(gate_stats)

@@ -13,7 +13,8 @@ Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Dtype = Annotated[str | None, typer.Option(help="Examine it in this dtype in place of its own.")]
 Config = Annotated[str | None, typer.Option(help="Configuration file or built-in name for nsa.")]
 Subject = Annotated[
-    str | None, typer.Option(help="package.module:factory in place of nsa, or fn:package.module:function.")
+    str | None,
+    typer.Option(help="package.module:factory in place of nsa, fn:package.module:function or hf:MODEL_TYPE."),
 ]
 Input = Annotated[str | None, typer.Option("--input", help="embeddings or tokens; found out when not given.")]
 Width = Annotated[int | None, typer.Option(help="Width of embeddings, or size of the vocabulary.")]

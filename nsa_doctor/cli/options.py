@@ -18,6 +18,7 @@ from nsa_doctor.core.errors import OptionError
 from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.function_spec import function_spec
 from nsa_doctor.core.lengths import parse_lengths
+from nsa_doctor.core.like import HUGGING_FACE
 from nsa_doctor.core.measurement import DTYPES, VALUES
 from nsa_doctor.core.nearest import one_of
 from nsa_doctor.core.registry import prefixes
@@ -102,13 +103,13 @@ def device_option(device: str) -> str:
 
 def _spec(subject: str) -> str:
     """`package.module:factory` as it is; the name of an entry point as what it stands for."""
-    if _SPEC.fullmatch(subject):
+    if _SPEC.fullmatch(subject) or (len(subject) > len(HUGGING_FACE) and subject.startswith(HUGGING_FACE)):
         return subject
     known = {point.name: point.value for point in entry_points(group=_ENTRY_POINTS)}
     if subject in known:
         return known[subject]
     names = f" or one of {', '.join(sorted(known))}" if known else ""
-    raise OptionError(f"--subject must be package.module:factory{names}, got {subject!r}")
+    raise OptionError(f"--subject must be package.module:factory, hf:MODEL_TYPE{names}, got {subject!r}")
 
 
 def sweep_request(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from types import CodeType, TracebackType
 
-from nsa_doctor.core.like import FUNCTION
+from nsa_doctor.core.like import FUNCTION, HUGGING_FACE, LIBRARY
 from nsa_doctor.core.package import is_doctors, own_file
 
 
@@ -130,6 +130,8 @@ class FrameFilter:
 
 def top_package(spec: str | None) -> tuple[str, ...]:
     """The top-level package that `package.module:factory` names; none of the built-in subject."""
+    if spec is not None and spec.startswith(HUGGING_FACE):
+        return (LIBRARY,)
     return () if spec is None else (spec.removeprefix(FUNCTION).partition(":")[0].partition(".")[0],)
 
 

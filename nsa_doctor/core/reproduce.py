@@ -15,6 +15,7 @@ SECONDS: Mapping[str, float] = {  # --timeout of each command where none is give
     "gate-init": 30.0,
     "gate-stats": 60.0,
     "go-no-go": 30.0,
+    "matrix": 300.0,
     "regressions": 60.0,
     "run": 30.0,
     "smoke": 30.0,

@@ -214,3 +214,8 @@ def newest_cuda() -> int:
 
 
 _FUNCTIONS = inspect.getfile(torch.autograd.Function)
+
+
+def claims_flash_attention(module: nn.Module) -> bool:
+    """Whether a model of transformers says that flash attention serves it, which keeps sequences in one row apart."""
+    return bool(getattr(module, "_supports_flash_attn", False))

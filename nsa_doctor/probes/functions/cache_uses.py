@@ -104,7 +104,7 @@ def _without_new(cache: Tensor, filled: tuple[int, ...], count: int) -> Tensor:
 def _judged(
     subject: FunctionSubject, problem: Problem, answer: Answer, given: Mapping[str, Tensor]
 ) -> Iterator[Appended]:
-    measured = Measured(problem=problem, answer=answer, yardstick=bounds_of(subject, problem, answer))
+    measured = Measured(problem=problem, answer=answer, bounds=bounds_of(subject, problem, answer))
     excess = measured.excess("out")
     if excess is not None:
         text = f"out is off by {excess.error:.2g} (tolerance {excess.bound:.2g}) where tokens are appended by the call"

@@ -54,7 +54,7 @@ def _judged(
             rows = f"{int((~value.isfinite()).flatten(0, -2).any(-1).sum())} rows of {name} are not finite"
             yield Keyless(what=what, problem=problem, answer=answer, tensor=name, rows=rows, excess=None)
             return
-    measured = Measured(problem=problem, answer=answer, yardstick=bounds_of(subject, problem, answer))
+    measured = Measured(problem=problem, answer=answer, bounds=bounds_of(subject, problem, answer))
     tensors = {name: value for name, value in answer.tensors.items() if name != "lse"}
     tensors["out"] = tensors["out"].masked_fill(is_empty[..., None], 0.0)
     excess = measured.first_excess(tensors)

@@ -33,7 +33,7 @@ REFUSED = [  # words, what the sentence must hold
     (["sweep", "--values", "random"], "--values cannot be 'random'"),
     (
         ["sweep", "--subject", "mine"],
-        "--subject must be package.module:factory or one of nsa-model, got 'mine'",
+        "--subject must be package.module:factory, hf:MODEL_TYPE or one of nsa-model, got 'mine'",
     ),
     (["sweep", "--subject", "a.b:c", "--config", "x.yaml"], "has no effect with --subject"),
     (["sweep", "--input", "tokens"], "--input is for a --subject"),

@@ -276,6 +276,13 @@ def caches_state_their_bound() -> None:
     assert not are_in_bounded_containers(lambda tensor: tensor is other)
 
 
+def models_claim_flash_attention() -> None:
+    model = nn.Linear(2, 2)
+    assert not internal.claims_flash_attention(model)
+    vars(model)["_supports_flash_attn"] = True
+    assert internal.claims_flash_attention(model)
+
+
 LOST: dict[str, tuple[Callable[[], None], str]] = {
     "DispatchWatcher": (operations_are_seen, "no operation is seen: no origin, no count, no check on work"),
     "DispatchWatcher, higher order": (operations_of_a_higher_order_are_seen, "flex attention raises under FWD206"),
@@ -309,6 +316,7 @@ LOST: dict[str, tuple[Callable[[], None], str]] = {
     "tree_leaves": (containers_are_walked, "tensors in an answer are not found (GRD207, GRD403)"),
     "tree_map": (containers_are_walked, "float64 references stay in the subject's dtype (FWD301, FWD304)"),
     "is_traceable_wrapper_subclass": (wrappers_are_known, "state of wrapped tensors is not put back (FWD210)"),
+    "claims_flash_attention": (models_claim_flash_attention, "packed rows of a model of transformers are not examined"),
     "lru_cache": (caches_state_their_bound, "false alarm of PRF301 for a cache with a bound"),
 }
 

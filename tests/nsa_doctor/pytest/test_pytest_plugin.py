@@ -122,7 +122,7 @@ def test_a_call_that_hangs_fails_its_check_in_time(project):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--nsa-subject", "attn"), "--nsa-subject must be package.module:factory or one of nsa-model, got 'attn'"),
+        (("--nsa-subject", "attn"), "--nsa-subject must be package.module:factory, hf:MODEL_TYPE or one of"),
         (("--nsa-subject", "attn:healthy", "--nsa-select", "XYZ"), "no check's code starts with 'XYZ'"),
         (("--nsa-subject", "attn:healthy", "--nsa-profile", "quik"), "did you mean quick"),
         (("--nsa-select", "FWD"), "--nsa-select has no effect without --nsa-subject"),

@@ -1,0 +1,3 @@
+from transformers import KINDS as CONFIG_MAPPING
+
+__all__ = ["CONFIG_MAPPING"]

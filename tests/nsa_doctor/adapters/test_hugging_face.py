@@ -1,0 +1,136 @@
+"""Models of transformers as subjects: small configurations, how they are called, what is said where it is missing."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nsa_doctor.adapters.hugging_face.build import build_model
+from nsa_doctor.adapters.hugging_face.small_config import small_values
+from nsa_doctor.adapters.load import load_subject
+from nsa_doctor.cli.main import serve
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Verdict
+from nsa_doctor.subject.contract import SubjectUnusableError
+from nsa_doctor.subject.request import SubjectRequest
+from nsa_doctor.worker.run_check import run_check
+
+INSTALLED = Path(__file__).parent / "installed"
+WAY = {"is_grouped": True, "times": 1, "is_narrow": True}
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package transformers with small models of its own, in this process and in its children."""
+    for name in [each for each in sys.modules if each.partition(".")[0] == "transformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(INSTALLED)
+    monkeypatch.setenv("PYTHONPATH", str(INSTALLED))
+    yield
+    for name in [each for each in sys.modules if each.partition(".")[0] == "transformers"]:
+        del sys.modules[name]
+
+
+def config_class(**defaults: object) -> Callable[..., SimpleNamespace]:
+    return lambda **given: SimpleNamespace(**{**defaults, **given})
+
+
+def test_a_small_model_has_a_layer_of_every_kind():
+    kinds = ["full", "full", "sliding", "linear"] * 8
+    values = small_values(config_class(num_hidden_layers=32, layer_types=kinds, hidden_size=4096), {}, **WAY)
+    assert values["layer_types"] == ["full", "sliding", "linear"]
+    assert (values["num_hidden_layers"], values["hidden_size"]) == (3, 64)
+
+
+def test_sizes_become_small_and_the_rest_stays():
+    kind = config_class(
+        vocab_size=32000,
+        num_key_value_heads=None,
+        sliding_window=4096,
+        conv_kernel=4,
+        rope_theta=1e4,
+        hidden_act="silu",
+    )
+    values = small_values(kind, {"hidden_act": "gelu"}, **WAY)
+    assert values == {
+        "vocab_size": 128,
+        "num_key_value_heads": 2,
+        "sliding_window": 8,
+        "conv_kernel": 4,
+        "hidden_act": "gelu",
+    }
+
+
+def test_special_tokens_lie_below_those_that_are_drawn_and_nothing_is_dropped():
+    values = small_values(config_class(pad_token_id=151643, eos_token_id=7, attention_dropout=0.1), {}, **WAY)
+    assert values["pad_token_id"] == 0
+    assert values["eos_token_id"] == 2
+    assert values["attention_dropout"] == 0.0
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_same_model_is_built_each_time_and_its_script_builds_it_too():
+    model = build_model("tiny")
+    names: dict[str, object] = {}
+    exec("\n".join(model.lines), names)
+    weights = [dict(each.named_parameters()) for each in (model.module, model.build(), names["model"])]
+    assert model.dtype == "float64"
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name]), name
+        assert torch.equal(value, weights[2][name]), name
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_configuration_file_is_a_subject(tmp_path: Path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "tiny", "architectures": ["X"], "fault": "rows"}), encoding="utf-8")
+    assert build_model(str(path)).module.config.fault == "rows"
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("code", ["FWD201", "FWD306", "DEC101", "DEC102", "DEC108"])
+def test_checks_are_silent_on_a_healthy_model(code: str):
+    subject = load_subject(SubjectRequest(spec="hf:tiny", lengths=(16,)))
+    result = run_check(registry.load(code), subject)
+    assert result.verdict is Verdict.PASS, result
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("fault", "code"), [("positions", "DEC101"), ("packing", "FWD306"), ("future", "FWD201"), ("argmax", "DEC108")]
+)
+def test_a_fault_is_found(fault: str, code: str):
+    subject = load_subject(SubjectRequest(spec=f"hf:tiny_{fault}", lengths=(16,)))
+    result = run_check(registry.load(code), subject)
+    assert result.verdict is Verdict.FAIL
+    assert f"--subject hf:tiny_{fault}" in result.findings[0].repro
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_unknown_type_is_refused_with_the_nearest():
+    with pytest.raises(SubjectUnusableError, match="of type 'tny'; the nearest are tiny"):
+        build_model("tny")
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path):
+    path = tmp_path / "config.json"
+    path.write_text("[]", encoding="utf-8")
+    with pytest.raises(SubjectUnusableError, match="a configuration with a model_type"):
+        build_model(str(path))
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert serve(["run", "--subject", "hf:llama", "--quiet"]) == 2
+    assert "pip install 'nsa-doctor[hf]'" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_the_installed_transformers_has_a_llama():
+    pytest.importorskip("transformers", reason="transformers is not installed: it is the extra hf")
+    assert build_model("llama").cache == "past_key_values"
