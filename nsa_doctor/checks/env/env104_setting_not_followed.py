@@ -17,12 +17,14 @@ Example:
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, NotComparableError
 from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.core.text import joined
 from nsa_doctor.probes.behaviour.setting_trials import SettingTrials, settings_of
@@ -48,7 +50,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     for setting in settings[: _MOST[subject.profile]]:
         words = trials.fault(setting)
         if words:
-            yield _finding(subject, setting, words)
+            yield _finding(subject, setting, words, trials.place_of(setting))
             return
         idle[setting.label] = idle.get(setting.label, True) and trials.is_idle(setting)
     names = [name for name, is_idle in idle.items() if is_idle]
@@ -56,10 +58,13 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         yield Note(message=f"settings that change no output, gradient or operation here: {joined(names)}")
 
 
-def _finding(subject: Subject, setting: Setting, words: str) -> Finding:
+def _finding(subject: Subject, setting: Setting, words: str, place: Place) -> Finding:
+    read = setting.place
+    known = "read" if setting.owner is None else "declared"
+    is_elsewhere = read.file and (read.file, read.line) != (place.file, place.line)
     return Finding(
-        message=words,
-        where=setting.place,
+        message=f"{words}; it is {known} at {Path(read.file).name}:{read.line}" if is_elsewhere else words,
+        where=place,
         evidence={"setting": setting.label, "value": str(setting.value)},
         repro=again(subject, "ENV104"),
     )

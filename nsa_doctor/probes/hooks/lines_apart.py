@@ -21,9 +21,21 @@ def at_line_apart(subject: Subject, place: Place, other: Callable[[], object], p
     return place if apart is None else replace(place, file=apart[0], line=apart[1], function="")
 
 
+def where_calls_part(subject: Subject, place: Place, one: Callable[[], object], other: Callable[[], object]) -> Place:
+    """The first line that one of two calls alone runs, in the file where they part; the place where none is."""
+    here, there = (_lines(subject, call) for call in (one, other))
+    apart = [each for each in (next(_only(here, there), None), next(_only(there, here), None)) if each is not None]
+    first = min((each for each in apart if each[0] == apart[0][0]), default=None)
+    return place if first is None else Place(file=first[0], line=first[1])
+
+
 def _lines(subject: Subject, call: Callable[[], object]) -> Lines:
     frames = FrameFilter(subject.packages)
-    with reached_lines(lambda file: frames.rank(abspath(file)) == _OWN) as lines, suppress(SubjectFailedError):
+
+    def is_own(file: str) -> bool:
+        return not file.startswith("<") and frames.rank(abspath(file)) == _OWN
+
+    with reached_lines(is_own) as lines, suppress(SubjectFailedError):
         call()
     return lines
 
