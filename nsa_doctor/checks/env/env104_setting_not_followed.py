@@ -78,4 +78,11 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=scales_on_one_path)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD206", "NAN101"))
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    blocked_by=("FWD101", "FWD206", "NAN101"),
+    explained_by=("FWD2", "FWD3", "GRD1"),
+    priority=690,
+)
