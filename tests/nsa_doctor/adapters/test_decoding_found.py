@@ -1,6 +1,8 @@
 """How a plain module decodes is found out by its names, and has to prove itself."""
 
+import linecache
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +43,14 @@ class ByMethods(Means):
         y, cache["total"] = self.run(x, cache["total"], cache["length"] + self.slip)
         cache["length"] += x.shape[1]
         return y
+
+
+class InHalf(ByMethods):
+    """Keeps its sums in half precision while it decodes."""
+
+    def step(self, x: Tensor, cache: dict[str, Any]) -> Tensor:
+        cache["total"] = cache["total"].half().to(x.dtype)
+        return super().step(x, cache)
 
 
 class ByForward(Means):
@@ -103,3 +113,8 @@ def test_a_step_that_serves_one_token_alone_is_given_no_more() -> None:
     subject = found(OneByOne)
     assert run_check(registry.load("DEC101"), subject).findings == ()
     assert run_check(registry.load("DEC102"), subject).verdict == "SKIP"
+
+
+def test_a_cache_in_half_precision_is_found_where_it_is_rounded() -> None:
+    (finding,) = run_check(registry.load("DEC101"), replace(found(InHalf), packages=("tests",))).findings
+    assert ".half()" in linecache.getline(__file__, finding.where.line)
