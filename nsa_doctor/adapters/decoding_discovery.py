@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from nsa_doctor.adapters.input_discovery import parameter_names
 from nsa_doctor.core.errors import attempt
-from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.subject.contract import Subject
@@ -48,13 +47,12 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
     if subject.max_length < _LENGTH or subject.offers("prefill") or subject.offers("step"):
         return subject
     ways = [*_by_methods(module), *_by_forward(subject, module)]
-    with unobserved():
-        for way in ways:
-            if attempt(lambda way=way: _proves_itself(subject, way)) is True:
-                takes_several = way.is_certain or attempt(lambda way=way: _takes_several(subject, way)) is True
-                step = way.step if takes_several else _by_single_tokens(way.step)
-                note = f"decoded by {way.words}, which was found by its names"
-                return replace(subject, prefill=way.prefill, step=step, notes=(*subject.notes, note))
+    for way in ways:
+        if attempt(lambda way=way: _proves_itself(subject, way)) is True:
+            takes_several = way.is_certain or attempt(lambda way=way: _takes_several(subject, way)) is True
+            step = way.step if takes_several else _by_single_tokens(way.step)
+            note = f"decoded by {way.words}, which was found by its names"
+            return replace(subject, prefill=way.prefill, step=step, notes=(*subject.notes, note))
     return subject
 
 
