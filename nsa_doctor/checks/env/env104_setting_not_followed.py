@@ -1,7 +1,8 @@
 """ENV104 setting-not-followed
 
 Detects: an environment variable or an option that chooses, by its name, how something is computed and changes what is
-computed; a variable that is read both while the subject is built and in its calls, and is followed in one of the two.
+computed; a variable that is read both while the subject is built and in its calls, and is followed in one of the two;
+a switch that no text turns off.
 Settings that change nothing at all are notes.
 Matters: who turns it to narrow a fault, to compare, or to be faster, gets another model, or the same path twice.
 Fix: read a setting in one place, hand its value on, and hold both paths to each other in a test.
@@ -28,6 +29,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.core.text import joined
 from nsa_doctor.probes.behaviour.setting_trials import SettingTrials, settings_of
+from nsa_doctor.probes.behaviour.stuck_switches import OFF, stuck_switches
 from nsa_doctor.probes.model.built_module import comparable_specimen
 from nsa_doctor.probes.model.settings import Setting
 from nsa_doctor.probes.model.state import can_be_forked
@@ -40,6 +42,9 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     if not can_be_forked():
         raise NotApplicableError("settings are tried in copies of the process, which one with a GPU cannot have")
     sp = comparable_specimen(subject)
+    if (stuck := next(stuck_switches(sp), None)) is not None:
+        yield _never_off(subject, *stuck)
+        return
     settings = settings_of(sp)
     if not settings:
         raise NotApplicableError(f"no setting of {subject.name} is seen")
@@ -56,6 +61,16 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     names = [name for name, is_idle in idle.items() if is_idle]
     if names:
         yield Note(message=f"settings that change no output, gradient or operation here: {joined(names)}")
+
+
+def _never_off(subject: Subject, name: str, place: Place) -> Finding:
+    return Finding(
+        message=f"{name} cannot be switched off: {place.function}() answers True without it and for {joined(OFF)}, for "
+        "the truth of a text is whether it is empty",
+        where=place,
+        evidence={"setting": name, "value": OFF[0]},
+        repro=again(subject, "ENV104"),
+    )
 
 
 def _finding(subject: Subject, setting: Setting, words: str, place: Place) -> Finding:
