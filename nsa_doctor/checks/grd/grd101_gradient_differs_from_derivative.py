@@ -20,17 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.gradient import Make, benches, distinct_texts, shortest
-from nsa_doctor.checks._shared.unlearned import cut_off, listed
+from nsa_doctor.checks._shared.unlearned import where_it_is_cut
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import Caught, NotComparableError, attempt
+from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import again
 from nsa_doctor.probes.gradients.derivative import Agreement, Slope
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.gradient_fault import find_fault
 from nsa_doctor.probes.gradients.truncation import truncation
-from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.subject.contract import Subject
 
 _SEEDS = (0, 1, 2)
@@ -53,7 +51,10 @@ def _reported(subject: Subject, mode: str, length: int, right: int | None, make:
     bench = make(length)
     fault = find_fault(bench)
     slope = _whole(bench) if fault is None else fault.slope
-    place, sought = _where_it_is_cut(bench) if fault is None else (fault.place, f"; it goes wrong in {fault.what}")
+    if fault is None:
+        place, sought = where_it_is_cut(bench.built, bench.x)
+    else:
+        place, sought = fault.place, f"; it goes wrong in {fault.what}"
     gradient, difference = distinct_texts(slope.autograd, slope.numeric)
     message = f"the gradient is {gradient} along a random direction and central differences give {difference} "
     message += f"(to {slope.uncertainty:.1g}) at S={length} in {mode} mode{sought}"
@@ -70,14 +71,6 @@ def _reported(subject: Subject, mode: str, length: int, right: int | None, make:
         control=f"they agree at S={right}" if right else "",
         repro=again(subject, "GRD101"),
     )
-
-
-def _where_it_is_cut(bench: DerivativeProbe) -> tuple[Place, str]:
-    """The line that cuts the way back to parameters which should have a gradient; the subject where none is seen."""
-    found = attempt(lambda: cut_off(bench.built, bench.x))
-    if isinstance(found, Caught) or not found or not found[0].place.file:
-        return definition_place(bench.built.module), ""
-    return found[0].place, f"; {listed(found[0].names)} without a gradient: {found[0].reason}"
 
 
 def _whole(bench: DerivativeProbe) -> Slope:
