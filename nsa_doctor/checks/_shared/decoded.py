@@ -9,7 +9,7 @@ from torch import Tensor
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.decoding import Decoded, decode, differs, guilty_module
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.numerics.compare import Departure, baseline
@@ -60,7 +60,7 @@ def departures(
             "floor": found.floor,
             "weights": weights,
         },
-        repro=again(sp.subject, code),
+        repro=command_for(sp.subject, code),
     )
 
 

@@ -11,7 +11,7 @@ from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedErro
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.gradients.detached_params import PathWatch
-from nsa_doctor.probes.gradients.influence import Mattering
+from nsa_doctor.probes.gradients.influence import Influence
 from nsa_doctor.probes.gradients.roundings import Roundings
 from nsa_doctor.probes.gradients.stuck import freed_together, is_zero
 from nsa_doctor.probes.hooks.places import definition_place
@@ -79,8 +79,8 @@ def cut_off(sp: BuiltModule, x: Tensor) -> list[Unlearned]:
     missing = without_gradient(sp, x)
     if not missing:
         return []
-    mattering = Mattering(sp, x)
-    found = [_cut_off(sp, x, name, parameter, mattering) for name, parameter in missing[:MOST_TRIED]]
+    influence = Influence(sp, x)
+    found = [_cut_off(sp, x, name, parameter, influence) for name, parameter in missing[:MOST_TRIED]]
     return _by_line([item for item in found if item is not None], sp.module)
 
 
@@ -98,12 +98,12 @@ def erased(sp: BuiltModule, x: Tensor) -> list[Unlearned]:
     zero = _zero(sp)
     if not zero:
         return []
-    mattering, found = Mattering(sp, x), []
+    influence, found = Influence(sp, x), []
     for name, parameter in zero[:MOST_TRIED]:
         if watch.is_softmax_of_one(parameter):
             reason = "a softmax over an axis of one element is one, whatever goes in"
             found.append(Unlearned((name,), watch.birth_of_zeros(parameter), reason))
-        elif mattering.of(parameter):
+        elif influence.of(parameter):
             place = watch.birth_of_zeros(parameter)
             place = place if place.file else watch.place_of(parameter)
             found.append(Unlearned((name,), place, _OWED))
@@ -144,9 +144,9 @@ def _flat(sp: BuiltModule, length: int, zero: list[tuple[str, nn.Parameter]]) ->
         reason = f"zero like the values, still after {NUM_STEPS} steps; moved off zero together they get another"
         found = [Unlearned((name,), watch.place_of(dict(zero)[name]), reason) for name in stuck]
         return _by_line(found, sp.module)
-    mattering, found = Mattering(sp, x), []
+    influence, found = Influence(sp, x), []
     for name, parameter in zero[:MOST_TRIED]:
-        if mattering.of_large(parameter) and not mattering.of(parameter):
+        if influence.of_large(parameter) and not influence.of(parameter):
             place = watch.birth_of_zeros(parameter)
             reason = f"zero in {NUM_STEPS} steps on other batches, while other values there change the output"
             found.append(Unlearned((name,), place if place.file else watch.place_of(parameter), reason))
@@ -161,9 +161,9 @@ def _rounded(
         return []
     x = sp.input(length)
     _, watch = watched_pass(sp, x, [])
-    mattering, found = Mattering(sp, x), []
+    influence, found = Influence(sp, x), []
     for name, parameter in zero[:MOST_TRIED]:
-        if mattering.of_large(parameter, keeps_sign=True) and not mattering.of(parameter):
+        if influence.of_large(parameter, keeps_sign=True) and not influence.of(parameter):
             reason = "it shrinks with the precision, while other values there change the output"
             place = watch.birth_of_zeros(parameter)
             place = place if place.file else watch.place_of(parameter)
@@ -188,22 +188,22 @@ def listed(names: Sequence[str]) -> str:
     return f"{len(names)} parameter{'' if len(names) == 1 else 's'} ({shown})"
 
 
-def _cut_off(sp: BuiltModule, x: Tensor, name: str, parameter: nn.Parameter, mattering: Mattering) -> Unlearned | None:
+def _cut_off(sp: BuiltModule, x: Tensor, name: str, parameter: nn.Parameter, influence: Influence) -> Unlearned | None:
     """Why this parameter has no gradient, when that is a fault."""
     done, watch = watched_pass(sp, x, [parameter])
     outputs = [done.output, *done.others.values()]
     cuts = watch.cuts_before(outputs)
-    if mattering.of(parameter):
+    if influence.of(parameter):
         cut = next(iter(cuts or watch.cuts), None)
         place = watch.place_of(parameter) if cut is None else cut.place
         return Unlearned((name,), place, _OWED + (f"; {cut.operation} cuts the way back" if cut else ""))
     if decision := next((cut for cut in cuts if cut.is_decision), None):
-        if mattering.of_large(parameter):
+        if influence.of_large(parameter):
             reason = f"the way to the output leads through a comparison, which {decision.operation} makes a number"
             return Unlearned((name,), decision.place, reason)
         return None
     is_used = bool(watch.place_of(parameter).file)
-    is_left_out = is_used and not watch.reaches([*outputs, *_kept(sp.module)]) and not mattering.of_large(parameter)
+    is_left_out = is_used and not watch.reaches([*outputs, *_kept(sp.module)]) and not influence.of_large(parameter)
     if is_left_out and all(_is_left_out(sp, parameter, length) for length in _LONGER):
         return Unlearned((name,), watch.place_of(parameter), "nothing computed from it reaches the output")
     return None

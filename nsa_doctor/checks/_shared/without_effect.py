@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.unlearned import lengths_for, trainable, watched_pass
 from nsa_doctor.core.errors import Caught, NotComparableError, attempt
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.gradients.influence import Mattering
+from nsa_doctor.probes.gradients.influence import Influence
 from nsa_doctor.probes.gradients.stuck import is_zero
 from nsa_doctor.probes.hooks.attribute_lines import line_that_makes, taken_in_place_of
 from nsa_doctor.probes.hooks.places import definition_place
@@ -139,7 +139,7 @@ def _matters(subject: Subject, name: str) -> bool:
         sp = built(subject, mode="train", is_randomised=index > 0)
         sp = _shuffled(sp, index) if index > 1 else sp
         x = sp.input(lengths_for(subject)[-1])
-        found = attempt(lambda sp=sp, x=x: Mattering(sp, x).of_large(dict(sp.module.named_parameters())[name]))
+        found = attempt(lambda sp=sp, x=x: Influence(sp, x).of_large(dict(sp.module.named_parameters())[name]))
         if found is True or (isinstance(found, Caught) and not isinstance(found.error, NotComparableError)):
             return True
     return False

@@ -26,11 +26,11 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, NotComparableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import joined
 from nsa_doctor.probes.behaviour.setting_trials import SettingTrials, settings_of
 from nsa_doctor.probes.behaviour.stuck_switches import OFF, stuck_switches
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.model.settings import Setting
 from nsa_doctor.probes.model.state import can_be_forked
 from nsa_doctor.subject.contract import Subject
@@ -41,7 +41,7 @@ _MOST = {"smoke": 4, "quick": 12, "full": 200}
 def run(subject: Subject) -> Iterator[Finding | Note]:
     if not can_be_forked():
         raise NotApplicableError("settings are tried in copies of the process, which one with a GPU cannot have")
-    sp = comparable_specimen(subject)
+    sp = comparable_module(subject)
     if (stuck := next(stuck_switches(sp), None)) is not None:
         yield _never_off(subject, *stuck)
         return
@@ -69,7 +69,7 @@ def _never_off(subject: Subject, name: str, place: Place) -> Finding:
         "the truth of a text is whether it is empty",
         where=place,
         evidence={"setting": name, "value": OFF[0]},
-        repro=again(subject, "ENV104"),
+        repro=command_for(subject, "ENV104"),
     )
 
 
@@ -81,7 +81,7 @@ def _finding(subject: Subject, setting: Setting, words: str, place: Place) -> Fi
         message=f"{words}; it is {known} at {Path(read.file).name}:{read.line}" if is_elsewhere else words,
         where=place,
         evidence={"setting": setting.label, "value": str(setting.value)},
-        repro=again(subject, "ENV104"),
+        repro=command_for(subject, "ENV104"),
     )
 
 

@@ -26,7 +26,7 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.hooks.lines_apart import in_its_function
 from nsa_doctor.probes.internal import DROPOUTS, NORMS_BY_BATCH
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
@@ -48,7 +48,7 @@ def _examine(subject: Subject, length: int, what: str, mode: Mode) -> Finding | 
     found = confirmed(subject, lambda subject: _changed(subject, length, mode))
     if found is None:
         return None
-    other, evaluated = comparable_specimen(subject, mode=mode), comparable_specimen(subject)
+    other, evaluated = comparable_module(subject, mode=mode), comparable_module(subject)
     x = evaluated.input(length)
     runs = (lambda: _output(evaluated, x, "no_grad")), (lambda: _output(other, x, mode))
     divergence = first_divergence(other, *runs, {})
@@ -58,7 +58,7 @@ def _examine(subject: Subject, length: int, what: str, mode: Mode) -> Finding | 
 
 
 def _changed(subject: Subject, length: int, mode: Mode) -> Departure | None:
-    other, evaluated = comparable_specimen(subject, mode=mode), comparable_specimen(subject)
+    other, evaluated = comparable_module(subject, mode=mode), comparable_module(subject)
     modules = list(other.module.modules())
     drops = any(isinstance(module, DROPOUTS | nn.RNNBase) and _rate(module) for module in modules)
     if mode == "train" and (drops or any(isinstance(module, _DEPEND_ON_MODE) for module in modules)):

@@ -27,11 +27,11 @@ from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.environment_reads import environment_reads, environment_with, other_values
 from nsa_doctor.probes.hooks.lines_apart import where_calls_part
 from nsa_doctor.probes.hooks.phase import unobserved
-from nsa_doctor.probes.model.built_module import comparable_specimen
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _ANOTHER_SEED, _LENGTH = 31337, 37
@@ -70,7 +70,7 @@ def _apart(subject: Subject, read: Place, name: str, value: str | None) -> Place
 
     def call(holding: AbstractContextManager[None]) -> None:
         with unobserved(), holding:
-            sp = comparable_specimen(subject)
+            sp = comparable_module(subject)
             sp(sp.input(min(_LENGTH, subject.max_length)))
 
     return where_calls_part(subject, read, lambda: call(environment_with(name, value)), lambda: call(nullcontext()))
@@ -81,7 +81,7 @@ def _finding(subject: Subject, read: Place, place: Place, setting: str, wrong: s
         message=f"{setting}, which is read at {Path(read.file).name}:{read.line}, {wrong}",
         where=place,
         evidence={"variable": setting},
-        repro=again(subject, "FWD214"),
+        repro=command_for(subject, "FWD214"),
     )
 
 

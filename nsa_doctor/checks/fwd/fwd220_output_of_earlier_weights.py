@@ -25,7 +25,7 @@ from nsa_doctor.core.errors import Caught, NotApplicableError, NotComparableErro
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.hooks.lines_apart import in_its_file
-from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_specimen, randomise
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module, randomise
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
@@ -67,7 +67,7 @@ def _departure(subject: Subject, mode: Mode) -> Departure | None:
 
 def _pair(subject: Subject, mode: Mode) -> tuple[BuiltModule, BuiltModule]:
     """A module whose weights have changed since it was called, and a new one with the same weights."""
-    used = comparable_specimen(subject)
+    used = comparable_module(subject)
     _calling(used, _input(used), mode)()
     used.module.train("train" in subject.modes)
     randomise(used.module, subject.seed + 1)  # in place, as an optimizer does

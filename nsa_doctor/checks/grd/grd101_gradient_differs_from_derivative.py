@@ -24,7 +24,7 @@ from nsa_doctor.checks._shared.unlearned import where_it_is_cut
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.derivative import Agreement, Slope
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.gradient_fault import find_fault
@@ -69,7 +69,7 @@ def _reported(subject: Subject, mode: str, length: int, right: int | None, make:
         where=place,
         evidence={"length": length, "mode": mode, **numbers, "dtype": bench.built.dtype},
         control=f"they agree at S={right}" if right else "",
-        repro=again(subject, "GRD101"),
+        repro=command_for(subject, "GRD101"),
     )
 
 

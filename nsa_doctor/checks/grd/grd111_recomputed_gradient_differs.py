@@ -24,9 +24,9 @@ from torch.utils.checkpoint import checkpoint
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.recomputed import Departure, Recomputation
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_specimen
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _LENGTHS = {"smoke": (37,), "quick": (37, 131, 260), "full": (37, 131, 260, 521)}
@@ -35,7 +35,7 @@ _LENGTHS = {"smoke": (37,), "quick": (37, 131, 260), "full": (37, 131, 260, 521)
 def run(subject: Subject) -> Iterator[Finding]:
     if "train" not in subject.modes:
         raise NotApplicableError("it does not run in training mode")
-    sp = comparable_specimen(subject, mode="train")
+    sp = comparable_module(subject, mode="train")
     if not any(parameter.requires_grad for parameter in sp.module.parameters()):
         raise NotApplicableError("it has no parameter that is trained")
     for length in sorted({min(length, subject.max_length) for length in _LENGTHS[subject.profile]}):
@@ -55,7 +55,7 @@ def _finding(subject: Subject, sp: BuiltModule, length: int, found: Departure) -
         "everything kept: what it computes again is not what forward computed",
         where=place,
         evidence={"length": length, "num_parameters": found.num_parameters, "dtype": sp.dtype},
-        repro=again(subject, "GRD111"),
+        repro=command_for(subject, "GRD111"),
     )
 
 

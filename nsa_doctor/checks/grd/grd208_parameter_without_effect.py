@@ -25,7 +25,7 @@ from nsa_doctor.checks._shared.without_effect import Idle, idle, line_left_out
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.core.reproduce import again
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
@@ -42,7 +42,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             message=f"{listed(each.names)} {what}, at several lengths, batches and weights{why}",
             where=place,
             evidence={"parameters": ",".join(each.names), "num_parameters": len(each.names)},
-            repro=again(subject, "GRD208"),
+            repro=command_for(subject, "GRD208"),
         )
     if named := [each for each in found if each.is_mentioned and not each.is_used]:
         others = f" (and {len(named) - 1} others)" if len(named) > 1 else ""
