@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from nsa_doctor.adapters.adapter import Adapter
+from nsa_doctor.adapters.decoding_discovery import with_decoding
 from nsa_doctor.adapters.input_discovery import ask, caller, is_lazy, parameter_names
 from nsa_doctor.adapters.length_limits import within_limits, within_time
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
@@ -47,6 +48,7 @@ def adapt(
             )
         made(module)
         guess = _asked(request, adapter, module, asking)
+        guess = guess if offered is adapter else with_decoding(guess, module)
         if not request.explore:
             return guess
         limited = within_limits if adapter.max_length is None else within_time

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, Self, cast
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd.function import _SingleLevelFunction
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef  # undocumented; public: none
@@ -82,6 +83,33 @@ def untraced() -> AbstractContextManager[None]:
 def below_autograd() -> AbstractContextManager[None]:
     """A region in which no operation is broken up as autograd does: `_AutoDispatchBelowAutograd`. Public: none."""
     return cast("AbstractContextManager[None]", torch._C._AutoDispatchBelowAutograd())
+
+
+@contextmanager
+def recomputing_where(is_wanted: Callable[[], bool]) -> Iterator[None]:
+    """A region in which activation checkpointing keeps what it would compute again, unless this says so at its call.
+
+    Replaces `CheckpointFunction` and `_checkpoint_without_reentrant_generator`. Public: none.
+    """
+    home: Any = torch.utils.checkpoint
+    reentrant, without_reentrant = home.CheckpointFunction, home._checkpoint_without_reentrant_generator
+
+    class Kept:
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            return reentrant.apply(function, preserve, *args) if is_wanted() else function(*args)
+
+    def kept(*args: Any, **kwargs: Any) -> Iterator[None]:
+        if is_wanted():
+            yield from without_reentrant(*args, **kwargs)
+        else:
+            yield
+
+    home.CheckpointFunction, home._checkpoint_without_reentrant_generator = Kept, kept
+    try:
+        yield
+    finally:
+        home.CheckpointFunction, home._checkpoint_without_reentrant_generator = reentrant, without_reentrant
 
 
 def is_traced() -> bool:

@@ -8,10 +8,14 @@ from torch import Tensor
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.decoding import Decoded, decode, differs, guilty_module
 from nsa_doctor.probes.model.built_module import BuiltModule, built
-from nsa_doctor.probes.numerics.compare import baseline
+from nsa_doctor.probes.numerics.compare import Departure, baseline
+from nsa_doctor.probes.numerics.precision import noise_floor, precision_of
+
+_ROUNDINGS_OF_A_CACHE = 4.0
 
 
 def departures(
@@ -26,9 +30,9 @@ def departures(
 ) -> Iterator[Finding]:
     """At most one finding: decoding x in parts of these sizes departs from one pass over it.
 
-    What departs in float64 must depart in the subject's own dtype too: a cache may be kept in that. Where `known` sizes
-    are given, and where rows are several, it must depart from what each row alone gives in those (or the same) parts
-    too: another check finds the fault that makes both depart.
+    What departs in float64 must depart in the subject's own dtype too, or by more than rounding all to that does: a
+    cache may be kept in it. Where `known` sizes are given, and where rows are several, it must depart from what each
+    row alone gives in those (or the same) parts too: another check finds the fault that makes both depart.
     """
     x = sp.input(length, rows)
     decoded = decode(sp, x, sizes)
@@ -41,9 +45,9 @@ def departures(
         own = built(sp.subject)
         own.module.load_state_dict(sp.module.state_dict())
         narrow = own.input(length, rows)
-        if differs(own, narrow, decode(own, narrow, sizes)) is None:
+        if differs(own, narrow, decode(own, narrow, sizes)) is None and found.error <= _rounding_to_own(sp, x):
             return
-    place = guilty_module(sp, x, sizes, found.first_token)
+    place = _narrowing(sp, x, sizes, found) or guilty_module(sp, x, sizes, found.first_token)
     weights = "as the module starts" if _shows_at_start(sp, x, sizes) else "moved away from their start"
     yield Finding(
         message=f"{what}: {found.text} at S={length}, with weights {weights}",
@@ -58,6 +62,20 @@ def departures(
         },
         repro=command_for(sp.subject, code),
     )
+
+
+def _narrowing(sp: BuiltModule, x: Tensor, sizes: Sequence[int], found: Departure) -> Place | None:
+    """Where decoding rounds to a dtype narrower than the whole pass knows, if that is what the departure is like."""
+    narrow = precision_of(sp, lambda: decode(sp, x, sizes))
+    own = max(precision_of(sp, lambda: sp(x)).eps, torch.finfo(getattr(torch, sp.subject.dtype)).eps)
+    is_rounding = narrow.eps > own and found.error <= float(noise_floor(sp, x, narrow.eps).max())
+    return narrow.place if is_rounding else None
+
+
+def _rounding_to_own(sp: BuiltModule, x: Tensor) -> float:
+    """How far a cache that is kept in the subject's own dtype may move an output, as roundings of all weights do."""
+    floor = noise_floor(sp, x, torch.finfo(getattr(torch, sp.subject.dtype)).eps)
+    return _ROUNDINGS_OF_A_CACHE * float(floor.max())
 
 
 def _departs_from(sp: BuiltModule, x: Tensor, decoded: Decoded, sizes: Sequence[int]) -> bool:

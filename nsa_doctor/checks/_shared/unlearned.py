@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Profile
-from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
+from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.gradients.detached_params import PathWatch
 from nsa_doctor.probes.gradients.influence import Influence
 from nsa_doctor.probes.gradients.roundings import Roundings
 from nsa_doctor.probes.gradients.stuck import freed_together, is_zero
+from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.tensor_owners import attribute_tensors, holders, roots_of
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.training import LEARNING_RATE, Pass, forward_backward
@@ -81,6 +82,14 @@ def cut_off(sp: BuiltModule, x: Tensor) -> list[Unlearned]:
     influence = Influence(sp, x)
     found = [_cut_off(sp, x, name, parameter, influence) for name, parameter in missing[:MOST_TRIED]]
     return _by_line([item for item in found if item is not None], sp.module)
+
+
+def where_it_is_cut(sp: BuiltModule, x: Tensor) -> tuple[Place, str]:
+    """The line that cuts the way back to parameters which should have a gradient; the subject where none is seen."""
+    found = attempt(lambda: cut_off(sp, x))
+    if isinstance(found, Caught) or not found or not found[0].place.file:
+        return definition_place(sp.module), ""
+    return found[0].place, f"; {listed(found[0].names)} without a gradient: {found[0].reason}"
 
 
 def erased(sp: BuiltModule, x: Tensor) -> list[Unlearned]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType
 
 import torch
@@ -10,8 +10,11 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.unlearned import lengths_for, trainable, watched_pass
 from nsa_doctor.core.errors import Caught, NotComparableError, attempt
+from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.gradients.influence import Influence
 from nsa_doctor.probes.gradients.stuck import is_zero
+from nsa_doctor.probes.hooks.attribute_lines import line_that_makes, taken_in_place_of
+from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.tensor_owners import holders, roots_of
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.state import preserved_state
@@ -188,9 +191,23 @@ def _names(code: CodeType) -> set[str]:
     return {*code.co_names, *words}.union(*inner)
 
 
-def holder_of(root: nn.Module, found: Idle) -> nn.Module:
-    """The nearest module above it that is no container, whose forward leaves it out."""
+def line_left_out(root: nn.Module, found: Idle) -> tuple[Place, str]:
+    """Where its holder takes another part in its place, makes it and never reads it, or else where its forward is."""
+    holder_path, holder = _holder_of(root, found)
+    name = found.path.removeprefix(f"{holder_path}.").partition(".")[0]
+    place = definition_place(holder)
+    if (other := taken_in_place_of(holder, name)) is not None:
+        place = replace(place, **vars(other.line))
+        return place, f"; {place.function} reads {other.name} twice and {name} never"
+    made = line_that_makes(holder, name) if name in dict(holder.named_parameters(recurse=False)) else None
+    if made is None or _is_mentioned(root, found.path):
+        return place, ""
+    return replace(place, **vars(made)), f"; {made.function} makes {name}, and no method reads it"
+
+
+def _holder_of(root: nn.Module, found: Idle) -> tuple[str, nn.Module]:
+    """The nearest module above it that is no container, whose forward leaves it out, and its path."""
     path = found.path.rpartition(".")[0]
     while isinstance(root.get_submodule(path), _CONTAINERS) and path:
         path = path.rpartition(".")[0]
-    return root.get_submodule(path)
+    return path, root.get_submodule(path)

@@ -1,7 +1,8 @@
 """ENV104 setting-not-followed
 
 Detects: an environment variable or an option that chooses, by its name, how something is computed and changes what is
-computed; a variable that is read both while the subject is built and in its calls, and is followed in one of the two.
+computed; a variable that is read both while the subject is built and in its calls, and is followed in one of the two;
+a switch that no text turns off.
 Settings that change nothing at all are notes.
 Matters: who turns it to narrow a fault, to compare, or to be faster, gets another model, or the same path twice.
 Fix: read a setting in one place, hand its value on, and hold both paths to each other in a test.
@@ -17,15 +18,18 @@ Example:
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, NotComparableError
 from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import joined
 from nsa_doctor.probes.behaviour.setting_trials import SettingTrials, settings_of
+from nsa_doctor.probes.behaviour.stuck_switches import OFF, stuck_switches
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.model.settings import Setting
 from nsa_doctor.probes.model.state import can_be_forked
@@ -38,6 +42,9 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     if not can_be_forked():
         raise NotApplicableError("settings are tried in copies of the process, which one with a GPU cannot have")
     sp = comparable_module(subject)
+    if (stuck := next(stuck_switches(sp), None)) is not None:
+        yield _never_off(subject, *stuck)
+        return
     settings = settings_of(sp)
     if not settings:
         raise NotApplicableError(f"no setting of {subject.name} is seen")
@@ -48,7 +55,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     for setting in settings[: _MOST[subject.profile]]:
         words = trials.fault(setting)
         if words:
-            yield _finding(subject, setting, words)
+            yield _finding(subject, setting, words, trials.place_of(setting))
             return
         idle[setting.label] = idle.get(setting.label, True) and trials.is_idle(setting)
     names = [name for name, is_idle in idle.items() if is_idle]
@@ -56,10 +63,23 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         yield Note(message=f"settings that change no output, gradient or operation here: {joined(names)}")
 
 
-def _finding(subject: Subject, setting: Setting, words: str) -> Finding:
+def _never_off(subject: Subject, name: str, place: Place) -> Finding:
     return Finding(
-        message=words,
-        where=setting.place,
+        message=f"{name} cannot be switched off: {place.function}() answers True without it and for {joined(OFF)}, for "
+        "the truth of a text is whether it is empty",
+        where=place,
+        evidence={"setting": name, "value": OFF[0]},
+        repro=command_for(subject, "ENV104"),
+    )
+
+
+def _finding(subject: Subject, setting: Setting, words: str, place: Place) -> Finding:
+    read = setting.place
+    known = "read" if setting.owner is None else "declared"
+    is_elsewhere = read.file and (read.file, read.line) != (place.file, place.line)
+    return Finding(
+        message=f"{words}; it is {known} at {Path(read.file).name}:{read.line}" if is_elsewhere else words,
+        where=place,
         evidence={"setting": setting.label, "value": str(setting.value)},
         repro=command_for(subject, "ENV104"),
     )
@@ -73,4 +93,11 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=scales_on_one_path)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD206", "NAN101"))
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    blocked_by=("FWD101", "FWD206", "NAN101"),
+    explained_by=("FWD2", "FWD3", "GRD1"),
+    priority=690,
+)

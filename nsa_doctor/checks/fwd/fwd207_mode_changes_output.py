@@ -24,6 +24,7 @@ from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
+from nsa_doctor.probes.hooks.lines_apart import in_its_function
 from nsa_doctor.probes.internal import DROPOUTS, NORMS_BY_BATCH
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.state import seed_everything
@@ -49,7 +50,9 @@ def _examine(subject: Subject, length: int, what: str, mode: Mode) -> Finding | 
         return None
     other, evaluated = comparable_module(subject, mode=mode), comparable_module(subject)
     x = evaluated.input(length)
-    divergence = first_divergence(other, lambda: _output(evaluated, x, "no_grad"), lambda: _output(other, x, mode), {})
+    runs = (lambda: _output(evaluated, x, "no_grad")), (lambda: _output(other, x, mode))
+    divergence = first_divergence(other, *runs, {})
+    divergence = replace(divergence, place=in_its_function(subject, divergence.place, *runs))
     message = f"{what} gives another output than eval() under no_grad at S={length}, and draws no random numbers"
     return departure_finding(subject, "FWD207", message, divergence, found, length=length, mode=mode)
 

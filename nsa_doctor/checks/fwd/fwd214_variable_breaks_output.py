@@ -15,7 +15,9 @@ Example:
 
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -27,10 +29,12 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.environment_reads import environment_reads, environment_with, other_values
+from nsa_doctor.probes.hooks.lines_apart import where_calls_part
 from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
-_ANOTHER_SEED = 31337
+_ANOTHER_SEED, _LENGTH = 31337, 37
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
@@ -46,7 +50,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
                 yield Note(message=f"{setting} makes it raise {failure}", where=place)
                 continue
             if wrong and other:
-                yield _finding(subject, place, setting, wrong)
+                yield _finding(subject, place, _apart(subject, place, name, value), setting, wrong)
                 return
             if changed:
                 yield Note(message=f"{setting} {changed}; all else was examined without it", where=place)
@@ -61,9 +65,20 @@ def _compared(subject: Subject, name: str, value: str | None) -> tuple[str, str]
     return found.wrong(plain), found.change(plain)
 
 
-def _finding(subject: Subject, place: Place, setting: str, wrong: str) -> Finding:
+def _apart(subject: Subject, read: Place, name: str, value: str | None) -> Place:
+    """Where calls under that value part from those without it, or else where it is read."""
+
+    def call(holding: AbstractContextManager[None]) -> None:
+        with unobserved(), holding:
+            sp = comparable_module(subject)
+            sp(sp.input(min(_LENGTH, subject.max_length)))
+
+    return where_calls_part(subject, read, lambda: call(environment_with(name, value)), lambda: call(nullcontext()))
+
+
+def _finding(subject: Subject, read: Place, place: Place, setting: str, wrong: str) -> Finding:
     return Finding(
-        message=f"{setting}, which is read here, {wrong}",
+        message=f"{setting}, which is read at {Path(read.file).name}:{read.line}, {wrong}",
         where=place,
         evidence={"variable": setting},
         repro=command_for(subject, "FWD214"),
@@ -78,4 +93,10 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=mixes_rows_where_set)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD201", "FWD206", "NAN101"), priority=428)
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    blocked_by=("FWD101", "FWD201", "FWD206", "NAN101", "GRD101"),
+    priority=428,
+)

@@ -24,6 +24,7 @@ from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.hooks.lines_apart import in_its_file
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.model.call_history import Call
@@ -85,7 +86,8 @@ def _origin(subject: Subject, dtype: str, change: Change, call: Call) -> tuple[P
         found = first_divergence(used.built, lambda: new.output(call), lambda: used.output(call), {})
     except (SubjectFailedError, NotComparableError):
         return definition_place(used.built.module), ""
-    return found.place, found.operation
+    used, new = called_before(subject, dtype, change)
+    return in_its_file(subject, found.place, lambda: used.output(call), lambda: new.output(call)), found.operation
 
 
 def planted(subject: Subject) -> Subject:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.gradient import Make, benches, distinct_texts, shortest
+from nsa_doctor.checks._shared.unlearned import where_it_is_cut
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Note
@@ -28,7 +29,6 @@ from nsa_doctor.probes.gradients.derivative import Agreement, Slope
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.gradient_fault import find_fault
 from nsa_doctor.probes.gradients.truncation import truncation
-from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.subject.contract import Subject
 
 _SEEDS = (0, 1, 2)
@@ -51,8 +51,10 @@ def _reported(subject: Subject, mode: str, length: int, right: int | None, make:
     bench = make(length)
     fault = find_fault(bench)
     slope = _whole(bench) if fault is None else fault.slope
-    place = definition_place(bench.built.module) if fault is None else fault.place
-    sought = f"; it goes wrong in {fault.what}" if fault else ""
+    if fault is None:
+        place, sought = where_it_is_cut(bench.built, bench.x)
+    else:
+        place, sought = fault.place, f"; it goes wrong in {fault.what}"
     gradient, difference = distinct_texts(slope.autograd, slope.numeric)
     message = f"the gradient is {gradient} along a random direction and central differences give {difference} "
     message += f"(to {slope.uncertainty:.1g}) at S={length} in {mode} mode{sought}"

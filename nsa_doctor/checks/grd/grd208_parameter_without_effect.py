@@ -21,12 +21,11 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, listed
-from nsa_doctor.checks._shared.without_effect import Idle, holder_of, idle
+from nsa_doctor.checks._shared.without_effect import Idle, idle, line_left_out
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
@@ -36,26 +35,35 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     if not found:
         return
     root = built(subject, mode="train").module
-    for each in [each for each in found if not each.is_mentioned or each.is_used][:MOST_FINDINGS]:
+    for each in _together(root, [each for each in found if not each.is_mentioned or each.is_used])[:MOST_FINDINGS]:
+        place, why = _place(root, each)
         what = "without effect on any output, with a gradient of exact zeros" if each.is_used else "that no call uses"
         yield Finding(
-            message=f"{listed(each.names)} {what}, at several lengths, batches and weights",
-            where=_place(root, each),
+            message=f"{listed(each.names)} {what}, at several lengths, batches and weights{why}",
+            where=place,
             evidence={"parameters": ",".join(each.names), "num_parameters": len(each.names)},
             repro=command_for(subject, "GRD208"),
         )
     if named := [each for each in found if each.is_mentioned and not each.is_used]:
         others = f" (and {len(named) - 1} others)" if len(named) > 1 else ""
         message = f"{named[0].path}{others} is used by no call that was tried, though its class names it"
-        yield Note(message=message, where=_place(root, named[0]))
+        yield Note(message=message, where=_place(root, named[0])[0])
 
 
-def _place(root: nn.Module, found: Idle) -> Place:
-    """The idle module, at the forward that leaves it out."""
+def _together(root: nn.Module, found: list[Idle]) -> list[Idle]:
+    """One entry for what the same line leaves out of several modules of a class."""
+    groups: dict[tuple[object, ...], list[Idle]] = {}
+    for each in found:
+        place = line_left_out(root, each)[0]
+        groups.setdefault((place.file, place.line, each.path.rpartition(".")[2], each.is_used), []).append(each)
+    return [replace(same[0], names=tuple(name for each in same for name in each.names)) for same in groups.values()]
+
+
+def _place(root: nn.Module, found: Idle) -> tuple[Place, str]:
+    """The idle module at the line that leaves it out, and why that is the line."""
     path = found.path if found.path not in found.names else found.path.rpartition(".")[0]
-    return replace(
-        definition_place(holder_of(root, found)), module=path, module_class=type(root.get_submodule(path)).__name__
-    )
+    line, why = line_left_out(root, found)
+    return replace(line, module=path, module_class=type(root.get_submodule(path)).__name__), why
 
 
 def planted(subject: Subject) -> Subject:

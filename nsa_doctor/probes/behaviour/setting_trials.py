@@ -1,12 +1,16 @@
 """Which settings a subject has, and what each does to it."""
 
+from contextlib import nullcontext
+
 import torch
 
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.behaviour.trials import Trial, try_out, warm_up
+from nsa_doctor.probes.behaviour.trials import Trial, rebuilt, try_out, warm_up
 from nsa_doctor.probes.hooks.environment_reads import environment_reads
+from nsa_doctor.probes.hooks.lines_apart import where_calls_part
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.settings import Setting, options_of, values_of, variables_named
 
@@ -50,6 +54,16 @@ class SettingTrials:
             if words:
                 return f"{setting} chooses, by its name, how something is computed, and changes what is: {words}"
         return self._half_followed(setting, trial) if setting.owner is None else ""
+
+    def place_of(self, setting: Setting) -> Place:
+        """Where calls under the setting part from those without it, or else where it is read."""
+        ways = (lambda: self._called(None)), (lambda: self._called(setting))
+        return where_calls_part(self._sp.subject, setting.place, *ways)
+
+    def _called(self, setting: Setting | None) -> None:
+        with unobserved(), nullcontext() if setting is None else setting.applied(), torch.no_grad():
+            sp = rebuilt(self._sp)
+            sp(sp.input(min(_LENGTH, sp.subject.max_length)))
 
     def is_idle(self, setting: Setting) -> bool:
         """Whether the setting changes nothing that can be seen."""

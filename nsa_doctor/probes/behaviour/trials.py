@@ -91,7 +91,7 @@ def _tried(reference: BuiltModule, setting: Setting | None, file: Path, *, is_la
             operations[phase] = counter.count
 
     with nullcontext() if is_late else holding():
-        sp = attempt(lambda: _rebuilt(reference))
+        sp = attempt(lambda: rebuilt(reference))
     if isinstance(sp, Caught):
         raised["build"] = sp.sentence
     else:
@@ -103,7 +103,8 @@ def _tried(reference: BuiltModule, setting: Setting | None, file: Path, *, is_la
     return {"operations": operations, "raised": raised, "parameters": parameters}
 
 
-def _rebuilt(reference: BuiltModule) -> BuiltModule:
+def rebuilt(reference: BuiltModule) -> BuiltModule:
+    """The subject built once more, with the weights of the reference where their shapes fit."""
     sp = built(reference.subject, dtype=reference.dtype, is_randomised=False)
     state = {**dict(reference.module.named_parameters()), **dict(reference.module.named_buffers())}
     with torch.no_grad():

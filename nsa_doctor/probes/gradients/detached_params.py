@@ -34,6 +34,15 @@ class Cut:
     is_decision: bool = False
 
 
+@dataclass(frozen=True)
+class _Followed:
+    """A tensor, the numbers of the cuts on its way, and of those after which it stayed a number."""
+
+    tensor: Tensor
+    cuts: frozenset[int] = frozenset()
+    smooth_cuts: frozenset[int] = frozenset()
+
+
 class PathWatch:
     """Watches the calls of torch's functions in a pass, above autograd; a function mode is torch's way to do so."""
 
@@ -46,7 +55,7 @@ class PathWatch:
         self._places = Places(frames)
         self._mode = _EveryFunction(self)
         self._is_inside = False
-        self._followed: dict[int, tuple[Tensor, frozenset[int]]] = {id(t): (t, frozenset()) for t in followed}
+        self._followed = {id(tensor): _Followed(tensor) for tensor in followed}
 
     def know(self, module: nn.Module) -> None:
         """Learn the names of the subject's modules."""
@@ -63,8 +72,13 @@ class PathWatch:
             yield
 
     def cuts_before(self, outputs: Iterable[Tensor]) -> list[Cut]:
-        """The cuts that what flows into these tensors has gone through, in their order."""
-        found = frozenset().union(*(self._followed[id(t)][1] for t in outputs if id(t) in self._followed))
+        """The cuts that what flows into these tensors has gone through, in their order.
+
+        Those alone after which it went on as numbers, where there are such: an index or a mask has no slope to lose.
+        """
+        arrived = [self._followed[id(tensor)] for tensor in outputs if id(tensor) in self._followed]
+        smooth = frozenset[int]().union(*(each.smooth_cuts for each in arrived))
+        found = smooth or frozenset[int]().union(*(each.cuts for each in arrived))
         return [self.cuts[index] for index in sorted(found)]
 
     def reaches(self, tensors: Iterable[Tensor]) -> bool:
@@ -109,18 +123,20 @@ class PathWatch:
         reached = [self._followed[id(t)] for t in given if id(t) in self._followed]
         if not reached or name.startswith(_NEW_VALUES):
             return
-        cuts: frozenset[int] = frozenset().union(*(found for _, found in reached))
-        floating = [tensor for tensor in made if tensor.is_floating_point() or tensor.is_complex()]
-        is_live = any(tensor.requires_grad for tensor, _ in reached)
-        is_decision = name in _CASTS and bool(floating) and all(tensor.dtype == torch.bool for tensor, _ in reached)
+        cuts = frozenset[int]().union(*(each.cuts for each in reached))
+        smooth = frozenset[int]().union(*(each.smooth_cuts for each in reached))
+        floating = [tensor for tensor in made if _is_number(tensor)]
+        is_live = any(each.tensor.requires_grad for each in reached)
+        is_decision = name in _CASTS and bool(floating) and all(each.tensor.dtype == torch.bool for each in reached)
         is_dead = name in _TO_PYTHON or (bool(floating) and not any(output.requires_grad for output in floating))
         if is_decision or (is_live and is_dead):
             cuts |= {len(self.cuts)}
+            smooth |= set() if is_decision else {len(self.cuts)}
             self.cuts.append(Cut(name, self._places.here()[0], is_decision))
         for output in made:
-            self._followed[id(output)] = (output, cuts)
+            self._followed[id(output)] = _Followed(output, cuts, smooth if _is_number(output) else frozenset())
         if not made and given and (name == "__setitem__" or name.endswith("_")):
-            self._followed[id(given[0])] = (given[0], cuts)
+            self._followed[id(given[0])] = _Followed(given[0], cuts, smooth)
 
     def _apply(self, name: str, run: Callable[[], Any], args: tuple[Any, ...]) -> Any:
         """A custom Function computes without gradients inside; what it gives out is what counts."""
@@ -135,6 +151,10 @@ class PathWatch:
 
     def _see_function(self, ctx: Any) -> None:
         self.nodes[ctx] = self._places.here()[0]
+
+
+def _is_number(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 class _EveryFunction(TorchFunctionMode):

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.gradients.backward_lines import first_line, place_at_fault
 from nsa_doctor.probes.gradients.derivative import Agreement, Slope
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe, Differential
-from nsa_doctor.probes.gradients.local_gradients import wrong_function
+from nsa_doctor.probes.gradients.local_gradients import Judged, judged, wrong_function
 from nsa_doctor.probes.hooks.flow import Event
 from nsa_doctor.probes.internal import memory_of, version_of
 
@@ -54,15 +55,15 @@ def find_fault(probe: DerivativeProbe) -> Fault | None:
 def _of_a_function(probe: DerivativeProbe) -> Fault | None:
     """A hand-written function that is wrong by itself, for a pass that cannot be followed (tokens are routed, say)."""
     try:
-        function = wrong_function(probe.built, probe.x)
-        if function is None:
+        found = wrong_function(probe.built, probe.x)
+        if found is None:
             return None
         differential = probe.differentiate(_SEEDS[0])
         slope = probe.slope(differential, range(len(differential.slopes)))
     except (SubjectFailedError, NotComparableError):
         return None
-    place = _line_of_backward(function, Place(module_class=type(probe.built.module).__name__))
-    return Fault(place, f"the backward of {function.__name__}", slope)
+    place = _line_of_backward(found, Place(module_class=type(probe.built.module).__name__))
+    return Fault(place, f"the backward of {found.function.__name__}", slope)
 
 
 def _described(
@@ -89,7 +90,7 @@ def blame(probe: DerivativeProbe, found: Differential, number: int) -> tuple[Pla
         what = f"{event.name}, whose result carries no gradient"
     elif event.function is not None:
         what = f"the backward of {event.function.__name__}"
-        place = _line_of_backward(event.function, place)
+        place = _line_of_backward(judged(probe.built, probe.x, event.function), place)
     if not place.module_class:
         place = replace(place, module_class=type(probe.built.module).__name__)
     return place, what, event
@@ -254,10 +255,8 @@ def _owner(probe: DerivativeProbe, tensor: Tensor) -> Place:
     return Place(module_class=type(root).__name__)
 
 
-def _line_of_backward(function: type, place: Place) -> Place:
-    code = getattr(inspect.unwrap(getattr(function, "backward", function)), "__code__", None)
-    if code is None:
-        return place
-    lines = sorted({line for *_, line in code.co_lines() if line and line > code.co_firstlineno})
-    line = lines[0] if lines else code.co_firstlineno
-    return replace(place, file=code.co_filename, line=line, function="backward")
+def _line_of_backward(found: Judged, place: Place) -> Place:
+    line = place_at_fault(found.function, found.wrong, found.right)
+    if line is None:
+        return first_line(found.function, place)
+    return replace(place, file=line.file, line=line.line, function=line.function)

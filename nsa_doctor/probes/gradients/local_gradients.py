@@ -1,6 +1,7 @@
 """Hand-written autograd functions of one pass, each held against central differences of its own forward."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,15 +18,39 @@ _ALLOWED = 1e-4  # relative to the larger of the two slopes
 _Applied = tuple[type, tuple[Any, ...]]
 
 
-def wrong_function(built: BuiltModule, x: Tensor) -> type | None:
+@dataclass(frozen=True)
+class Judged:
+    """A hand-written function, and the arguments of its forward whose gradients are wrong, and right, in some call."""
+
+    function: type
+    wrong: frozenset[int]
+    right: frozenset[int]
+
+
+def wrong_function(built: BuiltModule, x: Tensor) -> Judged | None:
     """The first hand-written function of a pass over x whose backward is not the derivative of its forward.
 
     In float64 alone; None where there is none, and where central differences do not settle.
     """
-    if built.dtype != "float64":
-        return None
-    applied = _applied(built, x)
-    return next((kind for kind, args in applied[:_MOST_CALLS] if _is_wrong(kind, args)), None)
+    applied = _applied(built, x) if built.dtype == "float64" else []
+    kinds = dict.fromkeys(kind for kind, _ in applied[:_MOST_CALLS])
+    return next((each for each in (_judged(kind, applied) for kind in kinds) if each.wrong), None)
+
+
+def judged(built: BuiltModule, x: Tensor, kind: type) -> Judged:
+    """The same of one function, whether it is wrong or not."""
+    return _judged(kind, _applied(built, x) if built.dtype == "float64" else [])
+
+
+def _judged(kind: type, applied: Sequence[_Applied]) -> Judged:
+    wrong, right = set[int](), set[int]()
+    for args in [args for each, args in applied[:_MOST_CALLS] if each is kind]:
+        slopes = attempt(lambda args=args: list(_slopes(kind, args)))
+        for number, *three in [] if isinstance(slopes, Caught) else slopes:
+            is_right = _is_right(*three)
+            wrong |= {number} if is_right is False else set()
+            right |= {number} if is_right and three[0] else set()
+    return Judged(kind, frozenset(wrong), frozenset(right - wrong))
 
 
 def _applied(built: BuiltModule, x: Tensor) -> list[_Applied]:
@@ -44,20 +69,16 @@ def _applied(built: BuiltModule, x: Tensor) -> list[_Applied]:
     return found
 
 
-def _is_wrong(kind: Any, args: Sequence[Any]) -> bool:
-    """Whether some argument's slope along a random direction is another than that of central differences."""
-    answer = attempt(lambda: list(_slopes(kind, args)))
-    if isinstance(answer, Caught):
-        return False
-    for exact, coarse, fine in answer:
-        scale = max(abs(exact), abs(fine), 1e-12)
-        if abs(coarse - fine) <= _ALLOWED / 4 * scale and not abs(exact - fine) <= _ALLOWED * scale:
-            return True
-    return False
+def _is_right(exact: float, coarse: float, fine: float) -> bool | None:
+    """Whether autograd's slope is that of central differences; None where these do not settle."""
+    scale = max(abs(exact), abs(fine), 1e-12)
+    if not abs(coarse - fine) <= _ALLOWED / 4 * scale:
+        return None
+    return abs(exact - fine) <= _ALLOWED * scale
 
 
-def _slopes(kind: Any, args: Sequence[Any]) -> Iterator[tuple[float, float, float]]:
-    """For each argument that is differentiated: autograd's slope, and that of a coarse and of a fine step."""
+def _slopes(kind: Any, args: Sequence[Any]) -> Iterator[tuple[int, float, float, float]]:
+    """For each argument that is differentiated: its number, autograd's slope, that of a coarse and of a fine step."""
     generator = torch.Generator().manual_seed(0)
     moved = [number for number, each in enumerate(args) if _is_followed(each)]
     leaves = {number: args[number].detach().clone().requires_grad_() for number in moved}
@@ -78,7 +99,7 @@ def _slopes(kind: Any, args: Sequence[Any]) -> Iterator[tuple[float, float, floa
         direction = torch.randn(args[number].shape, generator=generator, dtype=args[number].dtype)
         exact = 0.0 if gradient is None else float((gradient * direction).sum())
         central = [(value(number, direction, step) - value(number, direction, -step)) / (2 * step) for step in _STEPS]
-        yield exact, central[0], central[1]
+        yield number, exact, central[0], central[1]
 
 
 def _outputs(kind: Any, args: Sequence[Any]) -> list[Tensor]:

@@ -1,6 +1,7 @@
 """Which variables of the environment a subject's own code reads, and on which line."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -41,6 +42,31 @@ def environment_reads(frames: FrameFilter) -> Iterator[dict[str, Place]]:
 
 
 @contextmanager
+def answers_to(name: str) -> Iterator[list[Any]]:
+    """What the functions return that ask for that variable in this region, call by call."""
+    kind: Any = type(os.environ)
+    original, before = kind.__getitem__, sys.getprofile()
+    asking: list[FrameType] = []
+    answers: list[Any] = []
+
+    def ask(environment: Any, key: Any) -> Any:
+        if environment is os.environ and key == name and (frame := _asker(frame_above(2))) is not None:
+            asking.append(frame)
+        return original(environment, key)
+
+    def look(frame: FrameType, event: str, arg: Any) -> None:
+        if event == "return" and any(frame is each for each in asking):
+            answers.append(arg)
+
+    sys.setprofile(look)
+    try:
+        with patch.object(kind, "__getitem__", ask):
+            yield answers
+    finally:
+        sys.setprofile(before)
+
+
+@contextmanager
 def environment_with(name: str, value: str | None) -> Iterator[None]:
     """The environment with that value of a variable, or without the variable."""
     with patch.dict(os.environ):
@@ -58,9 +84,15 @@ def other_values(name: str) -> Iterator[str | None]:
 
 def _own_line(frame: FrameType | None, frames: FrameFilter) -> Place | None:
     """The line that asks, where it is the subject's own and not that of a library that it has called."""
-    while frame is not None and frame.f_code.co_filename in _THROUGH:
-        frame = frame.f_back
+    frame = _asker(frame)
     if frame is None or frames.rank_of(frame.f_code) != 3:
         return None
     code = frame.f_code
     return Place(file=code.co_filename, line=frame.f_lineno, function=code.co_name)
+
+
+def _asker(frame: FrameType | None) -> FrameType | None:
+    """The function that asks, behind those of the standard library through which it does."""
+    while frame is not None and frame.f_code.co_filename in _THROUGH:
+        frame = frame.f_back
+    return frame

@@ -1,17 +1,20 @@
 """The line of a subject that one of two calls runs and the other does not: a branch taken for a circumstance."""
 
+import ast
+import linecache
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from os.path import abspath
 
-from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.errors import SubjectFailedError, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.reached_lines import Lines, reached_lines
 from nsa_doctor.subject.contract import Subject
 
 _OWN = 3  # rank of the subject's own code
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def at_line_apart(subject: Subject, place: Place, other: Callable[[], object], plain: Callable[[], object]) -> Place:
@@ -21,9 +24,54 @@ def at_line_apart(subject: Subject, place: Place, other: Callable[[], object], p
     return place if apart is None else replace(place, file=apart[0], line=apart[1], function="")
 
 
+def where_calls_part(subject: Subject, place: Place, one: Callable[[], object], other: Callable[[], object]) -> Place:
+    """The first line that one of two calls alone runs, in the file where they part; the place where none is."""
+    here, there = (_lines(subject, call) for call in (one, other))
+    apart = [each for each in (next(_only(here, there), None), next(_only(there, here), None)) if each is not None]
+    first = min((each for each in apart if each[0] == apart[0][0]), default=None)
+    return place if first is None else Place(file=first[0], line=first[1])
+
+
+def in_its_function(subject: Subject, place: Place, one: Callable[[], object], other: Callable[[], object]) -> Place:
+    """The first line of the place's own function that one of two calls alone runs; the place where none is."""
+    body = next((each for each in _functions(place) if each.name == place.function), None)
+    apart = [] if body is None else _apart(subject, place, one, other)
+    first = min((line for line in apart if body and body.lineno <= line <= (body.end_lineno or 0)), default=None)
+    return place if first is None else replace(place, line=first)
+
+
+def in_its_file(subject: Subject, place: Place, one: Callable[[], object], other: Callable[[], object]) -> Place:
+    """The first line of the place's own file that one of two calls alone runs; the place where none is."""
+    first = min(_apart(subject, place, one, other), default=None)
+    if first is None:
+        return place
+    around = _functions(replace(place, line=first))
+    return replace(place, line=first, function=around[0].name if around else "")
+
+
+def _apart(subject: Subject, place: Place, one: Callable[[], object], other: Callable[[], object]) -> set[int]:
+    here, there = (_lines(subject, call).get(place.file, set()) for call in (one, other))
+    return here ^ there
+
+
+def _functions(place: Place) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions that a line lies in, the innermost first."""
+    tree = attempt(lambda: ast.parse("".join(linecache.getlines(place.file))))
+    found = [each for each in ast.walk(tree) if isinstance(each, _DEFINITIONS)] if isinstance(tree, ast.Module) else []
+    return sorted((each for each in found if each.lineno <= place.line <= (each.end_lineno or 0)), key=_height)
+
+
+def _height(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (node.end_lineno or 0) - node.lineno
+
+
 def _lines(subject: Subject, call: Callable[[], object]) -> Lines:
     frames = FrameFilter(subject.packages)
-    with reached_lines(lambda file: frames.rank(abspath(file)) == _OWN) as lines, suppress(SubjectFailedError):
+
+    def is_own(file: str) -> bool:
+        return not file.startswith("<") and frames.rank(abspath(file)) == _OWN
+
+    with reached_lines(is_own) as lines, suppress(SubjectFailedError):
         call()
     return lines
 

@@ -1,5 +1,6 @@
 """In which precision a subject really computes, and how far rounding alone moves its output."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +32,17 @@ class Precision:
 
 def effective_precision(built: BuiltModule, length: int) -> Precision:
     """Watch one forward pass for casts to a narrower floating dtype; its own dtype when there is none."""
+    return precision_of(built, lambda: built(built.input(length)))
+
+
+def precision_of(built: BuiltModule, run: Callable[[], object]) -> Precision:
+    """The same of any run of the module."""
     places = Places(FrameFilter(built.subject.packages))
     places.know(built.module)
     own = getattr(torch, built.dtype)
     watcher = _CastWatcher(places, own)
     with torch.no_grad(), watcher, places.watching():
-        built(built.input(length))
+        run()
     return Precision(watcher.narrowest, watcher.place)
 
 

@@ -1,4 +1,4 @@
-"""Parameters that come to nothing, and those that only seem to; `# here` marks the forward that leaves them out."""
+"""Parameters that come to nothing, and those that only seem to; `# here` marks where they are made or left out."""
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ class _Gated(nn.Module):
         self.way = way
         self.up, self.gate, self.down = (nn.Linear(DIM, DIM) for _ in range(3))
         self.more = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(3)) if "layers" in way else nn.ModuleList()
-        self.token = nn.Parameter(torch.zeros(DIM)) if way == "parameter" else None
+        self.token = nn.Parameter(torch.zeros(DIM)) if way == "parameter" else None  # here
 
     def forward(self, x: Tensor) -> Tensor:  # here
         wide = self.up(x)

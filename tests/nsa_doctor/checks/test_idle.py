@@ -1,5 +1,6 @@
 """A parameter that comes to nothing is found with its module; one that some call may use is not."""
 
+import linecache
 from collections.abc import Callable
 
 import pytest
@@ -53,6 +54,30 @@ def test_what_no_call_uses_is_found(make: Callable[[], nn.Module], module: str, 
     assert (finding.where.module, finding.message[: len(said)]) == (module, said)
     assert "that no call uses" in finding.message
     assert is_marked(finding.where.file, finding.where.line)
+
+
+class Normed(nn.Module):
+    """Two norms, of which one takes the other's place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_norm, self.other, self.k_norm = nn.RMSNorm(DIM), nn.Linear(DIM, DIM), nn.RMSNorm(DIM)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        q = self.q_norm(self.other(x))
+        k = self.q_norm(x)
+        return q, k
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = self.heads(x)
+        return q + k.tanh()
+
+
+def test_a_part_of_which_another_takes_the_place_is_found_there_once() -> None:
+    (finding,) = check(lambda: nn.Sequential(Normed(), Normed())).findings
+    assert finding.message.startswith("2 parameters (0.k_norm.weight, 1.k_norm.weight) that no call uses")
+    assert finding.message.endswith("heads reads q_norm twice and k_norm never")
+    assert linecache.getline(__file__, finding.where.line).strip() == "k = self.q_norm(x)"
 
 
 @pytest.mark.parametrize("way", ["times zero", "minus itself", "masked away"])

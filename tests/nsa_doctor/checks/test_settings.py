@@ -1,5 +1,6 @@
 """A setting that changes what it should only compute otherwise is found; those that nobody follows are noted."""
 
+import linecache
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,10 +46,11 @@ def test_one_that_is_read_on_import_is_tried_too(examine: Examine) -> None:
     assert finding.where.function == "<module>"
 
 
-def test_an_option_is_named_where_it_is_declared(examine: Examine) -> None:
+def test_an_option_is_named_where_what_it_chooses_begins(examine: Examine) -> None:
     (finding,) = examine("other_scale").findings
     assert (finding.evidence["setting"], finding.evidence["value"]) == ("Config.impl", "eager")
-    assert finding.where.module_class == "Config"
+    assert linecache.getline(finding.where.file, finding.where.line).strip().startswith("return scaled_dot_product")
+    assert "; it is declared at settable.py:" in finding.message
 
 
 def test_a_path_that_gives_the_same_passes_and_settings_without_effect_are_noted(examine: Examine) -> None:

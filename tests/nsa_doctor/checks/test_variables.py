@@ -1,5 +1,6 @@
 """A variable that breaks a subject is found where it is read; one that chooses something is a note."""
 
+import linecache
 import os
 from dataclasses import replace
 
@@ -62,8 +63,10 @@ WRONG = {
 def test_a_variable_that_breaks_the_output_is_found(name: str) -> None:
     effect, words = WRONG[name]
     (finding,) = examined(lambda: Reads(effect)).findings
-    assert finding.message.startswith(f"{NAME}=1, which is read here, {words}")
-    assert (finding.where.file, finding.where.function) == (__file__, "forward")
+    assert finding.message.startswith(f"{NAME}=1, which is read at test_variables.py:")
+    assert words in finding.message
+    line = linecache.getline(__file__, finding.where.line).strip()
+    assert (finding.where.file, line.partition(" y: ")[0]) == (__file__, f'"{name}": (lambda')
 
 
 def test_a_variable_that_is_read_when_the_module_is_made_is_varied() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from nsa_doctor.probes import internal
 from nsa_doctor.probes.cost.bounds import are_in_bounded_containers
@@ -77,6 +78,16 @@ def nothing_is_compiled() -> None:
     with internal.uncompiled():
         compiled(torch.ones(2))
     assert not compiled_with
+
+
+def checkpointing_can_keep_everything() -> None:
+    for is_reentrant in (True, False):
+        for num_calls, wanted in ((2, True), (1, False)):
+            calls: list[Tensor] = []
+            with internal.recomputing_where(lambda wanted=wanted: wanted):
+                run = lambda x, calls=calls: calls.append(x) or x.exp()  # noqa: E731
+                checkpoint(run, leaf(), use_reentrant=is_reentrant).sum().backward()
+            assert len(calls) == num_calls
 
 
 def untraced_operations_are_not_seen() -> None:
@@ -289,6 +300,7 @@ LOST: dict[str, tuple[Callable[[], None], str]] = {
     "DispatchWatcher, compiled": (compiled_operations_are_seen, "compiled subjects have no lines"),
     "uncompiled": (nothing_is_compiled, "what is compiled hides its operations and saved tensors (GRD401, GRD402)"),
     "untraced": (untraced_operations_are_not_seen, "a recording records its own copies (first divergences)"),
+    "recomputing_where": (checkpointing_can_keep_everything, "GRD111 cannot tell what checkpointing changes"),
     "below_autograd": (composite_operations_stay_whole, "FWD212 cannot locate what inference mode changes"),
     "is_traced": (modes_are_noticed, "a probe takes what observing computes for the subject's (NAN101, PRF101)"),
     "memory_of": (storages_differ, "writes, allocations and origins go to the wrong tensor (NAN101, PRF301)"),

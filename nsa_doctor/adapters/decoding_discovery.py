@@ -1,0 +1,184 @@
+"""Finds out how a plain module decodes: by its methods `prefill` and `step`, or by a cache that its forward takes.
+
+A guess has to prove itself on a few tokens. Of methods of these names, what they give for the first token has to be
+what one whole pass gives; of a forward, what it gives for a prompt and the next token too: a cache may want positions
+beside it that nobody here knows of.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.adapters.input_discovery import parameter_names
+from nsa_doctor.core.errors import attempt
+from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.model.perform import checked_answer
+from nsa_doctor.subject.contract import Subject
+
+_PROMPT, _LENGTH = 4, 5
+_CLOSE = {2: 0.02, 4: 2e-5, 8: 1e-9}  # by bytes of a value: how far two orders of the same sums may lie apart
+_ALIKE = 0.05  # a cache that rounds is still a cache
+_STEPS = ("step", "decode_step", "decode", "forward_step", "decode_one", "extend")
+_CACHES = (
+    *("past_key_values", "past_key_value", "kv_cache", "cache", "state", "past_kv", "past", "layer_past", "caches"),
+    *("cache_params", "kv_caches", "kv", "memory", "hx"),
+)
+_ASKING = ("use_cache", "return_cache", "return_state", "return_past")
+Prefill = Callable[[nn.Module, Tensor], tuple[Tensor, Any]]
+Step = Callable[[nn.Module, Tensor, Any], tuple[Tensor, Any]]
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """A way to decode, in words; `is_certain` where its names alone leave no doubt about what a step does."""
+
+    words: str
+    prefill: Prefill
+    step: Step
+    is_certain: bool
+
+
+def with_decoding(subject: Subject, module: nn.Module) -> Subject:
+    """The subject with the first way of decoding that proves itself; as it is where none does."""
+    if subject.max_length < _LENGTH or subject.offers("prefill") or subject.offers("step"):
+        return subject
+    ways = [*_by_methods(module), *_by_forward(subject, module)]
+    for way in ways:
+        if attempt(lambda way=way: _proves_itself(subject, way)) is True:
+            takes_several = way.is_certain or attempt(lambda way=way: _takes_several(subject, way)) is True
+            step = way.step if takes_several else _by_single_tokens(way.step)
+            note = f"decoded by {way.words}, which was found by its names"
+            return replace(subject, prefill=way.prefill, step=step, notes=(*subject.notes, note))
+    return subject
+
+
+def _by_methods(module: nn.Module) -> Iterator[Decoding]:
+    """Methods of the module by which it reads a prompt, and goes on from what that has left."""
+    if _required(getattr(module, "prefill", None)) != 1:
+        return
+    for name in _STEPS:
+        step = getattr(module, name, None)
+        names = [] if _required(step) != 2 else list(inspect.signature(step).parameters)  # type: ignore[arg-type]
+        if len(names) > 1 and _names_a_cache(names[1]):
+            yield Decoding(
+                f"prefill(x) and {name}(x, {names[1]})",
+                lambda module, x: _pair(_called(module, "prefill", x)),
+                lambda module, x, cache, name=name: _pair(_called(module, name, x, cache), cache),
+                is_certain=True,
+            )
+
+
+def _called(module: nn.Module, name: str, *given: Any) -> Any:
+    method: Any = getattr(module, name)
+    return method(*given)
+
+
+def _required(method: Any) -> int:
+    """How many arguments a method cannot do without; -1 where that is not known."""
+    signature = attempt(lambda: inspect.signature(method)) if callable(method) else None
+    if not isinstance(signature, inspect.Signature):
+        return -1
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [each for each in signature.parameters.values() if each.default is each.empty]
+    return sum(each.kind in kinds for each in needed) if all(each.kind in kinds for each in needed) else -1
+
+
+def _names_a_cache(name: str) -> bool:
+    return any(word in name.lower() for word in ("cache", "state", "past", "kv", "memory", "hidden"))
+
+
+def _pair(answer: Any, cache: Any = None) -> tuple[Tensor, Any]:
+    """Output and cache, the one given where a step changes it in place and returns the output alone."""
+    if isinstance(answer, Tensor):
+        return answer, cache
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise TypeError(f"expected (output, cache), got {type(answer).__name__}")
+    return answer
+
+
+def _by_forward(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
+    """The module's forward, given the cache that it returned before by the parameter of that name."""
+    signature = attempt(lambda: inspect.signature(module.forward))
+    parameters = signature.parameters if isinstance(signature, inspect.Signature) else {}
+    asking = {name: True for name in _ASKING if name in parameters}
+    for name in (name for name in _CACHES if name in parameters and parameters[name].default is None):
+        for way in parameter_names(module, subject.input):
+
+            def prefill(module: nn.Module, x: Tensor, way: str | None = way, name: str = name) -> tuple[Tensor, Any]:
+                return _split(subject, _run(module, x, way, asking), x, name)
+
+            def step(module: nn.Module, x: Tensor, cache: Any, way: str | None = way, name: str = name) -> Any:
+                return _split(subject, _run(module, x, way, {**asking, name: cache}), x, name)
+
+            yield Decoding(f"forward(x, {name}=...)", prefill, step, is_certain=False)
+
+
+def _run(module: nn.Module, x: Tensor, way: str | None, options: Mapping[str, Any]) -> Any:
+    return module(x, **options) if way is None else module(**{way: x}, **options)
+
+
+def _split(subject: Subject, answer: Any, x: Tensor, name: str) -> tuple[Tensor, Any]:
+    """The output and the cache of an answer: the field of that name, or the only other part of a tuple."""
+    output, _ = checked_answer(subject, answer, x)
+    cache = answer.get(name) if isinstance(answer, Mapping) else getattr(answer, name, None)
+    if cache is None and isinstance(answer, tuple):
+        others = [each for each in answer if each is not output and each is not None]
+        cache = others[0] if len(others) == 1 else None
+    if cache is None:
+        raise TypeError(f"no {name} comes back")
+    return output, cache
+
+
+def _proves_itself(subject: Subject, way: Decoding) -> bool:
+    sp = built(subject)
+    x = sp.input(_LENGTH)
+    with torch.no_grad():
+        whole = sp(x)
+        if way.is_certain:
+            output, _ = way.prefill(sp.module, x[:, :1].clone())
+            return _fits(output, whole) and _is_close(output, whole, 1, _ALIKE) and _fits(_next(sp, way, x)[1], whole)
+        prompt, following = _next(sp, way, x)
+        are_shaped = _fits(prompt, whole) and _fits(following, whole)
+        return are_shaped and _is_close(prompt, whole, _PROMPT) and _is_close(following, whole, _LENGTH)
+
+
+def _takes_several(subject: Subject, way: Decoding) -> bool:
+    sp = built(subject)
+    x = sp.input(_LENGTH)
+    with torch.no_grad():
+        cache = way.prefill(sp.module, x[:, :2].clone())[1]
+        output, _ = way.step(sp.module, x[:, 2:].clone(), cache)
+        return _is_close(output, sp(x), _LENGTH)
+
+
+def _by_single_tokens(step: Step) -> Step:
+    """The same step, which refuses several tokens: what it was not seen to serve is not held against it."""
+
+    def single(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        if x.shape[1] > 1:
+            raise ValueError("a step takes one token")
+        return step(module, x, cache)
+
+    return single
+
+
+def _next(sp: BuiltModule, way: Decoding, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs of a prompt, and of the token behind it."""
+    prompt, cache = way.prefill(sp.module, x[:, :_PROMPT].clone())
+    return prompt.clone(), way.step(sp.module, x[:, _PROMPT:].clone(), cache)[0]
+
+
+def _fits(output: Any, whole: Tensor) -> bool:
+    is_alike = isinstance(output, Tensor) and output.ndim == whole.ndim and output.shape[2:] == whole.shape[2:]
+    return is_alike and len(output) == len(whole) and 1 <= output.shape[1] <= _PROMPT
+
+
+def _is_close(output: Tensor, whole: Tensor, end: int, most: float | None = None) -> bool:
+    """Whether it is what one whole pass gives for the tokens before `end`."""
+    expected = whole[:, end - output.shape[1] : end]
+    allowed = (most or _CLOSE.get(whole.element_size(), _CLOSE[2])) * float(whole.abs().max())
+    return bool((output.double() - expected.double()).abs().max() <= allowed)

@@ -1,0 +1,90 @@
+"""Lines of a module's class that make an attribute, and that read another one where it may be meant."""
+
+import ast
+import inspect
+import linecache
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from nsa_doctor.core.errors import attempt
+from nsa_doctor.core.frames import Line
+
+_MAKING = ("__init__", "__post_init__", "reset_parameters", "init_weights", "_init_weights", "extra_repr")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class TakenTwice:
+    """A line that reads `name` once more in one function, where another attribute like it may be meant."""
+
+    name: str
+    line: Line
+
+
+def line_that_makes(holder: nn.Module, name: str) -> Line | None:
+    """Where a method of its class assigns the attribute; None where none does by that name."""
+    for file, method in _methods(holder):
+        for node in ast.walk(method):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_own(node, name):
+                return Line(file=file, line=node.lineno, function=method.name)
+    return None
+
+
+def taken_in_place_of(holder: nn.Module, name: str) -> TakenTwice | None:
+    """The line that reads a sibling of the same class and shapes twice in one function that never reads `name`.
+
+    Of two such reads it is the last where `name` was made after the sibling, and else the first.
+    """
+    missing, names = getattr(holder, name, None), list(_registered(holder))
+    for sibling in names:
+        if sibling == name or not _are_alike(missing, getattr(holder, sibling)):
+            continue
+        for file, method in _methods(holder):
+            reads = _reads(method, sibling)
+            if method.name not in _MAKING and len(reads) > 1 and not _reads(method, name):
+                line = reads[-1] if names.index(sibling) < names.index(name) else reads[0]
+                return TakenTwice(sibling, Line(file=file, line=line, function=method.name))
+    return None
+
+
+def _registered(holder: nn.Module) -> Iterator[str]:
+    yield from (name for name, _ in holder.named_parameters(recurse=False))
+    yield from (name for name, _ in holder.named_children())
+
+
+def _are_alike(one: object, other: object) -> bool:
+    """Whether both are parameters of one shape, or modules of one class whose parameters have the same shapes."""
+    return type(one) is type(other) and _shapes(one) == _shapes(other)
+
+
+def _shapes(value: object) -> list[tuple[int, ...]]:
+    held = [value] if isinstance(value, Tensor) else value.parameters() if isinstance(value, nn.Module) else []
+    return [tuple(each.shape) for each in held]
+
+
+def _reads(method: ast.AST, name: str) -> list[int]:
+    return sorted(
+        node.lineno
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _is_own(node, name)
+    )
+
+
+def _is_own(node: ast.Attribute, name: str) -> bool:
+    return node.attr == name and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def _methods(holder: nn.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """The file and source of each method of its classes but nn.Module's, nearest class first."""
+    for kind in type(holder).__mro__:
+        if kind in (nn.Module, object):
+            continue
+        file = attempt(lambda kind=kind: inspect.getsourcefile(kind))
+        lines = linecache.getlines(file) if isinstance(file, str) else []
+        tree = attempt(lambda lines=lines: ast.parse("".join(lines)))
+        found = ast.walk(tree) if isinstance(tree, ast.Module) else iter(())
+        for node in found:
+            if isinstance(node, ast.ClassDef) and node.name == kind.__name__ and isinstance(file, str):
+                yield from ((file, each) for each in node.body if isinstance(each, _FUNCTIONS))

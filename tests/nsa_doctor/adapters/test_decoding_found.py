@@ -1,0 +1,120 @@
+"""How a plain module decodes is found out by its names, and has to prove itself."""
+
+import linecache
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.adapters.any_module import adapt
+from nsa_doctor.core import registry
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.request import SubjectRequest
+from nsa_doctor.worker.run_check import run_check
+
+DIM = 8
+
+
+class Means(nn.Module):
+    """Each token's mean with all before it, weighted by its position; `slip` is added to a step's position."""
+
+    def __init__(self, slip: int = 0) -> None:
+        super().__init__()
+        self.mix, self.slip = nn.Linear(DIM, DIM), slip
+
+    def run(self, x: Tensor, total: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        sums = total + x.cumsum(1)
+        position = torch.arange(start + 1, start + x.shape[1] + 1, dtype=x.dtype)
+        return self.mix(sums / position[:, None]), sums[:, -1:]
+
+
+class ByMethods(Means):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x, x.new_zeros(()), 0)[0]
+
+    def prefill(self, x: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        y, total = self.run(x, x.new_zeros(()), 0)
+        return y, {"total": total, "length": x.shape[1]}
+
+    def step(self, x: Tensor, cache: dict[str, Any]) -> Tensor:
+        y, cache["total"] = self.run(x, cache["total"], cache["length"] + self.slip)
+        cache["length"] += x.shape[1]
+        return y
+
+
+class InHalf(ByMethods):
+    """Keeps its sums in half precision while it decodes."""
+
+    def step(self, x: Tensor, cache: dict[str, Any]) -> Tensor:
+        cache["total"] = cache["total"].half().to(x.dtype)
+        return super().step(x, cache)
+
+
+class ByForward(Means):
+    def forward(self, x: Tensor, state: tuple[Tensor, int] | None = None) -> tuple[Tensor, tuple[Tensor, int]]:
+        total, start = (x.new_zeros(()), 0) if state is None else state
+        y, total = self.run(x, total, start + (self.slip if start else 0))
+        return y, (total, start + x.shape[1])
+
+
+class WantsPosition(Means):
+    def forward(self, x: Tensor, cache: Tensor | None = None, start: int = 0) -> tuple[Tensor, Tensor]:
+        return self.run(x, x.new_zeros(()) if cache is None else cache, start)
+
+
+class OneByOne(ByForward):
+    """Forgets its state where it is given several tokens."""
+
+    def forward(self, x: Tensor, state: tuple[Tensor, int] | None = None) -> tuple[Tensor, tuple[Tensor, int]]:
+        return super().forward(x, state if x.shape[1] == 1 else None)
+
+
+class OtherSteps(ByMethods):
+    def prefill(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return 2 * self(x), x
+
+    def step(self, optimizer: Any, closure: Any) -> None:
+        optimizer.step(closure)
+
+
+def found(make: Callable[[], nn.Module]) -> Subject:
+    return adapt(SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(16,)), make)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (ByMethods, "prefill(x) and step(x, cache)"),
+        (ByForward, "forward(x, state=...)"),
+        (nn.GRU, "forward(x, hx=...)"),
+    ],
+    ids=["methods", "forward", "recurrent"],
+)
+def test_a_way_to_decode_is_found(make: type[nn.Module], words: str) -> None:
+    subject = found(lambda: make(DIM, DIM, batch_first=True) if make is nn.GRU else make())
+    assert subject.offers("step") is bool(words)
+    assert any(words in note for note in subject.notes) is bool(words)
+
+
+@pytest.mark.parametrize("make", [WantsPosition, OtherSteps, lambda: nn.Linear(DIM, DIM)], ids=["start", "other", "no"])
+def test_what_is_no_decoding_is_left_alone(make: Callable[[], nn.Module]) -> None:
+    assert not found(make).offers("step")
+
+
+@pytest.mark.parametrize(("slip", "num_findings"), [(0, 0), (1, 1)])
+def test_decoding_that_was_found_is_examined(slip: int, num_findings: int) -> None:
+    assert len(run_check(registry.load("DEC101"), found(lambda: ByMethods(slip))).findings) == num_findings
+
+
+def test_a_step_that_serves_one_token_alone_is_given_no_more() -> None:
+    subject = found(OneByOne)
+    assert run_check(registry.load("DEC101"), subject).findings == ()
+    assert run_check(registry.load("DEC102"), subject).verdict == "SKIP"
+
+
+def test_a_cache_in_half_precision_is_found_where_it_is_rounded() -> None:
+    (finding,) = run_check(registry.load("DEC101"), replace(found(InHalf), packages=("tests",))).findings
+    assert ".half()" in linecache.getline(__file__, finding.where.line)
