@@ -5,6 +5,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	"$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; done)
 BIN := .venv/bin
 READY := .venv/.ready
+COMPILE := $(BIN)/python -m compileall  # on every core, where pip uses one
 
 # The tests start hundreds of interpreters: each compiles our modules again where none may keep what it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
@@ -60,5 +61,5 @@ $(READY): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, got " + sys.version.split()[0])'
 	"$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --no-input --no-compile -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true  # pip would use one core
+	@$(COMPILE) -qq -j 0 .venv/lib || true
 	@touch $(READY)

@@ -104,7 +104,9 @@ def strangers(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("path", ["", "."], ids=["found last", "found first"])
+@pytest.mark.parametrize(
+    "path", [pytest.param("", id="found last", marks=pytest.mark.full), pytest.param(".", id="found first")]
+)
 def test_cases_run_among_packages_of_the_same_names(installed: Path, tmp_path: Path, path: str) -> None:
     words = ("-m", "nsa_doctor", "regressions", "r007", "r022", "--planted", "--quiet")
     paths = os.pathsep.join(filter(None, (path, str(installed))))
@@ -113,6 +115,7 @@ def test_cases_run_among_packages_of_the_same_names(installed: Path, tmp_path: P
     assert f"{installed}/nsa_doctor/regressions/r022_unique_consecutive_without_sort.py" in output
 
 
+@pytest.mark.full
 def test_the_line_of_a_case_that_hangs_is_named_where_it_is_installed(installed: Path, tmp_path: Path) -> None:
     command = installed / "bin" / "nsa-doctor"
     output = run(sys.executable, command, "regressions", "r001", "--planted", cwd=tmp_path, PYTHONPATH=str(installed))

@@ -71,6 +71,7 @@ def test_the_faulty_example_is_found_as_shown(tmp_path: Path) -> None:
     assert re.sub(r"\s", "", finding) in re.sub(r"\s", "", picture), "python docs/picture.py draws it"
 
 
+@pytest.mark.full  # tests of nsa_doctor.examine are in the short run
 def test_the_example_in_python_says_go(tmp_path: Path) -> None:
     (example,) = (code for code in EXAMPLES if "nsa_doctor.examine(" in code)
     (tmp_path / "script.py").write_text(example, encoding="utf-8")

@@ -133,6 +133,9 @@ def command_for(subject: Examined, code: str) -> str:
     return CommandLine.on(subject).check(code)
 
 
+again = command_for  # its former name, which checks of users import
+
+
 def _named(examination_request: ExaminationRequest) -> tuple[str, ...]:
     """The words that name the subject of an assignment."""
     asked = {

@@ -44,7 +44,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     plans = [(length, mode) for mode in modes for length in odd_lengths(subject)[:2]]
     plans += [(length, "eval") for length in middle_lengths(subject)[1:2]]
     found = [(*plan, _ORDINARY) for plan in plans]
-    if "eval" in modes:
+    if "eval" in modes and subject.profile != "smoke":
         found += [(odd_lengths(subject)[0], "eval", like) for like in _ROWS_LIKE if like != _ORDINARY]
     yield from one(_examine(subject, *plan) for plan in found)
 

@@ -124,7 +124,8 @@ def _simple(node: ast.stmt, around: frozenset[str]) -> Iterator[_Statement]:
     if given:
         parts = {name for each in targets if not isinstance(each, (ast.Name, ast.Tuple)) for name in _names(each)}
         taken = _names(value) | parts | (given if isinstance(node, ast.AugAssign) else set()) | written
-        computes = isinstance(node, ast.AugAssign) or bool(written) or _computes(value)
+        writes = isinstance(node, ast.AugAssign) or any(isinstance(each, ast.Subscript) for each in targets)
+        computes = writes or bool(written) or _computes(value)
         yield _Statement(node.lineno, frozenset(given), around | taken, computes)
 
 

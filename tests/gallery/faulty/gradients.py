@@ -16,8 +16,8 @@ class _Scaled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:
-        (weights,) = ctx.saved_tensors  # here
-        return weights * (gradient - (gradient * weights).sum(-1, keepdim=True))
+        (weights,) = ctx.saved_tensors
+        return weights * (gradient - (gradient * weights).sum(-1, keepdim=True))  # here
 
 
 class _MissingTerm(torch.autograd.Function):
@@ -42,8 +42,8 @@ class _ForgetsTheMask(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        q, k, v, _ = ctx.saved_tensors  # here
-        weights = softmax(q @ k.mT, -1)
+        q, k, v, _ = ctx.saved_tensors
+        weights = softmax(q @ k.mT, -1)  # here
         towards = gradient @ v.mT
         scores = weights * (towards - (towards * weights).sum(-1, keepdim=True))
         return scores @ k, scores.mT @ q, weights.mT @ gradient
@@ -68,9 +68,9 @@ class _TableLookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        (ids,) = ctx.saved_tensors  # here
+        (ids,) = ctx.saved_tensors
         found = torch.zeros(ctx.rows, gradient.shape[-1], dtype=gradient.dtype)
-        found[ids.flatten()] = gradient.flatten(0, 1)  # a repeated id keeps the last gradient alone
+        found[ids.flatten()] = gradient.flatten(0, 1)  # here
         return found, None
 
 

@@ -46,7 +46,9 @@ def examined(folder: Path, *words: str, path: str = str(ROOT)) -> subprocess.Com
     )
 
 
-@pytest.mark.parametrize("name", ["nsa", "tests", "configs", "regressions"])
+@pytest.mark.parametrize(
+    "name", ["nsa", "tests", *(pytest.param(name, marks=pytest.mark.full) for name in ("configs", "regressions"))]
+)
 def test_a_package_is_examined_whatever_its_name(tmp_path: Path, name: str) -> None:
     write_package(tmp_path, name)
     done = examined(tmp_path, "sweep", "--subject", f"{name}.parts.layer:Layer", "--seq", "9")

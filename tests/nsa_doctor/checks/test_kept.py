@@ -41,7 +41,9 @@ def test_a_history_without_bounds_costs_memory_and_time(examined: Examine) -> No
 BOUNDED = ("by_content_of_late", "by_length", "long_history", "longer_history", "trimmed", "cached", "last_chosen")
 
 
-@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.full] * (name in ("long_history", "trimmed"))) for name in BOUNDED]
+)
 def test_what_is_kept_within_bounds_that_are_far_away_is_left_alone(name: str, examined: Examine) -> None:
     results = [examined(code, name) for code in ("PRF301", "PRF302")]
     assert [(result.verdict, result.notes) for result in results] == [(Verdict.PASS, ())] * 2

@@ -13,7 +13,7 @@ FORMER = {  # what code of users imports, and where it lies
     "nsa_doctor.check:Check": "nsa_doctor.core.check:Check",
     "nsa_doctor.finding:Finding": "nsa_doctor.core.finding:Finding",
     "nsa_doctor.measurement:Place": "nsa_doctor.core.measurement:Place",
-    "nsa_doctor.repro:again": "nsa_doctor.core.reproduce:again",
+    "nsa_doctor.repro:again": "nsa_doctor.core.reproduce:command_for",
     "nsa_doctor.runner:NotApplicableError": "nsa_doctor.core.errors:NotApplicableError",
     "nsa_doctor.subject:Subject": "nsa_doctor.subject.contract:Subject",
 }

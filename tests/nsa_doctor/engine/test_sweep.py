@@ -193,7 +193,12 @@ def wait_for_end(process: int) -> bool:
 
 @pytest.mark.parametrize(
     ("numbers", "code"),
-    [([signal.SIGINT], 130), ([signal.SIGINT] * 5, 130), ([signal.SIGTERM], 143), ([signal.SIGHUP], 129)],
+    [
+        ([signal.SIGINT], 130),
+        ([signal.SIGTERM], 143),
+        pytest.param([signal.SIGINT] * 5, 130, marks=pytest.mark.full),
+        pytest.param([signal.SIGHUP], 129, marks=pytest.mark.full),
+    ],
 )
 def test_an_interruption_keeps_what_was_measured_and_ends_the_child(
     tmp_path: Path, numbers: list[int], code: int

@@ -14,7 +14,13 @@ FACTORIES = {
 }
 
 
-@pytest.mark.parametrize(("factory", "code"), FACTORIES.items(), ids=list(FACTORIES))
+LONG = ("unruly:hangs", "forward:empty_row")
+
+
+@pytest.mark.parametrize(
+    ("factory", "code"),
+    [pytest.param(*each, id=each[0], marks=[pytest.mark.full] * (each[0] in LONG)) for each in FACTORIES.items()],
+)
 def test_sweep_and_run_end_with_one_exit_code(
     factory: str, code: int, doctor: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:

@@ -121,6 +121,7 @@ def test_the_command_prints_what_it_timed_beside_what_it_checked(doctor, tmp_pat
     assert sum(report["throughput"]["shares"].values()) == pytest.approx(1)
 
 
+@pytest.mark.full
 def test_below_its_floor_is_a_finding_that_says_why(doctor, tmp_path: Path) -> None:
     done = doctor("throughput", *SMALL, "--floors", _floors(tmp_path, "train_tokens_per_second, least: 1000000000000"))
     assert done.returncode == 1

@@ -10,7 +10,15 @@ from tests.nsa_doctor.functions.healthy import HEALTHY, flash, with_backward
 
 MOST_FINDINGS = 3
 ONLY_NOTES = ("FUN505",)
-LONG = ("flex causal", "flex softcap alibi", "sparse", "varlen", "sdpa gqa scale")  # half a minute on a busy core
+LONG = (  # half a minute on a busy core
+    "flex causal",
+    "sdpa causal",
+    "hf sinks",
+    "flex softcap alibi",
+    "sparse",
+    "varlen",
+    "sdpa gqa scale",
+)
 ALIKE = (
     "sdpa full",
     "sdpa mask",

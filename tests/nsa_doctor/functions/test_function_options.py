@@ -151,7 +151,7 @@ def test_a_leak_is_reported_with_pair_line_and_command(doctor: Doctor, tmp_path:
     assert done.returncode == 1
     assert "query 0 and key 1 are the first of" in text
     assert "the key is always 1 after the query's own position" in text
-    assert "mine.py:10 in leaks" in text
+    assert "mine.py:13 in leaks" in text
     assert "reproduce nsa-doctor run --select FUN201 --subject fn:mine:leaks --like sdpa --spec causal" in text
 
 

@@ -31,7 +31,18 @@ def each_kind_once() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("slip", list(each_kind_once()))
-def test_a_wrong_function_is_found_by_the_check_that_says_what_is_wrong(slip: str) -> None:
+def test_a_wrong_function_is_found_by_its_check(slip: str) -> None:
+    spec, dtype, code, tensor = WRONG[slip]
+    profile = "quick" if code == "FUN303" else "smoke"
+    ended = results(subject_of(flash(slip), "flash", spec, dtype=dtype, profile=profile), [code])
+    assert first(ended)[0] == code
+    assert not tensor or first(ended)[1] == tensor
+
+
+@pytest.mark.parametrize(
+    "slip", [pytest.param(slip, marks=[pytest.mark.full] * (slip != "dk 5 % too large")) for slip in WRONG]
+)
+def test_the_first_check_that_finds_a_wrong_function_says_what_is_wrong(slip: str) -> None:
     spec, dtype, code, tensor = WRONG[slip]
     profile = "quick" if code == "FUN303" else "smoke"
     ended = results(subject_of(flash(slip), "flash", spec, dtype=dtype, profile=profile))

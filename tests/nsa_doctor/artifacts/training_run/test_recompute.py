@@ -26,9 +26,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reason(record: RunRecord, **how: Any) -> str:
-    again = with_steps_again(record, RecomputeRequest(**how), lambda text, done, total: None).again
-    assert again is not None
-    return again.reason
+    replay = with_steps_again(record, RecomputeRequest(**how), lambda text, done, total: None).replay
+    assert replay is not None
+    return replay.reason
 
 
 def is_killed(*_: object) -> None:

@@ -98,7 +98,7 @@ def test_a_run_that_ends_early_is_reported_with_its_reason(smoke):
     [
         (["--steps", "9"], "--steps must be from 10 to 1000000, got 9"),
         (["--set", "train.nothing=1"], "train.nothing"),
-        (["--dataset", "text:nowhere.txt"], "nowhere.txt"),
+        pytest.param(["--dataset", "text:nowhere.txt"], "nowhere.txt", marks=pytest.mark.full),
         (["--config", "nothing"], "--config nothing"),
     ],
 )

@@ -16,7 +16,7 @@ from tests.nsa_doctor.artifacts.training_run.test_watch_runs import findings_of
 full = pytest.mark.full
 
 
-@pytest.mark.parametrize("kind", ["ddp", *(pytest.param(kind, marks=full) for kind in ("fsdp2",))])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=full) for kind in ("ddp", "fsdp2")])
 def test_a_healthy_run_of_two_processes_raises_no_alarm(kind):
     subject = trained_by_two(runtime={"distributed": kind}, save_every=8)
     assert subject.record.ranks == (0, 1)
