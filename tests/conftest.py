@@ -1,6 +1,5 @@
 """What every test runs under: seeds, signals that work, NaN in memory nobody wrote, reproducible Hypothesis, golden."""
 
-import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +29,6 @@ class PlainKernels(MetaPathFinder):
 
 
 sys.meta_path.insert(0, PlainKernels())
-gc.disable()  # until the tests are collected, which leaves little garbage
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -49,13 +47,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
             # Kernels without a deterministic form only warn about the mode that `fill_unwritten_memory` needs.
             item.add_marker(pytest.mark.filterwarnings("ignore:.*[Dd]eterministic"))
-
-
-def pytest_collection_finish() -> None:
-    """What thousands of tests are made of stays: no collection of garbage need look through it."""
-    gc.enable()
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -105,7 +105,11 @@ def strangers(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "path", [pytest.param("", id="found last", marks=pytest.mark.full), pytest.param(".", id="found first")]
+    "path",
+    [
+        pytest.param("", id="found last", marks=pytest.mark.full),
+        pytest.param(".", id="found first", marks=pytest.mark.full),
+    ],
 )
 def test_cases_run_among_packages_of_the_same_names(installed: Path, tmp_path: Path, path: str) -> None:
     words = ("-m", "nsa_doctor", "regressions", "r007", "r022", "--planted", "--quiet")

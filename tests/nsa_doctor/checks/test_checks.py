@@ -34,7 +34,7 @@ KINDS = {code: entry.examines for code, entry in registry.entries().items()}
 CODES = [code for code, kind in KINDS.items() if kind == "module"]
 OF_CHECKPOINTS = [code for code, kind in KINDS.items() if kind == "checkpoint"]
 OF_RUNS = [code for code, kind in KINDS.items() if kind == "run"]
-LONG = ("DST102", "DST103", "DST104", "TRN403")  # two processes, or much waiting: on demand, as DST101 and TRN401 stay
+LONG = ("DST101", "DST102", "DST103", "DST104", "TRN403")  # two processes, or much waiting: on demand, as TRN401 stays
 COMPUTED_AGAIN = ("TRN601",)  # asked for with an option
 OF_DATA = [code for code, kind in KINDS.items() if kind == "data"]
 IN_PROCESS = [code for code in CODES if not registry.load(code).isolate]

@@ -42,7 +42,11 @@ BOUNDED = ("by_content_of_late", "by_length", "long_history", "longer_history", 
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.full] * (name in ("long_history", "trimmed"))) for name in BOUNDED]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.full] * (name in ("long_history", "trimmed", "longer_history")))
+        for name in BOUNDED
+    ],
 )
 def test_what_is_kept_within_bounds_that_are_far_away_is_left_alone(name: str, examined: Examine) -> None:
     results = [examined(code, name) for code in ("PRF301", "PRF302")]

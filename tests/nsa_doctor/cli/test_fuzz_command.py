@@ -98,6 +98,7 @@ def test_an_input_that_ends_the_process_is_reported_with_its_line(
         assert doctor("fuzz", "--replay", str(path), *words[:2], "--quiet").returncode == 1
 
 
+@pytest.mark.full
 def test_an_interruption_reports_what_was_tried(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "nsa_doctor", "fuzz", "select", "--minutes", "5", "--examples", "100000"]
     with subprocess.Popen(

@@ -38,6 +38,7 @@ def matrix(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 def test_cells_are_measured_shown_and_kept(tmp_path: Path):
     words = ("--types", "tiny,tiny_positions,tiny_hanging,tiny_dying", "--properties", "decode,twins")
     done = matrix(tmp_path, *words, "--jobs", "2", "--timeout", "6", "--standalone")

@@ -117,6 +117,7 @@ def test_fail_fast_stops_at_the_first_failure() -> None:
     assert verdicts(report) == {"FWD206": Verdict.FAIL}
 
 
+@pytest.mark.full
 def test_two_processes_find_what_one_finds() -> None:
     alone, together = (ran("comparisons:mixes_rows", "FWD2", jobs=jobs) for jobs in (1, 2))
     assert verdicts(alone) == verdicts(together)

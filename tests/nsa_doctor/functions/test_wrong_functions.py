@@ -39,9 +39,8 @@ def test_a_wrong_function_is_found_by_its_check(slip: str) -> None:
     assert not tensor or first(ended)[1] == tensor
 
 
-@pytest.mark.parametrize(
-    "slip", [pytest.param(slip, marks=[pytest.mark.full] * (slip != "dk 5 % too large")) for slip in WRONG]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("slip", WRONG)
 def test_the_first_check_that_finds_a_wrong_function_says_what_is_wrong(slip: str) -> None:
     spec, dtype, code, tensor = WRONG[slip]
     profile = "quick" if code == "FUN303" else "smoke"

@@ -146,6 +146,7 @@ def test_a_silent_trainer_is_ended(tmp_path, monkeypatch):
     assert time.monotonic() - start < 10
 
 
+@pytest.mark.full
 def test_an_interruption_ends_the_trainer_too(tmp_path):
     config = tmp_path / "small.yaml"
     config.write_text(yaml.safe_dump(SMALL))
