@@ -202,11 +202,6 @@ def read_case(text: str) -> Case:
     return case
 
 
-def write_case(case: Case) -> dict[str, Any]:
-    """The case as plain dictionaries, lists and scalars."""
-    return case.model_dump()
-
-
 def case_lines(case: Case) -> list[str]:
     """The case in a few lines a person can read."""
     lines: list[str] = []

@@ -84,7 +84,7 @@ def _become(call: Callable[[], object], kept: Collection[int], errors: int) -> N
 
 
 def _live(call: Callable[[], object], kept: Collection[int], errors: int) -> None:
-    """Call with what a program started anew would have."""
+    """Call with what a new program would have."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)
     for number, target in ((0, nothing), (1, nothing), (2, errors)):

@@ -55,7 +55,7 @@ def examine(case: Pass, subject: Subject) -> Iterator[Failure]:
 
 
 def _is_judged(x: Tensor) -> bool:
-    """Whether a subject owes finite numbers: norms and scores square their input, which its dtype must hold."""
+    """Whether finite numbers can be expected: norms and scores square their input, which its dtype must hold."""
     return not x.is_floating_point() or largest(x) <= min(_LARGEST_JUDGED, torch.finfo(x.dtype).max ** 0.5)
 
 

@@ -9,7 +9,7 @@ from nsa_doctor.probes.cost.work import LineWork, Work, count_work, heaviest
 from nsa_doctor.subject.contract import Subject
 
 # Cubic time on a length padded to the next power of two is eight times as much one token further; twice that is more
-# than any method owes.
+# than any method needs.
 _LEAST_RATIO = 16.0
 _SUSPECT_SECONDS = 0.003
 _LEAST_SECONDS = 0.03

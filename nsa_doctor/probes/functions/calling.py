@@ -1,9 +1,8 @@
 """Calls a function with a problem: its answer in the doctor's own layout, or why there is none."""
 
-import inspect
 import linecache
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from traceback import walk_tb
 from typing import Any, Literal, TypeVar
@@ -14,16 +13,13 @@ from torch import Tensor
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.functions.backward_lines import backward_of, names_by_edge
 from nsa_doctor.probes.functions.binding import bound
 from nsa_doctor.probes.functions.layout import from_layout, to_layout
-from nsa_doctor.probes.internal import function_of
+from nsa_doctor.probes.functions.own_backward import OwnBackward, own_backward
 from nsa_doctor.subject.function import FunctionSubject, Problem
 
 Arrange = Callable[[str, Tensor], Tensor]
 _CLEAN = (ValueError, NotImplementedError, AssertionError)
-_MOST_NODES = 2000
-_ALL = 3  # q, k and v at the least
 _OF_DEVICE = "CUDA error"  # after one, a process has the device no more
 # How compiled code says that it does not serve what it is given.
 _REFUSAL = re.compile(
@@ -49,28 +45,6 @@ class Failure:
     phase: Literal["forward", "backward"]
     is_refusal: bool
     place: Place = field(default_factory=Place)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnBackward:
-    """A backward in Python: the autograd function, its name, and to which inputs it hands gradients, in order."""
-
-    function: Any
-    name: str
-    order: tuple[str, ...]
-
-    @property
-    def place(self) -> Place:
-        """Where it is defined."""
-        code = self.function.__code__
-        return Place(module_class=self.name, file=code.co_filename, line=code.co_firstlineno, function="backward")
-
-    def place_of(self, wrong: Collection[str], right: Collection[str]) -> Place:
-        """The line at fault where some gradients are wrong and others right; that of the definition failing that."""
-        source = backward_of(self.function) if len(self.order) >= _ALL else None  # else it is not known whose each is
-        inputs = [f"d{name}" for name in self.order]
-        line = 0 if source is None else source.line_of(wrong, right, inputs)
-        return replace(self.place, line=line) if line else self.place
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -202,25 +176,6 @@ def _malformed(returned: Mapping[str, Any], problem: Problem, subject: FunctionS
 
 def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def own_backward(out: Tensor, inputs: Mapping[str, Tensor]) -> OwnBackward | None:
-    """The first backward in Python on the way back from an output; None where torch's own serve alone."""
-    waiting: list[Any] = [out.grad_fn]
-    seen: set[Any] = set()
-    while waiting and len(seen) < _MOST_NODES:
-        node = waiting.pop(0)
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        kind = function_of(node)
-        backward = None if kind is None else inspect.unwrap(getattr(kind, "backward"))  # noqa: B009
-        code = getattr(backward, "__code__", None)
-        if kind is not None and code is not None and FrameFilter().rank(code.co_filename) >= 2:
-            order = names_by_edge(node, {id(tensor): name for name, tensor in inputs.items()})
-            return OwnBackward(function=backward, name=kind.__name__, order=order)
-        waiting += [following for following, _ in node.next_functions]
-    return None
 
 
 def _settled(subject: FunctionSubject, value: _Value) -> _Value:

@@ -95,7 +95,7 @@ class Graphs:
         self._made.note(self._places)
 
     def _remember(self) -> None:
-        """What hangs on the modules between two calls; a view of a parameter is as good as the parameter."""
+        """What hangs on the modules between two calls; a view of a parameter counts as the parameter."""
         memory = {memory_of(parameter) for parameter in self.module.parameters()}
         for holder in holders(self.module):
             if holder.tensor.grad_fn is not None and memory_of(holder.tensor) in memory:

@@ -156,8 +156,8 @@ def _as_part_of_a_page(root: ET.Element, sheet: Sheet) -> Markup:
         "aria-label": visible(sheet.label),
     })  # fmt: skip
     if sheet.description:
-        root.set("aria-describedby", f"{sheet.name}-told")
-        _insert(root, "desc", sheet.description).set("id", f"{sheet.name}-told")
+        root.set("aria-describedby", f"{sheet.name}-description")
+        _insert(root, "desc", sheet.description).set("id", f"{sheet.name}-description")
     return Markup(ET.tostring(root, encoding="unicode"))  # noqa: S704 (the tree quotes what is in it)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nsa_doctor.probes.functions.backward_lines import backward_of
+from nsa_doctor.probes.tensors.backward_source import read_backward
 
 ORDER = ("dq", "dk", "dv")
 
@@ -39,11 +39,13 @@ def _together(ctx: Any, dout: Any) -> Any:
 
 
 def text_at(function: Any, wrong: tuple[str, ...]) -> str:
-    backward = backward_of(function)
+    backward = read_backward(function.__code__)
     assert backward is not None
-    line = backward.line_of(wrong, [name for name in ORDER if name not in wrong], ORDER)
+    found = backward.at_fault(
+        [ORDER.index(name) for name in wrong], [each for each, name in enumerate(ORDER) if name not in wrong]
+    )
     lines, first = inspect.getsourcelines(function)
-    return lines[line - first].strip() if line else ""
+    return "" if found is None else lines[found.line - first].strip()
 
 
 @pytest.mark.parametrize(
