@@ -20,6 +20,8 @@ _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 _SECONDS = 0.15  # of a machine of fixed speed: how far is examined must not depend on what else runs
 _MOST_SECONDS = 4 * _SECONDS  # of this one, for code whose work is not that of tensors
 _MOST_TIMES_COUNTED = 8.0  # of a busy machine, for work that is that of tensors
+_SHORTEST, _FAR_TOO_LONG = 4, 2.0  # tokens, where the first length takes more than so many seconds
+_WORTH_COUNTING = 8.0  # seconds: beyond, a pass that counts costs more than it can tell
 _FEWEST_SHARES = 2
 _LIMITS = (
     *("max_length", "max_len", "max_seq_len", "max_seq_length", "max_sequence_length", "max_position_embeddings"),
@@ -50,11 +52,11 @@ def within_limits(
             return replace(subject, max_length=limit, notes=(*subject.notes, note))
         works = length
         asking(length)
-        counted = _counted_seconds(subject, module, length)
+        counted = _counted_seconds(subject, module, length, seconds)
         subject = _noting(subject, length, seconds, counted)
         if length < _LENGTHS[-1] and (why := _too_much(seconds, counted)):
             note = f"examined up to S={length}: {why}"
-            return _paced(replace(subject, max_length=length), profile, note)
+            return _paced(_with_a_shorter(replace(subject, max_length=length), module, asking), profile, note)
     return _paced(replace(subject, max_length=works), profile)
 
 
@@ -69,10 +71,22 @@ def within_time(
         if seconds is None:
             return subject
         asking(length)
-        subject = _noting(subject, length, seconds, _counted_seconds(subject, module, length))
+        subject = _noting(subject, length, seconds, _counted_seconds(subject, module, length, seconds))
         if seconds > _MOST_SECONDS:
             break
-    return _paced(subject, profile)
+    return _paced(_with_a_shorter(subject, module, asking), profile)
+
+
+def _with_a_shorter(subject: Subject, module: nn.Module, asking: Callable[[int], None]) -> Subject:
+    """How long a few tokens take as well, where the shortest length tried takes far too long: less, if it is a loop."""
+    known = subject.call_seconds
+    if known[0][1] <= _FAR_TOO_LONG:
+        return subject
+    asking(_SHORTEST)
+    seconds = _seconds(subject, module, _SHORTEST)
+    if seconds is None or 2 * seconds > known[0][1]:
+        return subject
+    return replace(subject, call_seconds=((_SHORTEST, seconds), *known))
 
 
 def _paced(subject: Subject, profile: Profile, note: str = "") -> Subject:
@@ -115,8 +129,10 @@ def _limit(
     return works, f": beyond it, it reads past the end of {table}"
 
 
-def _counted_seconds(subject: Subject, module: nn.Module, length: int) -> float | None:
-    """What a forward pass takes by counted work; None when it cannot be counted."""
+def _counted_seconds(subject: Subject, module: nn.Module, length: int, seconds: float) -> float | None:
+    """What a forward pass takes by counted work; None when it cannot be counted, or takes too long to be."""
+    if seconds > _WORTH_COUNTING:
+        return None
     counted = attempt(lambda: nominal_seconds(lambda: _forward(subject, module, length)))
     return None if isinstance(counted, Caught) else counted
 

@@ -14,6 +14,7 @@ _SHARE_OF_A_SWEEP = 0.25
 _CALLS_OF_A_LENGTH = 4.0  # forward passes that the three modes of one length cost
 _MOST_LENGTHS = 5
 _SHARE_OF_A_CHECK = 1 / 3  # of what is left
+_SHARE_OF_A_TELLING_ONE = 0.8  # it makes few calls as long as it finds nothing
 _LEAST_FOR_A_CHECK = 1.5  # seconds, less than which nothing can be seen in
 _ENDING = 4.0  # seconds in which children end and findings are merged
 
@@ -42,9 +43,10 @@ class Pace:
         affordable = self.seconds * _SHARE_OF_A_SWEEP / (_CALLS_OF_A_LENGTH * self.call_seconds)
         return max(1, min(_MOST_LENGTHS, int(affordable)))
 
-    def seconds_left(self, spent: float) -> float:
+    def seconds_left(self, spent: float, *, is_telling: bool = False) -> float:
         """The seconds that the next check may take, after so many of the examination; none once it has to end."""
-        seconds = (self.seconds - _ENDING - spent) * _SHARE_OF_A_CHECK
+        share = _SHARE_OF_A_TELLING_ONE if is_telling else _SHARE_OF_A_CHECK
+        seconds = (self.seconds - _ENDING - spent) * share
         return seconds if seconds >= _LEAST_FOR_A_CHECK else 0.0
 
     @property

@@ -89,12 +89,12 @@ class Session:
         if missing:
             reason = f"it offers no {' and no '.join(missing)}"
             result = Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason, is_required=False)
-        elif self.pace is not None and not self._seconds_for_a_check():
+        elif self.pace is not None and not self._seconds_for_a_check(entry):
             result = Result(code=code, name=name, verdict=Verdict.SKIP, reason=self.pace.left_out)
         elif failed:
             result = self._check_what_is_left(entry, supervisor, failed)
         else:
-            result = self._run(code, supervisor)
+            result = self._run(entry, supervisor)
         own, observed = result.parted()
         self._keep([own], own.notes, observed)
         return result
@@ -105,19 +105,21 @@ class Session:
         What it finds there is another fault; that it finds nothing says nothing of the rest.
         """
         left = remainder(self.examination.measurements, self.facts) if set(failed) <= swept_codes() else None
-        result = None if left is None else self._run(entry.manual.code, supervisor, left)
+        result = None if left is None else self._run(entry, supervisor, left)
         if result is not None and any(each.evidence.get("kind") != "raised" for each in result.findings):
             return result
         reason = f"means nothing while {failed[0]} fails"
         return Result(code=entry.manual.code, name=entry.manual.name, verdict=Verdict.SKIP, reason=reason)
 
-    def _run(self, code: str, supervisor: Supervisor, left: Remainder | None = None) -> Result:
-        where = None if left is None else asdict(left)
-        return supervisor.check(code, self.examination_request.timeout, at_most=self._seconds_for_a_check(), left=where)
+    def _run(self, entry: Entry, supervisor: Supervisor, left: Remainder | None = None) -> Result:
+        where, at_most = None if left is None else asdict(left), self._seconds_for_a_check(entry)
+        return supervisor.check(entry.manual.code, self.examination_request.timeout, at_most=at_most, left=where)
 
-    def _seconds_for_a_check(self) -> float:
+    def _seconds_for_a_check(self, entry: Entry) -> float:
         most = CHECK_SECONDS[self.examination_request.profile]
-        return most if self.pace is None else min(most, self.pace.seconds_left(time.monotonic() - self._began))
+        if self.pace is None:
+            return most
+        return min(most, self.pace.seconds_left(time.monotonic() - self._began, is_telling=entry.telling))
 
     def sweep(self, supervisor: Supervisor) -> int:
         """Answer all checks that a sweep answers; the number of points it was planned to measure."""

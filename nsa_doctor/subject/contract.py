@@ -12,6 +12,7 @@ from nsa_doctor.core.declared import declarations
 from nsa_doctor.core.environment import Environment
 from nsa_doctor.core.lengths import ChangesAtLengths
 from nsa_doctor.core.measurement import MODES, Mode
+from nsa_doctor.core.pace import Pace
 
 InputKind = Literal["embeddings", "tokens"]
 SEAMS = (
@@ -132,6 +133,11 @@ class Subject:
         declarations("spec", self.spec)
         if self.width < 1:
             raise ValueError(f"width must be at least 1 (dim of embeddings, or vocabulary of tokens), got {self.width}")
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its calls take so long that a check makes the most telling of them alone."""
+        return Pace.of(self.call_seconds, self.profile) is not None
 
     def offers(self, seam: str) -> bool:
         """Whether the seam is there."""

@@ -32,7 +32,7 @@ _ROUNDINGS = 64.0  # sums in another order, as atomics on a GPU make them
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    for way in _WAYS:
+    for way in _WAYS[:1] if subject.is_slow else _WAYS:
         for length in odd_lengths(subject)[:2]:
             found = _changed(subject, length, way)
             if found is not None and _changed(replace(subject, seed=subject.seed + 1), length, way) is not None:

@@ -45,3 +45,9 @@ def test_no_check_takes_all_that_is_left_and_none_begins_at_the_end() -> None:
     assert 0 < pace.seconds_left(0.0) < pace.seconds / 2
     assert pace.seconds_left(10.0) < pace.seconds_left(0.0)
     assert pace.seconds_left(pace.seconds - 5.0) == 0.0
+
+
+def test_a_telling_check_gets_most_of_what_is_left() -> None:
+    pace = Pace.of(SLOW, "quick")
+    assert pace is not None
+    assert pace.seconds_left(10.0) < pace.seconds / 2 < pace.seconds_left(10.0, is_telling=True) < pace.seconds

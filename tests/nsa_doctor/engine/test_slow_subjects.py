@@ -1,12 +1,19 @@
 """A subject whose calls take long: the most telling checks come first, on short sequences, and all ends in time."""
 
+from dataclasses import replace
+
 import pytest
 
+from nsa_doctor.adapters import length_limits
+from nsa_doctor.adapters.load import load_subject
+from nsa_doctor.checks._shared.future import plans
 from nsa_doctor.core import pace, registry
 from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.finding import Decision, Report, Verdict
 from nsa_doctor.core.registry import Entry
 from nsa_doctor.engine.run import RunRequest, run
+from nsa_doctor.probes.attention.decoding import lengths_to_decode
+from nsa_doctor.subject.request import SubjectRequest
 from tests.nsa_doctor.conftest import HERE, is_marked
 
 SECONDS = 25.0
@@ -42,6 +49,25 @@ def test_the_finding_of_a_slow_subject_has_its_line() -> None:
     report = ran("waiting:sees_the_future", registry.select(("FWD201", "FWD202", "FWD206", "NAN101"), (), "quick"))
     assert [finding.code for finding in report.findings] == ["FWD201"]
     assert is_marked(report.findings[0].where.file, report.findings[0].where.line)
+
+
+def test_where_sixteen_tokens_take_far_too_long_four_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(length_limits, "_MOST_SECONDS", SLOW_CALL)
+    monkeypatch.setattr(length_limits, "_FAR_TOO_LONG", 0.02)
+    monkeypatch.setattr(pace, "_WANTED_CALL", 0.004)
+    subject = load_subject(SubjectRequest(spec="faulty.waiting:healthy", explore=True))
+    assert [length for length, _ in subject.call_seconds][:3] == [4, 16, 32]
+    assert subject.max_length == 4
+    assert subject.is_slow
+
+
+def test_a_slow_subject_is_given_the_fewest_calls_that_can_tell() -> None:
+    subject = load_subject(SubjectRequest(spec="faulty.waiting:healthy"))
+    slow = replace(subject, call_seconds=((16, 2.0),), max_length=16)
+    assert (subject.is_slow, slow.is_slow) == (False, True)
+    assert [(plan.length, plan.num_cuts, plan.mode) for plan in plans(slow)] == [(16, 2, "eval")]
+    assert len(plans(subject)) > 3
+    assert lengths_to_decode(slow)[0] < lengths_to_decode(subject)[0]
 
 
 def test_telling_checks_are_part_of_the_shortest_profile() -> None:
