@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import NoneType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -252,17 +254,36 @@ def _dense(values: Tensor) -> Tensor:
 
 @contextmanager
 def _running_state_kept(module: nn.Module | None) -> Iterator[None]:
-    """Put the values of buffers and frozen parameters back at the end, where they still have their shape."""
-    kept = [] if module is None else [(name, value, value.detach().clone()) for name, value in _running(module)]
+    """Put the values of buffers and frozen parameters back at the end, where they still have their shape.
+
+    Of a part whose values are put back, numbers and words are too: they may say what its buffers hold.
+    """
+    kept = [] if module is None else [(name, value.detach().clone()) for name, value in _running(module)]
+    words = {} if module is None else {path: _words_of(part) for path, part in module.named_modules()}
     try:
         yield
     finally:
         now = {} if module is None else dict(_running(module))
-        for name, _, before in kept:
+        for name, before in kept:
             value = now.get(name)
-            if value is not None and value.shape == before.shape and not torch.equal(value, before):
-                with torch.no_grad(), suppress(RuntimeError):  # one that shares memory with itself stays
-                    value.copy_(before)
+            if module is None or value is None or value.shape != before.shape or torch.equal(value, before):
+                continue
+            with torch.no_grad(), suppress(RuntimeError):  # one that shares memory with itself stays
+                value.copy_(before)
+                path = name.rpartition(".")[0]
+                _put_back(module.get_submodule(path), words.get(path, {}))
+
+
+def _words_of(part: nn.Module) -> dict[str, Any]:
+    """The plain values among a module's own attributes, its mode apart."""
+    plain = (bool, int, float, str, tuple, NoneType)
+    return {name: value for name, value in vars(part).items() if type(value) in plain and name != "training"}
+
+
+def _put_back(part: nn.Module, words: Mapping[str, Any]) -> None:
+    for name in _words_of(part).keys() - words.keys():
+        vars(part).pop(name)
+    vars(part).update(words)
 
 
 def _running(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
