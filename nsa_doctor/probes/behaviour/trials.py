@@ -18,18 +18,24 @@ from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.flagged import OperationCounter
 from nsa_doctor.probes.model.fork import in_fork
 from nsa_doctor.probes.model.settings import Setting
+from nsa_doctor.probes.numerics.precision import effective_precision
 
 _LENGTHS, _TRAINED, _DECODED, _PROMPT = (33, 67), 17, 37, 33
 _SECONDS = 60
 _SAMPLES = 1024
 _GRADIENT = "the gradient of "
 _ROUNDINGS = 2.0**14  # any order of sums and any algorithm lies within; another method does not
+_NARROW_ROUNDINGS = 16.0  # of values that pass through a narrower dtype than the output's, which one path may not do
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What came of it: results by name, operations each took, shapes of parameters, and what raised, by phase."""
+    """What came of it: results by name, operations each took, shapes of parameters, and what raised, by phase.
 
+    `eps` is the unit roundoff of the narrowest dtype that values pass through on their way.
+    """
+
+    eps: float
     results: Mapping[str, Tensor]
     operations: Mapping[str, int]
     parameters: Mapping[str, list[Any]]
@@ -41,7 +47,8 @@ class Trial:
             own = {name: value for name, value in self.results.items() if name.startswith(_GRADIENT) is are_gradients}
             scale = max((float(value.double().abs().max()) for value in own.values() if value.numel()), default=0.0)
             for name, value in own.items():
-                if name in other.results and (words := _difference(name, value, other.results[name], scale)):
+                narrow = _NARROW_ROUNDINGS * max(self.eps, other.eps)
+                if name in other.results and (words := _difference(name, value, other.results[name], scale, narrow)):
                     return words
         return ""
 
@@ -80,6 +87,7 @@ def _tried(reference: BuiltModule, setting: Setting | None, file: Path, *, is_la
     operations: dict[str, int] = {}
     raised: dict[str, str] = {}
     parameters: dict[str, list[Any]] = {}
+    eps = 0.0
 
     def note(phase: str, call: Callable[[], dict[str, Tensor]]) -> None:
         with OperationCounter() as counter:
@@ -99,8 +107,10 @@ def _tried(reference: BuiltModule, setting: Setting | None, file: Path, *, is_la
         with holding():
             for phase, call in _calls(sp).items():
                 note(phase, call)
+            precision = attempt(lambda: effective_precision(sp, min(_TRAINED, sp.subject.max_length)))
+            eps = 0.0 if isinstance(precision, Caught) else precision.eps
     torch.save(results, file)
-    return {"operations": operations, "raised": raised, "parameters": parameters}
+    return {"operations": operations, "raised": raised, "parameters": parameters, "eps": eps}
 
 
 def rebuilt(reference: BuiltModule) -> BuiltModule:
@@ -149,9 +159,9 @@ def _decoded(sp: BuiltModule, length: int) -> dict[str, Tensor]:
     return {"the decoded output": decode(sp, sp.input(length), [prompt, *[1] * (length - prompt)]).output}
 
 
-def _difference(name: str, value: Tensor, other: Tensor, scale: float) -> str:
+def _difference(name: str, value: Tensor, other: Tensor, scale: float, narrow: float) -> str:
     if value.shape != other.shape:
         return f"{name} has the shape {list(other.shape)}, and {list(value.shape)} without"
     error = float((value.double() - other.double()).abs().max()) if value.numel() else 0.0
-    bound = _ROUNDINGS * scale * (torch.finfo(value.dtype).eps if value.dtype.is_floating_point else 0.0)
+    bound = scale * max(_ROUNDINGS * torch.finfo(value.dtype).eps, narrow) if value.dtype.is_floating_point else 0.0
     return "" if error <= bound else f"{name} changes by up to {error:.2g} (tolerance {bound:.1g})"

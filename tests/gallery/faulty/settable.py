@@ -64,6 +64,19 @@ class _OtherScale(_Attention):
         self.eager_scale = 0.3
 
 
+class _SoftmaxInFloat32(_Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.config.impl == "sdpa":
+            return super().forward(x)
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        scores = (x @ x.mT * self.eager_scale).masked_fill(hidden, float("-inf"))
+        return scores.softmax(-1, dtype=torch.float32).to(x.dtype) @ x
+
+
+def softmax_in_float32() -> nn.Module:
+    return Host(_SoftmaxInFloat32(Config()))
+
+
 def healthy() -> nn.Module:
     return Host(_Attention(Config()))
 

@@ -53,6 +53,10 @@ def test_an_option_is_named_where_what_it_chooses_begins(examine: Examine) -> No
     assert "; it is declared at settable.py:" in finding.message
 
 
+def test_a_path_that_passes_through_a_narrower_dtype_is_judged_by_that_dtype(examine: Examine) -> None:
+    assert examine("softmax_in_float32").verdict is Verdict.PASS
+
+
 def test_a_path_that_gives_the_same_passes_and_settings_without_effect_are_noted(examine: Examine) -> None:
     before = dict(os.environ)
     result = examine("healthy")
