@@ -11,7 +11,10 @@ LARGE = 1e2  # attention logits grow with its square, so they come near 1e4
 
 
 def make_input(subject: Subject, point: Point, seed: int, device: torch.device) -> Tensor:
-    """One row of input at this point: [1, S, width] embeddings in its dtype, or [1, S] token ids."""
+    """One row of input at this point: [1, S, width] embeddings in its dtype, or [1, S] token ids.
+
+    Of repeated tokens there are more: four in turn, and in each further row one alone, each time another.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.device("cpu"):  # whatever default a subject has set
         if subject.input == "tokens":
@@ -47,7 +50,9 @@ def _embeddings(point: Point, width: int, generator: torch.Generator) -> Tensor:
             sign = torch.where(torch.arange(point.length) % 2 == 0, 1.0, -1.0)[None, :, None]
             return normal[:, :1] * sign * LARGE
         case "repeated":
-            return normal[:, torch.arange(point.length) % _PERIOD]
+            alone = torch.randn(_rows_alone(point.length), 1, width, generator=generator)
+            in_turn = normal[:, torch.arange(point.length) % _PERIOD]
+            return torch.cat((in_turn, alone.expand(-1, point.length, -1)))
 
 
 def _token_ids(point: Point, vocabulary: int, generator: torch.Generator) -> Tensor:
@@ -66,9 +71,16 @@ def _token_ids(point: Point, vocabulary: int, generator: torch.Generator) -> Ten
         case "opposed":
             return (torch.arange(point.length) % 2 * (vocabulary - 1))[None]
         case "repeated":
-            return random[:, torch.arange(point.length) % _PERIOD]
+            alone = torch.randint(vocabulary, (_rows_alone(point.length), 1), generator=generator)
+            return torch.cat((random[:, torch.arange(point.length) % _PERIOD], alone.expand(-1, point.length)))
         case _:
             return random
 
 
+def _rows_alone(length: int) -> int:
+    """How many rows of one token each: a decay or a key that grows may be that of a few tokens only."""
+    return _MANY_ROWS if length <= _SHORT else 1
+
+
 _PERIOD = 4
+_MANY_ROWS, _SHORT = 32, 128

@@ -204,7 +204,13 @@ class _Parallel(nn.Module):
         return sum(part(x[..., i::3]).sum() for i, part in enumerate(self.parts)) + x
 
 
+def _decays_that_add_up(x: Tensor) -> Tensor:
+    total = x[..., :1].clamp(min=0).cumsum(1) * 1.5  # a token with a large first channel, again and again
+    return x * total.exp() * (-total).exp()  # here
+
+
 only_on_large = hosting(_only_on_large)
+on_a_repeated_token = hosting(_decays_that_add_up)
 only_in_half = hosting(_only_in_half)
 parallel = _Parallel
 

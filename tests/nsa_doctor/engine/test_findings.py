@@ -49,6 +49,12 @@ def test_the_neighbours_are_measured_as_a_control(faulty: Callable[..., LocalMea
         ("backward:masked_root", points([16]), "NAN102", ""),
         ("forward:only_in_training", points([16]), "NAN103", "finite in eval and no_grad"),
         ("forward:only_on_large", points([16], values=("normal", "large")), "NAN104", "finite on normal input"),
+        (
+            "forward:on_a_repeated_token",
+            points([128], values=("normal", "constant", "repeated")),
+            "NAN104",
+            "finite on constant and normal input",
+        ),
         ("forward:only_in_half", points([16], dtypes=("float32", "float16")), "NAN105", "finite in float32"),
         ("unruly:raises", points([17]), "FWD101", "returns at S=16 and 18"),
         ("unruly:shorter", points([17]), "FWD102", ""),

@@ -143,9 +143,12 @@ def test_preserved_state_says_what_changed() -> None:
 @pytest.mark.parametrize("kind", ["embeddings", "tokens"])
 def test_every_kind_of_input_is_valid(small: Subject, values: str, kind: str) -> None:
     subject = replace(small, input=kind)
-    for length in (1, 2, 7):
+    for length in (1, 2, 7, 200):
         x = make_input(subject, Point(length=length, values=values), 0, torch.device("cpu"))
-        assert x.shape == ((1, length, 32) if kind == "embeddings" else (1, length))
+        rows = 1 if values != "repeated" else 2 if length == 200 else 33
+        assert x.shape == ((rows, length, 32) if kind == "embeddings" else (rows, length))
+        if values == "repeated":
+            assert torch.equal(x[1:], x[1:, :1].expand_as(x[1:]))
         assert torch.isfinite(x).all()
         if kind == "tokens":
             assert bool(((x >= 0) & (x < 32)).all())
