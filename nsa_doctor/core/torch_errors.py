@@ -19,6 +19,8 @@ class TorchError(StrEnum):
     """An index lies beyond the end of what it is looked up in."""
     SIZES_DIFFER = "sizes differ"
     """Two operands have other sizes along an axis."""
+    SAVES_WATCHED = "saves watched"
+    """A transform of torch.func is entered while somebody watches what is saved for backward."""
 
 
 _WORDS: Mapping[TorchError, tuple[str, ...]] = {
@@ -28,6 +30,7 @@ _WORDS: Mapping[TorchError, tuple[str, ...]] = {
     TorchError.HOST_MEMORY: ("DefaultCPUAllocator",),
     TorchError.INDEX_OUT_OF_RANGE: ("index out of range", "out of bounds"),
     TorchError.SIZES_DIFFER: ("must match the size of tensor", "must match the existing size"),
+    TorchError.SAVES_WATCHED: ("don't yet support saved tensor hooks",),
 }
 
 

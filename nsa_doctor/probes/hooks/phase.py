@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedError, attempt
+from nsa_doctor.core.torch_errors import TorchError, error_kind
 
 _Answer = TypeVar("_Answer")
 
@@ -30,6 +31,7 @@ class Listener(Protocol):
 
 
 _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
+_WATCHES_SAVES: ContextVar[bool] = ContextVar("watches_saves", default=False)
 
 
 @contextmanager
@@ -45,6 +47,21 @@ def heard_by(listener: Listener | None) -> Iterator[None]:
 def unobserved() -> AbstractContextManager[None]:
     """A region whose calls are provoked: exceptions and values that are not finite say nothing against the subject."""
     return heard_by(None)
+
+
+@contextmanager
+def watched_saves() -> Iterator[None]:
+    """A region in which the doctor watches what is saved for backward, which transforms of torch.func refuse."""
+    token = _WATCHES_SAVES.set(True)
+    try:
+        yield
+    finally:
+        _WATCHES_SAVES.reset(token)
+
+
+def is_of_the_watch(caught: Caught) -> bool:
+    """Whether a call raised because the doctor watches what is saved for backward."""
+    return _WATCHES_SAVES.get() and error_kind(caught.sentence) is TorchError.SAVES_WATCHED
 
 
 def listener() -> Listener | None:
@@ -65,6 +82,10 @@ def ask(phase: str, call: Callable[[], _Answer], module: nn.Module | None, outpu
     if isinstance(answer, Caught):
         if isinstance(answer.error, NotComparableError):  # ours, of a call that was not made
             raise answer.error
+        if is_of_the_watch(answer):
+            raise NotComparableError(
+                "torch.func, which it calls, does not let anybody watch what is saved for backward"
+            )
         failure = SubjectFailedError(phase, answer, module, output)
         if hears is not None:
             hears.raised(failure)

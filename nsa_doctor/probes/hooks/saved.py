@@ -12,6 +12,7 @@ from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import saved_tensors_hooks
 
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.phase import watched_saves
 from nsa_doctor.probes.internal import functions_applied_by, running_node, uncompiled, version_of
 
 Around = Callable[[str, Callable[[], Any], tuple[Any, ...]], Any]
@@ -83,7 +84,8 @@ class SavedWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch what is saved by operations, and what custom Functions hold in their ctx."""
-        with uncompiled(), functions_seen(self._see_function), saved_tensors_hooks(self._pack, self._unpack):
+        hooks = saved_tensors_hooks(self._pack, self._unpack)
+        with uncompiled(), functions_seen(self._see_function), hooks, watched_saves():
             yield
 
     def note(self, tensor: Tensor, keeper: str = "") -> Saved:

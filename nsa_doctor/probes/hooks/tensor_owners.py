@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from torch import Tensor, nn
@@ -79,9 +80,9 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, nn.Module):
         held, apart = {**registered(value), **vars(value)}, registries(value)
         return [(f".{name}", part) for name, part in held.items() if name not in apart]
-    cells = getattr(value, "__closure__", None)
-    if cells is not None:
-        names = value.__code__.co_freevars
+    cells, code = getattr(value, "__closure__", None), getattr(value, "__code__", None)
+    if isinstance(cells, tuple) and isinstance(code, CodeType):
+        names = code.co_freevars
         return [(f".{name}", _content(cell)) for name, cell in zip(names, cells, strict=True)]
     bound = getattr(value, "__self__", None)
     if bound is not None and not isinstance(bound, type):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, Census, Mode
-from nsa_doctor.probes.hooks.phase import listener
+from nsa_doctor.probes.hooks.phase import is_of_the_watch, listener
 from nsa_doctor.probes.internal import is_traced
 from nsa_doctor.probes.model.snapshot import Snapshot
 from nsa_doctor.probes.model.state import preserved_state
@@ -173,7 +173,8 @@ class Observer:
             return float(x.abs().max()) <= _LARGEST_INPUT  # which NaN is not
 
     def _keep_raised(self, call: Call, caught: Caught) -> None:
-        if isinstance(caught.error, Exception) and not isinstance(caught.error, NotComparableError):
+        is_ours = isinstance(caught.error, NotComparableError) or is_of_the_watch(caught)
+        if isinstance(caught.error, Exception) and not is_ours:
             failure = SubjectFailedError(call.seam, caught, call.module)
             self._keep(Observation(kind="raised", call=call, failure=failure))
 
