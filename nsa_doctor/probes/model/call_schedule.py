@@ -78,6 +78,11 @@ def training_steps(subject: Subject, num_further: int = 0) -> list[Step]:
     return _offered(subject, [*begin, *_alternating(between, again), *[again] * num_repeats])
 
 
+def repeated_training(subject: Subject) -> list[Step]:
+    """One training pass again and again, and nothing between."""
+    return [trained(subject)] * _TRAINING_REPEATS[subject.profile]
+
+
 def drawn_steps(subject: Subject) -> list[Step]:
     """Calls and training passes at several batches, each with random numbers of its own, in the order of a run."""
     again, train = evaluated(subject), trained(subject)

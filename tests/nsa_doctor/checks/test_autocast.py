@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.probes.model.built_module import built
-from nsa_doctor.probes.numerics.imitated_autocast import autocast_pass, imitated_pass, plain_pass
+from nsa_doctor.probes.numerics.imitated_autocast import autocast_pass, imitated_pass, passed
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 
@@ -132,5 +132,5 @@ def test_a_model_that_is_not_made_for_autocast_is_no_finding() -> None:
 def test_the_imitation_rounds_as_autocast_does() -> None:
     sp = built(subject_of(Mixer))
     x = sp.input(33, 2)
-    plain, imitated, real = (make(sp, x).output for make in (plain_pass, imitated_pass, autocast_pass))
+    plain, imitated, real = (make(sp, x).output for make in (passed, imitated_pass, autocast_pass))
     assert 0 < float((imitated - real).norm()) < 2 * float((imitated - plain).norm())
