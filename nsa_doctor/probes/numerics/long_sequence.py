@@ -1,0 +1,147 @@
+"""One long sequence beside a shorter one: whether its end is still read, in its order, and by nothing before it."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.core.check import Profile
+from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.internal import DispatchWatcher
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.nominal_time import nominal_seconds
+from nsa_doctor.probes.numerics.compare import Baseline, Departure, baseline
+from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
+
+# A little past where indices of eight bits for blocks of 8 and 16 tokens end, and numbers of float16. The last token
+# stands at one place in blocks of up to 64, whatever the length, and at the edge of none of more than four.
+_PAST = 45
+_LENGTHS = (8192 + _PAST, 4096 + _PAST, 2048 + _PAST)
+_BLOCK = 64
+_RECENT = 40
+_NUM_CALLS = 3
+_COUNTED = (512, 1024)
+_NOMINAL_SECONDS: dict[Profile, float] = {"smoke": 0.5, "quick": 3.6, "full": 20.0}
+_LOOKUPS = frozenset({"embedding", "index", "index_select", "gather", "take"})
+_LEAST = 1e-6  # of the output: what a token changes at the shorter length, for it to be missed at the longer
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with the long sequence, in words, and how; `kept` are the tokens that should not have changed."""
+
+    words: str
+    departure: Departure | None = None
+    kept: int = 0
+    other: Tensor | None = None
+    place: Place | None = None
+
+
+def longest_affordable(sp: BuiltModule) -> int | None:
+    """The longest of the lengths that is served and that there is time for; None where none is."""
+    limit, allowed = sp.subject.max_length, _NOMINAL_SECONDS[sp.subject.profile] / _NUM_CALLS
+    shorter, longer = (min(length, limit) for length in _COUNTED)
+    served = [length for length in _LENGTHS if limit < length <= sp.subject.longest]
+    if not served or not shorter < longer:
+        return None
+    first = _nominal_seconds(sp, shorter)
+    if first * served[-1] / shorter > allowed:  # though it grew no faster than the length
+        return None
+    second = _nominal_seconds(sp, longer)
+    power = max(1.0, math.log(second / first) / math.log(longer / shorter))
+    known = [(longer, second), *sp.subject.call_seconds[-1:]]  # counted, and as long as it took on this machine
+    fitting = (n for n in served if all(took * (n / length) ** power <= allowed for length, took in known))
+    return next((length for length in fitting if _runs(sp, length)), None)
+
+
+def _nominal_seconds(sp: BuiltModule, length: int) -> float:
+    with torch.no_grad():
+        return nominal_seconds(lambda: sp(sp.input(length)))
+
+
+def reference_length(limit: int) -> int:
+    """A length up to the limit whose last token stands in a block where that of the long ones does."""
+    return _PAST + (limit - _PAST) // _BLOCK * _BLOCK
+
+
+def faults(sp: BuiltModule, length: int) -> Iterator[Fault]:
+    """What is wrong at that length; values that are not finite are for the NAN checks."""
+    x, shorter = sp.input(length), reference_length(sp.subject.max_length)
+    whole, head = baseline(sp, x), baseline(sp, x[:, :shorter])
+    if (found := whole.departure(head.output, tokens=slice(shorter))) is not None:
+        words = f"the first {shorter} tokens alone give another output than at the head of {length}"
+        yield Fault(words, found, shorter, x[:, :shorter])
+    changed, cut = _with_other_recent(sp, x), length - 1 - _RECENT
+    with torch.no_grad():
+        output = sp(changed)
+    if (found := whole.departure(output[:, :cut], tokens=slice(cut))) is not None:
+        yield Fault(f"tokens {cut} to {length - 2} change the output before them", found, cut, changed)
+    what = f"the output of the last token does not depend on {{}} of the {_RECENT} tokens before it, as it does at "
+    if not _ends_differently(whole, output) and _ends_differently(head, sp(_with_other_recent(sp, head.x))):
+        yield Fault(f"{what.format('the values')}S={shorter}")
+    elif not _ends_differently(whole, sp(_reversed(x))) and _ends_differently(head, sp(_reversed(head.x))):
+        yield Fault(f"{what.format('the order')}S={shorter}")
+    looked_up = zip(_looked_up(sp, x), _looked_up(sp, head.x), strict=False)
+    for (place, num_positions), (other, expected) in looked_up:
+        if place == other and num_positions < length and expected == shorter:
+            words = f"{length} positions are looked up as {num_positions} different ones, and {shorter} as {shorter}"
+            yield Fault(words, place=place)
+
+
+def _looked_up(sp: BuiltModule, x: Tensor) -> list[tuple[Place, int]]:
+    """Every look into a table by one index for each token: the place, and how many different indices there are."""
+    places = Places(FrameFilter(sp.subject.packages))
+    places.know(sp.module)
+    watch = _Lookups(places, x)
+    with torch.no_grad(), watch, places.watching():
+        sp(x)
+    return watch.found
+
+
+class _Lookups(DispatchWatcher):
+    def __init__(self, places: Places, x: Tensor) -> None:
+        super().__init__()
+        self.found: list[tuple[Place, int]] = []
+        self._places, self._length = places, x.shape[1]
+
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation; note the indices where it looks them up."""
+        if operation_name(func) in _LOOKUPS:
+            for index in tensors_in(args[1:], kwargs):
+                if not index.is_floating_point() and index.dtype != torch.bool and index.numel() == self._length:
+                    self.found.append((self._places.here()[0], len(index.unique())))
+        return func(*args, **kwargs)
+
+
+def _runs(sp: BuiltModule, length: int) -> bool:
+    """Whether it serves that length: it may well not, and it need not."""
+    try:
+        with unobserved(), torch.no_grad():
+            sp(sp.input(length))
+    except SubjectFailedError:
+        return False
+    return True
+
+
+def _with_other_recent(sp: BuiltModule, x: Tensor) -> Tensor:
+    """The input with other tokens before the last."""
+    other = sp.input(_RECENT, seed=sp.subject.seed + 1)
+    return torch.cat((x[:, : -1 - _RECENT], other, x[:, -1:]), dim=1)
+
+
+def _reversed(x: Tensor) -> Tensor:
+    """The input with the tokens before the last in the opposite order."""
+    return torch.cat((x[:, : -1 - _RECENT], x[:, -1 - _RECENT : -1].flip(1), x[:, -1:]), dim=1)
+
+
+def _ends_differently(base: Baseline, output: Tensor) -> bool:
+    """Whether the last token's output is another."""
+    expected = base.output[:, -1].double()
+    return not float((output[:, -1].double() - expected).abs().max()) <= _LEAST * float(expected.abs().max())
