@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.core.check import Profile
-from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.errors import NotApplicableError, NotComparableError, SubjectFailedError
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.probes.model.built_module import BuiltModule
@@ -26,9 +25,9 @@ _PAST = 45
 _LENGTHS = (8192 + _PAST, 4096 + _PAST, 2048 + _PAST)
 _BLOCK = 64
 _RECENT = 40
-_NUM_CALLS = 3
+_NUM_CALLS = 2
 _COUNTED = (512, 1024)
-_NOMINAL_SECONDS: dict[Profile, float] = {"smoke": 0.5, "quick": 3.6, "full": 20.0}
+_NOMINAL_SECONDS: dict[Profile, float] = {"smoke": 0.5, "quick": 2.6, "full": 20.0}
 _LOOKUPS = frozenset({"embedding", "index", "index_select", "gather", "take"})
 _LEAST = 1e-6  # of the output: what a token changes at the shorter length, for it to be missed at the longer
 
@@ -58,7 +57,7 @@ def longest_affordable(sp: BuiltModule) -> int | None:
     power = max(1.0, math.log(second / first) / math.log(longer / shorter))
     known = [(longer, second), *sp.subject.call_seconds[-1:]]  # counted, and as long as it took on this machine
     fitting = (n for n in served if all(took * (n / length) ** power <= allowed for length, took in known))
-    return next((length for length in fitting if _runs(sp, length)), None)
+    return next(fitting, None)
 
 
 def _nominal_seconds(sp: BuiltModule, length: int) -> float:
@@ -72,37 +71,60 @@ def reference_length(limit: int) -> int:
 
 
 def faults(sp: BuiltModule, length: int) -> Iterator[Fault]:
-    """What is wrong at that length; values that are not finite are for the NAN checks."""
+    """What is wrong at that length; raises NotApplicableError where it is not served.
+
+    Values that are not finite are for the NAN checks.
+    """
     x, shorter = sp.input(length), reference_length(sp.subject.max_length)
-    whole, head = baseline(sp, x), baseline(sp, x[:, :shorter])
+    head, expected = _looked_up(sp, x[:, :shorter])
+    try:
+        whole, looked_up = _looked_up(sp, x)
+    except SubjectFailedError as failure:
+        raise NotApplicableError(f"it does not serve S={length}: {failure}") from failure
+    except NotComparableError:
+        sp(x)  # once more, untraced, for what observes calls
+        raise
     if (found := whole.departure(head.output, tokens=slice(shorter))) is not None:
         words = f"the first {shorter} tokens alone give another output than at the head of {length}"
         yield Fault(words, found, shorter, x[:, :shorter])
-    changed, cut = _with_other_recent(sp, x), length - 1 - _RECENT
-    with torch.no_grad():
-        output = sp(changed)
-    if (found := whole.departure(output[:, :cut], tokens=slice(cut))) is not None:
-        yield Fault(f"tokens {cut} to {length - 2} change the output before them", found, cut, changed)
-    what = f"the output of the last token does not depend on {{}} of the {_RECENT} tokens before it, as it does at "
-    if not _ends_differently(whole, output) and _ends_differently(head, sp(_with_other_recent(sp, head.x))):
-        yield Fault(f"{what.format('the values')}S={shorter}")
-    elif not _ends_differently(whole, sp(_reversed(x))) and _ends_differently(head, sp(_reversed(head.x))):
-        yield Fault(f"{what.format('the order')}S={shorter}")
-    looked_up = zip(_looked_up(sp, x), _looked_up(sp, head.x), strict=False)
-    for (place, num_positions), (other, expected) in looked_up:
-        if place == other and num_positions < length and expected == shorter:
-            words = f"{length} positions are looked up as {num_positions} different ones, and {shorter} as {shorter}"
+    yield from _of_repeated(looked_up, expected, length, shorter)
+    yield from _of_recent(whole, head)
+
+
+def _of_repeated(
+    looked_up: list[tuple[Place, int]], expected: list[tuple[Place, int]], length: int, shorter: int
+) -> Iterator[Fault]:
+    """Positions that are one and the same in a table, where those of the shorter sequence are all different."""
+    for (place, number), (other, all_different) in zip(looked_up, expected, strict=False):
+        if place == other and number < length and all_different == shorter:
+            words = f"{length} positions are looked up as {number} different ones, and {shorter} as {shorter}"
             yield Fault(words, place=place)
 
 
-def _looked_up(sp: BuiltModule, x: Tensor) -> list[tuple[Place, int]]:
-    """Every look into a table by one index for each token: the place, and how many different indices there are."""
+def _of_recent(whole: Baseline, head: Baseline) -> Iterator[Fault]:
+    """What the tokens just before the last do to those before them, and do not do to the last."""
+    sp, length, shorter = whole.built, whole.x.shape[1], head.x.shape[1]
+    cut, changed = length - 1 - _RECENT, _reversed(whole.x)
+    with torch.no_grad():
+        output = sp(changed)
+        if (found := whole.departure(output[:, :cut], tokens=slice(cut))) is not None:
+            yield Fault(f"tokens {cut} to {length - 2} change the output before them", found, cut, changed)
+        if _ends_differently(whole, output):
+            return
+        ways = {"the order": _reversed, "the values": lambda x: _with_other_recent(sp, x)}
+        for what, other in ways.items():
+            if _ends_differently(head, sp(other(head.x))) and not _ends_differently(whole, sp(other(whole.x))):
+                words = f"the output of the last token does not depend on {what} of the {_RECENT} tokens before it"
+                yield Fault(f"{words}, as it does at S={shorter}")
+
+
+def _looked_up(sp: BuiltModule, x: Tensor) -> tuple[Baseline, list[tuple[Place, int]]]:
+    """The output, and every look into a table by one index for each token: the place, and how many are different."""
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
     watch = _Lookups(places, x)
-    with torch.no_grad(), watch, places.watching():
-        sp(x)
-    return watch.found
+    with watch, places.watching():
+        return baseline(sp, x), watch.found
 
 
 class _Lookups(DispatchWatcher):
@@ -118,16 +140,6 @@ class _Lookups(DispatchWatcher):
                 if not index.is_floating_point() and index.dtype != torch.bool and index.numel() == self._length:
                     self.found.append((self._places.here()[0], len(index.unique())))
         return func(*args, **kwargs)
-
-
-def _runs(sp: BuiltModule, length: int) -> bool:
-    """Whether it serves that length: it may well not, and it need not."""
-    try:
-        with unobserved(), torch.no_grad():
-            sp(sp.input(length))
-    except SubjectFailedError:
-        return False
-    return True
 
 
 def _with_other_recent(sp: BuiltModule, x: Tensor) -> Tensor:
