@@ -30,7 +30,7 @@ from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
 _NUM_PREFIXES = {"smoke": 6, "quick": 12, "full": 1 << 16}
-_SECONDS = {"smoke": 0.3, "quick": 1.0, "full": 10.0}  # for further prefixes, at each length
+_SECONDS = {"smoke": 0.3, "quick": 0.6, "full": 10.0}  # for further prefixes, at each length
 
 
 def run(subject: Subject) -> Iterator[Finding]:
