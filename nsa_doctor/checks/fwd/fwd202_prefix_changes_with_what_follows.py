@@ -36,7 +36,7 @@ _SECONDS = {"smoke": 0.3, "quick": 0.6, "full": 10.0}  # for further prefixes, a
 def run(subject: Subject) -> Iterator[Finding]:
     count = _NUM_PREFIXES[subject.profile]
     plans = [(length, count) for length in odd_lengths(subject)]
-    plans += [(length, max(4, count // 4)) for length in long_length(subject)]
+    plans += [(length, max(3, count // 4)) for length in long_length(subject)]
     yield from one(_examine(subject, length, count) for length, count in plans if length > 1)
 
 
