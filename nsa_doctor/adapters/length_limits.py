@@ -8,6 +8,7 @@ from torch import nn
 
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
+from nsa_doctor.core.lengths import LARGEST_LENGTH
 from nsa_doctor.core.measurement import Point
 from nsa_doctor.core.pace import Pace
 from nsa_doctor.probes.model.needed_time import needed_seconds
@@ -37,7 +38,8 @@ def within_limits(
     A length at which it raises is the module's own limit when a size in it says so (a table of positions, a mask), or
     when it reads beyond the end of a table that it owns at every greater length, unless it declares to serve twice as
     long; otherwise it stays within what is examined, and is a finding there. `asking` gets each length before it is
-    tried. Where calls are slow, it is the length that leaves time for what the profile has.
+    tried. Where calls are slow, it is the length that leaves time for what the profile has. One that serves all of them
+    serves longer ones, unless it declares how long.
     """
     works = 1
     for length in _LENGTHS:
@@ -57,7 +59,7 @@ def within_limits(
         if length < _LENGTHS[-1] and (why := _too_much(seconds, counted)):
             note = f"examined up to S={length}: {why}"
             return _paced(_with_a_shorter(replace(subject, max_length=length), module, asking), profile, note)
-    return _paced(replace(subject, max_length=works), profile)
+    return _paced(replace(subject, max_length=works, longest=_declared(module) or LARGEST_LENGTH), profile)
 
 
 def within_time(

@@ -12,6 +12,7 @@ from nsa.nn import NSAttention
 from nsa.ops import geometry as nsa_geometry
 from nsa_doctor.adapters import nsa_alternatives as nsa_relatives
 from nsa_doctor.adapters import nsa_anatomy, nsa_decode, nsa_equations
+from nsa_doctor.core.lengths import LARGEST_LENGTH
 from nsa_doctor.subject.contract import Subject
 
 DEFAULT_CONFIG = "m7c_125m_fast_log"
@@ -52,6 +53,7 @@ def layer_subject(config: NSAConfig, name: str = "nsa") -> Subject:
         width=config.dim,
         geometry=geometry,
         max_length=max(geometry.w, geometry.n_sel * geometry.l_sel) + geometry.l_sel,
+        longest=LARGEST_LENGTH,
         packages=("nsa",),
         is_choice_canonical=True,
         memory_exponent=1.5,

@@ -34,7 +34,8 @@ class SubjectUnusableError(ValueError):
 class Subject:
     """The seams through which checks reach an implementation; `replace(subject, seam=faulty)` plants a bug.
 
-    Checks examine it up to `max_length` on `device`, as thoroughly as `profile` says, with weights and inputs of
+    Checks examine it up to `max_length` on `device` (one looks at a single sequence of up to `longest`, where that is
+    more), as thoroughly as `profile` says, with weights and inputs of
     `seed`, in `modes` alone, and those that look at gradients at `lengths` alone where any are given; a call may take
     `timeout` seconds (None: any time). `packages` are top-level packages whose lines count as the subject's own even
     when they are installed; `options` are the words that name this subject on the command line, `notes` what was found
@@ -88,6 +89,7 @@ class Subject:
     description: str = ""
     geometry: ChangesAtLengths | None = None
     max_length: int = 2048
+    longest: int = 0
     lengths: tuple[int, ...] = ()
     seed: int = 0
     device: str = "cpu"

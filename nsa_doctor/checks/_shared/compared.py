@@ -12,7 +12,7 @@ from nsa_doctor.subject.contract import Subject
 
 _LENGTHS: dict[Profile, tuple[int, ...]] = {"smoke": (67,), "quick": (67, 211), "full": (67, 211, 523, 1031)}
 _WHOLE = (192, 384, 640)
-_ANOTHER_SEED = 31337
+ANOTHER_SEED = 31337
 
 
 def odd_lengths(subject: Subject) -> list[int]:
@@ -34,7 +34,7 @@ def long_length(subject: Subject) -> list[int]:
 def confirmed(subject: Subject, find: Callable[[Subject], Departure | None]) -> Departure | None:
     """What is found, when another seed's weights and input show it too: a near tie that rounding breaks does not."""
     found = find(subject)
-    if found is None or find(replace(subject, seed=subject.seed + _ANOTHER_SEED)) is None:
+    if found is None or find(replace(subject, seed=subject.seed + ANOTHER_SEED)) is None:
         return None
     return found
 

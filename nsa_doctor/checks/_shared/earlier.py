@@ -28,12 +28,12 @@ _MOST_LOOKS = 40  # until what happens by chance is seen under a tracer
 class Replays:
     """Fresh modules of one subject on which the steps of a finding are made again."""
 
-    def __init__(self, subject: Subject, dtype: str, mode: Mode) -> None:
-        self.subject, self._dtype, self._mode = subject, dtype, mode
+    def __init__(self, subject: Subject, dtype: str, mode: Mode, *, goes_on: bool = False) -> None:
+        self.subject, self._dtype, self._mode, self._goes_on = subject, dtype, mode, goes_on
 
     def fresh(self) -> CallHistory:
         """A module that nothing was done with."""
-        return CallHistory(self.subject, dtype=self._dtype, mode=self._mode)
+        return CallHistory(self.subject, dtype=self._dtype, mode=self._mode, goes_on=self._goes_on)
 
     def cause(self, seen: Seen, judge: Judge) -> Cause:
         """The fewest steps that show it again."""

@@ -33,8 +33,8 @@ def plans(subject: Subject) -> list[Plan]:
     found = [Plan(length, _NUM_CUTS[subject.profile]) for length in odd_lengths(subject)]
     found += [Plan(found[0].length, 3, scale=_LARGE), Plan(found[0].length, 3, "train")]
     found += [Plan(found[0].length, 3, scale=0.0)]
-    found += [Plan(length, 3) for length in middle_lengths(subject)]
-    found += [Plan(length, 3, "train") for length in middle_lengths(subject)[-1:]]
+    found += [Plan(length, 2) for length in middle_lengths(subject)]
+    found += [Plan(length, 2, "train") for length in middle_lengths(subject)[1:2]]
     found += [Plan(length, 2) for length in long_length(subject)]
     if subject.profile == "full":
         found += [Plan(subject.max_length, 3, "train")]

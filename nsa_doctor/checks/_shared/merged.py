@@ -15,6 +15,7 @@ from nsa_doctor.subject.contract import Subject
 
 _HALF = torch.bfloat16
 _LENGTH = 320  # whole numbers beyond 256 are not all bfloat16 numbers; a multiple of the usual block sizes
+_LONG = 2112  # beyond 2,048 nor are they all float16 numbers
 _LEAST = int(2 / torch.finfo(_HALF).eps) + 1
 
 
@@ -32,11 +33,14 @@ def merged(subject: Subject) -> Iterator[Finding | Note]:
     for condition, asked, dtype in _ways(subject):
         try:
             sp = built(asked, dtype=dtype)
-            found = first_merging(sp, sp.input(length))
+            found, is_in_float16 = first_merging(sp, sp.input(length))
+            at = length
+            if found is None and is_in_float16 and max(subject.max_length, subject.longest) >= _LONG:
+                found, at = first_merging(sp, sp.input(_LONG))[0], _LONG
         except SubjectFailedError:  # it need not run that way
             continue
         if found is not None:
-            yield _reported(subject, sp, length, condition, found)
+            yield _reported(subject, sp, at, condition, found)
             return
 
 
@@ -57,7 +61,10 @@ def _reported(subject: Subject, sp: BuiltModule, length: int, condition: str, fo
     place = found.place
     if not place.module_class:
         place = replace(place, module_class=type(sp.module).__name__)
-    message = f"{condition}{found.what}, at S={length}: bfloat16 has not all whole numbers beyond {_LEAST - 1}"
+    first = int(2 / torch.finfo(found.half).eps)
+    message = (
+        f"{condition}{found.what}, at S={length}: {str(found.half)[6:]} has not all whole numbers beyond {first:,}"
+    )
     if sp.dtype != subject.dtype:
         return Note(message=message, where=place)
     way = condition.rstrip(", ") or "as it is"

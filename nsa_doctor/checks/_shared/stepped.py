@@ -19,6 +19,8 @@ def optimizer_notes(steps: Sequence[Step]) -> Iterator[str]:
         yield f"the loop steps an optimizer of its own ({own}), not the one that it is handed"
     elif not any(taken.num_calls for taken in steps):
         yield "the loop moves the parameters without any optimizer"
+    if steps[0].squared_gradient and not steps[0].moved():
+        yield f"the first of {len(steps)} steps moves nothing, though it has gradients: a rate of 0 wastes its batch"
 
 
 def why_nothing_moves(steps: Sequence[Step]) -> str:

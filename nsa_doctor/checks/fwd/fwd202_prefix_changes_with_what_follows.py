@@ -30,13 +30,13 @@ from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
 _NUM_PREFIXES = {"smoke": 6, "quick": 12, "full": 1 << 16}
-_SECONDS = {"smoke": 0.3, "quick": 1.0, "full": 10.0}  # for further prefixes, at each length
+_SECONDS = {"smoke": 0.3, "quick": 0.6, "full": 10.0}  # for further prefixes, at each length
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     count = _NUM_PREFIXES[subject.profile]
     plans = [(length, count) for length in odd_lengths(subject)]
-    plans += [(length, max(4, count // 4)) for length in long_length(subject)]
+    plans += [(length, max(3, count // 4)) for length in long_length(subject)]
     yield from one(_examine(subject, length, count) for length, count in plans if length > 1)
 
 

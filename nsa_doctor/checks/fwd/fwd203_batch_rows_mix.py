@@ -13,17 +13,17 @@ Example:
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, departure_finding, middle_lengths, odd_lengths, one
+from nsa_doctor.checks._shared.compared import ANOTHER_SEED, departure_finding, middle_lengths, odd_lengths, one
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
-from nsa_doctor.probes.numerics.compare import Departure, baseline
+from nsa_doctor.probes.numerics.compare import Baseline, Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
@@ -39,39 +39,60 @@ _ROWS_LIKE: dict[str, Callable[[Tensor], Tensor]] = {  # of ordinary ones
 }
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A length, a mode, and which rows are held while the others change: a call each, beside one without a change."""
+
+    length: int
+    mode: Mode
+    held: tuple[tuple[str, int], ...]
+
+
 def run(subject: Subject) -> Iterator[Finding]:
+    yield from one(_examine(subject, plan) for plan in _plans(subject))
+
+
+def _plans(subject: Subject) -> Iterator[Plan]:
+    """The first row and the last are held in turn; at the first length both are, and all kinds of others are tried."""
     modes = [mode for mode in _MODES if mode in subject.modes]
-    plans = [(length, mode) for mode in modes for length in odd_lengths(subject)[:2]]
-    plans += [(length, "eval") for length in middle_lengths(subject)[1:2]]
-    found = [(*plan, _ORDINARY) for plan in plans]
-    if "eval" in modes and subject.profile != "smoke":
-        found += [(odd_lengths(subject)[0], "eval", like) for like in _ROWS_LIKE if like != _ORDINARY]
-    yield from one(_examine(subject, *plan) for plan in (found[:1] if subject.is_slow else found))
+    lengths = [(length, mode) for mode in modes for length in odd_lengths(subject)[:2]]
+    lengths += [(length, "eval") for length in middle_lengths(subject)[1:2]]
+    kinds = list(_ROWS_LIKE) if "eval" in modes and subject.profile != "smoke" else [_ORDINARY]
+    for number, (length, mode) in enumerate(lengths[:1] if subject.is_slow else lengths):
+        turns = [(kind, -((number + turn) % 2)) for turn, kind in enumerate([_ORDINARY] if number else kinds)]
+        yield Plan(length, mode, tuple(turns if number else [*turns, (_ORDINARY, -1)]))
 
 
-def _examine(subject: Subject, length: int, mode: Mode, like: str) -> Finding | None:
-    found = confirmed(subject, lambda subject: _mixed(subject, length, mode, like))
-    if found is None:
+def _examine(subject: Subject, plan: Plan) -> Finding | None:
+    seen = _mixed(subject, plan)
+    if seen is None:
         return None
-    built = comparable_module(subject, mode=mode)
-    x = built.input(length, _NUM_ROWS)
-    other = _with_other_rows(built, x, found.first_row, like)
-    kept = 1 if found.first_row == 0 else -1
-    divergence = first_divergence(built, lambda: built(x), lambda: built(other), {_NUM_ROWS: kept})
-    message = f"{like} of the batch change a row's output at B={_NUM_ROWS}, S={length} ({mode})"
-    return departure_finding(subject, "FWD203", message, divergence, found, length=length, mode=mode)
+    like, row, found = seen
+    other_seed = replace(subject, seed=subject.seed + ANOTHER_SEED)
+    if _mixed(other_seed, replace(plan, held=((like, row),))) is None:
+        return None
+    built = comparable_module(subject, mode=plan.mode)
+    x = built.input(plan.length, _NUM_ROWS)
+    other = _with_other_rows(built, x, row % _NUM_ROWS, like)
+    divergence = first_divergence(built, lambda: built(x), lambda: built(other), {_NUM_ROWS: 1 if row == 0 else -1})
+    message = f"{like} of the batch change a row's output at B={_NUM_ROWS}, S={plan.length} ({plan.mode})"
+    return departure_finding(subject, "FWD203", message, divergence, found, length=plan.length, mode=plan.mode)
 
 
-def _mixed(subject: Subject, length: int, mode: Mode, like: str) -> Departure | None:
-    built = comparable_module(subject, mode=mode)
-    base = baseline(built, built.input(length, _NUM_ROWS))
-    for row in (0, _NUM_ROWS - 1):
-        with torch.no_grad():
-            changed = built(_with_other_rows(built, base.x, row, like))
-        found = base.departure(changed[row : row + 1], rows=slice(row, row + 1))
-        if found is not None:
-            return replace(found, first_row=row)
-    return None
+def _mixed(subject: Subject, plan: Plan) -> tuple[str, int, Departure] | None:
+    """The first kind of other rows that changes the row held, that row, and how."""
+    built = comparable_module(subject, mode=plan.mode)
+    base = baseline(built, built.input(plan.length, _NUM_ROWS))
+    changes = ((like, row, _change(base, like, row)) for like, row in plan.held)
+    return next(((like, row, found) for like, row, found in changes if found is not None), None)
+
+
+def _change(base: Baseline, like: str, row: int) -> Departure | None:
+    row %= _NUM_ROWS
+    with torch.no_grad():
+        changed = base.built(_with_other_rows(base.built, base.x, row, like))
+    found = base.departure(changed[row : row + 1], rows=slice(row, row + 1))
+    return None if found is None else replace(found, first_row=row)
 
 
 def _with_other_rows(built: BuiltModule, x: Tensor, row: int, like: str) -> Tensor:

@@ -1,7 +1,8 @@
 """FWD213 autocast-changes-output
 
-Detects: an output or a gradient under autocast to bfloat16 that is further from float32 than its roundings explain,
-measured by the same operations rounded without autocast; or one that is not finite, or raises, under autocast alone.
+Detects: an output or a gradient under autocast to bfloat16 or float16 that is further from float32 than its roundings
+explain, measured by the same operations rounded without autocast; or one that is not finite, or raises, under autocast
+alone.
 Matters: models of float32 are trained under autocast, and a branch for it is not what any test without it runs.
 Fix: look at the module named for a branch on autocast or on a dtype, and for a `custom_fwd` that casts.
 
@@ -30,58 +31,67 @@ from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.measure import trouble_of
-from nsa_doctor.probes.numerics.autocast_fault import AutocastFault, autocast_fault
-from nsa_doctor.probes.numerics.imitated_autocast import autocast_pass, imitated_pass, plain_pass
+from nsa_doctor.probes.numerics.imitated_autocast import autocast_pass, imitated_pass
+from nsa_doctor.probes.numerics.rounded_pass import passed
+from nsa_doctor.probes.numerics.rounding_fault import RoundingFault, rounding_fault
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _ROWS = 67, 3
+_HALVES = ("bfloat16", "float16")
 _ANOTHER_SEED = 31337
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
     if subject.dtype != "float32":
         raise NotApplicableError(f"autocast leaves a model of {subject.dtype} alone")
+    reports = (_examine(subject, half) for half in _HALVES)
+    found = next((report for report in reports if report is not None), None)
+    yield from () if found is None else (found,)
+
+
+def _examine(subject: Subject, half: str) -> Finding | Note | None:
     sp = built(subject)
     try:
-        found = _fault(sp)
-        other = found and _fault(built(replace(subject, seed=subject.seed + _ANOTHER_SEED)))
+        found = _fault(sp, half)
+        other = found and _fault(built(replace(subject, seed=subject.seed + _ANOTHER_SEED)), half)
     except SubjectFailedError as failure:
-        yield _raised(subject, failure)
-        return
-    if found is not None and other is not None:
-        yield Finding(
-            message=f"under autocast to bfloat16, {found.words}, at S={_length(subject)}",
-            where=_place(sp, found.path),
-            evidence={"length": _length(subject), "error": found.error, "floor": found.budget},
-            repro=command_for(subject, "FWD213"),
-        )
+        return _raised(subject, failure, half)
+    if found is None or other is None:
+        return None
+    return Finding(
+        message=f"under autocast to {half}, {found.words(half)}, at S={_length(subject)}",
+        where=_place(sp, found.path, half),
+        evidence={"length": _length(subject), "dtype": half, "error": found.error, "floor": found.budget},
+        repro=command_for(subject, "FWD213"),
+    )
 
 
-def _fault(sp: BuiltModule) -> AutocastFault | None:
+def _fault(sp: BuiltModule, half: str) -> RoundingFault | None:
     """What autocast changes by more than rounding; raises what it raises under autocast alone."""
-    x = sp.input(_length(sp.subject), _ROWS)
-    plain = plain_pass(sp, x)
+    x, dtype = sp.input(_length(sp.subject), _ROWS), getattr(torch, half)
+    plain = passed(sp, x)
     with unobserved():  # what is seen under autocast is reported here
         try:
-            imitated = imitated_pass(sp, x)
+            imitated = imitated_pass(sp, x, dtype)
         except SubjectFailedError as failure:
             raise NotApplicableError("operations of it refuse what autocast gives others") from failure
-        return autocast_fault(plain, imitated, autocast_pass(sp, x))
+        return rounding_fault(plain, imitated, autocast_pass(sp, x, dtype))
 
 
-def _place(sp: BuiltModule, path: str) -> Place:
+def _place(sp: BuiltModule, path: str, half: str) -> Place:
     """The module, at the line that runs under autocast alone where there is one."""
     x, place = sp.input(_length(sp.subject), _ROWS), definition_place(sp.module.get_submodule(path))
+    ways = partial(autocast_pass, sp, x, getattr(torch, half)), partial(passed, sp, x)
     with unobserved():
-        return at_line_apart(
-            sp.subject, replace(place, module=path), partial(autocast_pass, sp, x), partial(plain_pass, sp, x)
-        )
+        return at_line_apart(sp.subject, replace(place, module=path), *ways)
 
 
-def _raised(subject: Subject, failure: SubjectFailedError) -> Finding | Note:
+def _raised(subject: Subject, failure: SubjectFailedError, half: str) -> Finding | Note:
     trouble = trouble_of(failure, subject.packages)
-    message = f"under autocast to bfloat16 the subject raises {trouble.message}, at S={_length(subject)}"
-    if "type" in str(failure.caught.error):  # two dtypes meet in one operation: it is not made for autocast
+    message = f"under autocast to {half} the subject raises {trouble.message}, at S={_length(subject)}"
+    error = failure.caught.error
+    is_unserved = half == "float16" and isinstance(error, RuntimeError)  # a CPU has no kernels for some of it
+    if is_unserved or "type" in str(error):  # two dtypes meet in one operation: it is not made for autocast
         return Note(message=message, where=trouble.place)
     return Finding(
         message=message,

@@ -1,7 +1,8 @@
 """FWD303 branch-reach
 
 Detects: a branch that reads a key it may not, or cannot reach one it may: compressed blocks beyond those complete,
-tokens outside the window, tokens of blocks not chosen or later than the query.
+tokens outside the window, tokens of blocks not chosen or later than the query. Of other attention, one token more or
+fewer than the module's own `sliding_window`; one more than what is called `window` is a note: it may not count itself.
 Matters: one token too many is a leak of the future, one too few is a hole in the past; loss curves show neither.
 Fix: write the range down for one query: blocks that end at or before t, tokens t-w+1 to t, tokens up to t of a block.
 
@@ -20,14 +21,19 @@ from torch import Tensor
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.reach import Reach, alone, inside, outside
+from nsa_doctor.probes.attention.windows import declared_windows, other_windows
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
+    if subject.geometry is None and declared_windows(sp := comparable_module(subject)):
+        yield from _other_windows(sp)
+        return
     rules = rules_of(subject)
     offered = [seam for seam in ("attend", "anatomy", "branches") if subject.offers(seam)]
     if not offered:
@@ -39,6 +45,19 @@ def run(subject: Subject) -> Iterator[Finding]:
         if wrong and reach.branch not in reported:
             reported.add(reach.branch)
             yield _finding(subject, reach)
+
+
+def _other_windows(sp: BuiltModule) -> Iterator[Finding | Note]:
+    found = next(other_windows(sp), None)
+    if found is None:
+        return
+    message = f"attention sees {found.seen} tokens, the query's own among them, and {found.name} is {found.declared}"
+    if found.is_wrong:
+        evidence = {"window": found.declared, "seen": found.seen}
+        repro = command_for(sp.subject, "FWD303")
+        yield Finding(message=message, where=found.place, evidence=evidence, repro=repro)
+    else:
+        yield Note(message=f"{message}, which may not count it", where=found.place)
 
 
 def _finding(subject: Subject, reach: Reach) -> Finding:

@@ -4,8 +4,8 @@ Detects: a training pass that gives other gradients, or another output, than an 
 calls, after `eval()`, `state_dict()` or a copy, after other lengths, batches or dtypes, when gradients are added up,
 or when the input needs none.
 Matters: gradients that are right in the first step, which is the one that is tested, are wrong in those that train.
-Fix: look at the line named: a backward or hook that counts its calls or keeps what it saw, a flag that `eval()` sets
-and `train()` does not take back, an attribute that belongs into a buffer.
+Fix: look at the line named: a backward or hook that counts its calls, in an attribute or a buffer, or keeps what it
+saw, a flag that `eval()` sets and `train()` does not take back, an attribute that belongs into a buffer.
 
 Example:
     # faulty
@@ -28,8 +28,8 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import comparable_module
-from nsa_doctor.probes.model.call_schedule import further_repeats, trained, training_steps
-from nsa_doctor.probes.numerics.earlier_calls import differs_by, first_seen
+from nsa_doctor.probes.model.call_schedule import further_repeats, repeated_training, trained, training_steps
+from nsa_doctor.probes.numerics.earlier_calls import Judge, differs_by, first_seen
 from nsa_doctor.probes.numerics.precision import effective_precision
 from nsa_doctor.subject.contract import Subject
 
@@ -44,14 +44,27 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     replays = Replays(subject, sp.dtype, "train")
     steps = training_steps(subject, further_repeats(sp, trained(subject)))
     seen = first_seen(replays.fresh(), steps, judge)
+    if seen is not None:
+        cause = replays.cause(seen, judge)
+        if is_progress(replays, seen, cause, judge):
+            message = f"training passes change the output of later ones by state outside of buffers, {cause.words}"
+            yield Note(message=message, where=definition_place(seen.outcome.module))
+            return
+        yield replays.finding("GRD104", seen, cause)
+        return
+    yield from _by_running_state(Replays(subject, sp.dtype, "train", goes_on=True), judge)
+
+
+def _by_running_state(replays: Replays, judge: Judge) -> Iterator[Finding]:
+    """What a count in a buffer does: running statistics that move the output with every pass are meant to."""
+    if not replays.fresh().moves_running_state(trained(replays.subject)):
+        return
+    seen = first_seen(replays.fresh(), repeated_training(replays.subject), judge)
     if seen is None:
         return
     cause = replays.cause(seen, judge)
-    if is_progress(replays, seen, cause, judge):
-        message = f"training passes change the output of later ones by state outside of buffers, {cause.words}"
-        yield Note(message=message, where=definition_place(seen.outcome.module))
-        return
-    yield replays.finding("GRD104", seen, cause)
+    if not is_progress(replays, seen, cause, judge):
+        yield replays.finding("GRD104", seen, cause)
 
 
 class _TwiceAtEverySecond(torch.autograd.Function):

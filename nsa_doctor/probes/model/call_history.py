@@ -105,11 +105,16 @@ class CallHistory:
     """One module, built afresh, and the steps made on it.
 
     Running statistics that training passes move (buffers, frozen parameters) are put back after each, so that what
-    differs later is kept where no checkpoint holds it. Whoever makes the steps judges what comes of each.
+    differs later is kept where no checkpoint holds it; with `goes_on` they stay as they are moved, and gradients are of
+    the output alone, for what is returned beside it may rightly depend on them. Whoever makes the steps judges what
+    comes of each.
     """
 
-    def __init__(self, subject: Subject, *, dtype: str | None = None, mode: Mode = "eval") -> None:
+    def __init__(
+        self, subject: Subject, *, dtype: str | None = None, mode: Mode = "eval", goes_on: bool = False
+    ) -> None:
         self.built = built(subject, dtype=dtype, mode=mode)
+        self._goes_on = goes_on
 
     def make(self, steps: "Sequence[Step]") -> Outcome | None:
         """Make all of these steps; the outcome of the last one."""
@@ -126,7 +131,7 @@ class CallHistory:
         self.enter(step.mode)
         try:
             with (
-                _running_state_kept(self.built.module if step.mode == "train" else None),
+                _running_state_kept(self.built.module if step.mode == "train" and not self._goes_on else None),
                 preserved_state(),
                 unobserved(),
             ):
@@ -141,6 +146,12 @@ class CallHistory:
                 if is_of_size
                 else Outcome(call=step, module=self.built.module, failure=failure, raised=failure.caught.sentence)
             )
+
+    def moves_running_state(self, call: Call) -> bool:
+        """Whether this call moves buffers or frozen parameters, which it does here where the history `goes_on`."""
+        before = {name: value.detach().clone() for name, value in _running(self.built.module)}
+        self.step(call)
+        return any(name in before and not _is_same(before[name], value) for name, value in _running(self.built.module))
 
     def output(self, call: Call) -> Tensor:
         """The output of a call without gradients, for looking at its operations."""
@@ -201,7 +212,7 @@ class CallHistory:
                 )
                 output, others = ask("forward", answer, module)
             if is_differentiated and output.requires_grad:
-                loss = weighed(output, others, subject.seed)
+                loss = weighed(output, {} if self._goes_on else others, subject.seed)
                 watcher.follow(loss)
                 with watcher.phase("backward"):
                     ask("backward", loss.backward, module, output)
@@ -266,7 +277,7 @@ def _running_state_kept(module: nn.Module | None) -> Iterator[None]:
         now = {} if module is None else dict(_running(module))
         for name, before in kept:
             value = now.get(name)
-            if module is None or value is None or value.shape != before.shape or torch.equal(value, before):
+            if module is None or value is None or value.shape != before.shape or _is_same(before, value):
                 continue
             with torch.no_grad(), suppress(RuntimeError):  # one that shares memory with itself stays
                 value.copy_(before)
@@ -284,6 +295,10 @@ def _put_back(part: nn.Module, words: Mapping[str, Any]) -> None:
     for name in _words_of(part).keys() - words.keys():
         vars(part).pop(name)
     vars(part).update(words)
+
+
+def _is_same(before: Tensor, value: Tensor) -> bool:
+    return before.dtype == value.dtype and torch.equal(before, value)
 
 
 def _running(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

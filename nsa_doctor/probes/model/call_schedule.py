@@ -15,7 +15,7 @@ _LENGTH, _LONGER, _SHORTER = 19, 67, 5
 _BATCHES = (1, 2, 3, 4, 5, 8)
 # So many equal calls at the end: what happens at every seventeenth call, or with a probability of 0.05, is seen too.
 _REPEATS: dict[Profile, int] = {"smoke": 6, "quick": 48, "full": 200}
-_TRAINING_REPEATS: dict[Profile, int] = {"smoke": 4, "quick": 56, "full": 200}
+_TRAINING_REPEATS: dict[Profile, int] = {"smoke": 4, "quick": 32, "full": 200}
 # Beyond those, where calls are cheap: 0.95 to the power of 140 is one in a thousand.
 _MOST_FURTHER: dict[Profile, int] = {"smoke": 0, "quick": 92, "full": 200}
 _NOMINAL_SECONDS_FURTHER = 0.3
@@ -76,6 +76,11 @@ def training_steps(subject: Subject, num_further: int = 0) -> list[Step]:
     begin: list[Step] = [again, again, added, added, replace(again, wants_input_gradient=False)]
     num_repeats = _TRAINING_REPEATS[subject.profile] + num_further
     return _offered(subject, [*begin, *_alternating(between, again), *[again] * num_repeats])
+
+
+def repeated_training(subject: Subject) -> list[Step]:
+    """One training pass again and again, and nothing between."""
+    return [trained(subject)] * _TRAINING_REPEATS[subject.profile]
 
 
 def drawn_steps(subject: Subject) -> list[Step]:

@@ -192,7 +192,8 @@ class Observer:
 
     def _is_ordinary(self, observation: Observation) -> bool:
         call, subject = observation.call, self.subject
-        is_asked = call.is_usual_input and 0 < call.length <= subject.max_length and call.mode in subject.modes
+        most = max(subject.max_length, subject.longest)
+        is_asked = call.is_usual_input and 0 < call.length <= most and call.mode in subject.modes
         if observation.failure is not None:
             is_asked &= self._runs_in(call, observation.failure.phase)
         return is_asked and call.module is not None and self._has_usual_weights(call.module)

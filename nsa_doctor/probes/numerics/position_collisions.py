@@ -27,34 +27,37 @@ _MOVES = frozenset(
         *("to_copy", "add", "sub", "rsub", "mul", "neg", "abs", "mm", "bmm", "lift_fresh"),
     )
 )
-_DECISIONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+_DECISIONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "sort", "topk", "searchsorted", "bucketize"})
 _TURNS = frozenset({"sin", "cos"})
+_FEWEST = 64
 _APART = 0.5  # numbers that lie more than one apart are off by more than half
 
 
 @dataclass(frozen=True)
 class Merging:
-    """What merged positions decide, in words, and where they come from."""
+    """What merged positions decide, in words, and where they come from; `half` is the type they merged in."""
 
     what: str
     place: Place
+    half: torch.dtype
 
 
-def first_merging(sp: BuiltModule, x: Tensor) -> Merging | None:
-    """Run the module on x and look for a decision taken by merged positions."""
+def first_merging(sp: BuiltModule, x: Tensor) -> tuple[Merging | None, bool]:
+    """Run the module on x and look for a decision taken by merged positions; and whether any are kept in float16."""
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
     watcher = _Watcher(places)
     with torch.no_grad(), watcher, places.watching():
         sp(x)
-    return watcher.found
+    return watcher.found, watcher.is_in_float16
 
 
 class _Watcher(DispatchWatcher):
     def __init__(self, places: Places) -> None:
         super().__init__()
         self.found: Merging | None = None
-        self._places = places
+        self.is_in_float16 = False
+        self._places, self._half = places, torch.bfloat16
         self._exact: dict[int, Tensor] = {}
         self._origin: dict[int, Place] = {}
         self._alive: list[Tensor] = []  # or an id would be given to another
@@ -67,6 +70,7 @@ class _Watcher(DispatchWatcher):
             if name in _TURNS or any(id(tensor) in self._exact for tensor in tensors_in(args, kwargs)):
                 self._follow(name, func, args, kwargs, result)
             elif isinstance(result, Tensor) and _is_half(result):
+                self.is_in_float16 |= result.dtype == torch.float16 and _is_counted(name, args, result)
                 self._begin(name, args, result)
         return result
 
@@ -86,7 +90,8 @@ class _Watcher(DispatchWatcher):
             exact = self._exact.get(id(args[0]))
             if (off := _most(args[0], exact)) > _APART:
                 what = f"{name} is taken of angles that are off by up to {off:.3g} rad"
-                self.found = Merging(what, origin or self._places.here()[0])
+                half = args[0].dtype if _is_half(args[0]) else self._half
+                self.found = Merging(what, origin or self._places.here()[0], half)
         elif origin is not None and (name in _DECISIONS or name in _MOVES):
             due = attempt(lambda: func(*tree_map(self._wide, args), **tree_map(self._wide, kwargs)))
             if not isinstance(due, Caught):
@@ -105,9 +110,10 @@ class _Watcher(DispatchWatcher):
                 way = "compared" if name in _DECISIONS else "made whole numbers again"
                 what = f"positions that have merged are {way}: {wrong:,} of {value.numel():,} results differ"
             if wrong and self.found is None:
-                self.found = Merging(what, origin)
+                self.found = Merging(what, origin, self._half)
 
     def _keep(self, value: Tensor, exact: Tensor, origin: Place) -> None:
+        self._half = value.dtype if _is_half(value) else self._half
         self._exact[id(value)], self._origin[id(value)] = exact, origin
         self._alive.append(value)
 
@@ -121,6 +127,14 @@ class _Watcher(DispatchWatcher):
 
 def _is_half(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.itemsize < 4
+
+
+def _is_counted(name: str, args: tuple[Any, ...], result: Tensor) -> bool:
+    """Whether whole numbers, most of them different, come to be of this type."""
+    if name not in ("arange", "linspace", "to_copy") or result.numel() < _FEWEST or not bool(result.isfinite().all()):
+        return False
+    is_whole = bool((result == result.round()).all())
+    return is_whole and len(result.unique()) > _FEWEST
 
 
 def _is_of_positions(source: Tensor, result: Tensor) -> bool:

@@ -60,6 +60,24 @@ class _HalfPositions(_Rotary):
         return torch.arange(x.shape[1], dtype=torch.bfloat16)[:, None] * self.inv_freq  # here
 
 
+class _Float16Positions(_Rotary):
+    def angles(self, x: Tensor) -> Tensor:
+        return torch.arange(x.shape[1], dtype=torch.float16)[:, None].to(x.dtype) * self.inv_freq  # here
+
+
+class _ChoosesTheNewest(nn.Module):
+    """The newest tokens by a key of position and score, which half precision packs into one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(DIM, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = torch.arange(x.shape[1], dtype=torch.bfloat16)  # here
+        order = keys.sort(descending=True, stable=True).indices.flip(0)
+        return x[:, order].cumsum(1) / torch.arange(1, x.shape[1] + 1).to(x)[:, None] * self.score(x)
+
+
 class _HalfAngles(_Rotary):
     def angles(self, x: Tensor) -> Tensor:
         return super().angles(x).bfloat16()
@@ -146,6 +164,8 @@ positions_of_the_buffer = lambda: Host(_PositionsOfTheBuffer())  # noqa: E731
 positions_cast = lambda: Host(_PositionsCast())  # noqa: E731
 angles_by_product = lambda: Host(_AnglesByProduct())  # noqa: E731
 half_positions = lambda: Host(_HalfPositions())  # noqa: E731
+float16_positions = lambda: Host(_Float16Positions())  # noqa: E731
+packed_keys = lambda: Host(_ChoosesTheNewest())  # noqa: E731
 half_angles = lambda: Host(_HalfAngles())  # noqa: E731
 mask_in_its_dtype = lambda: Host(_Masked(_in_its_dtype))  # noqa: E731
 mask_in_half = lambda: Host(_Masked(_in_half))  # noqa: E731

@@ -10,28 +10,30 @@ from torch.nn.functional import scaled_dot_product_attention
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.probes.model.built_module import built
-from nsa_doctor.probes.numerics.imitated_autocast import autocast_pass, imitated_pass, plain_pass
+from nsa_doctor.probes.numerics.imitated_autocast import autocast_pass, imitated_pass
+from nsa_doctor.probes.numerics.rounded_pass import passed
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 
 
 class Mixer(nn.Module):
-    """Causal attention of one head, with an effect that is made under autocast alone."""
+    """Causal attention of one head, with an effect that is made under autocast to that type alone."""
 
-    def __init__(self, effect=lambda y: y):
+    def __init__(self, effect=lambda y: y, half=torch.bfloat16):
         super().__init__()
-        self.qkv, self.out, self.effect = nn.Linear(8, 24), nn.Linear(8, 8), effect
+        self.qkv, self.out, self.effect, self.half = nn.Linear(8, 24), nn.Linear(8, 8), effect, half
 
     def forward(self, x):
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         y = self.out(scaled_dot_product_attention(q, k, v, is_causal=True))
-        return self.effect(y) if torch.is_autocast_enabled("cpu") else y
+        is_so = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == self.half
+        return self.effect(y) if is_so else y
 
 
 class Block(nn.Module):
-    def __init__(self, effect):
+    def __init__(self, effect, half=torch.bfloat16):
         super().__init__()
-        self.mixer = Mixer(effect)
+        self.mixer = Mixer(effect, half)
 
     def forward(self, x):
         return x + self.mixer(x)
@@ -49,6 +51,21 @@ class Convolution(nn.Module):
 
     def forward(self, x):
         return self.mix(nn.functional.pad(self.into(x).mT, (2, 0))).mT
+
+
+class DecayedSums(nn.Module):
+    """Sums of logarithms, a convolution and a linear map in turn: rounded as autocast does, sums and all."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix, self.gate, self.into = Convolution(), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        h = self.mix(x)
+        sums = torch.sigmoid(self.gate(h)).log().cumsum(1)
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)[None, :, :, None]
+        decay = (sums[:, :, None] - sums[:, None]).masked_fill(hidden, -1e4).exp()
+        return torch.einsum("btsd,bsd->btd", decay, self.into(h))
 
 
 class Scatters(nn.Linear):
@@ -96,13 +113,15 @@ EFFECTS = {  # an effect, and the words of the finding
 }
 
 
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", EFFECTS)
-def test_what_autocast_alone_changes_is_found(name: str) -> None:
+def test_what_autocast_alone_changes_is_found(name: str, half: str) -> None:
     effect, words = EFFECTS[name]
-    result = examined(lambda: Block(effect))
+    result = examined(lambda: Block(effect, getattr(torch, half)))
     assert result.verdict is Verdict.FAIL
     (finding,) = result.findings
     assert words in finding.message
+    assert f"under autocast to {half}" in finding.message
     assert finding.where.module in ("mixer", "")
     assert finding.where.module == "mixer" or name in ("doubled", "detached", "raises")
 
@@ -111,6 +130,7 @@ HEALTHY = {
     "attention": lambda: Block(lambda y: y),
     "lstm": lambda: Recurrent(8, 8, batch_first=True),
     "convolution": Convolution,
+    "sums": DecayedSums,
     "choice": lambda: ChoosesBlocks(8, 8),
     "norm": lambda: nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.Softmax(-1)),
     "dropout": lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)),
@@ -129,8 +149,20 @@ def test_a_model_that_is_not_made_for_autocast_is_no_finding() -> None:
     assert (result.verdict, result.findings) == (Verdict.SKIP, ())
 
 
-def test_the_imitation_rounds_as_autocast_does() -> None:
-    sp = built(subject_of(Mixer))
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("make", [Mixer, DecayedSums])
+def test_the_imitation_rounds_as_autocast_does(make, half: torch.dtype) -> None:
+    sp = built(subject_of(make))
     x = sp.input(33, 2)
-    plain, imitated, real = (make(sp, x).output for make in (plain_pass, imitated_pass, autocast_pass))
-    assert 0 < float((imitated - real).norm()) < 2 * float((imitated - plain).norm())
+    plain, imitated, real = (passed(sp, x), imitated_pass(sp, x, half), autocast_pass(sp, x, half))
+    for name, gradient in plain.gradients.items():
+        error = float((imitated.gradients[name] - real.gradients[name]).norm())
+        assert error <= 2 * float((imitated.gradients[name] - gradient).norm()) + 1e-3 * float(gradient.norm())
+    moved = float((imitated.output - plain.output).norm())
+    assert moved > 0
+    assert float((imitated.output - real.output).norm()) < 2 * moved
+
+
+def test_a_layer_that_no_cpu_has_in_float16_is_no_finding() -> None:
+    result = examined(lambda: Recurrent(8, 8, batch_first=True))
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())

@@ -1,5 +1,7 @@
 """Positions that half precision merges are found where they come from, and are a note where nobody runs it so."""
 
+from dataclasses import replace
+
 import pytest
 
 from nsa_doctor.adapters.load import SubjectRequest, load_subject
@@ -15,9 +17,8 @@ def examined(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(HERE)
 
     def examine(name: str) -> Result:
-        return run_check(
-            registry.load("FWD304"), load_subject(SubjectRequest(spec=f"faulty.merging:{name}", lengths=(16,)))
-        )
+        subject = load_subject(SubjectRequest(spec=f"faulty.merging:{name}", lengths=(16,)))
+        return run_check(registry.load("FWD304"), replace(subject, longest=4096))
 
     return examine
 
@@ -25,6 +26,8 @@ def examined(monkeypatch: pytest.MonkeyPatch):
 MERGING = [  # name, how it runs, what the message says
     ("half_positions", "as it is", "cos is taken of angles that are off by up to 1 rad"),
     ("half_angles", "as it is", "cos is taken of angles"),
+    ("float16_positions", "as it is", "at S=2112: float16 has not all whole numbers beyond 2,048"),
+    ("packed_keys", "as it is", "positions that have merged are compared"),
     ("mask_in_half", "as it is", "positions that have merged are compared"),
     ("positions_cast", "under autocast to bfloat16", "cos is taken of angles"),
     ("angles_by_product", "under autocast to bfloat16", "cos is taken of angles"),

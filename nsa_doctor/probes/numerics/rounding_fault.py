@@ -1,4 +1,4 @@
-"""Where results under autocast are further from those of imitated autocast than rounding to bfloat16 takes them."""
+"""Where results in half precision are further from those of the same operations rounded than rounding takes them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,39 +6,36 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsa_doctor.probes.numerics.imitated_autocast import AutocastPass
+from nsa_doctor.probes.numerics.rounded_pass import RoundedPass
 from nsa_doctor.probes.tensors.finite import isfinite
 
-_SAFETY = 8.0  # times what imitated autocast changes; the two make the same roundings, so they are far nearer
+_SAFETY = 8.0  # times what the imitation changes; the two make the same roundings, so they are far nearer
 _LEAST = 2.0**-6  # of the size: two of the eight bits that bfloat16 has
 _SHARE = 0.2  # of the tokens: a choice that flips in a few says nothing
 _SMALL = 1e-2  # of all gradients together: what is smaller cancels
 
 
 @dataclass(frozen=True)
-class AutocastFault:
-    """What differs, by how much of its size, by how much imitated autocast changes it, and the module's path."""
+class RoundingFault:
+    """What differs, by how much of its size, by how much the imitation changes it, and the module's path."""
 
     what: str
     error: float
     budget: float
     path: str
 
-    @property
-    def words(self) -> str:
-        """`the output is off by 50 % of its size, and rounding to bfloat16 by 0.4 %`."""
+    def words(self, half: str) -> str:
+        """`the output differs by 0.5 of its size, where rounding to bfloat16 makes 0.004`."""
         if not self.error < float("inf"):
-            return f"{self.what} is not finite, and is with the same operations rounded to bfloat16"
-        return (
-            f"{self.what} differs by {self.error:.2g} of its size, where rounding to bfloat16 makes {self.budget:.1g}"
-        )
+            return f"{self.what} is not finite, and is with the same operations rounded to {half}"
+        return f"{self.what} differs by {self.error:.2g} of its size, where rounding to {half} makes {self.budget:.1g}"
 
 
-def autocast_fault(plain: AutocastPass, imitated: AutocastPass, found: AutocastPass) -> AutocastFault | None:
-    """The output or a gradient that autocast changes by more than imitated autocast does; None for none."""
+def rounding_fault(plain: RoundedPass, imitated: RoundedPass, found: RoundedPass) -> RoundingFault | None:
+    """The output or a gradient that is found further off than its imitation; None for none."""
     if (excess := _excess(plain.output, imitated.output, found.output)) is not None:
         wrong = (path for path in found.outputs if _is_other(path, plain.outputs, imitated.outputs, found.outputs))
-        return AutocastFault("the output", *excess, next(wrong, ""))
+        return RoundingFault("the output", *excess, next(wrong, ""))
     total = float(sum(each.square().sum() for each in plain.gradients.values())) ** 0.5
     names = [name for name, each in plain.gradients.items() if float(each.norm()) >= _SMALL * total > 0]
     excesses = {
@@ -50,7 +47,7 @@ def autocast_fault(plain: AutocastPass, imitated: AutocastPass, found: AutocastP
     if not excesses:
         return None
     name = list(excesses)[-1]
-    return AutocastFault(f"the gradient of {name}", *excesses[name], _handed_right(plain, imitated, found, excesses))
+    return RoundingFault(f"the gradient of {name}", *excesses[name], _handed_right(plain, imitated, found, excesses))
 
 
 def _excess(plain: Tensor, imitated: Tensor, found: Tensor) -> tuple[float, float] | None:
@@ -85,7 +82,7 @@ def _is_other(path: str, *passes: Mapping[str, Tensor]) -> bool:
     return _excess(plain, imitated, found) is not None
 
 
-def _handed_right(plain: AutocastPass, imitated: AutocastPass, found: AutocastPass, names: Mapping[str, object]) -> str:
+def _handed_right(plain: RoundedPass, imitated: RoundedPass, found: RoundedPass, names: Mapping[str, object]) -> str:
     """The innermost module that holds such parameters and is handed the right gradient."""
     paths = [path for path in found.handed if path in plain.handed and path in imitated.handed]
     right = [

@@ -1,0 +1,159 @@
+"""One long sequence beside a shorter one: whether its end is still read, in its order, and by nothing before it."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.core.check import Profile
+from nsa_doctor.core.errors import NotApplicableError, NotComparableError, SubjectFailedError
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.internal import DispatchWatcher
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.nominal_time import nominal_seconds
+from nsa_doctor.probes.numerics.compare import Baseline, Departure, baseline
+from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
+
+# A little past where indices of eight bits for blocks of 8 and 16 tokens end, and numbers of float16. The last token
+# stands at one place in blocks of up to 64, whatever the length, and at the edge of none of more than four.
+_PAST = 45
+_LENGTHS = (8192 + _PAST, 4096 + _PAST, 2048 + _PAST)
+_BLOCK = 64
+_RECENT = 40
+_NUM_CALLS = 2
+_COUNTED = (512, 1024)
+_NOMINAL_SECONDS: dict[Profile, float] = {"smoke": 0.5, "quick": 2.6, "full": 20.0}
+_LOOKUPS = frozenset({"embedding", "index", "index_select", "gather", "take"})
+_LEAST = 1e-6  # of the output: what a token changes at the shorter length, for it to be missed at the longer
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with the long sequence, in words, and how; `kept` are the tokens that should not have changed."""
+
+    words: str
+    departure: Departure | None = None
+    kept: int = 0
+    other: Tensor | None = None
+    place: Place | None = None
+
+
+def longest_affordable(sp: BuiltModule) -> int | None:
+    """The longest of the lengths that is served and that there is time for; None where none is."""
+    limit, allowed = sp.subject.max_length, _NOMINAL_SECONDS[sp.subject.profile] / _NUM_CALLS
+    shorter, longer = (min(length, limit) for length in _COUNTED)
+    served = [length for length in _LENGTHS if limit < length <= sp.subject.longest]
+    if not served or not shorter < longer:
+        return None
+    first = _nominal_seconds(sp, shorter)
+    if first * served[-1] / shorter > allowed:  # though it grew no faster than the length
+        return None
+    second = _nominal_seconds(sp, longer)
+    power = max(1.0, math.log(second / first) / math.log(longer / shorter))
+    known = [(longer, second), *sp.subject.call_seconds[-1:]]  # counted, and as long as it took on this machine
+    fitting = (n for n in served if all(took * (n / length) ** power <= allowed for length, took in known))
+    return next(fitting, None)
+
+
+def _nominal_seconds(sp: BuiltModule, length: int) -> float:
+    with torch.no_grad():
+        return nominal_seconds(lambda: sp(sp.input(length)))
+
+
+def reference_length(limit: int) -> int:
+    """A length up to the limit whose last token stands in a block where that of the long ones does."""
+    return _PAST + (limit - _PAST) // _BLOCK * _BLOCK
+
+
+def faults(sp: BuiltModule, length: int) -> Iterator[Fault]:
+    """What is wrong at that length; raises NotApplicableError where it is not served.
+
+    Values that are not finite are for the NAN checks.
+    """
+    x, shorter = sp.input(length), reference_length(sp.subject.max_length)
+    head, expected = _looked_up(sp, x[:, :shorter])
+    try:
+        whole, looked_up = _looked_up(sp, x)
+    except SubjectFailedError as failure:
+        raise NotApplicableError(f"it does not serve S={length}: {failure}") from failure
+    except NotComparableError:
+        sp(x)  # once more, untraced, for what observes calls
+        raise
+    if (found := whole.departure(head.output, tokens=slice(shorter))) is not None:
+        words = f"the first {shorter} tokens alone give another output than at the head of {length}"
+        yield Fault(words, found, shorter, x[:, :shorter])
+    yield from _of_repeated(looked_up, expected, length, shorter)
+    yield from _of_recent(whole, head)
+
+
+def _of_repeated(
+    looked_up: list[tuple[Place, int]], expected: list[tuple[Place, int]], length: int, shorter: int
+) -> Iterator[Fault]:
+    """Positions that are one and the same in a table, where those of the shorter sequence are all different."""
+    for (place, number), (other, all_different) in zip(looked_up, expected, strict=False):
+        if place == other and number < length and all_different == shorter:
+            words = f"{length} positions are looked up as {number} different ones, and {shorter} as {shorter}"
+            yield Fault(words, place=place)
+
+
+def _of_recent(whole: Baseline, head: Baseline) -> Iterator[Fault]:
+    """What the tokens just before the last do to those before them, and do not do to the last."""
+    sp, length, shorter = whole.built, whole.x.shape[1], head.x.shape[1]
+    cut, changed = length - 1 - _RECENT, _reversed(whole.x)
+    with torch.no_grad():
+        output = sp(changed)
+        if (found := whole.departure(output[:, :cut], tokens=slice(cut))) is not None:
+            yield Fault(f"tokens {cut} to {length - 2} change the output before them", found, cut, changed)
+        if _ends_differently(whole, output):
+            return
+        ways = {"the order": _reversed, "the values": lambda x: _with_other_recent(sp, x)}
+        for what, other in ways.items():
+            if _ends_differently(head, sp(other(head.x))) and not _ends_differently(whole, sp(other(whole.x))):
+                words = f"the output of the last token does not depend on {what} of the {_RECENT} tokens before it"
+                yield Fault(f"{words}, as it does at S={shorter}")
+
+
+def _looked_up(sp: BuiltModule, x: Tensor) -> tuple[Baseline, list[tuple[Place, int]]]:
+    """The output, and every look into a table by one index for each token: the place, and how many are different."""
+    places = Places(FrameFilter(sp.subject.packages))
+    places.know(sp.module)
+    watch = _Lookups(places, x)
+    with watch, places.watching():
+        return baseline(sp, x), watch.found
+
+
+class _Lookups(DispatchWatcher):
+    def __init__(self, places: Places, x: Tensor) -> None:
+        super().__init__()
+        self.found: list[tuple[Place, int]] = []
+        self._places, self._length = places, x.shape[1]
+
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation; note the indices where it looks them up."""
+        if operation_name(func) in _LOOKUPS:
+            for index in tensors_in(args[1:], kwargs):
+                if not index.is_floating_point() and index.dtype != torch.bool and index.numel() == self._length:
+                    self.found.append((self._places.here()[0], len(index.unique())))
+        return func(*args, **kwargs)
+
+
+def _with_other_recent(sp: BuiltModule, x: Tensor) -> Tensor:
+    """The input with other tokens before the last."""
+    other = sp.input(_RECENT, seed=sp.subject.seed + 1)
+    return torch.cat((x[:, : -1 - _RECENT], other, x[:, -1:]), dim=1)
+
+
+def _reversed(x: Tensor) -> Tensor:
+    """The input with the tokens before the last in the opposite order."""
+    return torch.cat((x[:, : -1 - _RECENT], x[:, -1 - _RECENT : -1].flip(1), x[:, -1:]), dim=1)
+
+
+def _ends_differently(base: Baseline, output: Tensor) -> bool:
+    """Whether the last token's output is another."""
+    expected = base.output[:, -1].double()
+    return not float((output[:, -1].double() - expected).abs().max()) <= _LEAST * float(expected.abs().max())

@@ -1,0 +1,115 @@
+"""GRD110: what only a model in half precision has wrong; rounding, terms that cancel and ends of a range are not."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+DIM = 16
+
+
+class Mixer(nn.Module):
+    """Attention of one head; keys have a bias, whose gradient is zero: it moves all scores of a row alike."""
+
+    def __init__(self, cut: str, half: torch.dtype) -> None:
+        super().__init__()
+        self.qkv, self.out, self.cut, self.half = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM), cut, half
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if x.dtype == self.half and self.cut == "values":
+            v = v.detach()
+        if x.dtype == self.half and self.cut == "clamped":
+            v = v.clamp(-0.2, 0.2)
+        if self.cut == "beyond float16":
+            v = v * 1e6
+        mixed = nn.functional.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], is_causal=True)[:, 0]
+        return self.out(_Halved.apply(mixed, self.half) if self.cut == "halved" else mixed)
+
+
+class _Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, half):
+        ctx.half = half
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 0.5 * gradient if gradient.dtype == ctx.half else gradient, None
+
+
+class Model(nn.Module):
+    def __init__(self, cut: str, half: torch.dtype) -> None:
+        super().__init__()
+        self.before, self.mixer, self.after = nn.Linear(DIM, DIM), Mixer(cut, half), nn.LayerNorm(DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(x + self.mixer(self.before(x)))
+
+
+def examined(make, seed: int = 0) -> Result:
+    def build(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return make()
+
+    forward = lambda module, x: module(x)  # noqa: E731
+    subject = Subject(
+        name="model", build=build, forward=forward, input="embeddings", width=DIM, packages=("tests",), seed=seed
+    )
+    return run_check(registry.load("GRD110"), subject)
+
+
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("cut", "said"), [("values", "the gradient of"), ("halved", "the gradient of"), ("clamped", "the output differs")]
+)
+def test_what_half_precision_alone_has_wrong_is_found_in_its_module(cut: str, said: str, half: str) -> None:
+    (finding,) = examined(lambda: Model(cut, getattr(torch, half))).findings
+    assert f"converted to {half}, {said}" in finding.message
+    assert finding.where.module in ("mixer", "mixer.out")
+    assert finding.where.file == __file__
+
+
+def test_what_leaves_the_range_of_float16_is_a_note() -> None:
+    result = examined(lambda: Model("beyond float16", torch.float16))
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+    assert ["leave the range of float16" in note for note in result.notes] == [True]
+
+
+class Encoder(nn.TransformerEncoderLayer):
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return super().forward(x, src_mask=hidden, is_causal=True)
+
+
+class Recurrent(nn.GRU):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[0]
+
+
+class Choosing(nn.Linear):
+    """A hard choice: the largest of the channels is kept."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y * (y == y.amax(-1, keepdim=True)) + x
+
+
+HEALTHY = {
+    "attention": lambda: Model("", torch.float16),
+    "encoder": lambda: Encoder(DIM, 2, 32, batch_first=True),
+    "gru": lambda: Recurrent(DIM, DIM, batch_first=True),
+    "choice": lambda: Choosing(DIM, DIM),
+    "dropout": lambda: nn.Sequential(nn.Linear(DIM, DIM), nn.Dropout(0.5), nn.Softmax(-1)),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("seed", range(5))
+def test_what_rounding_does_is_no_finding(name: str, seed: int) -> None:
+    result = examined(HEALTHY[name], seed)
+    assert (result.findings, result.notes) == ((), ())
