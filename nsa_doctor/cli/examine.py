@@ -16,6 +16,7 @@ from nsa_doctor.cli import options, progress
 from nsa_doctor.cli.option_groups import FunctionOptions, SubjectOptions
 from nsa_doctor.core import handed_over
 from nsa_doctor.core.errors import UsageError
+from nsa_doctor.core.examination_request import COMPILE_SECONDS
 from nsa_doctor.core.finding import Decision, Finding, Report, Result
 from nsa_doctor.core.like import FUNCTION
 from nsa_doctor.core.reproduce import SECONDS
@@ -93,6 +94,7 @@ def examine(
     device: str = "cpu",
     seed: int = 0,
     timeout: float = SECONDS["run"],
+    compile_timeout: float = COMPILE_SECONDS,
     jobs: int | None = None,
     quiet: bool = False,
 ) -> Examination:
@@ -100,7 +102,7 @@ def examine(
 
     subject: a class or a function that returns an `nn.Module`, an `Adapter` or a `Subject`; a module, of which copies
     are examined; with `like` the function itself; or the text that `--subject` takes. The other arguments are the
-    command's options, `timeout` in seconds a call.
+    command's options, `timeout` in seconds a call and `compile_timeout` in seconds that it may compile beside that.
 
     What can be imported by name is imported in new processes; a script that calls this needs `if __name__ ==
     "__main__":` around the call, as they import it too. Lambdas, cells of a notebook and modules are handed to forks of
@@ -115,6 +117,7 @@ def examine(
         device=device,
         seed=seed,
         timeout=timeout,
+        compile_timeout=compile_timeout,
         dtype=dtype,
         profile=profile,
         function=FunctionOptions(like=like, reference=reference),

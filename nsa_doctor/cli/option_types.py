@@ -67,5 +67,8 @@ Prove = Annotated[
     int | None, typer.Option(metavar="N", help="Change N lines of the subject, one at a time: how many are noticed?")
 ]
 ProveSeed = Annotated[int, typer.Option(help="Which changes --prove draws.")]
+CompileSeconds = Annotated[
+    float, typer.Option("--compile-timeout", help="Seconds that compiling in one call may take beside that.")
+]
 CallSeconds = Annotated[float, typer.Option("--timeout", help="Seconds one call of the subject may take.")]
 Bundle = Annotated[Path, typer.Option(help="Folder for report.json, .html, .md, .sarif and junit.xml.")]

@@ -15,7 +15,7 @@ from nsa_doctor.core import registry
 from nsa_doctor.core.check import PROFILES, Profile
 from nsa_doctor.core.declared import declarations
 from nsa_doctor.core.errors import OptionError
-from nsa_doctor.core.examination_request import ExaminationRequest
+from nsa_doctor.core.examination_request import COMPILE_SECONDS, ExaminationRequest
 from nsa_doctor.core.function_spec import function_spec
 from nsa_doctor.core.lengths import parse_lengths
 from nsa_doctor.core.like import HUGGING_FACE
@@ -44,6 +44,7 @@ def examined(
     device: str,
     seed: int,
     timeout: float,
+    compile_timeout: float = COMPILE_SECONDS,
     dtype: str | None = None,
     profile: str = "quick",
     function: FunctionOptions | None = None,
@@ -73,6 +74,8 @@ def examined(
         raise OptionError(f"--seed must be from 0 to {_LARGEST_SEED}, got {seed}")
     if not (math.isfinite(timeout) and timeout > 0):
         raise OptionError(f"--timeout must be a number of seconds above 0, got {timeout:g}")
+    if not (math.isfinite(compile_timeout) and compile_timeout >= 0):
+        raise OptionError(f"--compile-timeout must be a number of seconds from 0 on, got {compile_timeout:g}")
     return ExaminationRequest(
         spec=subject,
         config=whom.config,
@@ -88,6 +91,7 @@ def examined(
         seed=seed,
         profile=cast(Profile, one_of("--profile", profile, PROFILES)),
         timeout=timeout,
+        compile_timeout=compile_timeout,
     )
 
 

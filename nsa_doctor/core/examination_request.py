@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from nsa_doctor.core.check import Kind, Profile
 
+COMPILE_SECONDS = 900.0  # --compile-timeout where none is given
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExaminationRequest:
@@ -11,7 +13,8 @@ class ExaminationRequest:
 
     `declared` are words of `--spec`, which the subject is meant to be; `train` names its training step. A function
     (`fn:…`) is called `like` a convention, and may have a `reference` and a file of `inputs`.
-    `timeout` is what one measurement, or one call in a check, may take, in seconds; `dtype` None is the subject's own;
+    `timeout` is what one measurement, or one call in a check, may take, in seconds, `compile_timeout` what it may take
+    beside that while something compiles; `dtype` None is the subject's own;
     `threads` 0 leaves their number to torch; `explore` finds out how long a sequence a foreign subject serves, unless
     `max_length` says so. `replaced` holds (file, text): what is imported in place of what the file holds.
     """
@@ -36,6 +39,7 @@ class ExaminationRequest:
     boundaries_up_to: int | None = None
     are_all_lengths: bool = False
     timeout: float = 60.0
+    compile_timeout: float = COMPILE_SECONDS
     max_length: int | None = None
     replaced: tuple[tuple[str, str], ...] = ()
 

@@ -42,3 +42,27 @@ def may_compile() -> bool:
     By the names of their modules, since torch 2.5. Public: none; `torch.compiler` imports it to answer, for seconds.
     """
     return not sys.modules.keys().isdisjoint((COMPILER, "torch.nn.attention.flex_attention"))
+
+
+# Files of compilers, by package: lines of them are on a stack while something is compiled. A name that ends in / is a
+# folder's. Public: none; `torch.compiler` says whether a graph is traced, and nothing of what follows.
+COMPILING: dict[str, tuple[str, ...]] = {
+    "triton": ("compiler/", "backends/", "runtime/build.py"),
+    "torch": ("_dynamo/convert_frame.py", "_inductor/", "utils/cpp_extension.py"),
+}
+# Files of them that are on a stack while what they have compiled runs.
+RUNNING: dict[str, tuple[str, ...]] = {
+    "triton": ("backends/nvidia/driver.py", "backends/amd/driver.py"),
+    "torch": (
+        "_inductor/runtime/",
+        "_inductor/output_code.py",
+        "_inductor/utils.py",
+        "_inductor/cudagraph_trees.py",
+        "_inductor/cudagraph_utils.py",
+    ),
+}
+# Functions of them that try a kernel in several sizes, each of which is compiled first.
+AUTOTUNING: dict[str, tuple[tuple[str, str], ...]] = {
+    "triton": (("runtime/autotuner.py", "_bench"),),
+    "torch": (("_inductor/runtime/triton_heuristics.py", "bench"),),
+}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from nsa_doctor.core.examination_request import ExaminationRequest
+from nsa_doctor.core.examination_request import COMPILE_SECONDS, ExaminationRequest
 from nsa_doctor.core.measurement import Point
 
 SECONDS: Mapping[str, float] = {  # --timeout of each command where none is given
@@ -22,7 +22,7 @@ SECONDS: Mapping[str, float] = {  # --timeout of each command where none is give
     "sweep": 60.0,
     "throughput": 120.0,
 }
-_USUAL = {"device": "cpu", "profile": "quick"}
+_USUAL = {"device": "cpu", "profile": "quick", "compile_timeout": COMPILE_SECONDS}
 
 
 def reproduce(command: str, words: Iterable[str] = (), /, **options: Any) -> str:
@@ -75,6 +75,7 @@ class CommandLine:
     dtype: str = "float32"
     profile: str = "quick"
     timeout: float | None = None
+    compile_timeout: float | None = None
     lengths: tuple[int, ...] = ()
 
     @classmethod
@@ -87,6 +88,7 @@ class CommandLine:
             dtype=facts.get("dtype", "float32"),
             profile=examination_request.profile,
             timeout=examination_request.timeout,
+            compile_timeout=examination_request.compile_timeout,
             lengths=examination_request.lengths if examination_request.are_all_lengths else (),
         )
 
@@ -125,7 +127,8 @@ class CommandLine:
         return reproduce("throughput", ("--seq", str(length), *self.options), **options, **self._conditions())
 
     def _conditions(self) -> dict[str, Any]:
-        return {"device": self.device, "timeout": self.timeout, "seed": self.seed}
+        patience = {"timeout": self.timeout, "compile_timeout": self.compile_timeout}
+        return {"device": self.device, **patience, "seed": self.seed}
 
 
 def command_for(subject: Examined, code: str) -> str:

@@ -33,11 +33,11 @@ def work_off(
 
     Raises what a task, `listen` or `stop_early` raised, once the others are interrupted; KeyboardInterrupt at once.
     """
-    for supervisor in supervisors[1:]:
-        supervisor.history = supervisors[0].history
     shared = _Shared(list(tasks), stop_early)
+    for supervisor in supervisors:
+        supervisor.history, supervisor.tell = supervisors[0].history, shared.tell
     threads = [threading.Thread(target=shared.serve, args=(supervisor,)) for supervisor in supervisors]
-    num_passed_on = 0
+    num_passed_on = num_done = 0
     try:
         for thread in threads:
             thread.start()
@@ -45,8 +45,9 @@ def work_off(
             any(thread.is_alive() for thread in threads) or num_passed_on < len(shared.messages)
         ):
             while num_passed_on < len(shared.messages):
-                num_passed_on += 1
-                listen(shared.messages[num_passed_on - 1], num_passed_on, len(tasks))
+                text, is_done = shared.messages[num_passed_on]
+                num_passed_on, num_done = num_passed_on + 1, num_done + is_done
+                listen(text, num_done, len(tasks))
             next((thread for thread in threads if thread.is_alive()), threads[0]).join(_POLL_SECONDS)
     finally:
         shared.stop()
@@ -63,7 +64,7 @@ class _Shared:
     """What the threads have in common: what is left to do, what is done, and who failed."""
 
     def __init__(self, tasks: list[Task], stop_early: Callable[[], bool]) -> None:
-        self.messages: list[str] = []
+        self.messages: list[tuple[str, bool]] = []  # and whether something is done with it
         self.caught: Caught | None = None
         self._waiting = tasks
         self._open = {code for task in tasks for code in task.codes}
@@ -82,6 +83,11 @@ class _Shared:
                 self._is_stopped = True
                 self._changed.notify_all()
 
+    def tell(self, text: str) -> None:
+        """Pass on what goes on in a task."""
+        with self._changed:
+            self.messages.append((text, False))
+
     def stop(self) -> None:
         """Take no further task."""
         with self._changed:
@@ -92,7 +98,7 @@ class _Shared:
         while (task := self._take()) is not None:
             message = task.work(supervisor)
             with self._changed:
-                self.messages.append(message)
+                self.messages.append((message, True))
                 self._is_stopped = self._is_stopped or self._stop_early()
                 self._open -= task.codes
                 self._num_at_work -= 1

@@ -22,10 +22,11 @@ class CrashReport:
 
 
 class WorkerHungError(Exception):
-    """No answer in time."""
+    """No answer in time, which begins anew after `compiled` seconds in which something compiled."""
 
-    def __init__(self, seconds: float, crash: CrashReport) -> None:
-        super().__init__(f"no answer within {seconds:g} s")
+    def __init__(self, seconds: float, crash: CrashReport, compiled: float = 0.0) -> None:
+        after = f" after {compiled:.0f} s of compiling" if compiled else ""
+        super().__init__(f"no answer within {seconds:g} s{after}")
         self.seconds, self.crash = seconds, crash
 
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ _MOST_FAILURES = 3
 _MOST_TRIED_AGAIN = 2  # to see more of where it ends
 _TRIED_AGAIN_SECONDS = 60.0
 _LEAST_PATIENCE = 5.0
+_TOLD_SECONDS = 10.0
 _MARGIN = 4.0  # times the slowest call that came back
 _TRACING_FACTOR = 4.0  # a traced pass may take this many times as long as a measured one
 
@@ -33,9 +34,13 @@ class SupervisorClosedError(Exception):
 
 @dataclass
 class Supervisor:
-    """Measures and traces in a child; after a hang or a death the next question goes to a new one."""
+    """Measures and traces in a child; after a hang or a death the next question goes to a new one.
+
+    `tell` hears in words what takes long: that something compiles.
+    """
 
     examination_request: ExaminationRequest
+    tell: Callable[[str], object] = lambda text: None
     facts: dict[str, Any] = field(default_factory=dict)
     history: HangHistory = field(default_factory=HangHistory)
     _child: WorkerProcess | None = None
@@ -186,11 +191,28 @@ class Supervisor:
                 return trouble
         assert self._child is not None
         try:
-            answer = self._child.ask(request, self._patience(seconds), at_most)
+            answer = self._child.ask(self._timed_request(request), self._patience(seconds), at_most, self._listener())
         except (WorkerHungError, WorkerDiedError) as failure:
             return self._failed(failure, request, seconds)
         self.history.slowest_seconds = max(self.history.slowest_seconds, self._child.longest_seconds)
         return answer
+
+    def _timed_request(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {**request, "compile_seconds": self.examination_request.compile_timeout}
+
+    def _listener(self) -> Callable[[dict[str, Any]], None]:
+        """Hears a child's events, and tells of every ten seconds in which something compiles."""
+        told = 0.0
+
+        def listen(event: dict[str, Any]) -> None:
+            nonlocal told
+            if event["event"] != "compiling":
+                told = 0.0
+            elif event["seconds"] >= told + _TOLD_SECONDS:
+                told = event["seconds"]
+                self.tell(f"compiling ({event['what']}), {told:.0f} s")
+
+        return listen
 
     def _patience(self, seconds: float) -> float:
         """The time a call may take: once one has hung, more may, and a few times the slowest that did not is enough.
@@ -206,7 +228,8 @@ class Supervisor:
         request = self._loading()
         child = self._start()
         try:
-            answer = child.ask(request, self._patience(self.examination_request.timeout))
+            seconds = self._patience(self.examination_request.timeout)
+            answer = child.ask(self._timed_request(request), seconds, listen=self._listener())
         except (WorkerHungError, WorkerDiedError) as failure:
             length = failure.crash.event.get("length")
             trouble = self._failed(failure, request, self.examination_request.timeout)
@@ -284,8 +307,8 @@ class Supervisor:
         child = self._start(is_line_recorded=True)
         try:
             if request["do"] != "load":
-                child.ask(self._loading(), seconds)
-            child.ask(request, self._patience(seconds), _TRIED_AGAIN_SECONDS)
+                child.ask(self._timed_request(self._loading()), seconds)
+            child.ask(self._timed_request(request), self._patience(seconds), _TRIED_AGAIN_SECONDS)
         except (WorkerHungError, WorkerDiedError) as failure:
             self._gone()
             trouble, _ = self._trouble(failure)

@@ -87,7 +87,8 @@ class WorkerProcess:
         """The answer to one request; every event the child reports on the way restarts the clock, up to `at_most`.
 
         Until the first event it may take `startup_seconds` of the request, and then `making_seconds` until the next.
-        The seconds are the subject's: while the child is seen at the doctor's own work, it may take OWN_SECONDS.
+        The seconds are the subject's: while the child is seen at the doctor's own work, it may take OWN_SECONDS, and
+        while it compiles `compile_seconds` of the request, between two other events; those count for neither limit.
         Raises WorkerHungError, WorkerDiedError or WorkerSlowError, after which the child is gone; KeyboardInterrupt;
         UsageError for a request that cannot be met, and InternalError when the doctor's own code fails there.
         """
@@ -96,8 +97,16 @@ class WorkerProcess:
             os.write(self._requests, json.dumps(request).encode() + b"\n")
         allowed = float(request.get("startup_seconds", seconds))
         begin = heard = time.monotonic()
+        compiled = 0.0
         while True:
             for message in self._messages(min(heard + allowed, begin + at_most)):
+                if message.get("event") == "compiling":
+                    passed = time.monotonic() - heard
+                    if compiled + passed <= float(request.get("compile_seconds", 0.0)):
+                        compiled, begin, heard = compiled + passed, begin + passed, heard + passed
+                        listen({**message, "seconds": compiled})
+                    continue
+                compiled = 0.0
                 self.longest_seconds = max(self.longest_seconds, time.monotonic() - heard)
                 heard = time.monotonic()
                 if "answer" in message:
@@ -110,7 +119,7 @@ class WorkerProcess:
             if time.monotonic() >= heard + allowed:
                 sighting = self._seen()
                 if not _is_own_work(sighting) or allowed >= OWN_SECONDS:
-                    raise self._hung(allowed, sighting)
+                    raise self._hung(allowed, sighting, compiled)
                 allowed = min(2 * allowed + _SIGHTING_SECONDS, OWN_SECONDS)
             if time.monotonic() >= begin + at_most:
                 self.close()
@@ -202,14 +211,14 @@ class WorkerProcess:
     def _is_ended_meanwhile(self) -> bool:
         return not self._received_more(0.0) or b'"ended"' in self._received
 
-    def _hung(self, seconds: float, sighting: Message | None) -> WorkerHungError:
+    def _hung(self, seconds: float, sighting: Message | None, compiled: float) -> WorkerHungError:
         sighting = sighting or self._trail.read()  # a signal may wake what it asks, which then goes on
         self._process.show_stacks()
         end, size = time.monotonic() + _DUMP_SECONDS, -1
         while time.monotonic() < end and (size <= FILE_BYTES or os.fstat(self._file.fileno()).st_size != size):
             size = os.fstat(self._file.fileno()).st_size
             time.sleep(0.05)
-        failure = WorkerHungError(seconds, self._remains(sighting))
+        failure = WorkerHungError(seconds, self._remains(sighting), compiled)
         self.close()
         return failure
 

@@ -135,10 +135,18 @@ class Channel:
                 page.write(_NOWHERE if isinstance(sighting, Caught) else sighting)  # no answer would look like a hang
 
         threading.Thread(target=tell, daemon=True).start()
+        self._watch_compilers(sampler)
         if self._is_line_recorded:
             from nsa_doctor.probes.hooks.line_recorder import LineRecorder
 
             LineRecorder(sampler, SharedRecord(self._file, TRAIL)).begin()
+
+    def _watch_compilers(self, sampler: "StackSampler") -> None:
+        """Report every second in which something compiles, from a thread of its own."""
+        from nsa_doctor.probes.hooks.compile_watch import CompileWatch
+
+        watch = CompileWatch(lambda: sampler.frames, threading.get_ident())
+        threading.Thread(target=watch.follow, args=(self.send,), daemon=True).start()
 
     def close_questions(self) -> None:
         """Let the parent know that nobody looks here, unless somebody does."""

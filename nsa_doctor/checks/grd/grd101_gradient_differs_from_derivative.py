@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.gradient import Make, benches, distinct_texts, shortest
+from nsa_doctor.checks._shared.halved import half_findings, in_half_alone
 from nsa_doctor.checks._shared.unlearned import where_it_is_cut
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
@@ -35,6 +36,9 @@ _SEEDS = (0, 1, 2)
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
+    if (half := in_half_alone(subject)) is not None:
+        yield from half_findings(subject, half, "GRD101")
+        return
     could_tell = False
     for mode, length, make in benches(subject):
         agreement = make(length).agreement(_SEEDS)

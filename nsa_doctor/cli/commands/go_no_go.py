@@ -17,6 +17,7 @@ from nsa_doctor.cli.evidence import (
 )
 from nsa_doctor.cli.option_groups import FunctionOptions, SubjectOptions, grouped
 from nsa_doctor.core.errors import UsageError
+from nsa_doctor.core.examination_request import COMPILE_SECONDS
 from nsa_doctor.core.like import FUNCTION
 from nsa_doctor.core.reproduce import SECONDS, reproduce
 from nsa_doctor.render.bundle import check_folder
@@ -49,6 +50,7 @@ def go_no_go(
     seed: given.Seed = 0,
     jobs: given.Jobs = None,
     timeout: given.CallSeconds = SECONDS["go-no-go"],
+    compile_timeout: given.CompileSeconds = COMPILE_SECONDS,
     output: given.Bundle = _FOLDER,
     quiet: given.Quiet = False,
     traceback: given.Traceback = False,
@@ -62,6 +64,7 @@ def go_no_go(
     chosen = policy or _usual_policy(whom)
     required = read_gate_option(chosen)
     how: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, "timeout": timeout}
+    how |= {"compile_timeout": compile_timeout}
     examination_request = options.examined(whom, **how, profile=required.profile, function=function)
     evidence: dict[str, Any] = {
         "run": read_run_option(run),

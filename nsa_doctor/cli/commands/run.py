@@ -8,6 +8,7 @@ from nsa_doctor.cli import option_types as given
 from nsa_doctor.cli import options
 from nsa_doctor.cli.delivery import Delivery
 from nsa_doctor.cli.option_groups import FunctionOptions, ReportOptions, SubjectOptions, grouped
+from nsa_doctor.core.examination_request import COMPILE_SECONDS
 from nsa_doctor.core.reproduce import SECONDS
 
 
@@ -25,6 +26,7 @@ def run(
     jobs: given.Jobs = None,
     fail_fast: given.FailFast = False,
     timeout: given.CallSeconds = SECONDS["run"],
+    compile_timeout: given.CompileSeconds = COMPILE_SECONDS,
     report: ReportOptions,
 ) -> int:
     """Run the checks that apply, or those selected.
@@ -36,6 +38,7 @@ def run(
         device=device,
         seed=seed,
         timeout=timeout,
+        compile_timeout=compile_timeout,
         dtype=dtype,
         profile=profile,
         function=function,

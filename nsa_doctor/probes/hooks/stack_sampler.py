@@ -98,7 +98,7 @@ class StackSampler:
         for number in range(_LOOKS):
             if number > 1 and time.monotonic() > enough:  # a busy machine
                 break
-            frames = _current_frames()
+            frames = current_frames()
             own = self._in_its_thread(lambda frame: self._stack(frame, True))
             for thread, frame in frames.items():
                 is_seen_inside = own is not None and thread == self._thread
@@ -261,7 +261,7 @@ def _place(frame: FrameType, line: int, owner: Place) -> Place:
     return replace(owner, file=frame.f_code.co_filename, line=line, function=frame.f_code.co_name)
 
 
-def _current_frames() -> dict[int, FrameType]:
+def current_frames() -> dict[int, FrameType]:
     """The innermost frame of every thread; no garbage is collected meanwhile, which could let another thread run."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,0 +1,80 @@
+"""FUN507 stream-changes-answer
+
+Detects: on a GPU, an answer that is wrong on another stream than the default one, whose inputs are still being filled,
+and a CUDA graph whose replay gives something else than a call with the same values. That it cannot be captured is a
+note.
+Matters: training overlaps copies and communication with kernels on several streams, and serving replays graphs; a
+kernel on a stream of its own reads what is not there yet.
+Fix: launch every kernel on torch.cuda.current_stream(), and read no value of a tensor in Python on the way.
+
+Example:
+    # faulty
+    launch(q.data_ptr(), stream=0)
+    # correct
+    launch(q.data_ptr(), stream=torch.cuda.current_stream().cuda_stream)
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from nsa_doctor.checks._shared.of_function import differs, injected
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError, NotComparableError
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.probes.functions import shapes
+from nsa_doctor.probes.functions.measured import measured
+from nsa_doctor.probes.functions.problems import Draw
+from nsa_doctor.probes.functions.streams import on_a_late_stream, replayed
+from nsa_doctor.subject.function import FunctionSubject
+
+_LENGTH = 64
+
+
+def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
+    if subject.device != "cuda":
+        raise NotApplicableError("streams are a GPU's")
+    shape = shapes.at_length(subject, _LENGTH)
+    first, second = measured(subject, shape), measured(subject, shape, Draw(seed=12))
+    if any(each.first_excess(each.answer.tensors) is not None for each in (first, second)):
+        raise NotComparableError("it is wrong on the default stream")
+    late = on_a_late_stream(subject, first.problem)
+    excess = first.first_excess(late.tensors)
+    if excess is not None:
+        control = "right on the default stream"
+        yield differs(subject, "FUN507", first.problem, excess, late, f"{control}; here its inputs are filled late")
+        return
+    if subject.convention.make is not None or subject.convention.has_parts or subject.convention.is_cache:
+        return  # what such a call is given beside tensors is part of a graph
+    again = replayed(subject, first.problem, second.problem)
+    if isinstance(again, str):
+        yield Note(message=f"no CUDA graph can be captured of {subject.name}: {again[:300]}")
+        return
+    excess = second.first_excess(again)
+    if excess is not None:
+        yield differs(
+            subject, "FUN507", second.problem, excess, second.answer, "right when called; a graph's replay is not"
+        )
+
+
+def planted(subject: FunctionSubject) -> FunctionSubject:
+    own = torch.cuda.Stream() if subject.device == "cuda" else None
+
+    def runs_on_a_stream_of_its_own(*positional: Any, **keywords: Any) -> Any:
+        with torch.cuda.stream(own):
+            result = subject.function(*positional, **keywords)
+        return result
+
+    return injected(subject, runs_on_a_stream_of_its_own)
+
+
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    examines="function",
+    isolate=True,
+    blocked_by=("FUN101", "FUN102"),
+    priority=575,
+)
