@@ -37,6 +37,11 @@ def adds_other_sizes() -> None:
     torch.zeros(3) + torch.zeros(4)
 
 
+def watches_what_a_transform_saves() -> None:
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        torch.func.grad(lambda x: x.square().sum())(torch.randn(3))
+
+
 PROVOKED: dict[TorchError, Callable[[], None]] = {
     TorchError.SAVED_TENSOR_MODIFIED: modifies_a_saved_tensor,
     TorchError.GRAPH_FREED: enters_a_freed_graph,
@@ -44,6 +49,7 @@ PROVOKED: dict[TorchError, Callable[[], None]] = {
     TorchError.HOST_MEMORY: asks_for_all_memory,
     TorchError.INDEX_OUT_OF_RANGE: looks_beyond_the_end,
     TorchError.SIZES_DIFFER: adds_other_sizes,
+    TorchError.SAVES_WATCHED: watches_what_a_transform_saves,
 }
 
 
