@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from nsa_doctor.core.errors import NotComparableError
@@ -33,6 +34,8 @@ _MOST_JUMP = 6.0  # roundings by which the middle of a row may be off the line b
 
 def in_half_alone(subject: Subject) -> BuiltModule | None:
     """The built subject, where neither float64 nor its own dtype leaves room for a step."""
+    if has_steps(getattr(torch, subject.dtype)):
+        return None
     evaluated: Mode = "train" if "eval" not in subject.modes and "train" in subject.modes else "eval"
     made = comparable_module(subject, mode=evaluated)
     return None if has_steps(dtype_of(made)) else made
