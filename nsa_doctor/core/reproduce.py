@@ -66,7 +66,7 @@ class Examined(Protocol):
 class CommandLine:
     """The words that name the subject, and a run's conditions; `dtype` is the one examined when none is given.
 
-    `timeout` None is not known; `lengths` are those that an anomaly run is restricted to.
+    `timeout` and `compile_timeout` None are not known; `lengths` are those that an anomaly run is restricted to.
     """
 
     options: tuple[str, ...] = ()
@@ -120,15 +120,15 @@ class CommandLine:
         if self.lengths:
             words = ("--seq", ",".join(map(str, self.lengths)), *self.options)
             return reproduce("anomaly", words, **self._conditions())
-        return reproduce("run", ("--select", code, *self.options), profile=self.profile, **self._conditions())
+        patience = {"profile": self.profile, "compile_timeout": self.compile_timeout}
+        return reproduce("run", ("--select", code, *self.options), **patience, **self._conditions())
 
     def throughput(self, length: int, **options: Any) -> str:
         """The line that times one length."""
         return reproduce("throughput", ("--seq", str(length), *self.options), **options, **self._conditions())
 
     def _conditions(self) -> dict[str, Any]:
-        patience = {"timeout": self.timeout, "compile_timeout": self.compile_timeout}
-        return {"device": self.device, **patience, "seed": self.seed}
+        return {"device": self.device, "timeout": self.timeout, "seed": self.seed}
 
 
 def command_for(subject: Examined, code: str) -> str:

@@ -22,7 +22,7 @@ class CrashReport:
 
 
 class WorkerHungError(Exception):
-    """No answer in time, which begins anew after `compiled` seconds in which something compiled."""
+    """No answer in time; before that, something compiled for `compiled` seconds."""
 
     def __init__(self, seconds: float, crash: CrashReport, compiled: float = 0.0) -> None:
         after = f" after {compiled:.0f} s of compiling" if compiled else ""

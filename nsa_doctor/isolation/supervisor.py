@@ -21,7 +21,7 @@ _MOST_FAILURES = 3
 _MOST_TRIED_AGAIN = 2  # to see more of where it ends
 _TRIED_AGAIN_SECONDS = 60.0
 _LEAST_PATIENCE = 5.0
-_TOLD_SECONDS = 10.0
+_PROGRESS_SECONDS = 10.0
 _MARGIN = 4.0  # times the slowest call that came back
 _TRACING_FACTOR = 4.0  # a traced pass may take this many times as long as a measured one
 
@@ -202,15 +202,15 @@ class Supervisor:
 
     def _listener(self) -> Callable[[dict[str, Any]], None]:
         """Hears a child's events, and tells of every ten seconds in which something compiles."""
-        told = 0.0
+        reported = 0.0
 
         def listen(event: dict[str, Any]) -> None:
-            nonlocal told
+            nonlocal reported
             if event["event"] != "compiling":
-                told = 0.0
-            elif event["seconds"] >= told + _TOLD_SECONDS:
-                told = event["seconds"]
-                self.tell(f"compiling ({event['what']}), {told:.0f} s")
+                reported = 0.0
+            elif event["seconds"] >= reported + _PROGRESS_SECONDS:
+                reported = event["seconds"]
+                self.tell(f"compiling ({event['what']}), {reported:.0f} s")
 
         return listen
 

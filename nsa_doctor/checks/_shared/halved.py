@@ -1,8 +1,9 @@
 """Gradients of a module that runs in half precision alone: steps along them beside what its outputs do."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from nsa_doctor.core.errors import NotComparableError
@@ -33,6 +34,8 @@ _MOST_JUMP = 6.0  # roundings by which the middle of a row may be off the line b
 
 def in_half_alone(subject: Subject) -> BuiltModule | None:
     """The built subject, where neither float64 nor its own dtype leaves room for a step."""
+    if has_steps(getattr(torch, subject.dtype)):
+        return None
     evaluated: Mode = "train" if "eval" not in subject.modes and "train" in subject.modes else "eval"
     made = comparable_module(subject, mode=evaluated)
     return None if has_steps(dtype_of(made)) else made
@@ -46,11 +49,11 @@ def half_findings(subject: Subject, made: BuiltModule, code: str) -> Iterator[Fi
             continue
         _require_smooth(made, length)
         slopes = list(half_slopes(made, made.input(length, batch=_ROWS), _PARAMETERS[subject.profile]))
-        num_certain += sum(small.is_certain for small, _ in slopes)
-        wrong = sorted((pair for pair in slopes if are_alike(pair)), key=lambda pair: -abs(pair[1].deviation))
-        confirmed = next((pair for pair in wrong if _is_confirmed(made, length, pair)), None)
+        num_certain += sum(map(len, slopes))
+        wrong = sorted((each for each in slopes if are_alike(each)), key=lambda each: -abs(each[-1].deviation))
+        confirmed = next((each for each in wrong if _is_confirmed(made, length, each)), None)
         if confirmed is not None:
-            yield _found(subject, made, code, length, confirmed[1])
+            yield _found(subject, made, code, length, min(confirmed, key=lambda slope: slope.tolerance))
             return
     if not num_certain:
         raise NotComparableError(f"it runs in {made.dtype} alone, in which rounding hides what a step changes")
@@ -70,17 +73,15 @@ def _require_smooth(made: BuiltModule, length: int) -> None:
         )
 
 
-def _is_confirmed(made: BuiltModule, length: int, pair: tuple[HalfSlope, HalfSlope]) -> bool:
-    """Whether other inputs show the same."""
-    only = (pair[0].name, pair[0].part)
-    found = [pair[1]]
+def _is_confirmed(made: BuiltModule, length: int, slopes: Sequence[HalfSlope]) -> bool:
+    """Whether each of other inputs shows a fault to the same side; how large it is depends on the input."""
+    only, side = (slopes[0].name, slopes[0].part), slopes[0].deviation > 0
     for seed in _OTHER_INPUTS:
         x = made.input(length, batch=_ROWS, seed=made.subject.seed + seed)
-        again = next(half_slopes(made, x, _PARAMETERS["full"], only), None)
-        if again is None:
+        again = next(half_slopes(made, x, _PARAMETERS["full"], only), [])
+        if not are_alike(again) or (again[0].deviation > 0) is not side:
             return False
-        found += again
-    return are_alike(found)
+    return True
 
 
 def _found(subject: Subject, made: BuiltModule, code: str, length: int, slope: HalfSlope) -> Finding:

@@ -28,7 +28,7 @@ from nsa_doctor.probes.functions.compiled import answer_of, compiled
 from nsa_doctor.probes.functions.measured import measured
 from nsa_doctor.subject.function import FunctionSubject
 
-_LENGTHS = (65, 64)
+_LENGTHS = (33, 32)
 
 
 def run(subject: FunctionSubject) -> Iterator[Finding | Note]:

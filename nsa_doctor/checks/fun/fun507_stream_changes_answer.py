@@ -59,14 +59,11 @@ def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
 
 
 def planted(subject: FunctionSubject) -> FunctionSubject:
-    own = torch.cuda.Stream() if subject.device == "cuda" else None
+    def runs_on_the_default_stream(*positional: Any, **keywords: Any) -> Any:
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            return subject.function(*positional, **keywords)
 
-    def runs_on_a_stream_of_its_own(*positional: Any, **keywords: Any) -> Any:
-        with torch.cuda.stream(own):
-            result = subject.function(*positional, **keywords)
-        return result
-
-    return injected(subject, runs_on_a_stream_of_its_own)
+    return injected(subject, runs_on_the_default_stream)
 
 
 CHECK = Check(

@@ -47,7 +47,7 @@ class _Watcher(DispatchWatcher):
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
-        if isinstance(func, torch._ops.OpOverload) and func.namespace not in _TORCHS and func not in self.called:
+        if getattr(func, "namespace", _TORCHS[0]) not in _TORCHS and func not in self.called:
             self.called[func] = tree_map(_copy, (args, kwargs))
         return func(*args, **kwargs)
 

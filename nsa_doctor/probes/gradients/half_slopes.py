@@ -19,14 +19,15 @@ from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.tensors.finite import isfinite
 
 INPUT = "the input"
-_STEPS = (0.15, 0.3)
+_STEPS = (0.05, 0.1, 0.2, 0.4)
 _PARTS = 6
+_WEIGHING_STEP = 0.1
 _SMALLEST = 1e-300
-_MOST_NOISE = 0.004  # of what is to be seen
-_MOST_CURVATURE = 0.1
+_TINY = 1e-30
+_MOST_TOLERANCE = 0.3  # beyond it, nothing is to be seen
 _LEAST_TOLERANCE = 0.01
 _ROUNDINGS = 2.0  # of each gradient: on its way and at its end
-_NOISES = 4.0
+_NOISES = 25.0  # what is rounded on the way leans to one side where a step is near a rounding
 _ALIKE = 0.5
 _SMALL_STEP = 0.02
 _MOST_NODES = 20_000
@@ -58,12 +59,12 @@ class HalfSlope:
     def tolerance(self) -> float:
         """What rounding and curvature may make."""
         least = max(_LEAST_TOLERANCE, _ROUNDINGS * self.eps)
-        return least + _NOISES * self.noise + self.curvature / 5
+        return least + _NOISES * self.noise + 2 * self.curvature**2  # Simpson's error
 
     @property
     def is_certain(self) -> bool:
         """Whether anything is to be seen."""
-        return self.noise < _MOST_NOISE and self.curvature < _MOST_CURVATURE
+        return self.tolerance < _MOST_TOLERANCE
 
     @property
     def is_wrong(self) -> bool:
@@ -73,21 +74,45 @@ class HalfSlope:
 
 def half_slopes(
     made: BuiltModule, x: Tensor, most: int, only: tuple[str, str] | None = None
-) -> Iterator[tuple[HalfSlope, HalfSlope]]:
-    """By parts of the input and of the largest parameters, `most` of them or one alone: a small and a larger step."""
+) -> Iterator[list[HalfSlope]]:
+    """By parts of the input and of the largest parameters, `most` of them or one alone: those steps that show enough.
+
+    Outputs are weighed by how they change when the part is moved at random: what it changes adds up, rounding does not.
+    """
     values = _values(made, x)
-    middle = _Pass.of(made, values)
-    kept = sorted((name for name in middle.gradients if name != INPUT), key=lambda name: -values[name].numel())[:most]
-    for name in (*([INPUT] if INPUT in middle.gradients else []), *kept):
+    chance = torch.Generator().manual_seed(made.subject.seed + 17)
+    first = _Pass.of(made, values)
+    kept = sorted((name for name in first.gradients if name != INPUT), key=lambda name: -values[name].numel())[:most]
+    for name in (*([INPUT] if INPUT in first.gradients else []), *kept):
         for part, index in _parts(name, values[name]):
-            direction = torch.zeros_like(middle.gradients[name])
-            direction[index] = middle.gradients[name][index]
-            if only in (None, (name, part)) and bool(direction.any()):
-                towards = direction * (values[name][index].double().norm() / direction.norm())
-                small, large = (_slope(made, values, middle, (name, part), towards * step) for step in _STEPS)
-                if small is not None and large is not None:
-                    yield small, large
+            if only in (None, (name, part)):
+                weights = _change(made, values, name, index, chance)
+                middle = _Pass.of(made, values, weights)
+                gradient = middle.gradients.get(name)
+                if gradient is None or not bool(gradient[index].any()):
+                    continue
+                towards = torch.zeros_like(gradient)
+                towards[index] = gradient[index] * (values[name][index].double().norm() / gradient[index].norm())
+                found = [_slope(made, values, middle, (name, part), towards * step) for step in _STEPS]
+                yield [slope for slope in found if slope is not None and slope.is_certain]
     _set(made, values)
+
+
+def _change(
+    made: BuiltModule, values: Mapping[str, Tensor], name: str, index: Index, chance: torch.Generator
+) -> Tensor:
+    """How outputs change when a part is moved at random, scaled to be one on the average."""
+    value = values[name]
+    way = torch.zeros_like(value)
+    way[index] = torch.randn(value[index].shape, generator=chance).to(value) * value[index].abs().mean()
+    outputs = []
+    for step in (-_WEIGHING_STEP, _WEIGHING_STEP):
+        moved = {**values, name: value + step * way}
+        _set(made, moved)
+        with torch.no_grad():
+            outputs.append(made(moved[INPUT]))
+    change = (outputs[1] - outputs[0]).float()
+    return (change / (change.square().mean().sqrt() + _TINY)).to(outputs[0].dtype)
 
 
 def dtype_of(made: BuiltModule) -> torch.dtype:
@@ -138,11 +163,14 @@ def _moves(value: Tensor) -> bool:
 
 
 def are_alike(slopes: Sequence[HalfSlope]) -> bool:
-    """Whether all are wrong, to the same side and by about as much."""
-    sizes = [slope.deviation for slope in slopes]
-    is_one_side = all(size > 0 for size in sizes) or all(size < 0 for size in sizes)
-    largest, least = max(map(abs, sizes)), min(map(abs, sizes))
-    return all(slope.is_wrong for slope in slopes) and is_one_side and least >= _ALIKE * largest
+    """Whether the two steps that show most are wrong, to the same side and by about as much."""
+    best = sorted(slopes, key=lambda slope: slope.tolerance)[:2]
+    if len(best) < 2:
+        return False
+    one, other = (slope.deviation for slope in best)
+    is_one_side = (one > 0) is (other > 0)
+    least, largest = sorted((abs(one), abs(other)))
+    return all(slope.is_wrong for slope in best) and is_one_side and least >= _ALIKE * largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,20 +179,21 @@ class _Pass:
 
     weighed: Tensor
     gradients: Mapping[str, Tensor]
+    weights: Tensor
 
     @classmethod
-    def of(cls, made: BuiltModule, values: Mapping[str, Tensor]) -> "_Pass":
-        """With these values in place of the module's own."""
+    def of(cls, made: BuiltModule, values: Mapping[str, Tensor], weights: Tensor | None = None) -> "_Pass":
+        """With these values in place of the module's own; outputs are weighed at random where nothing is said."""
         parameters = _set(made, values)
         x = values[INPUT].clone().requires_grad_(values[INPUT].is_floating_point())
         with torch.enable_grad():
             output = made.call(x.clone())
             leaves = {**({INPUT: x} if x.requires_grad else {}), **parameters}
-            weights = make_cotangent(output, made.subject.seed)
+            weights = make_cotangent(output, made.subject.seed) if weights is None else weights
             back = lambda: torch.autograd.grad(output, list(leaves.values()), weights, allow_unused=True)  # noqa: E731
             given = ask("backward", back, made.module, output)
         gradients = {name: each.double() for name, each in zip(leaves, given, strict=True) if each is not None}
-        return cls(weighed=output.detach().double() * weights.double(), gradients=gradients)
+        return cls(weighed=output.detach().double() * weights.double(), gradients=gradients, weights=weights)
 
     @property
     def is_finite(self) -> bool:
@@ -208,7 +237,7 @@ def _slope(
     name, part = named
     value, dtype = values[name].double(), values[name].dtype
     ends = [{**values, name: (value + sign * step).to(dtype)} for sign in (-1.0, 1.0)]
-    low, high = (_Pass.of(made, each) for each in ends)
+    low, high = (_Pass.of(made, each, middle.weights) for each in ends)
     if not (low.is_finite and high.is_finite and name in low.gradients and name in high.gradients):
         return None
     moved = ends[1][name].double() - ends[0][name].double()

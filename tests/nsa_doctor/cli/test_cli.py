@@ -47,6 +47,7 @@ REFUSED = [  # words, what the sentence must hold
     (["sweep", "--seed", "x"], "Invalid value for '--seed'"),
     (["sweep", "--timeout", "0"], "--timeout must be a number of seconds above 0"),
     (["sweep", "--timeout", "nan"], "--timeout must be a number of seconds above 0"),
+    (["run", "--compile-timeout", "-1"], "--compile-timeout must be a number of seconds from 0 on, got -1"),
     (["sweep", "--format", "pdf"], "--format cannot be 'pdf'"),
     (
         ["sweep", "--output", "/nowhere/report.json"],

@@ -299,3 +299,10 @@ def test_a_report_says_how_it_is_asked_for_again(words: list[str], reports: list
 def test_numbers_are_read_back_as_they_were() -> None:
     assert among(reproduce("sweep", timeout=1 / 3), timeout=1 / 3)
     assert reproduce("sweep", timeout=7.0) == "nsa-doctor sweep --timeout 7"
+
+
+def test_the_time_for_compiling_is_asked_for_again_by_the_command_that_has_it() -> None:
+    line = CommandLine.asked(replace(ASSIGNMENT, compile_timeout=60.0), FACTS)
+    assert "--compile-timeout 60" in line.check("FWD201")
+    assert "--compile-timeout" not in line.of(Point(length=5))
+    assert "--compile-timeout" not in CommandLine.asked(ASSIGNMENT, FACTS).check("FWD201")

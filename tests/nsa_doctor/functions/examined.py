@@ -22,6 +22,7 @@ def subject_of(
     seed: int = 0,
     profile: Profile = "smoke",
     reference: Callable[..., Any] | None = None,
+    device: str = "cpu",
 ) -> FunctionSubject:
     """A function as `--subject fn:…` would give it."""
     read = function_spec(spec)
@@ -33,6 +34,7 @@ def subject_of(
         spec=read,
         reference=reference,
         dtype=dtype,
+        device=device,
         seed=seed,
         profile=profile,
         options=options,

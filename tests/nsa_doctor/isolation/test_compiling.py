@@ -61,16 +61,16 @@ def test_what_is_only_called_compiling_is_not_excused(name: str, function: str) 
     assert measured.trouble.place.function == function
 
 
-def test_compiling_is_told_every_ten_seconds() -> None:
-    told: list[str] = []
+def test_compiling_is_reported_every_ten_seconds() -> None:
+    heard: list[str] = []
     listen = supervisor("assembles")
-    listen.tell = told.append
+    listen.tell = heard.append
     hear = listen._listener()
     for seconds in (1.0, 10.2, 11.2, 20.5):
         hear({"event": "compiling", "what": "ptxas", "seconds": seconds})
     hear({"event": "calling", "length": 4})
     hear({"event": "compiling", "what": "Triton", "seconds": 10.0})
-    assert told == ["compiling (ptxas), 10 s", "compiling (ptxas), 20 s", "compiling (Triton), 10 s"]
+    assert heard == ["compiling (ptxas), 10 s", "compiling (ptxas), 20 s", "compiling (Triton), 10 s"]
 
 
 @pytest.mark.full

@@ -67,7 +67,7 @@ def seen_here(looking: CompileWatch) -> str:
         ("/home/me/triton/compiler/compiler.py", "compile", ""),
     ],
 )
-def test_lines_of_compilers_at_work_are_told_from_those_of_what_they_made(file: str, function: str, found: str) -> None:
+def test_lines_of_compilers_at_work_are_not_those_of_what_they_made(file: str, function: str, found: str) -> None:
     assert through(file, function, lambda: seen_here(watch())) == found
 
 
