@@ -25,6 +25,7 @@ MODEL = (
     "nsa.ops.api",
     "nsa.ops.arguments",
     "nsa.ops.reads",
+    "nsa.ops.decode.*",
     "nsa.config",
     "nsa.backends",
     *LEAVES,

@@ -43,7 +43,7 @@ class Projection(nn.Module):
             self.register_parameter(name, nn.Parameter(weight))
 
     def forward(self, x: Hidden) -> Projected:
-        weights = [getattr(self, name) for name in self.names]
+        weights = self._weights()
         if x.shape[0] * x.shape[1] < self.config.dim // 4:  # few rows: copying outputs costs less than copying weights
             joined = torch.cat([linear(x, weight) for weight in weights], dim=-1)
         else:
@@ -56,6 +56,22 @@ class Projection(nn.Module):
             keys.unflatten(-1, (-1, self.config.d_k)),
             values.unflatten(-1, (-1, self.config.d_v)),
         )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        weight: Tensor = self.get_parameter(self.names[0])
+        return weight.dtype
+
+    def apart(self, x: Hidden) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Queries [B, T, H·Dk], and keys [B, T, G·Dk] and values of the three branches, each by itself."""
+        q, *others = (linear(x, weight) for weight in self._weights())
+        if self.config.shared_kv:
+            others = [others[0]] * len(_BRANCHES) + [others[1]] * len(_BRANCHES)
+        return q, others[: len(_BRANCHES)], others[len(_BRANCHES) :]
+
+    def _weights(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self.names]
 
 
 @without_autocast
