@@ -2,6 +2,7 @@
 
 import torch
 
+from nsa.nn.attention import NSAttention
 from nsa.nn.cache import NSACache
 from nsa.nn.internal import runs_forward_alone
 from nsa.nn.transformer import Transformer
@@ -45,8 +46,9 @@ def why_not_captured(model: Transformer, cache: list[NSACache], ids: TokenIds) -
         if not runs_forward_alone(module):
             return f"{name or 'the model'} has hooks or is compiled, which a replay would leave out"
     token = model.embedding(ids)
-    for block, layer in zip(model.blocks, cache, strict=True):
-        why = block.attention.why_not_stepped(token, layer)
+    attentions = [module for module in model.modules() if isinstance(module, NSAttention)]
+    for attention, layer in zip(attentions, cache, strict=True):
+        why = attention.why_not_stepped(token, layer)
         if why is not None:
             return why
     return None

@@ -19,7 +19,8 @@ from nsa.ops.geometry import NUM_FORCED
 from nsa.ops.kernel_tiles import best_ranked, current, factor, load_rows, rows_that_fit, side, store_rows
 
 _MOST_ROWS, _KEYS, _SELECTED_KEYS = 64, 64, 128  # of one product
-_READ = {"num_warps": 4, "num_stages": 3}
+_READ, _READ_SELECTED = {"num_warps": 4, "num_stages": 3}, {"num_warps": 4, "num_stages": 1}
+_ADD, _SCORE, _MERGE = {"num_warps": 4}, {"num_warps": 4}, {"num_warps": 4}
 _BLOCKS = 64  # whose importance one program computes
 _PARTS = 16  # merged at once
 _TOKENS = 32  # averaged at once
@@ -59,7 +60,7 @@ def add_token(
             m.k_cmp.shape[2], m.capacity, m.k_win.shape[2], gate.temperature or 1.0,
             HEADS=m.q.shape[1] // groups, GROUPS=groups, SIZE_K=size_k, SIZE_V=size_v, WIDTH_K=side(size_k),
             WIDTH_V=side(size_v), LENGTH=geometry.l, STRIDE=geometry.d, AVERAGES=averages,
-            SOFTMAX=gate.temperature is not None, WEIGHS=gate.alone is None, ROWS=16, CHUNK=_TOKENS,
+            SOFTMAX=gate.temperature is not None, WEIGHS=gate.alone is None, ROWS=16, CHUNK=_TOKENS, **_ADD,
         )  # fmt: skip
 
 
@@ -87,16 +88,17 @@ def attend(memory: StepMemory, gate: GateParameters) -> Tensor:
             _score[-(-num_blocks // _BLOCKS), streams](
                 m.scores, m.norms, m.importance, m.count, num_cmp, num_parts, num_blocks,
                 HEADS=heads, PADDED=side(heads), L_SEL=geometry.l_sel, NUM_SLOTS=geometry.n_sel, BLOCKS=_BLOCKS,
-                **stairs,
+                **stairs, **_SCORE,
             )  # fmt: skip
         _read_selected[selected["NUM_SPLITS"], streams, tiles](
             m.q, m.k_sel, m.v_sel, m.count, m.importance, m.slots, m.parts, m.norms,
-            m.capacity, num_blocks, splits_cmp + splits_win, num_parts, **sizes, **selected, num_warps=4,
+            m.capacity, num_blocks, splits_cmp + splits_win, num_parts, **sizes, **selected, **_READ_SELECTED,
         )  # fmt: skip
         _merge[streams * heads,](
             m.parts, m.norms, m.gates, m.count, m.out, splits_cmp, splits_win, num_parts, m.k_win.shape[2],
             HEADS=heads, SIZE_V=size_v, WIDTH_V=side(size_v), L_SEL=geometry.l_sel, NUM_SLOTS=geometry.n_sel,
             SLOTS_EACH=selected["SLOTS_EACH"], PARTS=_PARTS, ALONE=-1 if gate.alone is None else gate.alone, **stairs,
+            **_MERGE,
         )  # fmt: skip
     return m.out
 
@@ -454,7 +456,7 @@ def _merge(
     gates += row // HEADS * 3
     mixed = tl.zeros([WIDTH_V], tl.float32)
     for branch in tl.static_range(3):
-        if ALONE in (-1, branch):
+        if (branch == ALONE) | (ALONE == -1):
             if branch == 0:
                 first, num = 0, (_num_compressed(num_tokens, LENGTH, STRIDE) + SPLIT - 1) // SPLIT
             elif branch == 1:
