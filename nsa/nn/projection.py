@@ -60,7 +60,7 @@ class Projection(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Of the weights."""
-        weight: Tensor = self.get_parameter(self.names[0])
+        weight: Tensor = getattr(self, self.names[0])
         return weight.dtype
 
     def apart(self, x: Hidden) -> tuple[Tensor, list[Tensor], list[Tensor]]:

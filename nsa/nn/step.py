@@ -5,14 +5,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nsa.backends import Impl, route
+from nsa.backends import Impl, route, why_not_triton
 from nsa.config import NSAConfig
 from nsa.nn.cache import NSACache
 from nsa.nn.compressor import Compressor
 from nsa.nn.gate import Gate
 from nsa.nn.internal import runs_forward_alone
 from nsa.nn.projection import Projection
-from nsa.ops.decode.memory import StepMemory, why_too_long
+from nsa.ops.decode.memory import GateParameters, StepMemory, why_too_long
 
 
 class StepParts(NamedTuple):
@@ -53,10 +53,12 @@ def _why_not_served(layer: StepParts, dtype: torch.dtype, device: torch.device, 
     size = max(layer.config.d_k, layer.config.d_v)
     if layer.impl not in ("auto", "triton"):
         return f"impl={layer.impl!r} is asked for by name"
-    routes = route(device, dtype, size, layer.impl)
-    for each in (routes.compressed, routes.selected):
-        if each.effective != "triton":
-            return each.why
+    no_kernel = why_not_triton(device, dtype, size)
+    if no_kernel is not None:
+        return no_kernel
+    compressed = route(device, dtype, size, layer.impl).compressed
+    if compressed.effective != "triton":
+        return f"{compressed.effective} serves the compressed branch: {compressed.why}"
     return why_too_long(2 * max(cache.length, cache.capacity), size)
 
 
@@ -67,14 +69,10 @@ def step(layer: StepParts, x: Tensor, cache: NSACache) -> Tensor:
     """
     from nsa.ops.decode import triton  # where there is no Triton no route leads here
 
-    config, gate = layer.config, layer.gate
+    config = layer.config
     memory = cache.step_memory(config.n_heads, config.rope_theta)
     q, keys, values = layer.qkv.apart(x)
-    parameters = triton.GateParameters(
-        gate.fc1.weight, gate.fc1.bias, gate.fc2.weight, gate.fc2.bias,
-        temperature=gate.temperature if gate.kind == "softmax" else None,
-        alone=gate.alone,
-    )  # fmt: skip
+    parameters = gate_parameters(layer.gate)
     averages = config.phi == "avg"
     triton.add_token(memory, q, keys, values, parameters, averages=averages)
     if not averages and (_is_captured(x) or _is_due(cache)):
@@ -82,6 +80,15 @@ def step(layer: StepParts, x: Tensor, cache: NSACache) -> Tensor:
     out = triton.attend(memory, parameters)
     cache.stepped()
     return out
+
+
+def gate_parameters(gate: Gate) -> GateParameters:
+    """What the kernels take of a gate."""
+    return GateParameters(
+        gate.fc1.weight, gate.fc1.bias, gate.fc2.weight, gate.fc2.bias,
+        temperature=gate.temperature if gate.kind == "softmax" else None,
+        alone=gate.alone,
+    )  # fmt: skip
 
 
 def _is_captured(x: Tensor) -> bool:

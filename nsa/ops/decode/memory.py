@@ -6,8 +6,9 @@ the same bits alone and among others.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,20 @@ SPLIT = 256  # compressed or sliding keys that one program reads
 _MOST_ELEMENTS = 2**31 - 1  # of one row and group: offsets there are int32
 
 
+class GateParameters(NamedTuple):
+    """The weights and biases of the gate's two layers, and how logits become weights.
+
+    temperature: of a softmax, None for a sigmoid. alone: the only branch that counts, None where all do.
+    """
+
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+    temperature: float | None
+    alone: int | None
+
+
 @dataclass(frozen=True)
 class StepMemory:
     """Memory of one layer for steps of one token, to be filled by `nsa.ops.decode.triton`.
@@ -26,8 +41,8 @@ class StepMemory:
     that are not compressed yet) are rings: token t lies at t modulo their length. v_… the same with Dv.
     frequencies: float64 [Dk/2], the angle of a channel pair per position. count, int32 [2]: how many tokens are held,
     and the position of the step's own. The rest is one step's: rotated queries q [B, H, Dk], gates [B, G, 3], scores
-    [B, H, blocks], parts [B, H, P, Dv] with their peaks and sums norms [B, H, P, 2], importance [B, G, blocks], slots
-    [B, G, n_sel], and the mixed output out [B, 1, H·Dv].
+    [B, H, blocks], parts [B, H, P, Dv] with their peaks and sums norms [B, H, P, 2], summed [B, G, blocks], slots
+    [B, G, n_sel], and the mixed output out [B, 1, H·Dv]. launches: kernels compiled for this memory, by name.
     """
 
     geometry: Geometry
@@ -46,9 +61,10 @@ class StepMemory:
     scores: Tensor
     parts: Tensor
     norms: Tensor
-    importance: Tensor
+    summed: Tensor
     slots: Tensor
     out: Tensor
+    launches: dict[str, Any] = field(default_factory=dict)
 
     @property
     def capacity(self) -> int:
@@ -74,7 +90,7 @@ class StepMemory:
             kept = ring[:, :, held].clone()
             ring.fill_(value)
             ring[:, :, held] = kept
-        for x in (self.q, self.gates, self.scores, self.parts, self.norms, self.importance, self.out):
+        for x in (self.q, self.gates, self.scores, self.parts, self.norms, self.summed, self.out):
             x.fill_(value)
 
     def num_bytes(self) -> int:
@@ -122,7 +138,7 @@ def step_memory(
             scores=single(rows, num_heads, compressed[0].shape[2]),
             parts=single(rows, num_heads, num_parts, size_v),
             norms=single(rows, num_heads, num_parts, 2),
-            importance=single(rows, groups, geometry.num_blocks(capacity)),
+            summed=single(rows, groups, compressed[0].shape[2]),
             slots=torch.empty(rows, groups, geometry.n_sel, dtype=torch.int32, device=k.device),
             out=k.new_empty(rows, 1, num_heads * size_v),
         )  # fmt: skip

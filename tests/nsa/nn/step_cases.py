@@ -114,6 +114,13 @@ def memory_of(cache: NSACache) -> StepMemory:
     return cache._steps
 
 
+def rows_of(memory: StepMemory, rows: slice) -> StepMemory:
+    """A copy of some rows."""
+    tensors = {name: x for name, x in vars(memory).items() if isinstance(x, Tensor)}
+    shared = {name: tensors.pop(name).clone() for name in ("count", "frequencies")}
+    return StepMemory(memory.geometry, **shared, **{name: x[rows].clone() for name, x in tensors.items()})
+
+
 def gap_of_choice(memory: StepMemory, length: int) -> float:
     """How much more important, in float64, a block left out is than one chosen: relative, 0 where none is.
 
