@@ -120,7 +120,8 @@ def _attending(m: StepMemory, alone: int) -> list[_Launch]:
     keys = rows_that_fit(_KEYS, m.q.device, *widths, num_stages=_READ["num_stages"])
     selected_keys = rows_that_fit(_SELECTED_KEYS, m.q.device, *widths, num_stages=1)
     slots_each = max(1, min(selected_keys // geometry.l_sel, geometry.n_sel))
-    of_slots = {"SLOTS_EACH": slots_each}
+    splits_sel, of_slots = -(-geometry.n_sel // slots_each), {"SLOTS_EACH": slots_each}
+    padded = side(splits_cmp + splits_win + splits_sel)
     choosing, warps = _choosing(m)
     reading = _Launch(
         _read, (splits_cmp + splits_win, streams, tiles),
@@ -133,7 +134,7 @@ def _attending(m: StepMemory, alone: int) -> list[_Launch]:
         {"HEADS": heads} | stairs | blocks | choosing, warps,
     )  # fmt: skip
     reading_selected = _Launch(
-        _read_selected, (-(-geometry.n_sel // slots_each), streams, tiles),
+        _read_selected, (splits_sel, streams, tiles),
         (m.q, m.k_sel, m.v_sel, m.count, m.slots, m.parts, m.norms, m.capacity, splits_cmp + splits_win, num_parts),
         sizes | rows | blocks | of_slots | {"KEYS": selected_keys}, _READ_SELECTED,
     )  # fmt: skip
@@ -141,7 +142,7 @@ def _attending(m: StepMemory, alone: int) -> list[_Launch]:
         _merge, (streams * heads, 1, 1),
         (m.parts, m.norms, m.gates, m.count, m.out, splits_cmp, splits_win, num_parts, num_win),
         {name: sizes[name] for name in ("HEADS", "SIZE_V", "WIDTH_V")} | stairs | blocks | of_slots
-        | {"PADDED": side(num_parts), "PARTS": min(_PARTS, side(num_parts)), "ALONE": alone}, _MERGE,
+        | {"PADDED": padded, "PARTS": min(_PARTS, padded), "ALONE": alone}, _MERGE,
     )  # fmt: skip
     return [reading, choosing_slots, reading_selected, merging]
 
@@ -499,23 +500,20 @@ def _merge(
     end_win = splits_cmp + (tl.minimum(num_tokens, num_win) + SPLIT - 1) // SPLIT
     num_slots = tl.minimum((num_tokens - 1) // L_SEL + 1, NUM_SLOTS)
     end_sel = splits_cmp + splits_win + (num_slots + SLOTS_EACH - 1) // SLOTS_EACH
-    part = tl.arange(0, PADDED)
-    is_cmp = (part < end_cmp) & ((ALONE == 0) | (ALONE == -1))
-    is_win = (part >= splits_cmp) & (part < end_win) & ((ALONE == 2) | (ALONE == -1))
-    is_sel = (part >= splits_cmp + splits_win) & (part < end_sel) & ((ALONE == 1) | (ALONE == -1))
+    first_sel = splits_cmp + splits_win
+    every = tl.arange(0, PADDED)
+    is_cmp, is_sel, is_win = _branches(every, end_cmp, splits_cmp, end_win, first_sel, end_sel, ALONE)
     gates += row // HEADS * 3
-    peak_cmp, factor_cmp = _branch(norms, part, is_cmp, gates, ALONE == -1)
-    peak_sel, factor_sel = _branch(norms, part, is_sel, gates + 1, ALONE == -1)
-    peak_win, factor_win = _branch(norms, part, is_win, gates + 2, ALONE == -1)
+    peak_cmp, factor_cmp = _branch(norms, every, is_cmp, gates, ALONE == -1)
+    peak_sel, factor_sel = _branch(norms, every, is_sel, gates + 1, ALONE == -1)
+    peak_win, factor_win = _branch(norms, every, is_win, gates + 2, ALONE == -1)
     mixed = tl.zeros([WIDTH_V], tl.float32)
     for start in range(0, end_sel, PARTS):
         part = start + tl.arange(0, PARTS)
-        is_cmp = (part < end_cmp) & ((ALONE == 0) | (ALONE == -1))
-        is_win = (part >= splits_cmp) & (part < end_win) & ((ALONE == 2) | (ALONE == -1))
-        is_sel = (part >= splits_cmp + splits_win) & (part < end_sel) & ((ALONE == 1) | (ALONE == -1))
-        is_part = is_cmp | is_win | is_sel
-        peak = tl.where(is_cmp, peak_cmp, tl.where(is_sel, peak_sel, peak_win))
-        by = tl.where(is_cmp, factor_cmp, tl.where(is_sel, factor_sel, factor_win))
+        of_cmp, of_sel, of_win = _branches(part, end_cmp, splits_cmp, end_win, first_sel, end_sel, ALONE)
+        is_part = of_cmp | of_sel | of_win
+        peak = tl.where(of_cmp, peak_cmp, tl.where(of_sel, peak_sel, peak_win))
+        by = tl.where(of_cmp, factor_cmp, tl.where(of_sel, factor_sel, factor_win))
         weights = by * tl.exp2(tl.load(norms + part * 2, mask=is_part, other=float("-inf")) - peak)
         tile = load_rows(parts, part, is_part, SIZE_V, WIDTH_V)
         mixed += tl.sum(tl.where(is_part, weights, 0.0)[:, None] * tile, 0)
@@ -523,6 +521,15 @@ def _merge(
     tl.store(out + row * SIZE_V + column, mixed.to(out.dtype.element_ty), mask=column < SIZE_V)
     if row == 0:
         tl.store(count, num_tokens)
+
+
+@triton.jit
+def _branches(part, end_cmp, splits_cmp, end_win, first_sel, end_sel, ALONE: tl.constexpr):
+    """Which parts are of the compressed, selected and sliding branch, and count."""
+    is_cmp = (part < end_cmp) & ((ALONE == 0) | (ALONE == -1))
+    is_sel = (part >= first_sel) & (part < end_sel) & ((ALONE == 1) | (ALONE == -1))
+    is_win = (part >= splits_cmp) & (part < end_win) & ((ALONE == 2) | (ALONE == -1))
+    return is_cmp, is_sel, is_win
 
 
 @triton.jit

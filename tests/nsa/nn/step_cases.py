@@ -82,30 +82,36 @@ def errors_of_steps(case: Steps, dtype: torch.dtype, device: str) -> dict[str, f
     the same dtype. gap: how much more important a block left out is than one chosen, relative.
     """
     layer = layer_of(case, dtype, device)
-    exact = deepcopy(layer).double()
+    exact = deepcopy(layer).double().cpu()
     exact.impl = "reference"
     x = torch.randn(2, case.prompt + case.num_steps, layer.config.dim).to(device, dtype)
     caches = [module.new_cache(2, case.prompt + 4) for module in (layer, layer, exact)]
     prompt = x[:, : case.prompt]
     for module, cache in zip((layer, layer, exact), caches, strict=True):
-        module(prompt.to(module.qkv.dtype), cache)
+        module(prompt.to(first_weight(module)), cache)
     found: dict[str, list[Tensor]] = {"kernels": [], "plain": [], "oracle": []}
     gaps = [0.0]
     with kernels(case, device):
         for token in x[:, case.prompt :].split(1, dim=1):
             caches[0].fill_unwritten(torch.nan)
             assert layer.why_not_stepped(token, caches[0]) is None
-            found["kernels"].append(layer(token, caches[0]))
+            found["kernels"].append(layer(token, caches[0]).double().cpu())
             memory = memory_of(caches[0])
             slots = memory.slots[:, None].long()
             gaps.append(gap_of_choice(memory, caches[0].length))
             for name, module, cache in (("plain", layer, caches[1]), ("oracle", exact, caches[2])):
-                gated = module.branches(token.to(module.qkv.dtype), cache, slots=slots).gated
-                found[name].append(module.out_proj(gated.flatten(2)))
-    joined = {name: torch.cat(outputs, dim=1).double() for name, outputs in found.items()}
+                like = first_weight(module)
+                gated = module.branches(token.to(like), cache, slots=slots.to(like.device)).gated
+                found[name].append(module.out_proj(gated.flatten(2)).double().cpu())
+    joined = {name: torch.cat(outputs, dim=1) for name, outputs in found.items()}
     size = joined["oracle"].norm()
     errors = {name: float((joined[name] - joined["oracle"]).norm() / size) for name in ("kernels", "plain")}
     return errors | {"gap": max(gaps)}
+
+
+def first_weight(module: NSAttention) -> Tensor:
+    """What says where a layer computes, and in which dtype."""
+    return next(module.parameters())
 
 
 def memory_of(cache: NSACache) -> StepMemory:
@@ -127,11 +133,11 @@ def gap_of_choice(memory: StepMemory, length: int) -> float:
     Asserts that slots ascend, that forced blocks are among them, and that there are as many as may be.
     """
     geometry, num_blocks = memory.geometry, memory.geometry.num_blocks(length)
-    q, keys = memory.q.double(), memory.k_cmp[:, :, : geometry.num_compressed(length)].double()
+    q, keys = (x.double().cpu() for x in (memory.q, memory.k_cmp[:, :, : geometry.num_compressed(length)]))
     heads = q.shape[1] // keys.shape[1]
     scores = torch.einsum("bhd,bhcd->bhc", q, keys.repeat_interleave(heads, 1)) / q.shape[-1] ** 0.5
     importance = block_importance(scores.softmax(-1)[:, None], keys.shape[1], num_blocks, geometry)[:, 0]
-    slots, num = memory.slots.long(), min(num_blocks, geometry.n_sel)
+    slots, num = memory.slots.long().cpu(), min(num_blocks, geometry.n_sel)
     assert bool((slots[..., :num].diff(dim=-1) > 0).all())
     assert bool((slots[..., num:] == -1).all())
     chosen = torch.zeros_like(importance, dtype=torch.bool).scatter(-1, slots[..., :num], True)

@@ -127,7 +127,7 @@ def test_without_a_gpu_a_graph_is_refused(make_model: MakeModel) -> None:
 
 
 @torch.no_grad()
-def test_what_the_kernels_cannot_take_is_told(make_attention: MakeLayer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_name_what_they_cannot_take(make_attention: MakeLayer, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = make_attention(), torch.randn(2, 9, 24, dtype=torch.float64)
     cache, counting = layer.new_cache(2), layer.new_cache(2, count_reads=True)
     token = x[:, :1]
