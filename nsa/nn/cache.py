@@ -98,7 +98,7 @@ class NSACache:
         """Whether its tokens lie in memory that the kernels of decoding fill."""
         return self._steps is not None
 
-    def step_memory(self, num_heads: int, rope_theta: float) -> StepMemory:
+    def step_memory(self, num_heads: int, num_kv: int, rope_theta: float) -> StepMemory:
         """Its tokens, of which there are some, as the kernels of decoding take them, with room for one more.
 
         What they add counts once `stepped` says so; an `append` takes the tokens back.
@@ -112,7 +112,7 @@ class NSACache:
             window, waiting = ((k.tokens(), v.tokens()) for k, v in (self._sliding, self._pending))
             turns = frequencies(k_sel.shape[3], rope_theta, k_sel.device)
             self._steps = step_memory(
-                self.geometry, num_heads, turns, (k_cmp, v_cmp), (k_sel, v_sel), window, waiting, self.length
+                self.geometry, num_heads, num_kv, turns, (k_cmp, v_cmp), (k_sel, v_sel), window, waiting, self.length
             )
         return self._steps
 

@@ -43,7 +43,7 @@ class Projection(nn.Module):
             self.register_parameter(name, nn.Parameter(weight))
 
     def forward(self, x: Hidden) -> Projected:
-        weights = self._weights()
+        weights = self.weights()
         if x.shape[0] * x.shape[1] < self.config.dim // 4:  # few rows: copying outputs costs less than copying weights
             joined = torch.cat([linear(x, weight) for weight in weights], dim=-1)
         else:
@@ -63,14 +63,8 @@ class Projection(nn.Module):
         weight: Tensor = getattr(self, self.names[0])
         return weight.dtype
 
-    def apart(self, x: Hidden) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Queries [B, T, H·Dk], and keys [B, T, G·Dk] and values of the three branches, each by itself."""
-        q, *others = (linear(x, weight) for weight in self._weights())
-        if self.config.shared_kv:
-            others = [others[0]] * len(_BRANCHES) + [others[1]] * len(_BRANCHES)
-        return q, others[: len(_BRANCHES)], others[len(_BRANCHES) :]
-
-    def _weights(self) -> list[Tensor]:
+    def weights(self) -> list[Tensor]:
+        """Each [out, dim], in the order of their names."""
         return [getattr(self, name) for name in self.names]
 
 

@@ -67,14 +67,15 @@ def step(layer: StepParts, x: Tensor, cache: NSACache) -> Tensor:
 
     It is written over by the next step. Nothing waits for the device.
     """
-    from nsa.ops.decode import triton  # where there is no Triton no route leads here
+    # Where there is no Triton no route leads here.
+    from nsa.ops.decode import token, triton
 
     config = layer.config
-    memory = cache.step_memory(config.n_heads, config.rope_theta)
-    q, keys, values = layer.qkv.apart(x)
+    memory = cache.step_memory(config.n_heads, 1 if config.shared_kv else 3, config.rope_theta)
     parameters = gate_parameters(layer.gate)
     averages = config.phi == "avg"
-    triton.add_token(memory, q, keys, values, parameters, averages=averages)
+    token.project(memory, x, layer.qkv.weights())
+    token.add_token(memory, parameters, averages=averages)
     if not averages and (_is_captured(x) or _is_due(cache)):
         _emit(layer, memory)
     out = triton.attend(memory, parameters)

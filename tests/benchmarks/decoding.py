@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nsa import NSAConfig, NSAttention, Transformer, generate, load_config
 from nsa.nn.rope import frequencies
-from nsa.ops.decode import triton
+from nsa.ops.decode import token, triton
 from nsa.ops.decode.memory import GateParameters, StepMemory, step_memory
 from nsa.ops.geometry import Geometry
 from tests.nsa.nn.step_cases import CASES, Steps, errors_of_steps, memory_of, rows_of
@@ -55,14 +55,9 @@ def filled(rows: int, length: int, room: int) -> StepMemory:
         for num in (GEOMETRY.w - 1, length - GEOMETRY.num_compressed(length) * GEOMETRY.d)
     ]
     blocks = drawn(GEOMETRY.num_compressed(capacity))
-    return step_memory(GEOMETRY, HEADS, turns, blocks, drawn(capacity), *newest, length)
-
-
-def token_of(rows: int) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Queries, keys and values of one token."""
-    q = torch.randn(rows, 1, HEADS * SIZE, device="cuda", dtype=DTYPE)
-    keys = [torch.randn(rows, 1, GROUPS * SIZE, device="cuda", dtype=DTYPE) for _ in range(6)]
-    return q, keys[:3], keys[3:]
+    memory = step_memory(GEOMETRY, HEADS, 3, turns, blocks, drawn(capacity), *newest, length)
+    memory.projected.normal_()
+    return memory
 
 
 def gate_of() -> GateParameters:
@@ -73,18 +68,18 @@ def gate_of() -> GateParameters:
 
 def check_bits(length: int, repeats: int) -> None:
     """The same step gives the same bits, again and again, and a row the same bits alone."""
-    memory, (q, keys, values), gate = filled(3, length, ROOM), token_of(3), gate_of()
+    memory, gate = filled(3, length, ROOM), gate_of()
 
-    def step(part: StepMemory, rows: slice) -> Tensor:
+    def step(part: StepMemory) -> Tensor:
         part.count[:1].fill_(length)
-        triton.add_token(part, q[rows], [x[rows] for x in keys], [x[rows] for x in values], gate, averages=True)
+        token.add_token(part, gate, averages=True)
         return triton.attend(part, gate)
 
-    whole = step(memory, slice(None)).clone()
+    whole = step(memory).clone()
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(repeats):
-        differing += (step(memory, slice(None)) != whole).any()
-    is_alike = torch.equal(step(rows_of(memory, slice(1, 2)), slice(1, 2)), whole[1:2])
+        differing += (step(memory) != whole).any()
+    is_alike = torch.equal(step(rows_of(memory, slice(1, 2))), whole[1:2])
     print(
         f"  {repeats} repeats, {int(differing)} of them with a differing bit; a row alone has the same bits: {is_alike}"
     )
@@ -125,13 +120,13 @@ def measure(rows: int, length: int, repeats: int = 21) -> None:
 
     What the overwriting takes is measured alone and taken off.
     """
-    memory, (q, keys, values), gate = filled(rows, length, ROOM), token_of(rows), gate_of()
+    memory, gate = filled(rows, length, ROOM), gate_of()
     queries = torch.randn(rows, HEADS, 1, SIZE, device="cuda", dtype=DTYPE)
     dense_k, dense_v = (x[:, :, :length] for x in (memory.k_sel, memory.v_sel))
     flushed = torch.empty(2**28, dtype=torch.int8, device="cuda")
 
     def add() -> None:
-        triton.add_token(memory, q, keys, values, gate, averages=True)
+        token.add_token(memory, gate, averages=True)
 
     def dense(backend: SDPBackend) -> Tensor:
         with sdpa_kernel(backend):

@@ -41,7 +41,7 @@ class StepMemory:
     that are not compressed yet) are rings: token t lies at t modulo their length. v_… the same with Dv.
     frequencies: float64 [Dk/2], the angle of a channel pair per position. count, int32 [2]: how many tokens are held,
     and the position of the step's own. The rest is one step's: rotated queries q [B, H, Dk], gates [B, G, 3], scores
-    [B, H, blocks], parts [B, H, P, Dv] with their peaks and sums norms [B, H, P, 2], summed [B, G, blocks], slots
+    [B, H, blocks], parts [B, H, P, Dv] with their peaks and sums norms [B, H, P, 2], importance [B, G, blocks], slots
     [B, G, n_sel], and the mixed output out [B, 1, H·Dv]. launches: kernels compiled for this memory, by name.
     """
 
@@ -56,12 +56,13 @@ class StepMemory:
     k_new: Tensor
     v_new: Tensor
     count: Tensor
+    projected: Tensor
     q: Tensor
     gates: Tensor
     scores: Tensor
     parts: Tensor
     norms: Tensor
-    summed: Tensor
+    importance: Tensor
     slots: Tensor
     out: Tensor
     launches: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +91,7 @@ class StepMemory:
             kept = ring[:, :, held].clone()
             ring.fill_(value)
             ring[:, :, held] = kept
-        for x in (self.q, self.gates, self.scores, self.parts, self.norms, self.summed, self.out):
+        for x in (self.projected, self.q, self.gates, self.scores, self.parts, self.norms, self.importance, self.out):
             x.fill_(value)
 
     def num_bytes(self) -> int:
@@ -109,6 +110,7 @@ class StepMemory:
 def step_memory(
     geometry: Geometry,
     num_heads: int,
+    num_kv: int,
     frequencies: Tensor,
     compressed: tuple[Tensor, Tensor],
     selected: tuple[Tensor, Tensor],
@@ -117,6 +119,8 @@ def step_memory(
     length: int,
 ) -> StepMemory:
     """Memory that goes on from `length` tokens; frequencies as `StepMemory` has them.
+
+    num_kv: pairs of keys and values that a token is projected to: 3, or 1 that all branches share.
 
     compressed, selected: keys and values [B, G, capacity, D], taken as they are. window, waiting: the newest tokens
     [B, n, G, D], n as `StepMemory.window` and `waiting` give them; they are copied.
@@ -133,12 +137,13 @@ def step_memory(
         return StepMemory(
             geometry, frequencies, *compressed, *selected, k_win, v_win, k_new, v_new,
             count=torch.tensor([length, length - 1], dtype=torch.int32, device=k.device),
+            projected=k.new_empty(rows, num_heads * size_k + num_kv * groups * (size_k + size_v)),
             q=k.new_empty(rows, num_heads, size_k),
             gates=single(rows, groups, 3),
             scores=single(rows, num_heads, compressed[0].shape[2]),
             parts=single(rows, num_heads, num_parts, size_v),
             norms=single(rows, num_heads, num_parts, 2),
-            summed=single(rows, groups, compressed[0].shape[2]),
+            importance=single(rows, groups, geometry.num_blocks(capacity)),
             slots=torch.empty(rows, groups, geometry.n_sel, dtype=torch.int32, device=k.device),
             out=k.new_empty(rows, 1, num_heads * size_v),
         )  # fmt: skip

@@ -1,150 +1,89 @@
-"""One token of every row as Triton kernels: CUDA, float16 and bfloat16, head sizes up to 256, any H/G, Dv != Dk.
+"""Attention of one token of every row as Triton kernels: CUDA, float16 and bfloat16, head sizes up to 256, any H/G.
 
-`add_token` rotates, keeps and weighs what a token brings; `attend` is its attention in four launches: the splits of
-the compressed tokens and of the window, the choice of blocks, the splits of the chosen blocks, all parts merged.
-Every kernel reads the length on the device and what it does not reach ends at once: the launches of every step are the
-same. A split holds as many keys whatever the rows and merges come in one order: the same inputs give the same bits, a
-row alone and among others too. Nothing is added atomically.
+`attend` takes four launches: the splits of the compressed tokens and of the window, the importance of blocks, the
+splits of the chosen blocks (which each of their programs chooses anew: that is faster than one launch more), all parts
+merged. Every kernel reads the length on the device and what it does not reach ends at once: the launches of every step
+are the same. A split holds as many keys whatever the rows and merges come in one order: the same inputs give the same
+bits, a row alone and among others too. Nothing is added atomically.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from nsa.ops.decode.memory import SPLIT, GateParameters, StepMemory
 from nsa.ops.geometry import NUM_FORCED
+from nsa.ops.kernel_launch import Launch, overlaps, take_turn
 from nsa.ops.kernel_tiles import best_ranked, current, factor, load_rows, rows_that_fit, side, store_rows
 
 # Of one product, and how the kernels are launched; fastest on an H200.
 _MOST_ROWS, _KEYS, _SELECTED_KEYS = 64, 64, 128
-_READ, _READ_SELECTED = {"num_warps": 4, "num_stages": 2}, {"num_warps": 4, "num_stages": 1}
-_ADD, _MERGE = {"num_warps": 4}, {"num_warps": 4}
-_SCORES, _SCORES_PER_WARP, _MOST_WARPS = 1 << 15, 1 << 10, 32  # summed at once by the program that chooses
+_READ, _READ_FEW = {"num_warps": 4, "num_stages": 2}, {"num_warps": 4, "num_stages": 3}  # for more programs than SMs
+_SCORE, _READ_SELECTED, _MERGE = {"num_warps": 4}, {"num_warps": 4, "num_stages": 1}, {"num_warps": 1}
+_BLOCKS = 64  # whose importance one program computes
 _PARTS = 32  # merged at once
-_TOKENS, _UNITS = 32, 64  # averaged, and computed of the gate's hidden layer, at once
-_ALIGNED = 16  # bytes, as compiled kernels expect of every pointer
-
-
-class _Launch:
-    """A kernel on a grid, its last arguments the same every time.
-
-    The first call compiles it; those that follow skip what Triton finds out of the arguments each time, which would
-    take longer than the kernel.
-    """
-
-    def __init__(
-        self,
-        kernel: Any,
-        grid: tuple[int, int, int],
-        args: Sequence[Any],
-        sizes: dict[str, Any],
-        options: dict[str, int],
-    ) -> None:
-        self._kernel, self._grid, self._args, self._sizes, self._options = kernel, grid, args, sizes, options
-        self._again: Any = None
-        self._rest: tuple[Any, ...] = ()
-
-    def __call__(self, *varying: Tensor) -> None:
-        addresses = [x.data_ptr() for x in varying]
-        if self._again is not None and not any(address % _ALIGNED for address in addresses):
-            self._again(*addresses, *self._rest)
-            return
-        compiled = self._kernel[self._grid](*varying, *self._args, **self._sizes, **self._options)
-        if compiled is not None and not any(address % _ALIGNED for address in addresses):  # else it is interpreted
-            self._again = compiled[self._grid]
-            fixed = [x.data_ptr() if isinstance(x, Tensor) else x for x in self._args]
-            names = self._kernel.arg_names[len(varying) + len(fixed) :]
-            self._rest = (*fixed, *(self._sizes[name] for name in names))
-
-
-def add_token(
-    memory: StepMemory, q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], gate: GateParameters,
-    *, averages: bool,
-) -> None:  # fmt: skip
-    """Take one token of every row into the memory; it stands behind those held, and is held after `attend`.
-
-    q [B, 1, H·Dk], keys of the compressed, selected and sliding branch [B, 1, G·Dk] each, values [B, 1, G·Dv], before
-    rotation. averages: a compressed token is the mean of its block, and added where one is due; else whoever calls
-    adds it.
-    """
-    launches = memory.launches
-    if "add" not in launches:
-        launches["add"] = _adding(memory, gate, averages)
-    with current(q.device):
-        launches["add"](q, *keys, *values, *gate[:4])
 
 
 def attend(memory: StepMemory, gate: GateParameters) -> Tensor:
     """The gated mix [B, 1, H·Dv] of the branches for the token that `add_token` took in; written over by the next."""
-    launches = memory.launches
-    if "attend" not in launches:
-        launches["attend"] = _attending(memory, -1 if gate.alone is None else gate.alone)
+    if "attend" not in memory.launches:
+        memory.launches["attend"] = _attending(memory, -1 if gate.alone is None else gate.alone)
     with current(memory.q.device):
-        for launch in launches["attend"]:
+        for launch in memory.launches["attend"]:
             launch()
     return memory.out
 
 
-def _adding(m: StepMemory, gate: GateParameters, averages: bool) -> _Launch:
-    sizes = _sizes(m) | {
-        "GROUPS": m.k_sel.shape[1],
-        "LENGTH": m.geometry.l,
-        "STRIDE": m.geometry.d,
-        "AVERAGES": averages,
-        "SOFTMAX": gate.temperature is not None,
-        "WEIGHS": gate.alone is None,
-        "ROWS": 16,
-        "TOKENS": _TOKENS,
-        "UNITS": _UNITS,
-    }
-    args = (
-        m.frequencies, m.q, m.gates, m.k_cmp, m.k_sel, m.k_win, m.k_new, m.v_cmp, m.v_sel, m.v_win, m.v_new, m.count,
-        m.k_cmp.shape[2], m.capacity, m.k_win.shape[2], gate.temperature or 1.0,
-    )  # fmt: skip
-    return _Launch(_add_token, (_num_streams(m), 4, 1), args, sizes, _ADD)
-
-
-def _attending(m: StepMemory, alone: int) -> list[_Launch]:
+def _attending(m: StepMemory, alone: int) -> list[Launch]:
     """The four launches of a step's attention."""
     geometry, sizes, streams = m.geometry, _sizes(m), _num_streams(m)
     heads, num_cmp, num_win, num_parts = sizes["HEADS"], m.k_cmp.shape[2], m.k_win.shape[2], m.parts.shape[2]
-    splits_cmp, splits_win, _ = m.num_splits
-    rows = {"ROWS": min(_MOST_ROWS, side(heads))}
+    (splits_cmp, splits_win, _), num_blocks = m.num_splits, m.importance.shape[2]
+    overlapping, rows = {"OVERLAPS": overlaps(m.q.device)}, {"ROWS": min(_MOST_ROWS, side(heads))}
     tiles = -(-heads // rows["ROWS"])
     stairs = {"LENGTH": geometry.l, "STRIDE": geometry.d, "SPLIT": SPLIT}
     blocks = {"L_SEL": geometry.l_sel, "NUM_SLOTS": geometry.n_sel}
-    widths = sizes["WIDTH_K"], sizes["WIDTH_V"]
-    keys = rows_that_fit(_KEYS, m.q.device, *widths, num_stages=_READ["num_stages"])
-    selected_keys = rows_that_fit(_SELECTED_KEYS, m.q.device, *widths, num_stages=1)
+    reading, keys, selected_keys = _reading(m, (splits_cmp + splits_win) * streams * tiles)
     slots_each = max(1, min(selected_keys // geometry.l_sel, geometry.n_sel))
     splits_sel, of_slots = -(-geometry.n_sel // slots_each), {"SLOTS_EACH": slots_each}
     padded = side(splits_cmp + splits_win + splits_sel)
-    choosing, warps = _choosing(m)
-    reading = _Launch(
-        _read, (splits_cmp + splits_win, streams, tiles),
-        (m.q, m.k_cmp, m.v_cmp, m.k_win, m.v_win, m.count, m.scores, m.parts, m.norms, num_cmp, num_win, splits_cmp,
-         num_parts),
-        sizes | rows | stairs | {"KEYS": keys}, _READ,
+    choosing = {"NUM_FORCED": NUM_FORCED, "BLOCKS": side(max(num_blocks, geometry.n_sel))}
+    launches = (
+        (_read, (splits_cmp + splits_win, streams, tiles),
+         (m.q, m.k_cmp, m.v_cmp, m.k_win, m.v_win, m.count, m.scores, m.parts, m.norms, num_cmp, num_win, splits_cmp,
+          num_parts), sizes | rows | stairs | {"KEYS": keys}, reading),
+        (_score, (-(-num_blocks // _BLOCKS), streams, 1),
+         (m.scores, m.norms, m.importance, m.count, num_cmp, num_parts, num_blocks),
+         {"HEADS": heads, "PADDED": side(heads), "PARTS": side(splits_cmp), "BLOCKS": _BLOCKS} | stairs | blocks,
+         _SCORE),
+        (_read_selected, (splits_sel, streams, tiles),
+         (m.q, m.k_sel, m.v_sel, m.count, m.importance, m.slots, m.parts, m.norms, m.capacity, num_blocks,
+          splits_cmp + splits_win, num_parts),
+         sizes | rows | blocks | of_slots | choosing | {"KEYS": selected_keys}, _READ_SELECTED),
+        (_merge, (streams * heads, 1, 1),
+         (m.parts, m.norms, m.gates, m.count, m.out, splits_cmp, splits_win, num_parts, num_win),
+         {name: sizes[name] for name in ("HEADS", "SIZE_V", "WIDTH_V")} | stairs | blocks | of_slots
+         | {"PADDED": padded, "PARTS": min(_PARTS, padded), "ALONE": alone}, _MERGE),
     )  # fmt: skip
-    choosing_slots = _Launch(
-        _choose, (streams, 1, 1), (m.scores, m.norms, m.summed, m.slots, m.count, num_cmp, num_parts),
-        {"HEADS": heads} | stairs | blocks | choosing, warps,
-    )  # fmt: skip
-    reading_selected = _Launch(
-        _read_selected, (splits_sel, streams, tiles),
-        (m.q, m.k_sel, m.v_sel, m.count, m.slots, m.parts, m.norms, m.capacity, splits_cmp + splits_win, num_parts),
-        sizes | rows | blocks | of_slots | {"KEYS": selected_keys}, _READ_SELECTED,
-    )  # fmt: skip
-    merging = _Launch(
-        _merge, (streams * heads, 1, 1),
-        (m.parts, m.norms, m.gates, m.count, m.out, splits_cmp, splits_win, num_parts, num_win),
-        {name: sizes[name] for name in ("HEADS", "SIZE_V", "WIDTH_V")} | stairs | blocks | of_slots
-        | {"PADDED": padded, "PARTS": min(_PARTS, padded), "ALONE": alone}, _MERGE,
-    )  # fmt: skip
-    return [reading, choosing_slots, reading_selected, merging]
+    return [
+        Launch(kernel, grid, args, constants | overlapping, options | {"launch_pdl": overlapping["OVERLAPS"]})
+        for kernel, grid, args, constants, options in launches
+        if kernel is not _score or num_blocks > geometry.n_sel
+    ]
+
+
+def _reading(m: StepMemory, num_programs: int) -> tuple[dict[str, int], int, int]:
+    """How the splits are read, and the keys of one product: of compressed and sliding tokens, and of chosen blocks.
+
+    Few programs load further ahead, which changes no bit.
+    """
+    device, widths = m.q.device, (side(m.k_sel.shape[3]), side(m.v_sel.shape[3]))
+    num_sms = torch.cuda.get_device_properties(device).multi_processor_count if m.q.is_cuda else 0
+    keys = rows_that_fit(_KEYS, device, *widths, num_stages=_READ["num_stages"])
+    selected_keys = rows_that_fit(_SELECTED_KEYS, device, *widths, num_stages=1)
+    fits = rows_that_fit(_KEYS, device, *widths, num_stages=_READ_FEW["num_stages"]) == keys
+    return _READ_FEW if fits and num_programs <= num_sms else _READ, keys, selected_keys
 
 
 def _num_streams(m: StepMemory) -> int:
@@ -164,140 +103,10 @@ def _sizes(m: StepMemory) -> dict[str, int]:
     }
 
 
-def _choosing(m: StepMemory) -> tuple[dict[str, int], dict[str, int]]:
-    """What the kernel that chooses is compiled for, and its warps: as many as its tiles of scores fill."""
-    geometry, padded = m.geometry, side(m.q.shape[1] // m.k_sel.shape[1])
-    num_keys = max(64, min(side(m.k_cmp.shape[2]), _SCORES // padded))
-    return {
-        "PADDED": padded,
-        "KEYS": num_keys,
-        "PARTS": side(m.num_splits[0]),
-        "NUM_FORCED": NUM_FORCED,
-        "BLOCKS": side(max(geometry.num_blocks(m.capacity), geometry.n_sel)),
-    }, {"num_warps": max(4, min(_MOST_WARPS, padded * num_keys // _SCORES_PER_WARP))}
-
-
 @triton.jit
 def _num_compressed(num_tokens, LENGTH: tl.constexpr, STRIDE: tl.constexpr):
     """Complete compressed blocks in so many tokens."""
     return tl.maximum(num_tokens - LENGTH + STRIDE, 0) // STRIDE
-
-
-@triton.jit
-def _turned(x, row, is_row, cos, sin, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows of `x` [..., SIZE] with their channel pairs turned, float32 [rows, WIDTH]."""
-    pair = tl.arange(0, WIDTH // 2)
-    at = row[:, None] * SIZE + 2 * pair[None, :]
-    mask = is_row[:, None] & (pair < SIZE // 2)[None, :]
-    even = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
-    odd = tl.load(x + at + 1, mask=mask, other=0.0).to(tl.float32)
-    turned = tl.join(even * cos[None, :] - odd * sin[None, :], even * sin[None, :] + odd * cos[None, :])
-    return tl.reshape(turned, [even.shape[0], WIDTH])
-
-
-@triton.jit
-def _keep(
-    memory_cmp, memory_sel, memory_win, memory_new, stream, position, num_cmp, num_sel, num_win, of_cmp, of_sel, of_win,
-    SIZE: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr, STRIDE: tl.constexpr,
-    AVERAGES: tl.constexpr, TOKENS: tl.constexpr,
-):  # fmt: skip
-    """Write a token's key or value [1, WIDTH] of each branch where it belongs, and the mean of a block that it ends."""
-    row, is_row = tl.zeros([1], tl.int32), tl.full([1], 1, tl.int1)
-    store_rows(memory_sel + (stream * num_sel + position) * SIZE, row, is_row, of_sel, SIZE, WIDTH)
-    store_rows(memory_win + (stream * num_win + position % num_win) * SIZE, row, is_row, of_win, SIZE, WIDTH)
-    ring = memory_new + stream * LENGTH * SIZE
-    own = position % LENGTH
-    kept = of_cmp.to(memory_new.dtype.element_ty)
-    is_due = (position + 1 >= LENGTH) & ((position + 1 - LENGTH) % STRIDE == 0) & AVERAGES
-    if is_due:
-        total = tl.sum(kept.to(tl.float32), 0)
-        for start in range(0, LENGTH, TOKENS):
-            slot = start + tl.arange(0, TOKENS)
-            tile = load_rows(ring, slot, (slot < LENGTH) & (slot != own), SIZE, WIDTH)
-            total += tl.sum(tile.to(tl.float32), 0)
-        at = stream * num_cmp + (position + 1 - LENGTH) // STRIDE
-        store_rows(memory_cmp + at * SIZE, row, is_row, (total / LENGTH)[None, :], SIZE, WIDTH)
-    store_rows(ring + own * SIZE, row, is_row, kept, SIZE, WIDTH)
-
-
-@triton.jit
-def _gate(
-    q, w1, b1, w2, b2, gates, temperature, HEADS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
-    SOFTMAX: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
-):  # fmt: skip
-    """The weights of the branches by the mean of a group's queries."""
-    mean = tl.zeros([WIDTH], tl.float32)
-    for start in range(0, HEADS, ROWS):
-        row = start + tl.arange(0, ROWS)
-        mean += tl.sum(load_rows(q, row, row < HEADS, SIZE, WIDTH).to(tl.float32), 0)
-    mean = mean / HEADS
-    branch = tl.arange(0, 4)
-    logits = tl.load(b2 + branch, mask=branch < 3, other=0.0).to(tl.float32)
-    for start in range(0, SIZE, UNITS):
-        unit = start + tl.arange(0, UNITS)
-        weights = load_rows(w1, unit, unit < SIZE, SIZE, WIDTH).to(tl.float32)
-        hidden = tl.sum(weights * mean[None, :], 1) + tl.load(b1 + unit, mask=unit < SIZE, other=0.0).to(tl.float32)
-        hidden = hidden / (1 + tl.exp(-hidden))
-        is_weight = (branch < 3)[:, None] & (unit < SIZE)[None, :]
-        second = tl.load(w2 + branch[:, None] * SIZE + unit[None, :], mask=is_weight, other=0.0).to(tl.float32)
-        logits += tl.sum(second * hidden[None, :], 1)
-    if SOFTMAX:
-        logits = tl.where(branch < 3, logits / temperature, float("-inf"))
-        weights = tl.exp(logits - tl.max(logits, 0))
-        weights = weights / tl.sum(weights, 0)
-    else:
-        weights = 1 / (1 + tl.exp(-logits))
-    tl.store(gates + branch, weights, mask=branch < 3)
-
-
-@triton.jit(do_not_specialize=["num_cmp", "num_sel", "num_win", "temperature"])
-def _add_token(
-    q, k_cmp, k_sel, k_win, v_cmp, v_sel, v_win, w1, b1, w2, b2, frequencies,
-    turned_q, gates, keys_cmp, keys_sel, keys_win, keys_new, values_cmp, values_sel, values_win, values_new, count,
-    num_cmp, num_sel, num_win, temperature,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, LENGTH: tl.constexpr, STRIDE: tl.constexpr, AVERAGES: tl.constexpr, SOFTMAX: tl.constexpr,
-    WEIGHS: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, UNITS: tl.constexpr,
-):  # fmt: skip
-    """One part of what a token brings to one row and group: its queries, its gates, its keys or its values."""
-    stream, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    position = tl.load(count)
-    if (part == 0) | (part == 2):
-        pair = tl.arange(0, WIDTH_K // 2)
-        angle = position.to(tl.float64) * tl.load(frequencies + pair, mask=pair < SIZE_K // 2, other=0.0)
-        cos, sin = tl.cos(angle).to(tl.float32), tl.sin(angle).to(tl.float32)
-        if part == 0:
-            if stream == 0:
-                tl.store(count + 1, position)
-            for start in range(0, HEADS, ROWS):
-                row = start + tl.arange(0, ROWS)
-                first = stream * HEADS * SIZE_K
-                turned = _turned(q + first, row, row < HEADS, cos, sin, SIZE_K, WIDTH_K)
-                store_rows(turned_q + first, row, row < HEADS, turned, SIZE_K, WIDTH_K)
-        else:
-            row, is_row = tl.zeros([1], tl.int32), tl.full([1], 1, tl.int1)
-            _keep(
-                keys_cmp, keys_sel, keys_win, keys_new, stream, position, num_cmp, num_sel, num_win,
-                _turned(k_cmp + stream * SIZE_K, row, is_row, cos, sin, SIZE_K, WIDTH_K),
-                _turned(k_sel + stream * SIZE_K, row, is_row, cos, sin, SIZE_K, WIDTH_K),
-                _turned(k_win + stream * SIZE_K, row, is_row, cos, sin, SIZE_K, WIDTH_K),
-                SIZE_K, WIDTH_K, LENGTH, STRIDE, AVERAGES, TOKENS,
-            )  # fmt: skip
-    elif part == 1:
-        if WEIGHS:
-            _gate(
-                q + stream * HEADS * SIZE_K, w1, b1, w2, b2, gates + stream * 3, temperature, HEADS, SIZE_K, WIDTH_K,
-                SOFTMAX, ROWS, UNITS,
-            )  # fmt: skip
-    else:
-        row, is_row = tl.zeros([1], tl.int32), tl.full([1], 1, tl.int1)
-        _keep(
-            values_cmp, values_sel, values_win, values_new, stream, position, num_cmp, num_sel, num_win,
-            load_rows(v_cmp + stream * SIZE_V, row, is_row, SIZE_V, WIDTH_V),
-            load_rows(v_sel + stream * SIZE_V, row, is_row, SIZE_V, WIDTH_V),
-            load_rows(v_win + stream * SIZE_V, row, is_row, SIZE_V, WIDTH_V),
-            SIZE_V, WIDTH_V, LENGTH, STRIDE, AVERAGES, TOKENS,
-        )  # fmt: skip
 
 
 @triton.jit
@@ -349,8 +158,10 @@ def _read(
     q, k_cmp, v_cmp, k_win, v_win, count, scores, parts, norms, num_cmp, num_win, splits_cmp, num_parts,
     HEADS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
     ROWS: tl.constexpr, LENGTH: tl.constexpr, STRIDE: tl.constexpr, SPLIT: tl.constexpr, KEYS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One split of the compressed tokens, whose scores are kept too, or of the window."""
+    take_turn(OVERLAPS)
     part, stream = tl.program_id(0), tl.program_id(1).to(tl.int64)
     num_tokens = tl.load(count + 1) + 1
     is_compressed = part < splits_cmp
@@ -377,44 +188,36 @@ def _read(
     _store_part(parts, norms, part, num_parts, first_row, row, is_row, peak, total, mixed, SIZE_V, WIDTH_V)
 
 
-@triton.jit(do_not_specialize=["num_cmp", "num_parts"])
-def _choose(
-    scores, norms, summed, slots, count, num_cmp, num_parts, HEADS: tl.constexpr, PADDED: tl.constexpr,
-    L_SEL: tl.constexpr, NUM_SLOTS: tl.constexpr, NUM_FORCED: tl.constexpr, BLOCKS: tl.constexpr, KEYS: tl.constexpr,
-    PARTS: tl.constexpr, LENGTH: tl.constexpr, STRIDE: tl.constexpr, SPLIT: tl.constexpr,
+@triton.jit(do_not_specialize=["num_cmp", "num_parts", "num_blocks"])
+def _score(
+    scores, norms, importance, count, num_cmp, num_parts, num_blocks, HEADS: tl.constexpr, PADDED: tl.constexpr,
+    L_SEL: tl.constexpr, NUM_SLOTS: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr, LENGTH: tl.constexpr,
+    STRIDE: tl.constexpr, SPLIT: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """The slots of one row and group (Eq. 9 to 11), by the scores of its compressed tokens."""
-    stream = tl.program_id(0).to(tl.int64)
+    """The importance of BLOCKS selection blocks of one row and group (Eq. 9 and 10), of those that are not forced."""
+    take_turn(OVERLAPS)
+    stream = tl.program_id(1).to(tl.int64)
     num_tokens = tl.load(count + 1) + 1
     newest = (num_tokens - 1) // L_SEL
-    block = tl.arange(0, BLOCKS)
-    chosen = (block <= newest) & ((block == 0) | (block >= newest - 1) | (newest < NUM_SLOTS))
-    # Where slots are fewer than blocks, the rest goes by rank.
-    rank = tl.full([BLOCKS], -1, tl.int32)
-    num_ranked = 0
-    if newest >= NUM_SLOTS:
-        num_seen = _num_compressed(num_tokens, LENGTH, STRIDE)
-        peak, log_total = _normaliser(
-            norms + stream * HEADS * num_parts * 2, (num_seen + SPLIT - 1) // SPLIT, num_parts, HEADS, PADDED, PARTS
-        )
-        summed += stream * num_cmp
-        _sum_heads(scores + stream * HEADS * num_cmp, summed, peak, log_total, num_seen, num_cmp, HEADS, PADDED, KEYS)
-        tl.debug_barrier()  # written by other threads
-        importance = tl.zeros([BLOCKS], tl.float32)
-        per_compressed: tl.constexpr = LENGTH // STRIDE
-        per_block: tl.constexpr = L_SEL // STRIDE
-        for place in range(1 - per_compressed, per_block):
-            key = block * per_block + place
-            shared = tl.minimum(place + per_compressed, per_block) - tl.maximum(place, 0)  # strides
-            importance += shared * tl.load(summed + key, mask=(key >= 0) & (key < num_seen), other=0.0)
-        # What is not above zero, NaN too, ranks as zero; floats that are not negative order as their bits do.
-        rank = tl.where(importance > 0, importance, 0.0).to(tl.int32, bitcast=True)
-        rank = tl.where((block > 0) & (block < newest - 1), rank, -1)
-        num_ranked = NUM_SLOTS - NUM_FORCED
-    chosen = chosen | best_ranked(rank, num_ranked)
-    slots += stream * NUM_SLOTS
-    tl.store(slots + tl.cumsum(chosen.to(tl.int32), 0) - 1, block, mask=chosen)
-    tl.store(slots + block, tl.full([BLOCKS], -1, tl.int32), mask=(block > newest) & (block < NUM_SLOTS))
+    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
+    if (newest < NUM_SLOTS) | (tl.program_id(0) * BLOCKS > newest - 2):
+        return
+    head = tl.arange(0, PADDED)
+    num_seen = _num_compressed(num_tokens, LENGTH, STRIDE)
+    peak, log_total = _normaliser(
+        norms + stream * HEADS * num_parts * 2, (num_seen + SPLIT - 1) // SPLIT, num_parts, HEADS, PADDED, PARTS
+    )
+    scores += stream * HEADS * num_cmp + head[:, None] * num_cmp
+    per_compressed: tl.constexpr = LENGTH // STRIDE
+    per_block: tl.constexpr = L_SEL // STRIDE
+    found = tl.zeros([BLOCKS], tl.float32)
+    for place in range(1 - per_compressed, per_block):
+        key = block * per_block + place
+        is_score = (head < HEADS)[:, None] & ((key >= 0) & (key < num_seen))[None, :]
+        score = tl.load(scores + key[None, :], mask=is_score, other=float("-inf"))
+        shared = tl.minimum(place + per_compressed, per_block) - tl.maximum(place, 0)  # strides
+        found += shared * tl.sum(tl.exp2(score - peak[:, None] - log_total[:, None]), 0)
+    tl.store(importance + stream * num_blocks + block, found, mask=block < num_blocks)
 
 
 @triton.jit
@@ -431,36 +234,30 @@ def _normaliser(norms, num, num_parts, HEADS: tl.constexpr, PADDED: tl.constexpr
     return origin, tl.log2(tl.where(total == 0, 1.0, total))  # of no head
 
 
-@triton.jit
-def _sum_heads(
-    scores, summed, peak, log_total, num_seen, num_cmp, HEADS: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr
-):  # fmt: skip
-    """Write the probability of each compressed token, summed over the heads of a group."""
-    head = tl.arange(0, PADDED)
-    for start in range(0, num_seen, KEYS):
-        key = start + tl.arange(0, KEYS)
-        is_score = (head < HEADS)[:, None] & (key < num_seen)[None, :]
-        score = tl.load(scores + head[:, None] * num_cmp + key[None, :], mask=is_score, other=float("-inf"))
-        weights = tl.where(is_score, tl.exp2(score - peak[:, None] - log_total[:, None]), 0.0)
-        tl.store(summed + key, tl.sum(weights, 0), mask=key < num_seen)
-
-
-@triton.jit(do_not_specialize=["num_sel", "first_part", "num_parts"])
+@triton.jit(do_not_specialize=["num_sel", "num_blocks", "first_part", "num_parts"])
 def _read_selected(
-    q, k_sel, v_sel, count, slots, parts, norms, num_sel, first_part, num_parts,
+    q, k_sel, v_sel, count, importance, slots, parts, norms, num_sel, num_blocks, first_part, num_parts,
     HEADS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
-    ROWS: tl.constexpr, L_SEL: tl.constexpr, NUM_SLOTS: tl.constexpr, SLOTS_EACH: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr, L_SEL: tl.constexpr, NUM_SLOTS: tl.constexpr, SLOTS_EACH: tl.constexpr,
+    NUM_FORCED: tl.constexpr, BLOCKS: tl.constexpr, KEYS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """SLOTS_EACH of the slots of one row and group, in one tile of keys, or one slot that is longer than a tile."""
+    take_turn(OVERLAPS)
     stream = tl.program_id(1).to(tl.int64)
     position = tl.load(count + 1)
+    newest = position // L_SEL
     first_slot = tl.program_id(0) * SLOTS_EACH
-    if first_slot > position // L_SEL:
+    if first_slot > newest:
         return
-    lane = tl.arange(0, KEYS)
+    slots += stream * NUM_SLOTS
+    is_first = (tl.program_id(0) == 0) & (tl.program_id(2) == 0)
+    slot = _choose(importance + stream * num_blocks, slots, newest, is_first, NUM_SLOTS, NUM_FORCED, BLOCKS)
+    every, lane = tl.arange(0, BLOCKS), tl.arange(0, KEYS)
     own = lane // L_SEL if SLOTS_EACH > 1 else lane * 0
-    is_own = (own < SLOTS_EACH) & (first_slot + own < NUM_SLOTS)
-    block = tl.load(slots + stream * NUM_SLOTS + first_slot + own, mask=is_own, other=-1)
+    block = tl.full([KEYS], -1, tl.int32)
+    for index in range(SLOTS_EACH):
+        found = tl.max(tl.where(slot == first_slot + index, every, -1), 0)
+        block = tl.where(own == index, found, block)
     within = lane - own * L_SEL
     num_left = tl.where(block >= 0, position + 1 - block * L_SEL, 0)  # tokens from the block's first one on
     first_row = stream * HEADS + tl.program_id(2) * ROWS
@@ -483,14 +280,34 @@ def _read_selected(
     _store_part(parts, norms, part, num_parts, first_row, row, is_row, peak, total, mixed, SIZE_V, WIDTH_V)
 
 
+@triton.jit
+def _choose(
+    importance, slots, newest, writes, NUM_SLOTS: tl.constexpr, NUM_FORCED: tl.constexpr, BLOCKS: tl.constexpr
+):  # fmt: skip
+    """The slot of each block [BLOCKS] of one row and group (Eq. 11), −1 of those that have none; `writes` the slots."""
+    block = tl.arange(0, BLOCKS)
+    is_ranked = (block > 0) & (block < newest - 1) & (newest >= NUM_SLOTS)
+    found = tl.load(importance + block, mask=is_ranked, other=0.0)
+    # What is not above zero, NaN too, ranks as zero; floats that are not negative order as their bits do.
+    rank = tl.where(is_ranked, tl.where(found > 0, found, 0.0).to(tl.int32, bitcast=True), -1)
+    # Where slots are fewer than blocks, what is not forced goes by rank.
+    chosen = best_ranked(rank, tl.where(newest >= NUM_SLOTS, NUM_SLOTS - NUM_FORCED, 0))
+    chosen = chosen | ((block <= newest) & ((block == 0) | (block >= newest - 1) | (newest < NUM_SLOTS)))
+    slot = tl.where(chosen, tl.cumsum(chosen.to(tl.int32), 0) - 1, -1)
+    tl.store(slots + slot, block, mask=chosen & writes)
+    tl.store(slots + block, tl.full([BLOCKS], -1, tl.int32), mask=(block > newest) & (block < NUM_SLOTS) & writes)
+    return slot
+
+
 @triton.jit(do_not_specialize=["splits_cmp", "splits_win", "num_parts", "num_win"])
 def _merge(
     parts, norms, gates, count, out, splits_cmp, splits_win, num_parts, num_win, HEADS: tl.constexpr,
     SIZE_V: tl.constexpr, WIDTH_V: tl.constexpr, L_SEL: tl.constexpr, NUM_SLOTS: tl.constexpr,
     SLOTS_EACH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, ALONE: tl.constexpr, LENGTH: tl.constexpr,
-    STRIDE: tl.constexpr, SPLIT: tl.constexpr,
+    STRIDE: tl.constexpr, SPLIT: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """The gated mix of one head, or the one branch that counts ALONE; and one token more is held."""
+    take_turn(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     num_tokens = tl.load(count + 1) + 1
     parts += row * num_parts * SIZE_V

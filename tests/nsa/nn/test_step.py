@@ -51,19 +51,19 @@ def test_they_equal_the_oracle(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 @torch.no_grad()
 def test_the_same_step_gives_the_same_bits_and_a_row_the_same_alone() -> None:
-    from nsa.ops.decode import triton
+    from nsa.ops.decode import token, triton
 
     case = Steps(700, 1, {"n_heads": 12, "d_k": 64, "d_v": 64, "l": 32, "d": 16, "l_sel": 64, "w": 512})
     layer = layer_of(case, torch.bfloat16, "cuda")
     x, cache = torch.randn(2, 701, layer.config.dim, device="cuda", dtype=torch.bfloat16), layer.new_cache(2, 800)
     layer(x[:, :700], cache)
     layer(x[:, 700:], cache)
-    q, keys, values = layer.qkv.apart(x[:, 700:])
     gate = step_module.gate_parameters(layer.gate)
 
     def step(memory: StepMemory, rows: slice) -> Tensor:
         memory.count[:1].fill_(700)
-        triton.add_token(memory, q[rows], [k[rows] for k in keys], [v[rows] for v in values], gate, averages=True)
+        token.project(memory, x[rows, 700:], layer.qkv.weights())
+        token.add_token(memory, gate, averages=True)
         return triton.attend(memory, gate).clone()
 
     whole = step(memory_of(cache), slice(None))
@@ -158,7 +158,7 @@ def drawn(num: int) -> Tokens:
 
 def take(cache: NSACache, tokens: Tokens) -> None:
     """Write one token as the kernels do."""
-    memory, position = cache.step_memory(3, 10_000.0), cache.length
+    memory, position = cache.step_memory(3, 3, 10_000.0), cache.length
     assert memory.count.tolist()[0] == position
     for x, whole in ((tokens.k_sel, memory.k_sel), (tokens.v_sel, memory.v_sel)):
         whole[:, :, position] = x[:, 0]
@@ -208,13 +208,13 @@ def test_a_cache_goes_back_to_where_the_kernels_stood() -> None:
     before = cache.mark()
     for index in (9, 10, 11):
         take(cache, parts[index])
-    memory, mark = cache.step_memory(3, 10_000.0), cache.mark()
+    memory, mark = cache.step_memory(3, 3, 10_000.0), cache.mark()
     take(cache, parts[12])
     cache.go_back(mark)
     assert (cache.length, memory.count.tolist()[0]) == (12, 12)
     cache.append(Tokens(*(x[:, 12:30] for x in tokens)), average, average)
     cache.go_back(mark)
-    assert cache.step_memory(3, 10_000.0) is memory
+    assert cache.step_memory(3, 3, 10_000.0) is memory
     take(cache, parts[12])
     handed = cache.append(parts[13], average, average)
     assert torch.equal(handed.k_sel, tokens.k_sel[:, :14])
@@ -237,5 +237,5 @@ def test_a_decoding_layer_that_runs_out_of_memory_leaves_the_cache_as_it_was() -
         patch.object(torch, "arange", side_effect=torch.OutOfMemoryError("CUDA out of memory")),
         pytest.raises(torch.OutOfMemoryError),
     ):
-        cache.step_memory(3, 10_000.0)
+        cache.step_memory(3, 3, 10_000.0)
     assert (cache.length, cache.num_bytes(), cache.is_stepping) == (9, known, False)
