@@ -10,7 +10,6 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 _ALIGNED = 16  # bytes, as compiled kernels expect of every pointer
-_OVERLAPS = True  # where the device can
 
 
 class Launch:
@@ -45,9 +44,17 @@ class Launch:
             self._rest = (*fixed, *(self._sizes[name] for name in names))
 
 
-def overlaps(device: torch.device) -> bool:
-    """Whether a kernel can be launched while the one before still runs: on a Hopper GPU or a newer one."""
-    return _OVERLAPS and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+def fit_at_once(num_programs: int, device: torch.device) -> bool:
+    """Whether each of so many programs has a multiprocessor of a GPU to itself."""
+    return device.type == "cuda" and num_programs <= torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def overlap(num_programs: int, device: torch.device) -> bool:
+    """Whether kernels are launched while the one before still runs: on a Hopper GPU or a newer one, and if they fit.
+
+    Where they do not, programs that wait would keep others from starting; measured on an H200.
+    """
+    return fit_at_once(num_programs, device) and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from nsa.ops.decode.memory import GateParameters, StepMemory
-from nsa.ops.kernel_launch import Launch, overlaps, take_turn
+from nsa.ops.kernel_launch import Launch, overlap, take_turn
 from nsa.ops.kernel_tiles import LEAST_SIDE, current, load_rows, side, store_rows
 
 # Of one product, and how the kernels are launched; fastest on an H200.
@@ -60,7 +60,7 @@ def _projecting(m: StepMemory, dim: int, is_apart: bool) -> Launch:
         "OUTPUTS": _OUTPUTS,
         "INPUTS": _INPUTS,
         "IS_APART": is_apart,
-        "OVERLAPS": overlaps(m.q.device),
+        "OVERLAPS": overlap(m.num_programs, m.q.device),
     }
     of_kv = -(-sizes["SIZE_KEYS"] // _OUTPUTS) + -(-sizes["SIZE_VALUES"] // _OUTPUTS)
     tiles = -(-sizes["SIZE_Q"] // _OUTPUTS) + of_kv * (3 if is_apart else 1)
@@ -99,7 +99,7 @@ def _adding(m: StepMemory, gate: GateParameters, averages: bool) -> Launch:
         "ROWS": LEAST_SIDE,
         "TOKENS": _TOKENS,
         "UNITS": _UNITS,
-        "OVERLAPS": overlaps(m.q.device),
+        "OVERLAPS": overlap(m.num_programs, m.q.device),
     }  # fmt: skip
     args = (
         m.projected, m.frequencies, m.q, m.gates, m.k_cmp, m.k_sel, m.k_win, m.k_new, m.v_cmp, m.v_sel, m.v_win,
@@ -110,7 +110,7 @@ def _adding(m: StepMemory, gate: GateParameters, averages: bool) -> Launch:
         (m.k_sel.shape[0] * m.k_sel.shape[1], 4, 1),
         args,
         sizes,
-        _ADD | {"launch_pdl": overlaps(m.q.device)},
+        _ADD | {"launch_pdl": overlap(m.num_programs, m.q.device)},
     )
 
 

@@ -7,14 +7,13 @@ are the same. A split holds as many keys whatever the rows and merges come in on
 bits, a row alone and among others too. Nothing is added atomically.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from nsa.ops.decode.memory import SPLIT, GateParameters, StepMemory
 from nsa.ops.geometry import NUM_FORCED
-from nsa.ops.kernel_launch import Launch, overlaps, take_turn
+from nsa.ops.kernel_launch import Launch, fit_at_once, overlap, take_turn
 from nsa.ops.kernel_tiles import best_ranked, current, factor, load_rows, rows_that_fit, side, store_rows
 
 # Of one product, and how the kernels are launched; fastest on an H200.
@@ -40,11 +39,11 @@ def _attending(m: StepMemory, alone: int) -> list[Launch]:
     geometry, sizes, streams = m.geometry, _sizes(m), _num_streams(m)
     heads, num_cmp, num_win, num_parts = sizes["HEADS"], m.k_cmp.shape[2], m.k_win.shape[2], m.parts.shape[2]
     (splits_cmp, splits_win, _), num_blocks = m.num_splits, m.importance.shape[2]
-    overlapping, rows = {"OVERLAPS": overlaps(m.q.device)}, {"ROWS": min(_MOST_ROWS, side(heads))}
+    overlapping, rows = {"OVERLAPS": overlap(m.num_programs, m.q.device)}, {"ROWS": min(_MOST_ROWS, side(heads))}
     tiles = -(-heads // rows["ROWS"])
     stairs = {"LENGTH": geometry.l, "STRIDE": geometry.d, "SPLIT": SPLIT}
     blocks = {"L_SEL": geometry.l_sel, "NUM_SLOTS": geometry.n_sel}
-    reading, keys, selected_keys = _reading(m, (splits_cmp + splits_win) * streams * tiles)
+    reading, keys, selected_keys = _reading(m)
     slots_each = max(1, min(selected_keys // geometry.l_sel, geometry.n_sel))
     splits_sel, of_slots = -(-geometry.n_sel // slots_each), {"SLOTS_EACH": slots_each}
     padded = side(splits_cmp + splits_win + splits_sel)
@@ -73,17 +72,17 @@ def _attending(m: StepMemory, alone: int) -> list[Launch]:
     ]
 
 
-def _reading(m: StepMemory, num_programs: int) -> tuple[dict[str, int], int, int]:
+def _reading(m: StepMemory) -> tuple[dict[str, int], int, int]:
     """How the splits are read, and the keys of one product: of compressed and sliding tokens, and of chosen blocks.
 
     Few programs load further ahead, which changes no bit.
     """
     device, widths = m.q.device, (side(m.k_sel.shape[3]), side(m.v_sel.shape[3]))
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count if m.q.is_cuda else 0
     keys = rows_that_fit(_KEYS, device, *widths, num_stages=_READ["num_stages"])
     selected_keys = rows_that_fit(_SELECTED_KEYS, device, *widths, num_stages=1)
+    are_few = fit_at_once(m.num_programs, device)
     fits = rows_that_fit(_KEYS, device, *widths, num_stages=_READ_FEW["num_stages"]) == keys
-    return _READ_FEW if fits and num_programs <= num_sms else _READ, keys, selected_keys
+    return _READ_FEW if fits and are_few else _READ, keys, selected_keys
 
 
 def _num_streams(m: StepMemory) -> int:

@@ -109,6 +109,23 @@ def errors_of_steps(case: Steps, dtype: torch.dtype, device: str) -> dict[str, f
     return errors | {"gap": max(gaps)}
 
 
+@torch.no_grad()
+def error_under_autocast(device: str) -> float:
+    """Relative error of decoding by kernels against plain decoding where float32 weights compute in float16."""
+    case = Steps(20, 8, {"phi": "mlp"})
+    layer = layer_of(case, torch.float32, device)
+    x = torch.randn(2, case.prompt + case.num_steps, layer.config.dim, device=device)
+    caches, found = [layer.new_cache(2) for _ in range(2)], [0.0]
+    with kernels(case, device), torch.autocast(device, torch.float16):
+        for cache in caches:
+            layer(x[:, : case.prompt], cache)
+        for token in x[:, case.prompt :].split(1, dim=1):
+            assert layer.why_not_stepped(token, caches[0]) is None
+            plain = layer.out_proj(layer.branches(token, caches[1]).gated.flatten(2))
+            found.append(float((layer(token, caches[0]) - plain).norm() / plain.norm()))
+    return max(found)
+
+
 def first_weight(module: NSAttention) -> Tensor:
     """What says where a layer computes, and in which dtype."""
     return next(module.parameters())
@@ -159,6 +176,9 @@ def main() -> None:
         print(f"{name}: {errors}", flush=True)
         assert errors["kernels"] <= 4 * errors["plain"] + 1e-6, name
         assert errors["gap"] <= 1e-5, name
+    error = error_under_autocast("cpu")
+    print(f"under autocast: {error}")
+    assert error <= 8 * torch.finfo(torch.float16).eps
 
 
 if __name__ == "__main__":

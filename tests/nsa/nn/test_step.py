@@ -19,7 +19,7 @@ from nsa.ops.compress.reference import compress, phi_avg
 from nsa.ops.decode.memory import StepMemory
 from nsa.ops.geometry import Geometry
 
-from .step_cases import CASES, Steps, errors_of_steps, layer_of, memory_of, rows_of
+from .step_cases import CASES, Steps, error_under_autocast, errors_of_steps, layer_of, memory_of, rows_of
 
 MakeLayer = Callable[..., NSAttention]
 MakeModel = Callable[..., Transformer]
@@ -36,7 +36,7 @@ def test_interpreted_on_a_cpu_they_equal_the_oracle() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=880, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(done.stdout.splitlines()) == len(CASES)
+    assert len(done.stdout.splitlines()) == len(CASES) + 1
 
 
 @pytest.mark.gpu
@@ -69,6 +69,11 @@ def test_the_same_step_gives_the_same_bits_and_a_row_the_same_alone() -> None:
     whole = step(memory_of(cache), slice(None))
     assert all(torch.equal(step(memory_of(cache), slice(None)), whole) for _ in range(50))
     assert torch.equal(step(rows_of(memory_of(cache), slice(1, 2)), slice(1, 2)), whole[1:])
+
+
+@pytest.mark.gpu
+def test_under_autocast_they_give_what_plain_decoding_gives() -> None:
+    assert error_under_autocast("cuda") <= 8 * torch.finfo(torch.float16).eps
 
 
 @pytest.mark.gpu
