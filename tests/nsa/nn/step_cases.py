@@ -44,7 +44,7 @@ CASES = {
     "many-splits": Steps(60, 8, {"l": 4, "d": 4, "l_sel": 12, "n_sel": 3, "w": 50}, split=8),
     "slots-longer-than-a-tile": Steps(300, 3, {"l_sel": 140, "l": 20, "d": 10, "n_sel": 3, "w": 33}),
     "more-heads-than-a-tile-has-rows": Steps(40, 3, {"n_heads": 70, "n_kv_groups": 1, "d_k": 16, "d_v": 16}),
-    "odd-head-sizes": Steps(90, 6, {"n_heads": 6, "n_kv_groups": 3, "d_k": 24, "d_v": 40, "l_sel": 16, "n_sel": 7}),
+    "odd-head-sizes": Steps(90, 6, {"n_heads": 6, "n_kv_groups": 3, "d_k": 24, "d_v": 40, "l_sel": 16, "n_sel": 4}),
     "m7c": Steps(1100, 3, {"n_heads": 12, "d_k": 64, "d_v": 64, "l": 32, "d": 16, "l_sel": 64, "n_sel": 16, "w": 512}),
     "one-branch": Steps(20, 6, {"branch": "sel"}),
 }
