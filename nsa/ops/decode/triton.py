@@ -1,7 +1,7 @@
 """Attention of one token of every row as Triton kernels: CUDA, float16 and bfloat16, head sizes up to 256, any H/G.
 
 `attend` takes four launches: the splits of the compressed tokens and of the window, the importance of blocks, the
-splits of the chosen blocks (which each of their programs chooses by itself: that is faster than one launch more), all parts
+splits of the chosen blocks (which each of their programs chooses by itself: a launch more takes longer), all parts
 merged. Every kernel reads the length on the device and what it does not reach ends at once: the launches of every step
 are the same. A split holds as many keys whatever the rows and merges come in one order: the same inputs give the same
 bits, a row alone and among others too. Nothing is added atomically.
