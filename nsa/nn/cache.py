@@ -178,7 +178,7 @@ class NSACache:
             buffer.fill_unwritten(value)
 
     def num_bytes(self) -> int:
-        """Memory allocated."""
+        """Memory allocated for tokens."""
         if self._steps is not None:
             return self._steps.num_bytes()
         return sum(buffer.num_bytes() for buffer in self._buffers())

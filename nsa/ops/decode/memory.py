@@ -101,8 +101,12 @@ class StepMemory:
             x.fill_(value)
 
     def num_bytes(self) -> int:
-        """Memory allocated."""
-        return sum(x.nbytes for x in vars(self).values() if isinstance(x, Tensor))
+        """Memory allocated for tokens; what one step computes in is left out."""
+        keys, values = (
+            (self.k_cmp, self.k_sel, self.k_win, self.k_new),
+            (self.v_cmp, self.v_sel, self.v_win, self.v_new),
+        )
+        return sum(x.nbytes for x in keys + values)
 
     def window(self, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values [B, w − 1 at most, G, D] that the token after `length` may see besides itself."""

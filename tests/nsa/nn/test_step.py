@@ -198,6 +198,7 @@ def test_a_cache_takes_back_what_the_kernels_wrote(prompt: int, num_steps: int) 
         cache.fill_unwritten(torch.nan)
         plain.append(part(position, position + 1), average, average)
     assert cache.is_stepping
+    assert cache.num_bytes() <= 2 * plain.num_bytes()
     rest = part(prompt + num_steps, prompt + num_steps + 6)
     handed = [each.append(rest, average, average) for each in (cache, plain)]
     assert not cache.is_stepping
