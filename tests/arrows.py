@@ -18,13 +18,14 @@ PACKAGES = {  # package: our packages it may import
 }
 IMPLEMENTATIONS = {"reference", "vectorized", "triton", "flash", "fused"}  # of a branch
 LEAVES = ("nsa.types", "nsa.autocast", "nsa.ops.geometry")
-TILING = ("nsa.ops.tiles", "nsa.ops.kernel_tiles", "nsa.ops.banded", "nsa.ops.reads")
+TILING = ("nsa.ops.tiles", "nsa.ops.kernel_tiles", "nsa.ops.kernel_launch", "nsa.ops.banded", "nsa.ops.reads")
 MODEL = (
     "nsa.nn",
     "nsa.nn.*",
     "nsa.ops.api",
     "nsa.ops.arguments",
     "nsa.ops.reads",
+    "nsa.ops.decode.*",
     "nsa.config",
     "nsa.backends",
     *LEAVES,
@@ -43,6 +44,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.ops.reads": LEAVES,
     "nsa.ops.tiles": LEAVES,
     "nsa.ops.kernel_tiles": ("nsa.ops.tiles", *LEAVES),
+    "nsa.ops.kernel_launch": LEAVES,
     "nsa.ops.banded": ("nsa.ops.tiles", "nsa.ops.reads", *LEAVES),
     "nsa.ops.arguments": LEAVES,
     "nsa.ops.choice": ("nsa.ops.score*", "nsa.ops.select*", *LEAVES),
@@ -115,7 +117,12 @@ PLUGIN_OF_PYTEST = (
 )  # loaded by pytest alone
 # Distribution: the name it is imported by, where the two differ.
 IMPORT_NAMES = {"pyyaml": "yaml"}
-KERNELS = ("nsa.ops.kernel_tiles", "nsa.ops.*.triton")  # imported late, and only where Triton came with torch
+KERNELS = (
+    "nsa.ops.kernel_tiles",
+    "nsa.ops.kernel_launch",
+    "nsa.ops.*.triton",
+    "nsa.ops.decode.token",
+)  # imported late, and only where Triton came with torch
 # Which flags there are, which of them a subject reads, and bugs that read one.
 READ_THE_ENVIRONMENT = (
     *("nsa.backends", "nsa_doctor.probes.hooks.environment_reads", "nsa_doctor.cli.examine"),  # for children

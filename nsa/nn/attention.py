@@ -16,6 +16,7 @@ from nsa.nn.gate import Gate
 from nsa.nn.linear import linear
 from nsa.nn.projection import Projected, Projection
 from nsa.nn.rope import packed_positions, rotate, rotation
+from nsa.nn.step import StepParts, step, why_not_stepped
 from nsa.ops.api import nsa_attention
 from nsa.ops.arguments import check_slots
 from nsa.ops.reads import ReadCounter
@@ -65,8 +66,17 @@ class NSAttention(nn.Module):
         slots: [B, T, G, n_sel], hold the choice of blocks fixed.
         """
         with nullcontext() if cache is None else added_whole(cache):
-            out: Tensor = self.out_proj(self.branches(x, cache, cu_seqlens, slots).gated.flatten(2))
+            if cache is not None and slots is None and cu_seqlens is None and self.why_not_stepped(x, cache) is None:
+                mixed = step(self._step_parts(), x, cache)
+            else:
+                mixed = self.branches(x, cache, cu_seqlens, slots).gated.flatten(2)
+            out: Tensor = self.out_proj(mixed)
         return out
+
+    def why_not_stepped(self, x: Hidden, cache: NSACache) -> str | None:
+        """Why the kernels of decoding do not take `x` after the tokens of the cache, or None when they do."""
+        self._check(x, cache, None)
+        return f"{x.shape[1]} tokens at once" if x.shape[1] != 1 else why_not_stepped(self._step_parts(), x, cache)
 
     def branches(
         self,
@@ -114,6 +124,9 @@ class NSAttention(nn.Module):
     def new_cache(self, batch: int = 1, max_length: int | None = None, *, count_reads: bool = False) -> NSACache:
         """An empty cache for `batch` rows; see `NSACache`."""
         return NSACache(self.geometry, batch, max_length, count_reads=count_reads)
+
+    def _step_parts(self) -> StepParts:
+        return StepParts(self.config, self.impl, self.qkv, self.gate, self.compress_k, self.compress_v)
 
     def extra_repr(self) -> str:
         config = self.config

@@ -48,6 +48,23 @@ class TokenBuffer:
             self._end += x.shape[1]
         return self._tokens()
 
+    def tokens(self) -> Float[Tensor, "B S G D"]:
+        """Those held, valid until the next append; there was one before."""
+        return self._tokens()
+
+    def reserve(self, num_tokens: int) -> Float[Tensor, "B G capacity D"]:
+        """Memory with room for so many tokens in all, those held at its start: of a buffer that keeps all."""
+        assert self.keep is None
+        assert self._memory is not None
+        if num_tokens > self.capacity:
+            self._move(self._tokens()[:, :0], held=len(self), least=num_tokens)
+        return self._memory
+
+    def adopt(self, memory: Float[Tensor, "B G capacity D"], num_tokens: int) -> None:
+        """Hold the first tokens of a memory that was filled elsewhere: a buffer that keeps all."""
+        assert self.keep is None
+        self._memory, self._start, self._end, self.capacity = memory, 0, num_tokens, memory.shape[2]
+
     def mark(self) -> Mark:
         """Where it stands now; memory that only grows is not held on to, since its tokens stay in whatever follows."""
         memory = None if self.keep is None else self._memory
@@ -78,10 +95,10 @@ class TokenBuffer:
         assert self._memory is not None
         return self._memory[:, :, self._start : self._end].transpose(1, 2)
 
-    def _move(self, x: Tensor, held: int = 0) -> None:
+    def _move(self, x: Tensor, held: int = 0, least: int = 0) -> None:
         """Take other memory for the tokens held and `x` behind them; what was written before is left as it is."""
         num_tokens = held + x.shape[1]
-        capacity = self._capacity_for(num_tokens)
+        capacity = self._capacity_for(max(num_tokens, least))
         with torch.inference_mode(False):  # memory made in inference mode could not be written outside it
             memory = torch.empty((x.shape[0], x.shape[2], capacity, x.shape[3]), dtype=x.dtype, device=x.device)
         if held and self._memory is not None:

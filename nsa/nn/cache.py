@@ -14,6 +14,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from nsa.nn.buffer import FIRST_CAPACITY, Mark, TokenBuffer
+from nsa.nn.rope import frequencies
+from nsa.ops.decode.memory import StepMemory, step_memory
 from nsa.ops.geometry import Geometry
 from nsa.ops.reads import ReadCounter
 from nsa.types import CompressedKey, CompressedValue, Key, Value
@@ -65,11 +67,11 @@ class NSACache:
         self.length = 0
         self.reads: CacheReads | None = None
         self._kind: tuple[torch.dtype, torch.device] | None = None
+        self._steps: StepMemory | None = None  # in place of the buffers, while kernels decode
         length = max_length or FIRST_CAPACITY
         self._selected = [TokenBuffer(capacity=length) for _ in range(2)]
         self._compressed = [TokenBuffer(capacity=max(1, geometry.num_compressed(length))) for _ in range(2)]
-        self._sliding = [TokenBuffer(keep=geometry.w) for _ in range(2)]
-        self._pending = [TokenBuffer(keep=geometry.l) for _ in range(2)]
+        self._sliding, self._pending = self._rings()
 
     def append(self, new: Tokens, compress_k: Compress, compress_v: Compress) -> Tokens:
         """Add tokens to every branch; returns what their queries attend to, valid until the next append.
@@ -81,7 +83,66 @@ class NSACache:
         with added_whole(self):
             return self._append(new, compress_k, compress_v)
 
+    @property
+    def kind(self) -> tuple[torch.dtype, torch.device] | None:
+        """Dtype and device of what is held; None before the first token."""
+        return self._kind
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that there is room for without other memory."""
+        return self._selected[0].capacity if self._steps is None else self._steps.capacity
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether its tokens lie in memory that the kernels of decoding fill."""
+        return self._steps is not None
+
+    def step_memory(self, num_heads: int, num_kv: int, rope_theta: float) -> StepMemory:
+        """Its tokens, of which there are some, as the kernels of decoding take them, with room for one more.
+
+        What they add counts once `stepped` says so; an `append` takes the tokens back.
+        """
+        if self._steps is None or self.length == self._steps.capacity:
+            self._take_back()
+            room = self.length + 1 if self.length < self._selected[0].capacity else 2 * self.length
+            k_sel, v_sel = (buffer.reserve(room) for buffer in self._selected)
+            most = max(1, self.geometry.num_compressed(k_sel.shape[2]))
+            k_cmp, v_cmp = (buffer.reserve(most) for buffer in self._compressed)
+            window, waiting = ((k.tokens(), v.tokens()) for k, v in (self._sliding, self._pending))
+            turns = frequencies(k_sel.shape[3], rope_theta, k_sel.device)
+            self._steps = step_memory(
+                self.geometry, num_heads, num_kv, turns, (k_cmp, v_cmp), (k_sel, v_sel), window, waiting, self.length
+            )
+        return self._steps
+
+    def stepped(self) -> None:
+        """Count the token that the kernels have added."""
+        self.length += 1
+
+    def _take_back(self) -> None:
+        """Hold in the buffers again what the kernels have written."""
+        steps, self._steps = self._steps, None
+        if steps is None:
+            return
+        num_compressed = self.geometry.num_compressed(self.length)
+        for buffer, memory in zip(self._selected, (steps.k_sel, steps.v_sel), strict=True):
+            buffer.adopt(memory, self.length)
+        for buffer, memory in zip(self._compressed, (steps.k_cmp, steps.v_cmp), strict=True):
+            buffer.adopt(memory, num_compressed)
+        self._sliding, self._pending = self._rings()
+        for buffer, x in zip(self._sliding, steps.window(self.length), strict=True):
+            buffer.append(x)
+        for buffer, x in zip(self._pending, steps.waiting(self.length), strict=True):
+            buffer.append(x)
+
+    def _rings(self) -> tuple[list[TokenBuffer], list[TokenBuffer]]:
+        """Empty buffers for the window and for the tokens not yet compressed."""
+        window, pending = self.geometry.w, self.geometry.l
+        return [TokenBuffer(keep=window) for _ in range(2)], [TokenBuffer(keep=pending) for _ in range(2)]
+
     def _append(self, new: Tokens, compress_k: Compress, compress_v: Compress) -> Tokens:
+        self._take_back()
         self._kind = (new.k_sel.dtype, new.k_sel.device)
         emitted_before = self.geometry.num_compressed(self.length)
         self.length += new.k_sel.shape[1]
@@ -110,11 +171,16 @@ class NSACache:
 
     def fill_unwritten(self, value: float) -> None:
         """Overwrite all memory that holds no token: nothing may read it, so nothing may change."""
+        if self._steps is not None:
+            self._steps.fill_unwritten(value, self.length)
+            return
         for buffer in self._buffers():
             buffer.fill_unwritten(value)
 
     def num_bytes(self) -> int:
-        """Memory allocated."""
+        """Memory allocated for tokens."""
+        if self._steps is not None:
+            return self._steps.num_bytes()
         return sum(buffer.num_bytes() for buffer in self._buffers())
 
     def _emit(
@@ -147,11 +213,16 @@ class NSACache:
 
     def mark(self) -> "CacheMark":
         """Where it stands now."""
-        return CacheMark(self.length, self._kind, self.reads, [buffer.mark() for buffer in self._buffers()])
+        buffers = [] if self._steps is not None else [buffer.mark() for buffer in self._buffers()]
+        return CacheMark(self.length, self._kind, self.reads, self._steps, buffers)
 
     def go_back(self, mark: "CacheMark") -> None:
-        """Forget what was appended since."""
-        self.length, self._kind, self.reads = mark.length, mark.kind, mark.reads
+        """Forget what was appended since; of what the kernels of decoding added, the last token."""
+        assert mark.steps is None or self.length <= mark.length + 1 or self._steps is not mark.steps
+        self.length, self._kind, self.reads, self._steps = mark.length, mark.kind, mark.reads, mark.steps
+        if mark.steps is not None:
+            mark.steps.count[:1].fill_(mark.length)
+            return
         for buffer, one in zip(self._buffers(), mark.buffers, strict=True):
             buffer.go_back(one)
 
@@ -162,6 +233,7 @@ class CacheMark(NamedTuple):
     length: int
     kind: tuple[torch.dtype, torch.device] | None
     reads: CacheReads | None
+    steps: StepMemory | None
     buffers: Sequence[Mark]
 
 

@@ -11,8 +11,11 @@ from torch import Tensor
 from nsa.backends import prefill_is_batched
 from nsa.nn.attention import NSAttention
 from nsa.nn.cache import NSACache
+from nsa.nn.graph import StepGraph, why_not_captured
 from nsa.nn.transformer import Transformer
 from nsa.types import Hidden, Logits, TokenIds
+
+_LEAST_CAPTURED = 16  # steps that are worth capturing one
 
 
 def prefill(model: NSAttention | Transformer, x: Tensor, cache: NSACache | list[NSACache]) -> Hidden | Logits:
@@ -29,20 +32,44 @@ def generate(
     temperature: float = 0.0,
     top_k: int | None = None,
     generator: torch.Generator | None = None,
+    cuda_graph: bool | None = None,
 ) -> Int[Tensor, "B longer"]:
     """Continue each row of `ids` by `num_tokens` tokens; returns prompt and continuation.
 
     temperature 0 takes the argmax; above 0 it divides the logits before a token is drawn from the `top_k`
     largest (from all, if None) with `generator`, whose seed makes the draw reproducible.
+    cuda_graph: capture one step and replay it for all that follow. None does so where it can serve and there are
+    enough of them; True raises ValueError with the reason where it cannot.
     """
     _check(model.config.vocab_size, ids, num_tokens, temperature, top_k)
+    if cuda_graph and not ids.is_cuda:
+        raise ValueError(f"cuda_graph must be False or None without a CUDA device, got True and ids on {ids.device}")
     cache = model.new_cache(ids.shape[0], ids.shape[1] + num_tokens)
     parts = [ids]
-    for _ in range(num_tokens):
-        hidden = _prefill(partial(model.hidden_states, cache=cache), parts[-1])
-        logits = model.logits(hidden[:, -1:])[:, 0]
-        parts.append(_choose(logits, temperature, top_k, generator).to(ids.dtype))
+    following: Callable[[Tensor], Tensor] = partial(_logits_after, model, cache)
+    for index in range(num_tokens):
+        if index == 2 and _is_captured(model, cache, parts[-1], num_tokens - index, cuda_graph):
+            following = StepGraph(model, cache, parts[-1])  # the step before has compiled what is captured
+        parts.append(_choose(following(parts[-1]), temperature, top_k, generator).to(ids.dtype))
     return torch.cat(parts, dim=1)
+
+
+def _logits_after(model: Transformer, cache: list[NSACache], ids: Tensor) -> Tensor:
+    """The logits [B, vocab] of the token after `ids`."""
+    hidden = _prefill(partial(model.hidden_states, cache=cache), ids)
+    return model.logits(hidden[:, -1:])[:, 0]
+
+
+def _is_captured(
+    model: Transformer, cache: list[NSACache], ids: Tensor, num_steps: int, cuda_graph: bool | None
+) -> bool:
+    """Whether the steps from here on are replayed; raises ValueError where they cannot be and must."""
+    if cuda_graph is False or (cuda_graph is None and num_steps < _LEAST_CAPTURED):
+        return False
+    why_not = why_not_captured(model, cache, ids)
+    if cuda_graph and why_not is not None:
+        raise ValueError(f"cuda_graph=True cannot serve: {why_not}; use cuda_graph=None to let it choose")
+    return why_not is None
 
 
 def _prefill(step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

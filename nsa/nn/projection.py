@@ -43,7 +43,7 @@ class Projection(nn.Module):
             self.register_parameter(name, nn.Parameter(weight))
 
     def forward(self, x: Hidden) -> Projected:
-        weights = [getattr(self, name) for name in self.names]
+        weights = self.weights()
         if x.shape[0] * x.shape[1] < self.config.dim // 4:  # few rows: copying outputs costs less than copying weights
             joined = torch.cat([linear(x, weight) for weight in weights], dim=-1)
         else:
@@ -56,6 +56,16 @@ class Projection(nn.Module):
             keys.unflatten(-1, (-1, self.config.d_k)),
             values.unflatten(-1, (-1, self.config.d_v)),
         )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        weight: Tensor = getattr(self, self.names[0])
+        return weight.dtype
+
+    def weights(self) -> list[Tensor]:
+        """Each [out, dim], in the order of their names."""
+        return [getattr(self, name) for name in self.names]
 
 
 @without_autocast

@@ -25,10 +25,15 @@ def rotation(positions: Int[Tensor, " T"], head_size: int, theta: float, dtype: 
 
     float64 for float64 activations, float32 for all others.
     """
-    pair = torch.arange(0, head_size, 2, dtype=torch.float64, device=positions.device)
-    angle = positions[:, None] * theta ** (-pair / head_size)
+    angle = positions[:, None] * frequencies(head_size, theta, positions.device)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     return Rotation(angle.cos().to(wide), angle.sin().to(wide))
+
+
+def frequencies(head_size: int, theta: float, device: torch.device) -> Float[Tensor, " half"]:
+    """What one position adds to the angle of each channel pair, float64."""
+    pair = torch.arange(0, head_size, 2, dtype=torch.float64, device=device)
+    return theta ** (-pair / head_size)
 
 
 def rotate(x: Float[Tensor, "B T N D"], by: Rotation) -> Float[Tensor, "B T N D"]:

@@ -219,3 +219,23 @@ def add_grad_kv(
     sum_v = tl.dot(weights.to(grad_tile.dtype), grad_tile, sum_v)
     grad_scores = weights * (tl.dot(v_tile, tl.trans(grad_tile)) - delta[None, :])
     return tl.dot(grad_scores.to(q_tile.dtype), q_tile, sum_k), sum_v
+
+
+@triton.jit
+def best_ranked(rank, num):
+    """Which are the `num` highest of `rank`; ties go to the lower index, and −1 is never among them."""
+    least = tl.max(rank, 0) + 1
+    for _ in range(num):
+        least = tl.max(tl.where(rank < least, rank, -1), 0)
+    is_best = (rank >= least) & (rank >= 0) & (num > 0)
+    if tl.sum(is_best.to(tl.int32), 0) != num:  # equal ranks are among them, and counted as one so far
+        least = tl.max(rank, 0) + 1
+        found = 0
+        for _ in range(num):
+            lower = tl.max(tl.where(rank < least, rank, -1), 0)
+            least = tl.where(found < num, lower, least)
+            found = tl.sum((rank >= least).to(tl.int32), 0)
+        is_last = rank == least
+        room = num - tl.sum((rank > least).to(tl.int32), 0)
+        is_best = (rank > least) | (is_last & (tl.cumsum(is_last.to(tl.int32), 0) <= room))
+    return is_best

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from time import perf_counter
 
 import torch
 
@@ -58,9 +59,10 @@ class Looks:
         num_tokens = machinery.config.train.sample_tokens
         if num_tokens and self._monitors.is_on:
             with whole(machinery.objective), machinery.precision(), self._eagerly():
-                seed = machinery.config.train.seed + step
+                seed, start = machinery.config.train.seed + step, perf_counter()
                 prompt, continuation = write_on(machinery.model, self._held_out[0], num_tokens, seed)
-            self._monitors.sampled(step, prompt, continuation, self._decode(continuation))
+                seconds = perf_counter() - start
+            self._monitors.sampled(step, prompt, continuation, self._decode(continuation), seconds)
 
     def _eagerly(self) -> AbstractContextManager[None]:
         """Odd shapes are not worth compiling for."""

@@ -134,11 +134,14 @@ class Monitors:
                 self._gates.add(each.step, each.layer, *shares.values(), each.spread, each.norm)
                 self._events.add(each.step, {f"gates/{each.layer}.{name}": share for name, share in shares.items()})
 
-    def sampled(self, step: int, prompt: Sequence[int], continuation: Sequence[int], text: str) -> None:
-        """The model wrote something."""
+    def sampled(self, step: int, prompt: Sequence[int], continuation: Sequence[int], text: str, seconds: float) -> None:
+        """The model wrote something, and how long it took, the prompt's pass included."""
+        speed = len(continuation) / seconds
+        self.say(f"step {step:04d} | sample of {len(continuation)} tokens at {speed:,.0f} tokens/s")
         if self.writes_tables:
             make_folder(self._folder / "samples")
             facts = {"step": step, "prompt": list(prompt), "continuation": list(continuation), "text": text}
+            facts["tokens_per_second"] = round(speed, 1)
             write_whole(self._folder / "samples" / f"step_{step:08d}.json", json.dumps(facts) + "\n")
 
     def stacks(self, why: str) -> Path | None:

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.ops.geometry import EMPTY_SLOT, NUM_FORCED, Geometry
-from nsa.ops.kernel_tiles import current, load_norm, load_rows, rows_that_fit, side, weights_of
+from nsa.ops.kernel_tiles import best_ranked, current, load_norm, load_rows, rows_that_fit, side, weights_of
 from nsa.ops.tiles import split, tile_budget
 from nsa.types import CompressedKey, Query, Slots
 
@@ -194,29 +194,9 @@ def _choose(
     rank = tl.where(importance > 0, importance, 0.0).to(tl.int32, bitcast=True)
     rank = tl.where(is_ranked, rank, -1)
     num_ranked = tl.where(newest >= NUM_SLOTS, NUM_SLOTS - NUM_FORCED, 0)
-    chosen = chosen | _best(rank, num_ranked)
+    chosen = chosen | best_ranked(rank, num_ranked)
     slots += ((stream // GROUPS * num_queries + start + query) * GROUPS + stream % GROUPS) * NUM_SLOTS
     slot = tl.cumsum(chosen.to(tl.int32), 0) - 1
     tl.store(slots + slot, block.to(tl.int64), mask=chosen)
     slot = tl.arange(0, SLOTS)
     tl.store(slots + slot, tl.full([SLOTS], EMPTY, tl.int64), mask=(slot > newest) & (slot < NUM_SLOTS))
-
-
-@triton.jit
-def _best(rank, num):
-    """Which are the `num` highest of `rank`; ties go to the lower index, and −1 is never among them."""
-    least = tl.max(rank, 0) + 1
-    for _ in range(num):
-        least = tl.max(tl.where(rank < least, rank, -1), 0)
-    is_best = (rank >= least) & (rank >= 0) & (num > 0)
-    if tl.sum(is_best.to(tl.int32), 0) != num:  # equal ranks are among them, and counted as one so far
-        least = tl.max(rank, 0) + 1
-        found = 0
-        for _ in range(num):
-            lower = tl.max(tl.where(rank < least, rank, -1), 0)
-            least = tl.where(found < num, lower, least)
-            found = tl.sum((rank >= least).to(tl.int32), 0)
-        is_last = rank == least
-        room = num - tl.sum((rank > least).to(tl.int32), 0)
-        is_best = (rank > least) | (is_last & (tl.cumsum(is_last.to(tl.int32), 0) <= room))
-    return is_best

@@ -82,6 +82,7 @@ def test_the_gates_of_every_layer_are_logged(finished):
 def test_a_sample_continues_a_held_out_row(finished):
     sample = json.loads((finished / "samples" / "step_00000006.json").read_text())
     assert (len(sample["prompt"]), len(sample["continuation"])) == (8, 4)
+    assert sample["tokens_per_second"] > 0
 
 
 def test_the_doctor_takes_the_run_for_evidence_of_its_configuration(finished, config):
