@@ -103,7 +103,7 @@ def _answering(name: str, model_type: str, values: dict[str, Any], dtype: str, s
     def build(**named: str) -> nn.Module:
         config = library().AutoConfig.for_model(model_type, **values)
         torch.manual_seed(seed)
-        chosen = {"experts_implementation": "eager"} | named
+        chosen = _plain_experts() | named
         module: nn.Module = library().AutoModelForCausalLM.from_config(config, **chosen)
         module.to(getattr(torch, dtype)).eval()
         sharpen(module)
@@ -136,6 +136,12 @@ def _answering(name: str, model_type: str, values: dict[str, Any], dtype: str, s
     return model
 
 
+def _plain_experts() -> dict[str, str]:
+    """What has experts run by plain torch, where this transformers has other ways (5.0 and newer)."""
+    has_ways = hasattr(library().PreTrainedModel, "set_experts_implementation")
+    return {"experts_implementation": "eager"} if has_ways else {}
+
+
 def _few_parameters(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
     """The values, where a model of them has few parameters, which are counted before any is made."""
     with torch.device("meta"):
@@ -153,7 +159,7 @@ def script_lines(model_type: str, values: Mapping[str, Any], dtype: str, seed: i
         f"config = transformers.AutoConfig.for_model({model_type!r}, **{dict(values)!r})",
         "def made(**named):",
         f"    torch.manual_seed({seed})",
-        "    named = {'experts_implementation': 'eager'} | named",
+        f"    named = {_plain_experts()!r} | named",
         f"    model = transformers.AutoModelForCausalLM.from_config(config, **named).to(torch.{dtype}).eval()",
         "    for name, p in model.named_parameters():  # as drawn, every softmax would be nearly uniform",
         "        noise = torch.randn(p.shape).to(p)",
@@ -225,6 +231,6 @@ def _implementations(module: nn.Module) -> Iterator[tuple[str, dict[str, str]]]:
     """Other implementations that the type may have."""
     for name in _ATTENTION:
         yield name, {"attn_implementation": name}
-    if any("experts" in name.rpartition(".")[2] for name, _ in module.named_modules()):
+    if _plain_experts() and any("experts" in name.rpartition(".")[2] for name, _ in module.named_modules()):
         for name in _MIXERS_OF_EXPERTS:
             yield name, {"experts_implementation": name}
