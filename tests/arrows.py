@@ -46,6 +46,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.ops.banded": ("nsa.ops.tiles", "nsa.ops.reads", *LEAVES),
     "nsa.ops.arguments": LEAVES,
     "nsa.ops.choice": ("nsa.ops.score*", "nsa.ops.select*", *LEAVES),
+    "nsa.ops.traced": ("nsa.ops.*", *LEAVES),
     "nsa.ops.serving": ("nsa.ops.*", "nsa.backends", *LEAVES),
     "nsa.ops.api": ("nsa.ops.*", "nsa.backends", "nsa.config", *LEAVES),
     "nsa.ops.*.reference": LEAVES,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nsa.autocast import outside_autocast
 from nsa.backends import BRANCHES, Impl, Routes, route
+from nsa.ops import traced
 from nsa.ops.arguments import (
     check_compressed,
     check_phi,
@@ -70,6 +71,8 @@ def nsa_attention(
     check_shapes(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, geometry)
     if slots is not None:
         check_slots(slots, (q.shape[0], q.shape[1], k_sel.shape[2]), k_sel.shape[1], geometry)
+        if torch.compiler.is_compiling():
+            slots = traced.checked_slots(slots, geometry.num_blocks(k_sel.shape[1]))
     by = _served(q, max(q.shape[-1], v_sel.shape[-1]), impl, reads, num_tile_elements)
     with outside_autocast(q.device):
         if cu_seqlens is None:

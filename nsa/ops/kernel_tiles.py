@@ -49,11 +49,8 @@ def rows_that_fit(most: int, device: torch.device, *widths: int, num_stages: int
 def tiles_of(x: Tensor, rows: int, width: int) -> Any:
     """`x` [B, S, G, D] as the copy engine of a Hopper GPU loads it, tiles of `rows` tokens of one stream.
 
-    `x` itself where that engine cannot: on other GPUs, for D that is no multiple of 16 bytes, of an empty tensor. And
-    for a compiler that traces the call, which knows no addresses.
+    `x` itself where that engine cannot: on other GPUs, for D that is no multiple of 16 bytes, of an empty tensor.
     """
-    if torch.compiler.is_compiling():
-        return x
     has_engine = not x.is_cuda or torch.cuda.get_device_capability(x.device) >= (9, 0)  # the interpreter imitates it
     is_aligned = x.data_ptr() % 16 == 0 and x.shape[-1] * x.element_size() % 16 == 0
     if not (has_engine and is_aligned and x.numel()):

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from nsa.backends import Routes
+from nsa.ops import traced
 from nsa.ops.choice import BlockChoice
 from nsa.ops.compress import flash as compress_flash
 from nsa.ops.compress import reference as compress_reference
@@ -49,12 +51,29 @@ class Serving(NamedTuple):
 def serving(routes: Routes, reads: ReadCounter | None, num_tile_elements: int | None) -> Serving:
     """The functions that these routes name; what is said of reads and tiles goes to plain torch, which heeds it."""
     plain = reads, num_tile_elements
-    return Serving(
+    named = Serving(
         compressed=_compressed(routes.compressed.effective, plain),
         selected=_selected(routes.selected.effective, plain),
         sliding=_sliding(routes.sliding.effective, plain),
         sliding_packed=slide_flash.sliding_attention_packed if routes.sliding.effective == "flash" else None,
         mix=_mix(routes.selected.effective),
+    )
+    return _to_trace(named, routes, num_tile_elements) if torch.compiler.is_compiling() and reads is None else named
+
+
+def _to_trace(named: Serving, routes: Routes, num_tile_elements: int | None) -> Serving:
+    """The same, with an operator of torch for each branch that it serves; the mix is left to the compiler."""
+
+    def of(branch: str, function: Callable[..., Any], otherwise: Served) -> Served:
+        effective = getattr(routes, branch).effective
+        is_operator = effective in traced.IMPLEMENTATIONS
+        return Served(function, (effective, num_tile_elements)) if is_operator else otherwise
+
+    return named._replace(
+        compressed=of("compressed", traced.compressed_attention, named.compressed),
+        selected=of("selected", traced.selected_attention, named.selected),
+        sliding=of("sliding", traced.sliding_attention, named.sliding),
+        mix=gate_vectorized.mix if routes.selected.effective == "triton" else named.mix,
     )
 
 

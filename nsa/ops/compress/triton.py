@@ -60,12 +60,7 @@ class _CompressedAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, first_query: int
     ) -> tuple[Tensor, Tensor]:
         q, k, v = (x.contiguous() for x in (q, k, v))
-        out = q.new_empty(*q.shape[:3], v.shape[-1])
-        norm = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
-        lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, _FORWARD["num_stages"])
-        tiles, tiled = _key_tiles(k, v, sizes)
-        with current(q.device):
-            _attend[_by_rows(q, k, sizes)](q, k, v, *tiles, out, norm, *lengths, **sizes, TILED=tiled, **_FORWARD)
+        out, norm = forward(q, k, v, geometry, first_query)
         ctx.save_for_backward(q, k, v, out, norm)
         ctx.mark_non_differentiable(norm)
         ctx.set_materialize_grads(False)
@@ -78,13 +73,25 @@ class _CompressedAttention(torch.autograd.Function):
         if grad is None:
             return (None,) * 5
         q, k, v, out, norm = ctx.saved_tensors
-        return *_gradients(grad, q, k, v, out, norm, ctx.geometry, ctx.first_query), None, None
+        return *gradients(grad, q, k, v, out, norm, ctx.geometry, ctx.first_query), None, None
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, first_query: int) -> tuple[Tensor, Tensor]:
+    """Output and normaliser of contiguous q, k and v."""
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    norm = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
+    lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, _FORWARD["num_stages"])
+    tiles, tiled = _key_tiles(k, v, sizes)
+    with current(q.device):
+        _attend[_by_rows(q, k, sizes)](q, k, v, *tiles, out, norm, *lengths, **sizes, TILED=tiled, **_FORWARD)
+    return out, norm
 
 
 @without_autocast
-def _gradients(
+def gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: Tensor, geometry: Geometry, first_query: int
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of contiguous q, k and v."""
     grad = grad.to(q.dtype).contiguous()
     grad_q = torch.empty_like(q)
     delta = q.new_empty(q.shape[:3], dtype=torch.float32)

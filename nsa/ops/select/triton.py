@@ -50,48 +50,60 @@ def selected_attention(q: Query, k: Key, v: Value, slots: Slots, geometry: Geome
 
     The T queries are the last T of the S key tokens. A query with no readable key gives exactly zero.
     """
-    # A block longer than the sequence is no longer for it; of few lengths, since each is compiled for.
-    block_length = min(geometry.l_sel, side(k.shape[1]))
-    out: Tensor = _SelectedAttention.apply(q, k, v, slots, block_length)
+    out: Tensor = _SelectedAttention.apply(q, k, v, slots, geometry)
     return out
 
 
 class _SelectedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, block_length: int) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: Geometry) -> Tensor:
         q, k, v, slots = (x.contiguous() for x in (q, k, v, slots))
-        out = q.new_empty(*q.shape[:3], v.shape[-1])
-        norm = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
-        grid, sizes = _by_query(q, k, v, out, slots, block_length)
-        with current(q.device):
-            _attend[grid](q, k, v, slots, out, norm, q.shape[1], k.shape[1], **sizes, **_BY_QUERY)
-        ctx.save_for_backward(q, k, v, slots, out, norm)
-        ctx.block_length = block_length
+        out, norm = forward(q, k, v, slots, geometry)
+        ctx.save_for_backward(q, k, v, out, norm, slots)
+        ctx.geometry = geometry
         return out
 
     @staticmethod
-    @without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
-        q, k, v, slots, out, norm = ctx.saved_tensors
-        grad = grad.to(q.dtype).contiguous()
-        grad_q = torch.empty_like(q)
-        delta = q.new_empty(q.shape[:3], dtype=torch.float32)
-        grid, sizes = _by_query(q, k, v, out, slots, ctx.block_length)
-        with current(q.device):
-            _attend_backward_q[grid](
-                q, k, v, slots, out, norm, grad, grad_q, delta, q.shape[1], k.shape[1], **sizes, **_BY_QUERY_BACKWARD
-            )
-            for name in ("NUM_SLOTS", "SLOTS", "ROWS"):
-                del sizes[name]
-            grad_k, grad_v = _gradients_of_blocks(q, k, v, slots, norm, grad, delta, sizes)
-        return grad_q, grad_k, grad_v, None, None
+        return *gradients(grad, *ctx.saved_tensors, ctx.geometry), None, None
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """Output and normaliser [B, T, H, 2] of contiguous tensors."""
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    norm = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
+    grid, sizes = _by_query(q, k, v, out, slots, geometry)
+    with current(q.device):
+        _attend[grid](q, k, v, slots, out, norm, q.shape[1], k.shape[1], **sizes, **_BY_QUERY)
+    return out, norm
+
+
+@without_autocast
+def gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: Tensor, slots: Tensor, geometry: Geometry
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of contiguous q, k and v."""
+    grad = grad.to(q.dtype).contiguous()
+    grad_q = torch.empty_like(q)
+    delta = q.new_empty(q.shape[:3], dtype=torch.float32)
+    grid, sizes = _by_query(q, k, v, out, slots, geometry)
+    with current(q.device):
+        _attend_backward_q[grid](
+            q, k, v, slots, out, norm, grad, grad_q, delta, q.shape[1], k.shape[1], **sizes, **_BY_QUERY_BACKWARD
+        )
+        for name in ("NUM_SLOTS", "SLOTS", "ROWS"):
+            del sizes[name]
+        grad_k, grad_v = _gradients_of_blocks(q, k, v, slots, norm, grad, delta, sizes)
+    return grad_q, grad_k, grad_v
 
 
 def _by_query(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, slots: Tensor, block_length: int
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, slots: Tensor, geometry: Geometry
 ) -> tuple[tuple[int, int, int], dict[str, Any]]:
     """The grid of the kernels that walk a query's blocks, and the sizes they are compiled for."""
+    # A block longer than the sequence is no longer for it; of few lengths, since each is compiled for.
+    block_length = min(geometry.l_sel, side(k.shape[1]))
     num_groups, heads = k.shape[2], q.shape[2] // k.shape[2]
     rows, width_k, width_v = side(min(heads, _MOST_HEADS)), side(q.shape[-1]), side(v.shape[-1])
     grid = q.shape[0] * q.shape[1], num_groups, -(-heads // rows)

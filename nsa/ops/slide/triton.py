@@ -42,42 +42,54 @@ _BACKWARD_KV = {"num_warps": 4, "num_stages": 3}
 
 def sliding_attention(q: Query, k: Key, v: Value, geometry: Geometry) -> Output:
     """Attention of each query over the last w keys, its own included; queries are the last T of the S key tokens."""
-    out: Tensor = _SlidingAttention.apply(q, k, v, geometry.w)
+    out: Tensor = _SlidingAttention.apply(q, k, v, geometry)
     return out
 
 
 class _SlidingAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, geometry: Geometry) -> Tensor:
         q, k, v = (x.contiguous() for x in (q, k, v))
-        out = q.new_empty(*q.shape[:3], v.shape[-1])
-        norm = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
-        lengths, sizes = _lengths(q, k, window), _sizes(q, k, v, _SIDES, _FORWARD["num_stages"])
-        with current(q.device):
-            _attend[_by_rows(q, k, sizes)](q, k, v, out, norm, *lengths, **sizes, **_FORWARD)
+        out, norm = forward(q, k, v, geometry)
         ctx.save_for_backward(q, k, v, out, norm)
-        ctx.window = window
+        ctx.geometry = geometry
         return out
 
     @staticmethod
-    @without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
-        q, k, v, out, norm = ctx.saved_tensors
-        grad = grad.to(q.dtype).contiguous()
-        grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        delta = q.new_empty(q.shape[:3], dtype=torch.float32)
-        lengths = _lengths(q, k, ctx.window)
-        with current(q.device):
-            sizes = _sizes(q, k, v, _SIDES_BACKWARD_Q, _BACKWARD_Q["num_stages"])
-            _attend_backward_q[_by_rows(q, k, sizes)](
-                q, k, v, out, norm, grad, grad_q, delta, *lengths, **sizes, **_BACKWARD_Q
-            )
-            sizes = _sizes(q, k, v, _SIDES_BACKWARD_KV, _BACKWARD_KV["num_stages"])
-            _attend_backward_kv[(k.shape[0] * k.shape[2] * -(-k.shape[1] // sizes["KEYS"]),)](
-                q, k, v, norm, grad, delta, grad_k, grad_v, *lengths, **sizes, **_BACKWARD_KV
-            )
-        return grad_q, grad_k, grad_v, None
+        return *gradients(grad, *ctx.saved_tensors, ctx.geometry), None
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """Output and normaliser [B, T, H, 2] of contiguous q, k and v."""
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    norm = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
+    lengths, sizes = _lengths(q, k, geometry.w), _sizes(q, k, v, _SIDES, _FORWARD["num_stages"])
+    with current(q.device):
+        _attend[_by_rows(q, k, sizes)](q, k, v, out, norm, *lengths, **sizes, **_FORWARD)
+    return out, norm
+
+
+@without_autocast
+def gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: Tensor, geometry: Geometry
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of contiguous q, k and v."""
+    grad = grad.to(q.dtype).contiguous()
+    grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    delta = q.new_empty(q.shape[:3], dtype=torch.float32)
+    lengths = _lengths(q, k, geometry.w)
+    with current(q.device):
+        sizes = _sizes(q, k, v, _SIDES_BACKWARD_Q, _BACKWARD_Q["num_stages"])
+        _attend_backward_q[_by_rows(q, k, sizes)](
+            q, k, v, out, norm, grad, grad_q, delta, *lengths, **sizes, **_BACKWARD_Q
+        )
+        sizes = _sizes(q, k, v, _SIDES_BACKWARD_KV, _BACKWARD_KV["num_stages"])
+        _attend_backward_kv[(k.shape[0] * k.shape[2] * -(-k.shape[1] // sizes["KEYS"]),)](
+            q, k, v, norm, grad, delta, grad_k, grad_v, *lengths, **sizes, **_BACKWARD_KV
+        )
+    return grad_q, grad_k, grad_v
 
 
 def _by_rows(q: Tensor, k: Tensor, sizes: dict[str, int]) -> tuple[int]:
