@@ -18,7 +18,7 @@ PACKAGES = {  # package: our packages it may import
 }
 IMPLEMENTATIONS = {"reference", "vectorized", "triton", "flash", "fused"}  # of a branch
 LEAVES = ("nsa.types", "nsa.autocast", "nsa.ops.geometry")
-TILING = ("nsa.ops.tiles", "nsa.ops.kernel_tiles", "nsa.ops.banded", "nsa.ops.reads")
+TILING = ("nsa.ops.tiles", "nsa.ops.kernel_tiles", "nsa.ops.band_kernels", "nsa.ops.banded", "nsa.ops.reads")
 MODEL = (
     "nsa.nn",
     "nsa.nn.*",
@@ -43,6 +43,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.ops.reads": LEAVES,
     "nsa.ops.tiles": LEAVES,
     "nsa.ops.kernel_tiles": ("nsa.ops.tiles", *LEAVES),
+    "nsa.ops.band_kernels": ("nsa.ops.kernel_tiles", *LEAVES),
     "nsa.ops.banded": ("nsa.ops.tiles", "nsa.ops.reads", *LEAVES),
     "nsa.ops.arguments": LEAVES,
     "nsa.ops.choice": ("nsa.ops.score*", "nsa.ops.select*", *LEAVES),
@@ -116,7 +117,7 @@ PLUGIN_OF_PYTEST = (
 )  # loaded by pytest alone
 # Distribution: the name it is imported by, where the two differ.
 IMPORT_NAMES = {"pyyaml": "yaml"}
-KERNELS = ("nsa.ops.kernel_tiles", "nsa.ops.*.triton")  # imported late, and only where Triton came with torch
+KERNELS = ("nsa.ops.kernel_tiles", "nsa.ops.band_kernels", "nsa.ops.*.triton")  # imported late, where Triton came along
 # Which flags there are, which of them a subject reads, and bugs that read one.
 READ_THE_ENVIRONMENT = (
     *("nsa.backends", "nsa_doctor.probes.hooks.environment_reads", "nsa_doctor.cli.examine"),  # for children

@@ -46,12 +46,13 @@ def selected_attention(
     v: Value,
     slots: Slots,
     geometry: Geometry,
+    is_chosen: bool,
     impl: str,
     num_tile_elements: int | None,
 ) -> Output:
-    """The selected branch."""
+    """The selected branch; is_chosen: by slots that are not held."""
     given = *_contiguous(q, k, v), slots.contiguous()
-    out: Tensor = _attend(*given, "selected", impl, _sizes(geometry), 0, False, num_tile_elements)[0]
+    out: Tensor = _attend(*given, "selected", impl, _sizes(geometry), 0, is_chosen, num_tile_elements)[0]
     return out
 
 
@@ -103,9 +104,12 @@ def _attend(
     chooses: bool,
     num_tile_elements: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, normaliser [B, T, H, 2] and slots of one branch; no slots where it chooses none."""
+    """Output, normaliser [B, T, H, 2] and slots of one branch; no slots of another than the compressed one.
+
+    sizes: of the geometry. chooses: whether slots are chosen in this call, not held.
+    """
     geometry = _geometry(sizes)
-    more = _more(branch, impl, slots, geometry, first_query, num_tile_elements)
+    more = _more(branch, impl, slots, geometry, first_query, chooses, num_tile_elements)
     q, k, v = (x.contiguous() for x in (q, k, v))
     chosen: Tensor | None = None
     with outside_autocast(q.device):
@@ -114,7 +118,7 @@ def _attend(
             out, norm, chosen = compress_vectorized.forward(q, k, v, geometry, first_query, choose, num_tile_elements)
         else:
             out, norm = _implementation(branch, impl).forward(q, k, v, *more)
-            if chooses:
+            if chooses and branch == "compressed":
                 from nsa.ops.score import triton as score_triton  # where there is no Triton no route leads here
 
                 chosen = score_triton.choose_slots(q, k, norm, geometry, first_query)
@@ -136,7 +140,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor]:
     out = q.new_empty(*q.shape[:3], v.shape[-1])
     norm = q.new_empty(*q.shape[:3], 2, dtype=accumulation_dtype(q.dtype))
-    shape = (*q.shape[:2], k.shape[2], _geometry(sizes).n_sel) if chooses else (0,)
+    shape = (*q.shape[:2], k.shape[2], _geometry(sizes).n_sel) if chooses and branch == "compressed" else (0,)
     return out, norm, q.new_empty(shape, dtype=torch.int64)
 
 
@@ -153,10 +157,11 @@ def _gradients(
     impl: str,
     sizes: list[int],
     first_query: int,
+    chooses: bool,
     num_tile_elements: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v of one branch."""
-    more = _more(branch, impl, slots, _geometry(sizes), first_query, num_tile_elements)
+    more = _more(branch, impl, slots, _geometry(sizes), first_query, chooses, num_tile_elements)
     q, k, v = (x.contiguous() for x in (q, k, v))
     found: tuple[Tensor, Tensor, Tensor] = _implementation(branch, impl).gradients(grad, q, k, v, out, norm, *more)
     return found
@@ -175,6 +180,7 @@ def _(
     impl: str,
     sizes: list[int],
     first_query: int,
+    chooses: bool,
     num_tile_elements: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
@@ -191,9 +197,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _differentiate(ctx: Any, grad: Tensor | None, *_others: None) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 10
-    branch, impl, sizes, first_query, _, num_tile_elements = ctx.branch
-    more = branch, impl, sizes, first_query, num_tile_elements
-    return *_gradients(grad, *ctx.saved_tensors, *more), *(None,) * 7
+    return *_gradients(grad, *ctx.saved_tensors, *ctx.branch), *(None,) * 7
 
 
 def _refuse_second_derivatives(_ctx: Any, *_grads: Tensor) -> None:
@@ -210,6 +214,7 @@ def _more(
     slots: Tensor | None,
     geometry: Geometry,
     first_query: int,
+    is_chosen: bool,
     num_tile_elements: int | None,
 ) -> tuple[Any, ...]:
     """What an implementation's functions take after the tensors that all take."""
@@ -218,7 +223,9 @@ def _more(
         "selected": (slots, geometry),
         "sliding": (geometry,),
     }
-    return own[branch] + ((num_tile_elements,) if impl == "vectorized" else ())
+    if impl == "vectorized":
+        return *own[branch], num_tile_elements
+    return (*own[branch], is_chosen) if branch == "selected" else own[branch]
 
 
 def _implementation(branch: str, impl: str) -> ModuleType:

@@ -108,7 +108,9 @@ class _SelectedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
-        return *_gradients(grad, *ctx.saved_tensors, ctx.block_length, ctx.budget), None, None, None, None
+        q, k, v, out, norm, slots = ctx.saved_tensors
+        found = _gradients(grad, q, k, v, out, norm, slots, ctx.block_length, ctx.budget)
+        return *found, None, None, None, None
 
 
 def forward(

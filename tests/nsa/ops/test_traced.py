@@ -35,7 +35,7 @@ def test_the_operator_of_gradients_passes_torchs_own_checks():
     q, k, v, slots = operands("sliding")
     given = tuple(x.detach() for x in (q, k, v))
     out, norm, _ = torch.ops.nsa.attention(*given, slots, "sliding", "vectorized", SIZES, 0, False, None)
-    arguments = (torch.randn_like(out), *given, out, norm, slots, "sliding", "vectorized", SIZES, 0, None)
+    arguments = (torch.randn_like(out), *given, out, norm, slots, "sliding", "vectorized", SIZES, 0, False, None)
     torch.library.opcheck(torch.ops.nsa.attention_backward.default, arguments)
 
 
