@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.ops.kernel_tiles import (
+    SMALL,
     add_grad_kv,
     add_grad_q,
     attend_tile,
@@ -28,11 +29,13 @@ from nsa.ops.kernel_tiles import (
     stream_of,
 )
 
-# Rows and keys of one product; fastest on an H200, as is how the kernels are launched.
-_SIDES, _SIDES_BACKWARD_Q, _SIDES_BACKWARD_KV = (64, 64), (64, 32), (32, 64)
-_FORWARD = {"num_warps": 4, "num_stages": 3}
-_BACKWARD_Q = {"num_warps": 4, "num_stages": 2}
-_BACKWARD_KV = {"num_warps": 4, "num_stages": 3}
+# Rows and keys of one product, and how the kernels are launched: fastest on an H200.
+_SIDES, _FORWARD = (64, 64), {"num_warps": 4, "num_stages": 3}
+_SIDES_BACKWARD_KV, _BACKWARD_KV = (32, 64), {"num_warps": 4, "num_stages": 3}
+_BACKWARD_Q = {  # of heads up to SMALL, and of larger ones
+    True: ((64, 64), {"num_warps": 4, "num_stages": 3}),
+    False: ((64, 32), {"num_warps": 4, "num_stages": 2}),
+}
 
 
 class Band(NamedTuple):
@@ -68,9 +71,10 @@ def attend_backward(
     """
     lengths = _lengths(q, k, band)
     with current(q.device):
-        sizes = _sizes(q, k, v, _SIDES_BACKWARD_Q, _BACKWARD_Q["num_stages"])
+        sides, launched = _BACKWARD_Q[max(q.shape[-1], v.shape[-1]) <= SMALL]
+        sizes = _sizes(q, k, v, sides, launched["num_stages"])
         _attend_backward_q[_by_rows(k, band, sizes)](
-            q, k, v, out, norm, grad, grad_q, delta, *lengths, **sizes, **_BACKWARD_Q
+            q, k, v, out, norm, grad, grad_q, delta, *lengths, **sizes, **launched
         )
         sizes = _sizes(q, k, v, _SIDES_BACKWARD_KV, _BACKWARD_KV["num_stages"])
         _attend_backward_kv[(k.shape[0] * k.shape[2] * -(-grad_k.shape[1] // sizes["KEYS"]),)](

@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from nsa.ops.tiles import LOG2_E
 
 LEAST_SIDE = 16  # of a matrix product
+SMALL = 64  # head size up to which tiles are larger, or have fewer warps
 _MOST_OFFSETS = 2**31 - 1
 _LOG2_E = tl.constexpr(LOG2_E)
 

@@ -19,6 +19,8 @@ from nsa.ops import band_kernels
 from nsa.ops.band_kernels import Band
 from nsa.ops.geometry import Geometry
 from nsa.ops.kernel_tiles import (
+    LEAST_SIDE,
+    SMALL,
     add_grad_kv,
     add_grad_q,
     attend_tile,
@@ -41,8 +43,8 @@ _MOST_HEADS = 64  # rows of one program's products; a group with more heads take
 _MOST_KEYS = 64  # of one product
 _MOST_ROWS = 32  # (query, head) pairs that meet a block at once in the backward pass
 _READERS = 512  # of one part of a block of _MOST_KEYS tokens; as many times more as it is longer
-_BY_QUERY = {"num_warps": 2, "num_stages": 2}  # fastest on an H200, as are the sizes above
-_BY_QUERY_BACKWARD = {"num_warps": 2, "num_stages": 2}
+# Fastest on an H200, as are the sizes above; for rows x columns of a query's tile up to 16 x SMALL, and more.
+_BY_QUERY = {True: {"num_warps": 1, "num_stages": 2}, False: {"num_warps": 2, "num_stages": 2}}
 _BY_BLOCK = {"num_warps": 4, "num_stages": 2}
 _SUMMED = 16  # tokens of a block whose parts one program adds up
 
@@ -87,7 +89,7 @@ def forward(
     if num_dense < q.shape[1]:
         grid, sizes = _by_query(q, k, v, out, slots, geometry, num_dense)
         with current(q.device):
-            _attend[grid](q, k, v, slots, out, norm, q.shape[1], num_dense, k.shape[1], **sizes, **_BY_QUERY)
+            _attend[grid](q, k, v, slots, out, norm, q.shape[1], num_dense, k.shape[1], **sizes)
     return out, norm
 
 
@@ -121,9 +123,9 @@ def gradients(
     with current(q.device):
         _attend_backward_q[grid](
             q, k, v, slots, out, norm, grad, grad_q, delta, q.shape[1], num_dense, k.shape[1],
-            **sizes, **_BY_QUERY_BACKWARD,
+            **sizes,
         )  # fmt: skip
-        for name in ("NUM_SLOTS", "SLOTS", "ROWS"):
+        for name in ("NUM_SLOTS", "SLOTS", "ROWS", "num_warps", "num_stages"):
             del sizes[name]
         grad_k, grad_v = _gradients_of_blocks(q, k, v, slots, norm, grad, delta, dense, num_dense, sizes)
     return grad_q, grad_k, grad_v
@@ -138,7 +140,7 @@ def _num_dense(q: Tensor, k: Tensor, geometry: Geometry) -> int:
 def _by_query(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, slots: Tensor, geometry: Geometry, num_dense: int
 ) -> tuple[tuple[int, int, int], dict[str, Any]]:
-    """The grid of the kernels that walk a query's blocks, and the sizes they are compiled for."""
+    """The grid of the kernels that walk a query's blocks, the sizes they are compiled for and how they are launched."""
     # A block longer than the sequence is no longer for it; of few lengths, since each is compiled for.
     block_length = min(geometry.l_sel, side(k.shape[1]))
     num_groups, heads = k.shape[2], q.shape[2] // k.shape[2]
@@ -158,6 +160,7 @@ def _by_query(
         "SLOTS": side(slots.shape[-1]),
         "ROWS": rows,
         "WIDE": is_wide(q, k, v, out),
+        **_BY_QUERY[rows * max(width_k, width_v) <= LEAST_SIDE * SMALL],
     }
 
 
