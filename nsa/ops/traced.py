@@ -2,7 +2,7 @@
 
 A compiler traces what leads to a kernel and never the kernel, so that layers compile, export and are checkpointed
 whole, at any length. The operator runs what the route names, our Triton kernels or plain torch, with the bits that
-it gives eagerly. Called eagerly, the branches do without it: it costs a tenth of a millisecond a call.
+it gives eagerly. Called eagerly, the branches do without it: it costs some tenths of a millisecond a call.
 """
 
 from types import ModuleType

@@ -294,6 +294,26 @@ def is_alike_in_wide_offsets() -> bool:
     return all(torch.equal(narrow, wide) for narrow, wide in zip(*seen, strict=True))
 
 
+def is_alike_compiled() -> bool:
+    """Whether a layer that the kernels serve compiles whole, once for two lengths, and gives what it gives eagerly."""
+    from nsa import NSAConfig, NSAttention, backends
+
+    torch.manual_seed(0)
+    config = NSAConfig(dim=32, n_heads=4, n_kv_groups=2, d_k=8, d_v=8, l=8, d=4, l_sel=16, n_sel=4, w=24)
+    reason = torch.compiler.assume_constant_result(lambda name, package, *_kind: None if package == "triton" else name)
+    with patch.object(backends, "_why_no_kernel", reason):
+        layer = NSAttention(config, "triton")
+        compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+        for num_tokens in (40, 101):  # all blocks chosen, and not
+            x, seen = torch.randn(1, num_tokens, 32), []
+            for function in (layer, compiled):
+                out = function(x)
+                seen.append((out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))))
+            if not all(_error(a, b) <= 1e-5 for a, b in zip(*seen, strict=True)):
+                return False
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
 def _errors(
     out: Tensor,
     truth: Tensor,
@@ -331,6 +351,8 @@ def main() -> None:
         raise SystemExit("the kernels are wrong: ties are not chosen as plain torch chooses them")
     if not is_alike_in_wide_offsets():
         raise SystemExit("the kernels are wrong: int64 offsets give other bits than int32 offsets")
+    if not is_alike_compiled():
+        raise SystemExit("a layer that the kernels serve does not compile to what it gives eagerly")
     for branch, (cases, errors) in BRANCHES.items():
         for name, sizes in cases.items():
             found = errors(sizes, torch.float32, "cpu")
