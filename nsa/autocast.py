@@ -26,6 +26,11 @@ def without_autocast(function: Callable[_Given, _Result]) -> Callable[_Given, _R
 
 def outside_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """A region in which autocast rounds nothing on a device."""
-    if not torch.amp.is_autocast_available(device.type):
+    if not _has_autocast(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_autocast(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind)

@@ -129,6 +129,8 @@ def why_not_flash(
     return _why_no_kernel("flash-attn", "flash_attn", device, dtype, head_size)
 
 
+# Compiled code keeps the routes that it was traced with.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _why_no_kernel(name: str, package: str, device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
     """What flash-attn and our own kernels need alike."""
     if device.type != "cuda":
@@ -155,6 +157,7 @@ def requested_flags() -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in ("NSA_USE_FA2", "NSA_PREFILL_BATCHED")}
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _flag(name: str, flags: Mapping[str, str] | None = None) -> bool | None:
     value = (os.environ if flags is None else flags).get(name, "")
     if value not in ("", "0", "1"):

@@ -18,7 +18,10 @@ PACKAGES = {  # package: our packages it may import
 }
 IMPLEMENTATIONS = {"reference", "vectorized", "triton", "flash", "fused"}  # of a branch
 LEAVES = ("nsa.types", "nsa.autocast", "nsa.ops.geometry")
-TILING = ("nsa.ops.tiles", "nsa.ops.kernel_tiles", "nsa.ops.kernel_launch", "nsa.ops.banded", "nsa.ops.reads")
+TILING = (
+    *("nsa.ops.tiles", "nsa.ops.kernel_tiles", "nsa.ops.kernel_launch", "nsa.ops.band_kernels"),
+    *("nsa.ops.banded", "nsa.ops.reads"),
+)
 MODEL = (
     "nsa.nn",
     "nsa.nn.*",
@@ -45,9 +48,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.ops.tiles": LEAVES,
     "nsa.ops.kernel_tiles": ("nsa.ops.tiles", *LEAVES),
     "nsa.ops.kernel_launch": LEAVES,
+    "nsa.ops.band_kernels": ("nsa.ops.kernel_tiles", *LEAVES),
     "nsa.ops.banded": ("nsa.ops.tiles", "nsa.ops.reads", *LEAVES),
     "nsa.ops.arguments": LEAVES,
     "nsa.ops.choice": ("nsa.ops.score*", "nsa.ops.select*", *LEAVES),
+    "nsa.ops.traced": ("nsa.ops.*", *LEAVES),
     "nsa.ops.serving": ("nsa.ops.*", "nsa.backends", *LEAVES),
     "nsa.ops.api": ("nsa.ops.*", "nsa.backends", "nsa.config", *LEAVES),
     "nsa.ops.*.reference": LEAVES,
@@ -118,10 +123,8 @@ PLUGIN_OF_PYTEST = (
 # Distribution: the name it is imported by, where the two differ.
 IMPORT_NAMES = {"pyyaml": "yaml"}
 KERNELS = (
-    "nsa.ops.kernel_tiles",
-    "nsa.ops.kernel_launch",
-    "nsa.ops.*.triton",
-    "nsa.ops.decode.token",
+    *("nsa.ops.kernel_tiles", "nsa.ops.kernel_launch", "nsa.ops.band_kernels"),
+    *("nsa.ops.*.triton", "nsa.ops.decode.token"),
 )  # imported late, and only where Triton came with torch
 # Which flags there are, which of them a subject reads, and bugs that read one.
 READ_THE_ENVIRONMENT = (

@@ -25,9 +25,24 @@ def rotation(positions: Int[Tensor, " T"], head_size: int, theta: float, dtype: 
 
     float64 for float64 activations, float32 for all others.
     """
-    angle = positions[:, None] * frequencies(head_size, theta, positions.device)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    return Rotation(angle.cos().to(wide), angle.sin().to(wide))
+    # A compiler that sees through it computes every angle again for every head, in float64.
+    turns = _opaque_turns if torch.compiler.is_compiling() else _turns
+    return Rotation(*turns(positions, head_size, theta, wide))
+
+
+def _turns(positions: Tensor, head_size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    angle = positions[:, None] * frequencies(head_size, theta, positions.device)
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+_opaque_turns = torch.library.custom_op("nsa::turns", _turns, mutates_args=())
+
+
+@_opaque_turns.register_fake
+def _(positions: Tensor, head_size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    cos, sin = (positions.new_empty(positions.shape[0], -(-head_size // 2), dtype=dtype) for _ in range(2))
+    return cos, sin
 
 
 def frequencies(head_size: int, theta: float, device: torch.device) -> Float[Tensor, " half"]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nsa.autocast import outside_autocast
 from nsa.backends import BRANCHES, Impl, Routes, route
+from nsa.ops import traced
 from nsa.ops.arguments import (
     check_compressed,
     check_phi,
@@ -70,16 +71,18 @@ def nsa_attention(
     check_shapes(q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, geometry)
     if slots is not None:
         check_slots(slots, (q.shape[0], q.shape[1], k_sel.shape[2]), k_sel.shape[1], geometry)
-    by = _served(q, max(q.shape[-1], v_sel.shape[-1]), impl, reads, num_tile_elements)
+        if torch.compiler.is_compiling():
+            slots = traced.checked_slots(slots, geometry.num_blocks(k_sel.shape[1]))
+    lengths = None if cu_seqlens is None else packed_lengths(cu_seqlens, q, k_sel, k_win)
+    by = _served(q, max(q.shape[-1], v_sel.shape[-1]), impl, reads, num_tile_elements, is_chosen=slots is None)
     with outside_autocast(q.device):
-        if cu_seqlens is None:
+        if cu_seqlens is None or lengths is None:
             check_compressed(k_cmp, [k_sel.shape[1]], geometry)
             compressed, selected, slots = _sparse(q, k_cmp, v_cmp, k_sel, v_sel, geometry, slots, by)
             sliding = by.sliding.function(q, k_win, v_win, geometry, *by.sliding.more)
         else:
             if reads is not None:
                 raise ValueError("reads are counted for one sequence per row, got cu_seqlens")
-            lengths = packed_lengths(cu_seqlens, q, k_sel, k_win)
             check_compressed(k_cmp, lengths, geometry)
             sparse = _sparse_packed(q, k_cmp, v_cmp, k_sel, v_sel, geometry, slots, by, lengths)
             compressed, selected, slots = sparse
@@ -125,7 +128,12 @@ _PHI: dict[str, tuple[_Phi, _Phi]] = {
 
 
 def _served(
-    q: Tensor, head_size: int, impl: Impl | Routes, reads: ReadCounter | None, num_tile_elements: int | None
+    q: Tensor,
+    head_size: int,
+    impl: Impl | Routes,
+    reads: ReadCounter | None,
+    num_tile_elements: int | None,
+    is_chosen: bool,
 ) -> Serving:
     """What serves each branch of a call: routed here, once, where the caller has not done it."""
     if reads is not None:
@@ -135,7 +143,7 @@ def _served(
     routes = impl if isinstance(impl, Routes) else route(q.device, q.dtype, head_size, impl)
     if num_tile_elements is not None:
         check_tile_elements(num_tile_elements, [getattr(routes, branch).effective for branch in BRANCHES])
-    return serving(routes, reads, num_tile_elements)
+    return serving(routes, reads, num_tile_elements, is_chosen=is_chosen)
 
 
 def _sparse(

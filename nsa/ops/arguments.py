@@ -41,8 +41,9 @@ def check_shapes(
         raise ValueError(f"q must have 1 to {num_tokens} tokens, as many as k_sel at most, got {num_queries}")
     if groups < 1 or num_heads % groups:
         raise ValueError(f"q must have a multiple of the {groups} kv groups as heads, got {num_heads}")
-    newest = min(num_tokens, num_queries + geometry.w - 1)
-    if not newest <= k_win.shape[1] <= num_tokens:
+    num_seen = num_queries + geometry.w - 1  # by the window of any query, were there as many tokens
+    if k_win.shape[1] > num_tokens or (k_win.shape[1] < num_tokens and k_win.shape[1] < num_seen):
+        newest = min(num_tokens, num_seen)
         raise ValueError(f"k_win must have {newest} to {num_tokens} tokens, got {k_win.shape[1]}")
     lengths = {"cmp": k_cmp.shape[1], "sel": num_tokens, "win": k_win.shape[1]}
     for name, x in named.items():
@@ -79,7 +80,12 @@ def check_slots(slots: Tensor, shape: tuple[int, int, int], num_tokens: int, geo
         raise ValueError(
             f"slots must be int32 or int64 of shape {[*shape, 'n']}, got {slots.dtype} {list(slots.shape)}"
         )
-    num_blocks = geometry.num_blocks(num_tokens)
+    if not torch.compiler.is_compiling():  # the compiler knows no values; see `nsa.ops.traced.checked_slots`
+        check_slot_values(slots, geometry.num_blocks(num_tokens))
+
+
+def check_slot_values(slots: Tensor, num_blocks: int) -> None:
+    """Refuse slots that are no choice among this many blocks."""
     if bool(((slots < EMPTY_SLOT) | (slots >= num_blocks)).any()):
         raise ValueError(
             f"slots must be {EMPTY_SLOT} or in [0, {num_blocks}), got {int(slots.min())} to {int(slots.max())}"

@@ -58,9 +58,13 @@ class Choose(Protocol):
 
 
 class Banded(NamedTuple):
-    """The output [B, T, H, Dv]; slots [B, T, G, n] and keys read [B, T, G], each None where it was not asked for."""
+    """The output [B, T, H, Dv] and its normaliser [B, T, H, 2], which is not differentiated.
+
+    Slots [B, T, G, n] and keys read [B, T, G], each None where it was not asked for.
+    """
 
     out: Tensor
+    norm: Tensor
     slots: Tensor | None
     num_reads: Tensor | None
 
@@ -94,7 +98,7 @@ class _BandedAttention(torch.autograd.Function):
         choose: Choose | None,
         counts_reads: bool,
         budget: int,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         groups = k.shape[2]
         dtype = accumulation_dtype(q.dtype)
         out = q.new_zeros(*q.shape[:3], v.shape[-1])
@@ -113,10 +117,10 @@ class _BandedAttention(torch.autograd.Function):
             if choose is not None and slots is not None:
                 slots[rows, queries] = choose(_group_sum(weights, inverse, groups), queries.start)
         ctx.save_for_backward(q, k, v, out, norm)
-        ctx.mark_non_differentiable(*(x for x in (slots, num_reads) if x is not None))
+        ctx.mark_non_differentiable(norm, *(x for x in (slots, num_reads) if x is not None))
         ctx.set_materialize_grads(False)
         ctx.band, ctx.budget = band, budget
-        return out, slots, num_reads
+        return out, norm, slots, num_reads
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_others: None) -> tuple[Tensor | None, ...]:
@@ -124,12 +128,12 @@ class _BandedAttention(torch.autograd.Function):
         if grad is None:  # nobody differentiates the output; zeros are not made for it, nor for the slots
             return (None,) * _NUM_ARGUMENTS
         q, k, v, out, norm = ctx.saved_tensors
-        gradients = _gradients(grad, q, k, v, out, norm, ctx.band, ctx.budget)
-        return *gradients, *(None,) * (_NUM_ARGUMENTS - len(gradients))
+        found = banded_gradients(grad, q, k, v, out, norm, ctx.band, ctx.budget)
+        return *found, *(None,) * (_NUM_ARGUMENTS - len(found))
 
 
 @without_autocast
-def _gradients(
+def banded_gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: Tensor, band: Band, budget: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; the scores are computed again."""

@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from nsa.ops.tiles import LOG2_E
 
 LEAST_SIDE = 16  # of a matrix product
+SMALL = 64  # head size up to which tiles are larger, or have fewer warps
 _MOST_OFFSETS = 2**31 - 1
 _LOG2_E = tl.constexpr(LOG2_E)
 
@@ -49,11 +50,8 @@ def rows_that_fit(most: int, device: torch.device, *widths: int, num_stages: int
 def tiles_of(x: Tensor, rows: int, width: int) -> Any:
     """`x` [B, S, G, D] as the copy engine of a Hopper GPU loads it, tiles of `rows` tokens of one stream.
 
-    `x` itself where that engine cannot: on other GPUs, for D that is no multiple of 16 bytes, of an empty tensor. And
-    for a compiler that traces the call, which knows no addresses.
+    `x` itself where that engine cannot: on other GPUs, for D that is no multiple of 16 bytes, of an empty tensor.
     """
-    if torch.compiler.is_compiling():
-        return x
     has_engine = not x.is_cuda or torch.cuda.get_device_capability(x.device) >= (9, 0)  # the interpreter imitates it
     is_aligned = x.data_ptr() % 16 == 0 and x.shape[-1] * x.element_size() % 16 == 0
     if not (has_engine and is_aligned and x.numel()):

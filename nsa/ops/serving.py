@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from nsa.backends import Routes
+from nsa.ops import traced
 from nsa.ops.choice import BlockChoice
 from nsa.ops.compress import flash as compress_flash
 from nsa.ops.compress import reference as compress_reference
@@ -46,15 +48,36 @@ class Serving(NamedTuple):
     mix: Callable[..., Tensor]
 
 
-def serving(routes: Routes, reads: ReadCounter | None, num_tile_elements: int | None) -> Serving:
-    """The functions that these routes name; what is said of reads and tiles goes to plain torch, which heeds it."""
+def serving(routes: Routes, reads: ReadCounter | None, num_tile_elements: int | None, *, is_chosen: bool) -> Serving:
+    """The functions that these routes name; what is said of reads and tiles goes to plain torch, which heeds it.
+
+    is_chosen: whether the slots are chosen in this call, not held.
+    """
     plain = reads, num_tile_elements
-    return Serving(
+    named = Serving(
         compressed=_compressed(routes.compressed.effective, plain),
-        selected=_selected(routes.selected.effective, plain),
+        selected=_selected(routes.selected.effective, plain, is_chosen),
         sliding=_sliding(routes.sliding.effective, plain),
         sliding_packed=slide_flash.sliding_attention_packed if routes.sliding.effective == "flash" else None,
         mix=_mix(routes.selected.effective),
+    )
+    is_traced = torch.compiler.is_compiling() and reads is None
+    return _to_trace(named, routes, num_tile_elements, is_chosen) if is_traced else named
+
+
+def _to_trace(named: Serving, routes: Routes, num_tile_elements: int | None, is_chosen: bool) -> Serving:
+    """The same, with an operator of torch for each branch that it serves; the mix is left to the compiler."""
+
+    def of(branch: str, function: Callable[..., Any], otherwise: Served, *more: bool) -> Served:
+        effective = getattr(routes, branch).effective
+        is_operator = effective in traced.IMPLEMENTATIONS
+        return Served(function, (*more, effective, num_tile_elements)) if is_operator else otherwise
+
+    return named._replace(
+        compressed=of("compressed", traced.compressed_attention, named.compressed),
+        selected=of("selected", traced.selected_attention, named.selected, is_chosen),
+        sliding=of("sliding", traced.sliding_attention, named.sliding),
+        mix=gate_vectorized.mix if routes.selected.effective == "triton" else named.mix,
     )
 
 
@@ -70,14 +93,14 @@ def _compressed(effective: str, plain: tuple[Any, ...]) -> Served:
             return Served(compress_vectorized.compressed_attention, plain)
 
 
-def _selected(effective: str, plain: tuple[Any, ...]) -> Served:
+def _selected(effective: str, plain: tuple[Any, ...], is_chosen: bool) -> Served:
     match effective:
         case "reference":
             return Served(select_reference.selected_attention)
         case "triton":
             from nsa.ops.select import triton as select_triton  # where there is no Triton no route leads here
 
-            return Served(select_triton.selected_attention)
+            return Served(select_triton.selected_attention, (is_chosen,))
         case _:
             return Served(select_vectorized.selected_attention, plain)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from nsa.autocast import without_autocast
 from nsa.ops.geometry import Geometry
 from nsa.ops.kernel_tiles import (
+    SMALL,
     add_grad_kv,
     add_grad_q,
     attend_tile,
@@ -37,6 +38,7 @@ from nsa.ops.tiles import refuse_second_derivatives
 from nsa.types import CompressedKey, CompressedValue, Output, Query
 
 _ROWS, _KEYS = 64, 64  # of one product; fastest on an H200, as is what follows
+_ROWS_BACKWARD = {True: 128, False: 64}  # of heads up to SMALL, and of larger ones
 _FORWARD = {"num_warps": 4, "num_stages": 3}
 _BACKWARD = {"num_warps": 4, "num_stages": 2}
 _LEAST_TILED = 512  # compressed blocks
@@ -60,12 +62,7 @@ class _CompressedAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, first_query: int
     ) -> tuple[Tensor, Tensor]:
         q, k, v = (x.contiguous() for x in (q, k, v))
-        out = q.new_empty(*q.shape[:3], v.shape[-1])
-        norm = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
-        lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, _FORWARD["num_stages"])
-        tiles, tiled = _key_tiles(k, v, sizes)
-        with current(q.device):
-            _attend[_by_rows(q, k, sizes)](q, k, v, *tiles, out, norm, *lengths, **sizes, TILED=tiled, **_FORWARD)
+        out, norm = forward(q, k, v, geometry, first_query)
         ctx.save_for_backward(q, k, v, out, norm)
         ctx.mark_non_differentiable(norm)
         ctx.set_materialize_grads(False)
@@ -78,17 +75,30 @@ class _CompressedAttention(torch.autograd.Function):
         if grad is None:
             return (None,) * 5
         q, k, v, out, norm = ctx.saved_tensors
-        return *_gradients(grad, q, k, v, out, norm, ctx.geometry, ctx.first_query), None, None
+        return *gradients(grad, q, k, v, out, norm, ctx.geometry, ctx.first_query), None, None
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, first_query: int) -> tuple[Tensor, Tensor]:
+    """Output and normaliser of contiguous q, k and v."""
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    norm = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
+    lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, _ROWS, _FORWARD["num_stages"])
+    tiles, tiled = _key_tiles(k, v, sizes)
+    with current(q.device):
+        _attend[_by_rows(q, k, sizes)](q, k, v, *tiles, out, norm, *lengths, **sizes, TILED=tiled, **_FORWARD)
+    return out, norm
 
 
 @without_autocast
-def _gradients(
+def gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: Tensor, geometry: Geometry, first_query: int
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of contiguous q, k and v."""
     grad = grad.to(q.dtype).contiguous()
     grad_q = torch.empty_like(q)
     delta = q.new_empty(q.shape[:3], dtype=torch.float32)
-    lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, _BACKWARD["num_stages"])
+    rows = _ROWS_BACKWARD[max(q.shape[-1], v.shape[-1]) <= SMALL]
+    lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, rows, _BACKWARD["num_stages"])
     tiles, tiled = _key_tiles(k, v, sizes)
     span = max(_LEAST_SPAN, -(-q.shape[1] // _MOST_SPANS))
     num_spans = -(-q.shape[1] // span)
@@ -123,7 +133,7 @@ def _lengths(q: Tensor, k: Tensor, first_query: int) -> tuple[int, int, int, int
     return k.shape[0] * k.shape[2], q.shape[1], k.shape[1], first_query
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, num_stages: int) -> dict[str, Any]:
+def _sizes(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, rows: int, num_stages: int) -> dict[str, Any]:
     """What the kernels are compiled for."""
     width_k, width_v = side(q.shape[-1]), side(v.shape[-1])
     return {
@@ -135,7 +145,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, num_stages: int)
         "WIDTH_V": width_v,
         "LENGTH": geometry.l,
         "STRIDE": geometry.d,
-        "ROWS": rows_that_fit(_ROWS, q.device, width_k, width_v, num_stages=2),
+        "ROWS": rows_that_fit(rows, q.device, width_k, width_v, num_stages=2),
         "KEYS": rows_that_fit(_KEYS, q.device, width_k, width_v, num_stages=num_stages),
     }
 

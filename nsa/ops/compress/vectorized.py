@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import conv1d, linear, silu
 
-from nsa.ops.banded import Choose, banded_attention
+from nsa.ops.banded import Choose, banded_attention, banded_gradients
 from nsa.ops.geometry import Geometry
 from nsa.ops.reads import ReadCounter
-from nsa.ops.tiles import accumulation_dtype
+from nsa.ops.tiles import accumulation_dtype, tile_budget
 from nsa.types import CompressedKey, CompressedValue, Output, Query, Slots
 
 
 def compress_avg(x: Tensor, geometry: Geometry) -> Tensor:
     """Mean of each block (Eq. 7): [B, S, G, D] -> [B, C, G, D]. Each token is read once, not l/d times."""
     num_compressed, per_block = geometry.num_compressed(x.shape[1]), geometry.l // geometry.d
-    num_strides = num_compressed + per_block - 1 if num_compressed else 0
-    strides = x[:, : num_strides * geometry.d].unflatten(1, (num_strides, geometry.d))
-    sums = strides.sum(2, dtype=accumulation_dtype(x.dtype))
+    if num_compressed == 0:
+        return x[:, :0]
+    sums = x.unfold(1, geometry.d, geometry.d).sum(-1, dtype=accumulation_dtype(x.dtype))  # of each stride
     total = sums[:, :num_compressed]
     for offset in range(1, per_block):
         total = total + sums[:, offset : offset + num_compressed]
@@ -62,10 +62,40 @@ def compressed_attention(
     And the slots chosen by the probabilities, which exist one tile at a time; None without `choose`.
     """
     band = _Staircase(first_query, geometry)
-    out, slots, num_reads = banded_attention(q, k_cmp, v_cmp, band, choose, reads is not None, num_tile_elements)
+    out, _, slots, num_reads = banded_attention(q, k_cmp, v_cmp, band, choose, reads is not None, num_tile_elements)
     if reads is not None:
         reads.compressed = num_reads
     return out, slots
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    geometry: Geometry,
+    first_query: int,
+    choose: Choose | None,
+    num_tile_elements: int | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Output, normaliser [B, T, H, 2] and slots."""
+    band = _Staircase(first_query, geometry)
+    return banded_attention(q, k, v, band, choose, num_tile_elements=num_tile_elements)[:3]
+
+
+def gradients(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    norm: Tensor,
+    geometry: Geometry,
+    first_query: int,
+    num_tile_elements: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    band = _Staircase(first_query, geometry)
+    return banded_gradients(grad, q, k, v, out, norm, band, tile_budget(q.device, num_tile_elements))
 
 
 def _blocks(x: Tensor, geometry: Geometry) -> Tensor:

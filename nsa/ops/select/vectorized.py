@@ -49,10 +49,8 @@ def selected_attention(
 
     The T queries are the last T of the S key tokens. A query with no readable key gives exactly zero.
     """
-    block_length = min(geometry.l_sel, k.shape[1])  # a block longer than the sequence is no longer for it
-    out: Tensor = _SelectedAttention.apply(
-        q, k, v, slots, block_length, tile_budget(q.device, num_tile_elements), reads
-    )
+    budget = tile_budget(q.device, num_tile_elements)
+    out: Tensor = _SelectedAttention.apply(q, k, v, slots, _block_length(k, geometry), budget, reads)
     return out
 
 
@@ -100,41 +98,93 @@ class _SelectedAttention(torch.autograd.Function):
         budget: int,
         reads: ReadCounter | None,
     ) -> Tensor:
-        groups, dtype = k.shape[2], accumulation_dtype(q.dtype)
-        out = q.new_zeros(*q.shape[:3], v.shape[-1])
-        norm = q.new_zeros(*q.shape[:3], 2, dtype=dtype)
-        counts = None if reads is None else slots.new_zeros(slots.shape[:3], dtype=torch.int64)
-        k_blocks, v_blocks = _to_blocks(k, block_length), _to_blocks(v, block_length)
-        for chunk in _chunks(q, k, slots, block_length, budget):
-            at = chunk.rows, chunk.queries
-            chunk_out, chunk_norm = _attend_chunk(chunk, to_streams(q[at], groups), k_blocks, v_blocks)
-            out[at] = from_streams(chunk_out, groups).to(out.dtype)
-            norm[at] = from_streams(chunk_norm, groups)
-            if counts is not None:
-                counts[at] = chunk.num_reads(groups)
+        out, norm, counts = _forward(q, k, v, slots, block_length, budget, reads is not None)
         if reads is not None:
             reads.selected = counts
-        ctx.save_for_backward(q, k, v, slots, out, norm)
+        ctx.save_for_backward(q, k, v, out, norm, slots)
         ctx.block_length, ctx.budget = block_length, budget
         return out
 
     @staticmethod
-    @without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
-        q, k, v, slots, out, norm = ctx.saved_tensors
-        groups = k.shape[2]
-        delta = (grad.to(norm.dtype) * out.to(norm.dtype)).sum(-1, keepdim=True)
-        grad_q = torch.zeros_like(q)
-        k_blocks, v_blocks = _to_blocks(k, ctx.block_length), _to_blocks(v, ctx.block_length)
-        grad_k = torch.zeros_like(k_blocks, dtype=norm.dtype)
-        grad_v = torch.zeros_like(v_blocks, dtype=norm.dtype)
-        for chunk in _chunks(q, k, slots, ctx.block_length, ctx.budget):
-            at = chunk.rows, chunk.queries
-            tables = [to_streams(x[at], groups) for x in (q, grad.to(q.dtype), norm, delta)]
-            chunk_grad_q = _attend_chunk_backward(chunk, tables, k_blocks, v_blocks, grad_k, grad_v)
-            grad_q[at] = from_streams(chunk_grad_q, groups).to(q.dtype)
-        return grad_q, _from_blocks(grad_k, k), _from_blocks(grad_v, v), None, None, None, None
+        q, k, v, out, norm, slots = ctx.saved_tensors
+        found = _gradients(grad, q, k, v, out, norm, slots, ctx.block_length, ctx.budget)
+        return *found, None, None, None, None
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: Geometry, num_tile_elements: int | None
+) -> tuple[Tensor, Tensor]:
+    """Output and normaliser [B, T, H, 2]."""
+    budget = tile_budget(q.device, num_tile_elements)
+    return _forward(q, k, v, slots, _block_length(k, geometry), budget, counts_reads=False)[:2]
+
+
+def gradients(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    norm: Tensor,
+    slots: Tensor,
+    geometry: Geometry,
+    num_tile_elements: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v; the scores are computed again."""
+    budget = tile_budget(q.device, num_tile_elements)
+    return _gradients(grad, q, k, v, out, norm, slots, _block_length(k, geometry), budget)
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, slots: Tensor, block_length: int, budget: int, counts_reads: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Output, normaliser, and keys read [B, T, G] where they are counted."""
+    groups, dtype = k.shape[2], accumulation_dtype(q.dtype)
+    out = q.new_zeros(*q.shape[:3], v.shape[-1])
+    norm = q.new_zeros(*q.shape[:3], 2, dtype=dtype)
+    counts = slots.new_zeros(slots.shape[:3], dtype=torch.int64) if counts_reads else None
+    k_blocks, v_blocks = _to_blocks(k, block_length), _to_blocks(v, block_length)
+    for chunk in _chunks(q, k, slots, block_length, budget):
+        at = chunk.rows, chunk.queries
+        chunk_out, chunk_norm = _attend_chunk(chunk, to_streams(q[at], groups), k_blocks, v_blocks)
+        out[at] = from_streams(chunk_out, groups).to(out.dtype)
+        norm[at] = from_streams(chunk_norm, groups)
+        if counts is not None:
+            counts[at] = chunk.num_reads(groups)
+    return out, norm, counts
+
+
+@without_autocast
+def _gradients(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    norm: Tensor,
+    slots: Tensor,
+    block_length: int,
+    budget: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    groups = k.shape[2]
+    delta = (grad.to(norm.dtype) * out.to(norm.dtype)).sum(-1, keepdim=True)
+    grad_q = torch.zeros_like(q)
+    k_blocks, v_blocks = _to_blocks(k, block_length), _to_blocks(v, block_length)
+    grad_k = torch.zeros_like(k_blocks, dtype=norm.dtype)
+    grad_v = torch.zeros_like(v_blocks, dtype=norm.dtype)
+    for chunk in _chunks(q, k, slots, block_length, budget):
+        at = chunk.rows, chunk.queries
+        tables = [to_streams(x[at], groups) for x in (q, grad.to(q.dtype), norm, delta)]
+        chunk_grad_q = _attend_chunk_backward(chunk, tables, k_blocks, v_blocks, grad_k, grad_v)
+        grad_q[at] = from_streams(chunk_grad_q, groups).to(q.dtype)
+    return grad_q, _from_blocks(grad_k, k), _from_blocks(grad_v, v)
+
+
+def _block_length(k: Tensor, geometry: Geometry) -> int:
+    """Of selection blocks; one longer than the sequence is no longer for it."""
+    return min(geometry.l_sel, k.shape[1])
 
 
 @dataclass(frozen=True)

@@ -1,224 +1,54 @@
-"""The sliding branch as Triton kernels: CUDA, float16 and bfloat16, head sizes up to 256, any H/G, Dv != Dk.
-
-Rows of a program's products are the heads of a group at neighbouring queries, so that few keys are read beyond the
-window. Tiles of keys begin at multiples of their length, wherever the window does: what a row adds up, and in which
-order, is its own. Nothing is added atomically.
-"""
+"""The sliding branch as Triton kernels: CUDA, float16 and bfloat16, head sizes up to 256, any H/G, Dv != Dk."""
 
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from nsa.autocast import without_autocast
+from nsa.ops.band_kernels import Band, attend, attend_backward
 from nsa.ops.geometry import Geometry
-from nsa.ops.kernel_tiles import (
-    add_grad_kv,
-    add_grad_q,
-    attend_tile,
-    current,
-    finish_rows,
-    load_norm,
-    load_rows,
-    make_delta,
-    rows_from,
-    rows_that_fit,
-    scale,
-    side,
-    store_rows,
-    stream_of,
-)
 from nsa.ops.tiles import refuse_second_derivatives
 from nsa.types import Key, Output, Query, Value
-
-# Rows and keys of one product; fastest on an H200, as is how the kernels are launched.
-_SIDES, _SIDES_BACKWARD_Q, _SIDES_BACKWARD_KV = (64, 64), (64, 32), (32, 64)
-_FORWARD = {"num_warps": 4, "num_stages": 3}
-_BACKWARD_Q = {"num_warps": 4, "num_stages": 2}
-_BACKWARD_KV = {"num_warps": 4, "num_stages": 3}
 
 
 def sliding_attention(q: Query, k: Key, v: Value, geometry: Geometry) -> Output:
     """Attention of each query over the last w keys, its own included; queries are the last T of the S key tokens."""
-    out: Tensor = _SlidingAttention.apply(q, k, v, geometry.w)
+    out: Tensor = _SlidingAttention.apply(q, k, v, geometry)
     return out
 
 
 class _SlidingAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, geometry: Geometry) -> Tensor:
         q, k, v = (x.contiguous() for x in (q, k, v))
-        out = q.new_empty(*q.shape[:3], v.shape[-1])
-        norm = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
-        lengths, sizes = _lengths(q, k, window), _sizes(q, k, v, _SIDES, _FORWARD["num_stages"])
-        with current(q.device):
-            _attend[_by_rows(q, k, sizes)](q, k, v, out, norm, *lengths, **sizes, **_FORWARD)
+        out, norm = forward(q, k, v, geometry)
         ctx.save_for_backward(q, k, v, out, norm)
-        ctx.window = window
+        ctx.geometry = geometry
         return out
 
     @staticmethod
-    @without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
         q, k, v, out, norm = ctx.saved_tensors
-        grad = grad.to(q.dtype).contiguous()
-        grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        delta = q.new_empty(q.shape[:3], dtype=torch.float32)
-        lengths = _lengths(q, k, ctx.window)
-        with current(q.device):
-            sizes = _sizes(q, k, v, _SIDES_BACKWARD_Q, _BACKWARD_Q["num_stages"])
-            _attend_backward_q[_by_rows(q, k, sizes)](
-                q, k, v, out, norm, grad, grad_q, delta, *lengths, **sizes, **_BACKWARD_Q
-            )
-            sizes = _sizes(q, k, v, _SIDES_BACKWARD_KV, _BACKWARD_KV["num_stages"])
-            _attend_backward_kv[(k.shape[0] * k.shape[2] * -(-k.shape[1] // sizes["KEYS"]),)](
-                q, k, v, norm, grad, delta, grad_k, grad_v, *lengths, **sizes, **_BACKWARD_KV
-            )
-        return grad_q, grad_k, grad_v, None
+        return *gradients(grad, q, k, v, out, norm, ctx.geometry), None
 
 
-def _by_rows(q: Tensor, k: Tensor, sizes: dict[str, int]) -> tuple[int]:
-    """A program for each stream (row and group) and each tile of its T·h rows."""
-    return (k.shape[0] * k.shape[2] * -(-q.shape[1] * sizes["HEADS"] // sizes["ROWS"]),)
+def forward(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """Output and normaliser [B, T, H, 2] of contiguous q, k and v."""
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    norm = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
+    attend(q, k, v, Band(q.shape[1], geometry.w), out, norm)
+    return out, norm
 
 
-def _lengths(q: Tensor, k: Tensor, window: int) -> tuple[int, int, int, int]:
-    """Streams, queries and keys of each, and keys that a query sees at most."""
-    return k.shape[0] * k.shape[2], q.shape[1], k.shape[1], min(window, k.shape[1])
-
-
-def _sizes(q: Tensor, k: Tensor, v: Tensor, sides: tuple[int, int], num_stages: int) -> dict[str, int]:
-    """What the kernels are compiled for."""
-    width_k, width_v = side(q.shape[-1]), side(v.shape[-1])
-    return {
-        "HEADS": q.shape[2] // k.shape[2],
-        "GROUPS": k.shape[2],
-        "SIZE_K": q.shape[-1],
-        "SIZE_V": v.shape[-1],
-        "WIDTH_K": width_k,
-        "WIDTH_V": width_v,
-        "ROWS": rows_that_fit(sides[0], q.device, width_k, width_v, num_stages=2),
-        "KEYS": rows_that_fit(sides[1], q.device, width_k, width_v, num_stages=num_stages),
-    }
-
-
-_VARYING = ("num_streams", "num_queries", "num_keys", "window")  # vary, and are no reason to compile again
-
-
-@triton.jit(do_not_specialize=_VARYING)
-def _attend(
-    q, k, v, out, norm, num_streams, num_queries, num_keys, window,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
-    """Output and normaliser of one tile of rows."""
-    first_key, first_row, row, is_row, position, begin, stop = _place(
-        num_streams, num_queries, num_keys, window, HEADS, GROUPS, ROWS, KEYS
-    )
-    q_tile = load_rows(q + first_row * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
-    k += first_key * SIZE_K
-    v += first_key * SIZE_V
-    peak = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, WIDTH_V], tl.float32)
-    key = tl.arange(0, KEYS)
-    for start in range(begin, stop, KEYS):
-        is_key = start + key < stop
-        k_tile = load_rows(k + start * tl.full([], GROUPS * SIZE_K, tl.int64), key * GROUPS, is_key, SIZE_K, WIDTH_K)
-        v_tile = load_rows(v + start * tl.full([], GROUPS * SIZE_V, tl.int64), key * GROUPS, is_key, SIZE_V, WIDTH_V)
-        is_visible = _is_visible((start + key)[None, :], position[:, None], window)
-        peak, total, mixed = attend_tile(q_tile, k_tile, v_tile, is_visible, peak, total, mixed, SIZE_K)
-    finish_rows(out + first_row * SIZE_V, norm + first_row * 2, row, is_row, peak, total, mixed, SIZE_V, WIDTH_V)
-
-
-@triton.jit(do_not_specialize=_VARYING)
-def _attend_backward_q(
-    q, k, v, out, norm, grad, grad_q, delta, num_streams, num_queries, num_keys, window,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
-    """Gradient of q, and delta, of one tile of rows."""
-    first_key, first_row, row, is_row, position, begin, stop = _place(
-        num_streams, num_queries, num_keys, window, HEADS, GROUPS, ROWS, KEYS
-    )
-    q_tile = load_rows(q + first_row * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
-    grad_tile = load_rows(grad + first_row * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
-    out_tile = load_rows(out + first_row * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
-    row_delta = make_delta(delta + first_row, row, is_row, grad_tile, out_tile)
-    peak, log_total = load_norm(norm + first_row * 2, row, is_row)
-    k += first_key * SIZE_K
-    v += first_key * SIZE_V
-    sum_q = tl.zeros([ROWS, WIDTH_K], tl.float32)
-    key = tl.arange(0, KEYS)
-    for start in range(begin, stop, KEYS):
-        is_key = start + key < stop
-        k_tile = load_rows(k + start * tl.full([], GROUPS * SIZE_K, tl.int64), key * GROUPS, is_key, SIZE_K, WIDTH_K)
-        v_tile = load_rows(v + start * tl.full([], GROUPS * SIZE_V, tl.int64), key * GROUPS, is_key, SIZE_V, WIDTH_V)
-        is_visible = _is_visible((start + key)[None, :], position[:, None], window)
-        sum_q = add_grad_q(sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K)
-    store_rows(grad_q + first_row * SIZE_K, row, is_row, sum_q * scale(SIZE_K), SIZE_K, WIDTH_K)
-
-
-@triton.jit(do_not_specialize=_VARYING)
-def _attend_backward_kv(
-    q, k, v, norm, grad, delta, grad_k, grad_v, num_streams, num_queries, num_keys, window,
-    HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-):  # fmt: skip
-    """Gradients of one tile of keys and values of one stream; a key that no query sees has none."""
-    batch, group, tile = stream_of(num_streams, GROUPS)
-    key = tile * KEYS + tl.arange(0, KEYS)
-    is_key = key < num_keys
-    key_row = tl.arange(0, KEYS) * GROUPS
-    first_key = (batch * num_keys + tile * KEYS) * GROUPS + group
-    k_tile = load_rows(k + first_key * SIZE_K, key_row, is_key, SIZE_K, WIDTH_K)
-    v_tile = load_rows(v + first_key * SIZE_V, key_row, is_key, SIZE_V, WIDTH_V)
-    first_row = (batch * num_queries * GROUPS + group) * HEADS
-    q += first_row * SIZE_K
-    grad += first_row * SIZE_V
-    norm += first_row * 2
-    delta += first_row
-    sum_k = tl.zeros([KEYS, WIDTH_K], tl.float32)
-    sum_v = tl.zeros([KEYS, WIDTH_V], tl.float32)
-    first_query = num_keys - num_queries
-    begin = tl.maximum(tile * KEYS - first_query, 0) * HEADS
-    stop = tl.minimum(tile * KEYS + KEYS - 1 + window - first_query, num_queries) * HEADS
-    for start in range(begin, stop, ROWS):
-        query, first, row = rows_from(start, HEADS, GROUPS, ROWS)
-        is_row = start + tl.arange(0, ROWS) < stop
-        q_tile = load_rows(q + first * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
-        grad_tile = load_rows(grad + first * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
-        peak, log_total = load_norm(norm + first * 2, row, is_row)
-        row_delta = tl.load(delta + first + row, mask=is_row, other=0.0)
-        is_visible = _is_visible(key[:, None], (first_query + query)[None, :], window)
-        sum_k, sum_v = add_grad_kv(
-            sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K
-        )
-    store_rows(grad_k + first_key * SIZE_K, key_row, is_key, sum_k * scale(SIZE_K), SIZE_K, WIDTH_K)
-    store_rows(grad_v + first_key * SIZE_V, key_row, is_key, sum_v, SIZE_V, WIDTH_V)
-
-
-@triton.jit
-def _place(
-    num_streams, num_queries, num_keys, window, HEADS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-):  # fmt: skip
-    """Where the program's keys and rows begin; its rows and their positions; the tiles of keys that they see."""
-    batch, group, tile = stream_of(num_streams, GROUPS)
-    query, first, row = rows_from(tile * ROWS, HEADS, GROUPS, ROWS)
-    first_query = num_keys - num_queries
-    oldest = first_query + tile * ROWS // HEADS
-    youngest = first_query + tl.minimum((tile * ROWS + ROWS - 1) // HEADS, num_queries - 1)
-    begin = tl.maximum(oldest - window + 1, 0) // KEYS * KEYS
-    first_row = (batch * num_queries * GROUPS + group) * HEADS + first
-    first_key = batch * num_keys * GROUPS + group
-    return first_key, first_row, row, query < num_queries, first_query + query, begin, youngest + 1
-
-
-@triton.jit
-def _is_visible(key, position, window):
-    """Whether the query at `position` sees `key`; broadcasts."""
-    return (key <= position) & (key > position - window)
+@without_autocast
+def gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: Tensor, geometry: Geometry
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of contiguous q, k and v."""
+    grad = grad.to(q.dtype).contiguous()
+    grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    delta = q.new_empty(q.shape[:3], dtype=torch.float32)
+    attend_backward(grad, q, k, v, Band(q.shape[1], geometry.w), out, norm, grads[0], delta, *grads[1:])
+    return grads

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from nsa.ops.banded import banded_attention
+from nsa.ops.banded import banded_attention, banded_gradients
 from nsa.ops.geometry import Geometry
 from nsa.ops.reads import ReadCounter
+from nsa.ops.tiles import tile_budget
 from nsa.types import Key, Output, Query, Value
 
 
@@ -22,11 +23,37 @@ def sliding_attention(
 
     The T queries are the last T of the S key tokens.
     """
-    window = _Window(first_query=k.shape[1] - q.shape[1], w=geometry.w)
-    banded = banded_attention(q, k, v, window, counts_reads=reads is not None, num_tile_elements=num_tile_elements)
+    window = _window(q, k, geometry)
+    found = banded_attention(q, k, v, window, counts_reads=reads is not None, num_tile_elements=num_tile_elements)
     if reads is not None:
-        reads.sliding = banded.num_reads
-    return banded.out
+        reads.sliding = found.num_reads
+    return found.out
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, num_tile_elements: int | None
+) -> tuple[Tensor, Tensor]:
+    """Output and normaliser [B, T, H, 2]."""
+    return banded_attention(q, k, v, _window(q, k, geometry), num_tile_elements=num_tile_elements)[:2]
+
+
+def gradients(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    norm: Tensor,
+    geometry: Geometry,
+    num_tile_elements: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    budget = tile_budget(q.device, num_tile_elements)
+    return banded_gradients(grad, q, k, v, out, norm, _window(q, k, geometry), budget)
+
+
+def _window(q: Tensor, k: Tensor, geometry: Geometry) -> "_Window":
+    return _Window(first_query=k.shape[1] - q.shape[1], w=geometry.w)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,16 @@ SELECTED = {
     "more-heads-than-a-program-takes": Sizes(6, 40, 1, 70, (16, 16), _blocks(16, 3)),
     "many-slots": Sizes(9, 150, 1, 1, (16, 16), _blocks(16, 17)),
 }
+ALL_FIRST = {
+    "every-block": Sizes(40, 40, 2, 6, (64, 64), _blocks(16, 3)),
+    "one-token": Sizes(1, 1, 1, 1, (16, 16), _blocks(16, 3)),
+    "one-block-more": Sizes(65, 65, 2, 3, (16, 32), _blocks(16, 4)),
+    "many-blocks-more": Sizes(150, 150, 2, 6, (24, 40), _blocks(16, 3)),
+    "the-last-queries": Sizes(50, 90, 2, 3, (16, 32), _blocks(16, 4)),
+    "the-last-queries-of-a-short-row": Sizes(5, 40, 1, 2, (16, 16), _blocks(16, 3)),
+    "none-in-the-first-blocks": Sizes(5, 90, 2, 3, (16, 32), _blocks(16, 3)),
+    "more-heads-than-a-program-takes": Sizes(60, 60, 1, 70, (16, 16), _blocks(16, 3)),
+}
 COMPRESSED = {
     "no-block": Sizes(15, 15, 1, 2, (16, 16), _stairs(16, 16)),
     "one-block": Sizes(16, 16, 2, 1, (16, 16), _stairs(16, 8)),
@@ -124,6 +134,23 @@ def drawn_slots(sizes: Sizes, device: str) -> Tensor:
     slots[torch.rand(slots.shape) < 0.2] = EMPTY_SLOT
     slots[:, 1:2] = EMPTY_SLOT
     return slots.to(device, torch.int32 if sizes.groups == 2 else torch.int64)
+
+
+def errors_of_chosen(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, float]:
+    """The same for a choice, of which the queries in the first blocks need no slots: what they hold is not read."""
+    from nsa.ops.select import triton
+
+    leaves = sizes.leaves(sizes.num_tokens, dtype, device)
+    exact = [x.detach().double().cpu().requires_grad_() for x in leaves]
+    first_query, num_blocks = sizes.num_tokens - sizes.num_queries, sizes.geometry.num_blocks(sizes.num_tokens)
+    importance = torch.rand(2, sizes.num_queries, sizes.groups, num_blocks)
+    slots = select_vectorized.choose_slots(importance, sizes.geometry, first_query)
+    truth = select_reference.selected_attention(*exact, slots, sizes.geometry)
+    num_dense = max(0, sizes.geometry.n_sel * sizes.geometry.l_sel - first_query)
+    slots[:, :num_dense] = EMPTY_SLOT
+    with patch.object(triton, "_READERS", 4):
+        out = triton.selected_attention(*leaves, slots.to(device), sizes.geometry, is_chosen=True)
+        return _errors(out, truth, leaves, exact)
 
 
 def errors_of_selected(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, float]:
@@ -267,6 +294,26 @@ def is_alike_in_wide_offsets() -> bool:
     return all(torch.equal(narrow, wide) for narrow, wide in zip(*seen, strict=True))
 
 
+def is_alike_compiled() -> bool:
+    """Whether a layer that the kernels serve compiles whole, once for two lengths, and gives what it gives eagerly."""
+    from nsa import NSAConfig, NSAttention, backends
+
+    torch.manual_seed(0)
+    config = NSAConfig(dim=32, n_heads=4, n_kv_groups=2, d_k=8, d_v=8, l=8, d=4, l_sel=16, n_sel=4, w=24)
+    reason = torch.compiler.assume_constant_result(lambda name, package, *_kind: None if package == "triton" else name)
+    with patch.object(backends, "_why_no_kernel", reason):
+        layer = NSAttention(config, "triton")
+        compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+        for num_tokens in (40, 101):  # all blocks chosen, and not
+            x, seen = torch.randn(1, num_tokens, 32), []
+            for function in (layer, compiled):
+                out = function(x)
+                seen.append((out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))))
+            if not all(_error(a, b) <= 1e-5 for a, b in zip(*seen, strict=True)):
+                return False
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
 def _errors(
     out: Tensor,
     truth: Tensor,
@@ -289,6 +336,7 @@ def _error(found: Tensor, wanted: Tensor) -> float:
 
 BRANCHES = {
     "selected": (SELECTED, errors_of_selected),
+    "all first": (ALL_FIRST, errors_of_chosen),
     "compressed": (COMPRESSED, errors_of_compressed),
     "sliding": (SLIDING, errors_of_sliding),
     "mixed": (MIXED, errors_of_mix),
@@ -303,6 +351,8 @@ def main() -> None:
         raise SystemExit("the kernels are wrong: ties are not chosen as plain torch chooses them")
     if not is_alike_in_wide_offsets():
         raise SystemExit("the kernels are wrong: int64 offsets give other bits than int32 offsets")
+    if not is_alike_compiled():
+        raise SystemExit("a layer that the kernels serve does not compile to what it gives eagerly")
     for branch, (cases, errors) in BRANCHES.items():
         for name, sizes in cases.items():
             found = errors(sizes, torch.float32, "cpu")
