@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd_lengths, one
+from nsa_doctor.checks._shared.compared import confirmed, departure_finding, has_time_for, odd_lengths, one
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
-from nsa_doctor.probes.model.nominal_time import nominal_seconds
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
@@ -30,7 +29,7 @@ from nsa_doctor.subject.contract import Subject
 _BATCHES = (2, 5)
 _MORE_BATCHES = {"smoke": (3, 4, 8), "quick": (3, 4, 6, 7, 8, 9, 17), "full": (3, 4, 6, 7, 8, 9, 12, 16, 17, 33)}
 _SHORT, _PADDED = 19, 9
-_COUNTED, _NOMINAL_SECONDS = 211, 0.7
+_MANY = (1031, 5)  # more tokens in all than a capacity counted over the batch may have room for
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -39,7 +38,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     plans = [Plan(length, batch) for batch in _BATCHES]
     plans += [Plan(short, batch) for batch in _MORE_BATCHES[subject.profile]]
     plans += [Plan(short, _PADDED, is_padded=True)] if subject.profile != "smoke" else []
-    plans += [_MANY_TOKENS] if _has_time_for(subject, _MANY_TOKENS) else []
+    plans += [Plan(*_MANY)] if has_time_for(subject, *_MANY) else []
     yield from one(_examine(subject, plan) for plan in plans)
 
 
@@ -57,20 +56,6 @@ class Plan:
             x[row, : (row + 2) % 3] = 0
             x[row, self.length - (2 * row + 2) % 5 :] = 0
         return x
-
-
-_MANY_TOKENS = Plan(1031, 5)  # more in all than a capacity counted over the batch may have room for
-
-
-def _has_time_for(subject: Subject, plan: Plan) -> bool:
-    """By counted work, as it grows with the square of the length."""
-    if subject.profile == "smoke" or subject.max_length < plan.length:
-        return False
-    counted = min(_COUNTED, subject.max_length)
-    built = comparable_module(subject)
-    with torch.no_grad():
-        each = nominal_seconds(lambda: built(built.input(counted)))
-    return plan.batch * each * (plan.length / counted) ** 2 <= _NOMINAL_SECONDS
 
 
 def _examine(subject: Subject, plan: Plan) -> Finding | None:

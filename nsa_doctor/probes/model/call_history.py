@@ -188,7 +188,7 @@ class CallHistory:
     def _call_in_bfloat16(self) -> None:
         """One call of the module converted, which is given its own values back."""
         module, subject = self.built.module, self.built.subject
-        with _values_kept(module), preserved_state(), uncompiled(), torch.no_grad():
+        with _running_state_kept(module), _values_kept(module), preserved_state(), uncompiled(), torch.no_grad():
             cast(module, torch.bfloat16)
             in_half = BuiltModule(subject, module, "bfloat16")
             in_half(in_half.input(min(_LENGTH_IN_BFLOAT16, subject.max_length), 2))
