@@ -146,7 +146,8 @@ class CallHistory:
             )
 
     def moves_running_state(self, call: Call) -> bool:
-        """Whether this call moves buffers or frozen parameters, which it does here where the history `goes_on`."""
+        """Whether the second such call moves buffers or frozen parameters, where the history `goes_on`."""
+        self.step(call)
         before = {name: value.detach().clone() for name, value in _running(self.built.module)}
         self.step(call)
         return any(name in before and not _is_same(before[name], value) for name, value in _running(self.built.module))
