@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from fnmatch import fnmatch
 from pathlib import Path
 
+from tests.false_go.conditions import CONDITIONS
 from tests.false_go.examination import SECONDS, Examined, Healthy, examine
 from tests.false_go.fault import Fault
 from tests.false_go.healthy import healthy_subjects
@@ -45,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m tests.false_go", description=__doc__)
     made.add_argument("--only", nargs="+", metavar="NAME", help="subjects by name, * and ? allowed; of all there are")
     made.add_argument("--kind", choices=("all", "faults", "healthy"), default="all")
-    made.add_argument("--count", type=int, default=105, help="faults drawn")
+    made.add_argument("--count", type=int, default=len(CONDITIONS), help="faults drawn")
     made.add_argument("--seed", type=int, default=0, help="of the draw of faults; another seed gives other faults")
     made.add_argument("--jobs", type=int, default=2, help="subjects examined at a time")
     made.add_argument("--policy", default="foreign")

@@ -44,6 +44,14 @@ CALLS = (
         start="self.calls += self.training\n",
     ),
     Condition(
+        name="every_seventh_by_a_buffer",
+        group="calls",
+        start='if not hasattr(self, "times"):\n'
+        '    self.register_buffer("times", torch.zeros((), dtype=torch.int64), persistent=False)\n'
+        "self.times += self.training\n",
+        test="self.training and int(self.times) % 7 == 0",
+    ),
+    Condition(
         name="every_17th_of_the_process",
         group="calls",
         top="import itertools\n\nCALLS = itertools.count(1)",
@@ -189,6 +197,7 @@ PROCESS = (
 )
 LENGTH = (
     Condition(name="beyond_2048", group="length", test="x.shape[1] > 2048", length=2048),
+    Condition(name="beyond_4096", group="length", test="x.shape[1] > 4096", length=2048),
     Condition(name="at_77", group="length", test="x.shape[1] == 77", length=100),
     Condition(name="at_one_prime", group="length", test="x.shape[1] == 199", length=400),
     Condition(name="multiple_of_seven", group="length", test="x.shape[1] % 7 == 0"),
@@ -210,6 +219,12 @@ DTYPE = (
     Condition(name="float16", group="dtype", test="y.dtype == torch.float16", excludes=ROUNDED),
     Condition(name="float64", group="dtype", test="y.dtype == torch.float64"),
     Condition(name="autocast", group="dtype", test='torch.is_autocast_enabled("cpu")', excludes=ROUNDED),
+    Condition(
+        name="autocast_to_float16",
+        group="dtype",
+        test='torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16',
+        excludes=ROUNDED,
+    ),
     Condition(name="second_device", group="dtype", test="x.device.index == 1"),
 )
 LAYOUT = (

@@ -3,9 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import torch
+
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.finding import Finding, Scalar
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.model.built_module import comparable_module
+from nsa_doctor.probes.model.nominal_time import nominal_seconds
 from nsa_doctor.probes.numerics.compare import Departure
 from nsa_doctor.probes.numerics.divergence import Divergence
 from nsa_doctor.subject.contract import Subject
@@ -13,6 +17,7 @@ from nsa_doctor.subject.contract import Subject
 _LENGTHS: dict[Profile, tuple[int, ...]] = {"smoke": (67,), "quick": (67, 211), "full": (67, 211, 523, 1031)}
 _WHOLE = (192, 384, 640)
 ANOTHER_SEED = 31337
+_COUNTED, _NOMINAL_SECONDS = 211, 0.7
 
 
 def odd_lengths(subject: Subject) -> list[int]:
@@ -29,6 +34,16 @@ def middle_lengths(subject: Subject) -> list[int]:
 def long_length(subject: Subject) -> list[int]:
     """The longest length, for what shows only there; none in the shortest profile."""
     return [] if subject.profile == "smoke" else [subject.max_length]
+
+
+def has_time_for(subject: Subject, length: int, rows: int) -> bool:
+    """Whether a call on so many tokens is little work, as what is counted of one row grows with the square."""
+    if subject.profile == "smoke" or subject.max_length < length:
+        return False
+    sp = comparable_module(subject)
+    with torch.no_grad():
+        counted = nominal_seconds(lambda: sp(sp.input(_COUNTED)))
+    return rows * counted * (length / _COUNTED) ** 2 <= _NOMINAL_SECONDS
 
 
 def confirmed(subject: Subject, find: Callable[[Subject], Departure | None]) -> Departure | None:

@@ -17,6 +17,7 @@ Example:
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,6 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.lines_apart import at_line_apart
 from nsa_doctor.probes.hooks.phase import unobserved
@@ -44,9 +44,7 @@ _ANOTHER_SEED = 31337
 def run(subject: Subject) -> Iterator[Finding | Note]:
     if subject.dtype != "float32":
         raise NotApplicableError(f"autocast leaves a model of {subject.dtype} alone")
-    reports = (_examine(subject, half) for half in _HALVES)
-    found = next((report for report in reports if report is not None), None)
-    yield from () if found is None else (found,)
+    yield from islice((found for half in _HALVES if (found := _examine(subject, half)) is not None), 1)
 
 
 def _examine(subject: Subject, half: str) -> Finding | Note | None:
@@ -58,9 +56,13 @@ def _examine(subject: Subject, half: str) -> Finding | Note | None:
         return _raised(subject, failure, half)
     if found is None or other is None:
         return None
+    x, place = sp.input(_length(subject), _ROWS), definition_place(sp.module.get_submodule(found.path))
+    ways = partial(autocast_pass, sp, x, getattr(torch, half)), partial(passed, sp, x)
+    with unobserved():  # the line that runs under autocast alone, where there is one
+        place = at_line_apart(subject, replace(place, module=found.path), *ways)
     return Finding(
         message=f"under autocast to {half}, {found.words(half)}, at S={_length(subject)}",
-        where=_place(sp, found.path, half),
+        where=place,
         evidence={"length": _length(subject), "dtype": half, "error": found.error, "floor": found.budget},
         repro=command_for(subject, "FWD213"),
     )
@@ -76,14 +78,6 @@ def _fault(sp: BuiltModule, half: str) -> RoundingFault | None:
         except SubjectFailedError as failure:
             raise NotApplicableError("operations of it refuse what autocast gives others") from failure
         return rounding_fault(plain, imitated, autocast_pass(sp, x, dtype))
-
-
-def _place(sp: BuiltModule, path: str, half: str) -> Place:
-    """The module, at the line that runs under autocast alone where there is one."""
-    x, place = sp.input(_length(sp.subject), _ROWS), definition_place(sp.module.get_submodule(path))
-    ways = partial(autocast_pass, sp, x, getattr(torch, half)), partial(passed, sp, x)
-    with unobserved():
-        return at_line_apart(sp.subject, replace(place, module=path), *ways)
 
 
 def _raised(subject: Subject, failure: SubjectFailedError, half: str) -> Finding | Note:

@@ -1,7 +1,8 @@
 """FWD216 own-token-dropped
 
-Detects: attention in which most tokens see themselves and some, always the same, do not: at edges of blocks, say; and
-    attention to chosen blocks, by the declared geometry, that never sees the block a token is in.
+Detects: attention in which most tokens see themselves and some, always the same, do not: at edges of blocks, say;
+    attention to chosen blocks, by the declared geometry, that never sees the block a token is in; and attention to all
+    tokens up to some distance but for one or two in between, at the same distances for every query.
 Matters: what such a token says reaches its own output by no key, and no loss curve shows it.
 Fix: count the blocks, or the window, of a token with the token itself: those that have begun by t, not before t.
 
@@ -26,7 +27,8 @@ from nsa_doctor.probes.attention.score_watch import Softmax, softmaxes
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
-_LENGTH, _INPUTS = 61, 3  # a length that no block and no width has
+_LENGTH, _INPUTS = 131, 3  # a length that no block and no width has
+_MOST_HOLES = 2  # what skips more does so on purpose
 _MOST = 0.6  # the last token of each block of two is half of all
 
 
@@ -39,7 +41,11 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         if not all(each.is_of_tokens(length) for each in same) or same[0].place.line_text in reported:
             continue
         dropped, block = _dropped(same), _own_block(same)
-        if dropped:
+        if holes := _holes(same):
+            message = (
+                f"no token sees the one {numbers(holes)} before it, and every nearer and farther one, at S={length}"
+            )
+        elif dropped:
             message = (
                 f"attention in which a token sees itself, but for {len(dropped)} of {length} at S={length}: "
                 f"tokens {numbers(dropped)} give no weight to themselves, whatever the input"
@@ -66,6 +72,16 @@ def _own_block(same: tuple[Softmax, ...]) -> int:
         return 0
     is_so = all(end == t // block * block - 1 for t, end in enumerate(newest) if t >= block)
     return block if is_so else 0
+
+
+def _holes(same: tuple[Softmax, ...]) -> list[int]:
+    """The one or two distances at which no token is seen, where all are up to the farthest one."""
+    seen = torch.stack([each.seen for each in same]).any(0)
+    of_distance = [seen.diagonal(-distance) for distance in range(len(seen))]
+    farthest = max((distance for distance, each in enumerate(of_distance) if bool(each.any())), default=0)
+    holes = [distance for distance, each in enumerate(of_distance[:farthest]) if not bool(each.any())]
+    is_else_whole = all(bool(of_distance[each].all()) for each in range(farthest) if each not in holes)
+    return holes if 0 < len(holes) <= _MOST_HOLES < farthest // 8 and holes[0] > 0 and is_else_whole else []
 
 
 def _dropped(same: tuple[Softmax, ...]) -> list[int]:

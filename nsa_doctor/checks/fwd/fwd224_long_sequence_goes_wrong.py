@@ -35,26 +35,28 @@ _ANOTHER_SEED = 31337
 
 def run(subject: Subject) -> Iterator[Finding]:
     sp = comparable_module(subject)
-    length = longest_affordable(sp)
-    if length is None:
+    affordable = longest_affordable(sp)
+    if affordable is None:
         raise NotApplicableError(f"it serves no more than S={subject.max_length}, or there is no time for it")
-    found = next(faults(sp, length), None)
+    found = next(faults(sp, *affordable), None)
     if found is None:
         return
     other = comparable_module(replace(subject, seed=subject.seed + _ANOTHER_SEED))
-    if any((each.departure is None) == (found.departure is None) for each in faults(other, length)):
-        yield _finding(sp, length, found)
+    if any((each.departure is None) == (found.departure is None) for each in faults(other, *affordable)):
+        yield _finding(sp, *affordable, found)
 
 
-def _finding(sp: BuiltModule, length: int, found: Fault) -> Finding:
+def _finding(sp: BuiltModule, length: int, rows: int, found: Fault) -> Finding:
     subject, message = sp.subject, f"at S={length}, longer than is looked at elsewhere, {found.words}"
     if found.departure is None or found.other is None:
         place, evidence = found.place or definition_place(sp.module), {"length": length}
         repro = command_for(subject, "FWD224")
         return Finding(code="FWD224", message=message, where=place, evidence=evidence, repro=repro)
-    x, other = sp.input(length), found.other
+    x, other = sp.input(length, rows), found.other
     kept = {length: found.kept, other.shape[1]: found.kept}
-    divergence = first_divergence(sp, lambda: sp(x), lambda: sp(other), kept)
+    divergence = first_divergence(sp, lambda: sp(x[-len(other) :]), lambda: sp(other), kept)
+    if not divergence.operation:  # then it is for the row beside it
+        divergence = first_divergence(sp, lambda: sp(x), lambda: sp(other), {**kept, rows: -1})
     return departure_finding(subject, "FWD224", message, divergence, found.departure, length=length)
 
 

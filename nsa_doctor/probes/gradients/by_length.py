@@ -23,7 +23,7 @@ _WHOLE = (130, 37)  # so are these: at more tokens than so many, the gradient of
 _ROUNDINGS = 1e3
 _COUNTED = 211
 _LEAST_SHARE = 0.4  # of the work at the length counted: an operation costs something however few tokens there are
-_LONG = (1031, 2048)
+_LONG, _BEYOND = (1031, 2048), 2093
 _NUM_BOUNDARIES: dict[Profile, int] = {"smoke": 4, "quick": 10, "full": 1 << 16}
 _NOMINAL_SECONDS: dict[Profile, float] = {"smoke": 0.05, "quick": 1.3, "full": 9.0}  # for each kind of lengths
 _FARTHEST = 421
@@ -46,7 +46,10 @@ class GradientsByLength:
 
     def __init__(self, sp: BuiltModule) -> None:
         self._sp, self._limit = sp, sp.subject.max_length
-        self.x = sp.input(min(self._limit, max(_LONG)), max(_ROWS.values()))
+        self._long = [length for length in _LONG if length <= self._limit]
+        if self._long[-1:] == [max(_LONG)] and sp.subject.longest >= _BEYOND:
+            self._long[-1] = _BEYOND
+        self.x = sp.input(max([min(self._limit, max(_LONG)), *self._long]), max(_ROWS.values()))
         self._generator_seed = sp.subject.seed + 1
         self._eps = effective_precision(sp, min(_REFERENCE, self._limit)).eps
         self.reference = min(_REFERENCE, self._limit)
@@ -61,10 +64,10 @@ class GradientsByLength:
         edges = evenly([edge for edge in edges if edge > _FIRST], _NUM_BOUNDARIES[profile])
         others = sorted(range(_FIRST, min(limit, _FARTHEST) + 1), key=lambda length: length * chance.random())
         tried = {self.reference}
-        for among in (chance.sample(edges, len(edges)), _LONG, others):
+        for among in (chance.sample(edges, len(edges)), self._long, others):
             left, rows = _NOMINAL_SECONDS[profile], _ROWS[among is not others]
             for length in among:
-                if length in tried or not _FIRST <= length <= limit:
+                if length in tried or length < _FIRST:
                     continue
                 needed = rows * self._nominal_seconds(length)
                 if needed > left:

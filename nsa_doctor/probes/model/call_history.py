@@ -148,7 +148,8 @@ class CallHistory:
             )
 
     def moves_running_state(self, call: Call) -> bool:
-        """Whether this call moves buffers or frozen parameters, which it does here where the history `goes_on`."""
+        """Whether the second such call moves buffers or frozen parameters, where the history `goes_on`."""
+        self.step(call)
         before = {name: value.detach().clone() for name, value in _running(self.built.module)}
         self.step(call)
         return any(name in before and not _is_same(before[name], value) for name, value in _running(self.built.module))
@@ -190,7 +191,7 @@ class CallHistory:
     def _call_in_bfloat16(self) -> None:
         """One call of the module converted, which is given its own values back."""
         module, subject = self.built.module, self.built.subject
-        with _values_kept(module), preserved_state(), uncompiled(), torch.no_grad():
+        with _running_state_kept(module), _values_kept(module), preserved_state(), uncompiled(), torch.no_grad():
             cast(module, torch.bfloat16)
             in_half = BuiltModule(subject, module, "bfloat16")
             in_half(in_half.input(min(_LENGTH_IN_BFLOAT16, subject.max_length), 2))

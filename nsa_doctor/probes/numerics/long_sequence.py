@@ -25,11 +25,13 @@ _PAST = 45
 _LENGTHS = (8192 + _PAST, 4096 + _PAST, 2048 + _PAST)
 _BLOCK = 64
 _RECENT = 40
+_MOST_ROWS = 2
 _NUM_CALLS = 2
 _COUNTED = (512, 1024)
 _NOMINAL_SECONDS: dict[Profile, float] = {"smoke": 0.5, "quick": 2.6, "full": 20.0}
 _LOOKUPS = frozenset({"embedding", "index", "index_select", "gather", "take"})
-_LEAST = 1e-6  # of the output: what a token changes at the shorter length, for it to be missed at the longer
+_LEAST = 1e-6  # of the output: what a token changes at the shorter length, for it to be missed at the longer,
+_ROUNDINGS = 1e3  # where it changes no more than so many: an influence that thins out with the length is still there
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Fault:
     place: Place | None = None
 
 
-def longest_affordable(sp: BuiltModule) -> int | None:
-    """The longest of the lengths that is served and that there is time for; None where none is."""
+def longest_affordable(sp: BuiltModule) -> tuple[int, int] | None:
+    """The longest of the lengths that is served and that there is time for, and how many rows; None where none is."""
     limit, allowed = sp.subject.max_length, _NOMINAL_SECONDS[sp.subject.profile] / _NUM_CALLS
     shorter, longer = (min(length, limit) for length in _COUNTED)
     served = [length for length in _LENGTHS if limit < length <= sp.subject.longest]
@@ -56,8 +58,9 @@ def longest_affordable(sp: BuiltModule) -> int | None:
     second = _nominal_seconds(sp, longer)
     power = max(1.0, math.log(second / first) / math.log(longer / shorter))
     known = [(longer, second), *sp.subject.call_seconds[-1:]]  # counted, and as long as it took on this machine
-    fitting = (n for n in served if all(took * (n / length) ** power <= allowed for length, took in known))
-    return next(fitting, None)
+    needed = {n: max(took * (n / length) ** power for length, took in known) for n in served}
+    rows = {n: min(_MOST_ROWS, int(allowed / each)) for n, each in needed.items()}
+    return next(((n, num_rows) for n, num_rows in rows.items() if num_rows), None)
 
 
 def _nominal_seconds(sp: BuiltModule, length: int) -> float:
@@ -70,13 +73,13 @@ def reference_length(limit: int) -> int:
     return _PAST + (limit - _PAST) // _BLOCK * _BLOCK
 
 
-def faults(sp: BuiltModule, length: int) -> Iterator[Fault]:
-    """What is wrong at that length; raises NotApplicableError where it is not served.
+def faults(sp: BuiltModule, length: int, rows: int) -> Iterator[Fault]:
+    """What is wrong at that length, of so many rows; raises NotApplicableError where it is not served.
 
     Values that are not finite are for the NAN checks.
     """
-    x, shorter = sp.input(length), reference_length(sp.subject.max_length)
-    head, expected = _looked_up(sp, x[:, :shorter])
+    x, shorter = sp.input(length, rows), reference_length(sp.subject.max_length)
+    head, expected = _looked_up(sp, x[-1:, :shorter])
     try:
         whole, looked_up = _looked_up(sp, x)
     except SubjectFailedError as failure:
@@ -84,9 +87,10 @@ def faults(sp: BuiltModule, length: int) -> Iterator[Fault]:
     except NotComparableError:
         sp(x)  # once more, untraced, for what observes calls
         raise
-    if (found := whole.departure(head.output, tokens=slice(shorter))) is not None:
-        words = f"the first {shorter} tokens alone give another output than at the head of {length}"
-        yield Fault(words, found, shorter, x[:, :shorter])
+    if (found := whole.departure(head.output, slice(-1, None), slice(shorter))) is not None:
+        beside = " beside another row" if rows > 1 else ""
+        words = f"the first {shorter} tokens alone give another output than at the head of {length}{beside}"
+        yield Fault(words, found, shorter, x[-1:, :shorter])
     yield from _of_repeated(looked_up, expected, length, shorter)
     yield from _of_recent(whole, head)
 
@@ -106,14 +110,17 @@ def _of_recent(whole: Baseline, head: Baseline) -> Iterator[Fault]:
     sp, length, shorter = whole.built, whole.x.shape[1], head.x.shape[1]
     cut, changed = length - 1 - _RECENT, _reversed(whole.x)
     with torch.no_grad():
-        output = sp(changed)
+        output = sp.call(given := changed.clone())
+        if not torch.equal(given, changed):
+            yield Fault("the call overwrites its input")
         if (found := whole.departure(output[:, :cut], tokens=slice(cut))) is not None:
             yield Fault(f"tokens {cut} to {length - 2} change the output before them", found, cut, changed)
-        if _ends_differently(whole, output):
+        if _change_at_the_end(whole, output) > 0:
             return
         ways = {"the order": _reversed, "the values": lambda x: _with_other_recent(sp, x)}
         for what, other in ways.items():
-            if _ends_differently(head, sp(other(head.x))) and not _ends_differently(whole, sp(other(whole.x))):
+            is_seen = _change_at_the_end(head, sp(other(head.x))) > _LEAST
+            if is_seen and not _change_at_the_end(whole, sp(other(whole.x))):
                 words = f"the output of the last token does not depend on {what} of the {_RECENT} tokens before it"
                 yield Fault(f"{words}, as it does at S={shorter}")
 
@@ -137,14 +144,15 @@ class _Lookups(DispatchWatcher):
         """Run one operation; note the indices where it looks them up."""
         if operation_name(func) in _LOOKUPS:
             for index in tensors_in(args[1:], kwargs):
-                if not index.is_floating_point() and index.dtype != torch.bool and index.numel() == self._length:
-                    self.found.append((self._places.here()[0], len(index.unique())))
+                is_of_tokens = index.ndim > 0 and index.shape[-1] == self._length and index.dtype != torch.bool
+                if is_of_tokens and not index.is_floating_point():
+                    self.found.append((self._places.here()[0], len(index.flatten()[-self._length :].unique())))
         return func(*args, **kwargs)
 
 
 def _with_other_recent(sp: BuiltModule, x: Tensor) -> Tensor:
     """The input with other tokens before the last."""
-    other = sp.input(_RECENT, seed=sp.subject.seed + 1)
+    other = sp.input(_RECENT, len(x), seed=sp.subject.seed + 1)
     return torch.cat((x[:, : -1 - _RECENT], other, x[:, -1:]), dim=1)
 
 
@@ -153,7 +161,8 @@ def _reversed(x: Tensor) -> Tensor:
     return torch.cat((x[:, : -1 - _RECENT], x[:, -1 - _RECENT : -1].flip(1), x[:, -1:]), dim=1)
 
 
-def _ends_differently(base: Baseline, output: Tensor) -> bool:
-    """Whether the last token's output is another."""
+def _change_at_the_end(base: Baseline, output: Tensor) -> float:
+    """How far the last token's output is another, of its size; 0 for what roundings explain."""
     expected = base.output[:, -1].double()
-    return not float((output[:, -1].double() - expected).abs().max()) <= _LEAST * float(expected.abs().max())
+    change = float((output[:, -1].double() - expected).abs().max()) / float(expected.abs().max())
+    return 0.0 if change <= _ROUNDINGS * torch.finfo(base.output.dtype).eps else change

@@ -69,6 +69,4 @@ def step(model, x, cache):
 
 
 def make():
-    return Adapter(
-        make=Recurrence, input="embeddings", width=DIM, max_length=2048, seams={"prefill": prefill, "step": step}
-    )
+    return Adapter(make=Recurrence, input="embeddings", width=DIM, seams={"prefill": prefill, "step": step})

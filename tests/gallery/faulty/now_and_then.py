@@ -217,17 +217,6 @@ class _WrongAtEverySecondBackward(_Backward):
         return gradient * 2 if self.count % 2 == 0 else gradient  # here
 
 
-class _HalfAtEveryNinthByABuffer(_Gain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count += self.training
-        y = super().forward(x)
-        return (y + y.detach()) / 2 if self.training and int(self.count) % 9 == 0 else y  # here
-
-
 class _NanAtEveryThirdBackward(_Backward):
     def spoiled(self, gradient: Tensor) -> Tensor:
         return gradient / (gradient - gradient) if self.count % 3 == 0 else gradient  # here
@@ -394,7 +383,6 @@ CASES = {
     "AfterEval": ("GRD104", "step"),
     "AfterNoGrad": ("GRD104", "step"),
     "WrongAtEverySecondBackward": ("GRD104", "again"),
-    "HalfAtEveryNinthByABuffer": ("GRD104", "count"),
     "ZeroWhenAdding": ("GRD104", "again"),
     "InputNeedsGradient": ("GRD104", "again"),
     "OverwritesLater": ("GRD104", "count"),

@@ -71,6 +71,13 @@ class WithoutTheFirstOfABlock(Plain):
         return super().seen(t) & ((t[:, None] != t) | (t % BLOCK > 0) | (t == 0))
 
 
+class WithoutOneDistance(Plain):
+    """As where a window ends one token before what is seen beyond it begins."""
+
+    def seen(self, t):
+        return super().seen(t) & (t[:, None] - t != 48)
+
+
 class EarlierBlocksAlone(Plain):
     def seen(self, t):
         return t[:, None] // BLOCK > t // BLOCK
@@ -112,7 +119,8 @@ class OneGroupForAll(Plain):
 
 
 FAULTY = [
-    (WithoutTheFirstOfABlock, "FWD216", "tokens 8, 16, 24, 32, 40 and 2 more up to 56 give no weight to themselves"),
+    (WithoutTheFirstOfABlock, "FWD216", "tokens 8, 16, 24, 32, 40 and 10 more up to 120 give no weight to themselves"),
+    (WithoutOneDistance, "FWD216", "no token sees the one 48 before it, and every nearer and farther one, at S=128"),
     (EarlierBlocksAlone, "FWD217", "rows of a softmax over 61 keys have every key masked"),
     (QueriesAlone, "FWD218", "every key has the same"),
     (QueriesTwice, "FWD218", "scores between equal tokens depend on where they stand: that of query"),

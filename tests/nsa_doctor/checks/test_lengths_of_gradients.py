@@ -26,6 +26,15 @@ class Mixer(nn.Module):
         return (y + y.detach()) / 2 if self.condition(x.shape[1]) else y
 
 
+class RowsMixedFarAway(nn.Linear):
+    """Beyond 2,048 tokens the backward gives each row the mean of all."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        mixed = y.mean(0) - y
+        return y + mixed - mixed.detach() if x.shape[1] > 2048 else y
+
+
 class Convolution(nn.Module):
     """A long convolution by a transform over all tokens, each of which is rounded by what the largest one loses."""
 
@@ -57,13 +66,15 @@ class Alternating(nn.Linear):
         return y.softmax(-1) + nn.functional.dropout(y, 0.5, self.training)
 
 
-def examined(make, seed: int = 0, max_length: int = 512) -> Result:
+def examined(make, seed: int = 0, max_length: int = 512, longest: int = 0) -> Result:
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         return make()
 
     made = Subject(name="tests", build=build, forward=lambda m, x: m(x), input="embeddings", width=8)
-    return run_check(registry.load("GRD109"), replace(made, packages=("tests",), seed=seed, max_length=max_length))
+    return run_check(
+        registry.load("GRD109"), replace(made, packages=("tests",), seed=seed, max_length=max_length, longest=longest)
+    )
 
 
 class LosesLateTokens(Mixer):
@@ -80,6 +91,11 @@ def test_a_gradient_that_the_first_tokens_do_not_show_is_found() -> None:
     (finding,) = examined(LosesLateTokens).findings
     assert finding.evidence["length"] > 200
     assert "first in detach" in finding.message
+
+
+def test_a_gradient_that_mixes_rows_beyond_the_longest_length_is_found() -> None:
+    (finding,) = examined(lambda: RowsMixedFarAway(8, 8), max_length=2048, longest=4096).findings
+    assert finding.evidence["length"] == 2093
 
 
 CONDITIONS = {

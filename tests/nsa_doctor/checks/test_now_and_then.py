@@ -38,6 +38,15 @@ def test_what_goes_wrong_now_and_then_is_found_in_its_line(faulty: Faulty, name:
     assert name in PLACED_AT_ITS_MODULE or is_marked(finding.where.file, finding.where.line)
 
 
+@pytest.mark.parametrize(("name", "cause"), [("half_at_every_ninth", "count"), ("less_each_time", "again")])
+def test_a_gradient_that_a_count_in_a_buffer_changes_is_found_in_its_line(
+    faulty: Faulty, name: str, cause: str
+) -> None:
+    (finding,) = checked(faulty, f"counted_in_a_buffer:{name}", "GRD104").findings
+    assert (finding.evidence["cause"], finding.evidence["symptom"]) == (cause, "gradient"), finding.message
+    assert is_marked(finding.where.file, finding.where.line)
+
+
 @pytest.mark.parametrize("name", BY_BATCH)
 def test_what_goes_wrong_at_one_batch_is_found_in_its_line(faulty: Faulty, name: str) -> None:
     (finding,) = checked(faulty, f"now_and_then:{name}", BY_BATCH[name]).findings

@@ -1,0 +1,57 @@
+"""A module converted to half precision beside itself in float64 with the same values: what GRD110 compares."""
+
+from dataclasses import replace
+from functools import partial
+
+from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.finding import Note
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.lines_apart import at_line_apart
+from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.numerics.imitated_half import half_passes
+from nsa_doctor.probes.numerics.rounded_pass import passed
+from nsa_doctor.probes.numerics.rounding_budget import Twins, twins
+from nsa_doctor.probes.numerics.rounding_fault import RoundingFault, rounding_fault
+from nsa_doctor.probes.tensors.finite import isfinite
+from nsa_doctor.subject.contract import Subject
+
+_LENGTH, _ROWS = 67, 2
+
+
+def length_of(subject: Subject) -> int:
+    """How many tokens are compared."""
+    return min(_LENGTH, subject.max_length)
+
+
+def converted(subject: Subject, half: str) -> Twins | None:
+    """The subject in that type and in float64 with the same values; None where it does not run so, and it need not."""
+    try:
+        with unobserved():
+            pair = twins(subject, half)
+            pair.low(pair.low.input(length_of(subject)))
+    except SubjectFailedError:
+        return None
+    return pair
+
+
+def conversion_fault(pair: Twins) -> RoundingFault | Note | None:
+    """What differs by more than the same operations rounded; a note where those leave the range of the type."""
+    x = pair.wide.input(length_of(pair.wide.subject), _ROWS)
+    x = x.to(pair.dtype).double() if x.is_floating_point() else x
+    with unobserved():
+        plain, imitated, found = half_passes(pair, x)
+    if all(bool(isfinite(each).all()) for each in (imitated.output, *imitated.gradients.values())):
+        return rounding_fault(plain, imitated, found)
+    message = f"its values leave the range of {str(pair.dtype)[6:]} at S={x.shape[1]}: nothing is said of its gradients"
+    return Note(message=message, where=definition_place(pair.low.module))
+
+
+def conversion_place(pair: Twins, path: str) -> Place:
+    """The module, at the line that runs in half precision alone where there is one."""
+    sp = pair.low
+    wide = pair.wide.input(length_of(sp.subject), _ROWS)
+    low = wide.to(pair.dtype) if wide.is_floating_point() else wide
+    place = replace(definition_place(sp.module.get_submodule(path)), module=path)
+    with unobserved():
+        return at_line_apart(sp.subject, place, partial(passed, sp, low), partial(passed, pair.wide, wide))
