@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa_doctor.core.conformance import PROPERTY_NAMES, Cell
+from nsa_doctor.core.finding import ExitCode
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.isolation.worker_process import STARTUP_SECONDS, WorkerProcess
 
@@ -51,6 +52,14 @@ class Matrix:
     def red(self) -> tuple[Cell, ...]:
         """The cells in which something is wrong."""
         return tuple(cell for cell in self.cells if cell.is_red)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """WRONG where a cell is red, UNMEASURED where nothing was measured at all."""
+        if self.red:
+            return ExitCode.WRONG
+        is_measured = any(cell.status in ("holds", "refuses") for cell in self.cells)
+        return ExitCode.WELL if is_measured else ExitCode.UNMEASURED
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""

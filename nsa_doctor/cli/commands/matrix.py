@@ -66,7 +66,7 @@ def matrix(
         found = run_matrix(request, listener)
     _write(found, output, has_scripts=standalone)
     say(terminal(found.cells, found.versions), sys.stdout)
-    return ExitCode.WRONG if found.red else ExitCode.WELL
+    return found.exit_code
 
 
 def _write(found: "Matrix", folder: Path, *, has_scripts: bool) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from nsa_doctor.cli.main import serve
-from nsa_doctor.core.conformance import Cell
+from nsa_doctor.core.conformance import Cell, Status
 from nsa_doctor.core.errors import UsageError
-from nsa_doctor.engine.matrix import CELLS, Journal
+from nsa_doctor.core.finding import ExitCode
+from nsa_doctor.engine.matrix import CELLS, Journal, Matrix
 from nsa_doctor.render.matrix import html, markdown, terminal
 from tests.nsa_doctor.adapters.test_hugging_face import INSTALLED
 
@@ -36,6 +37,21 @@ def matrix(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         timeout=110,
         check=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        (("holds", "does not apply"), ExitCode.WELL),
+        (("holds", "differs"), ExitCode.WRONG),
+        (("cannot be built", "does not apply"), ExitCode.UNMEASURED),
+        ((), ExitCode.UNMEASURED),
+    ],
+)
+def test_a_matrix_of_which_nothing_was_measured_is_not_well(statuses: tuple[Status, ...], code: ExitCode):
+    cells = tuple(Cell(model="hf:llama", property_name="decode", status=status) for status in statuses)
+    found = Matrix(types=("llama",), properties=("decode",), versions=VERSIONS, cells=cells)
+    assert found.exit_code is code
 
 
 @pytest.mark.full
