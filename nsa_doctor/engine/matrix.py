@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from nsa_doctor.core.conformance import PROPERTY_NAMES, Cell
-from nsa_doctor.core.finding import ExitCode
 from nsa_doctor.core.errors import UsageError
+from nsa_doctor.core.finding import ExitCode
 from nsa_doctor.isolation.worker_process import STARTUP_SECONDS, WorkerProcess
 
 _ROOM = "nsa_doctor.worker.matrix_warm"

@@ -138,7 +138,7 @@ def _answering(name: str, model_type: str, values: dict[str, Any], dtype: str, s
 
 def _plain_experts() -> dict[str, str]:
     """What has experts run by plain torch, where this transformers has other ways (5.0 and newer)."""
-    has_ways = hasattr(library().PreTrainedModel, "set_experts_implementation")
+    has_ways = hasattr(getattr(library(), "PreTrainedModel", None), "set_experts_implementation")
     return {"experts_implementation": "eager"} if has_ways else {}
 
 

@@ -12,7 +12,6 @@ import typer
 from nsa_doctor.cli import option_types as given
 from nsa_doctor.core.conformance import PROPERTY_NAMES
 from nsa_doctor.core.errors import UsageError
-from nsa_doctor.core.finding import ExitCode
 from nsa_doctor.core.nearest import one_of
 from nsa_doctor.core.reproduce import SECONDS
 from nsa_doctor.core.writing import say, write_whole
