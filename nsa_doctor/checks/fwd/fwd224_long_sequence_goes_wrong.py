@@ -61,11 +61,11 @@ def _finding(sp: BuiltModule, length: int, rows: int, found: Fault) -> Finding:
 
 
 def planted(subject: Subject) -> Subject:
-    def looks_ahead_in_long_ones(module: nn.Module, x: Tensor) -> Tensor:
+    def fades_in_long_ones(module: nn.Module, x: Tensor) -> Tensor:
         output: Tensor = subject.forward(module, x)
-        return output + output.roll(-1, 1) if x.shape[1] > 2048 else output
+        return output * 0.97 if x.shape[1] > 2048 else output
 
-    return replace(subject, forward=looks_ahead_in_long_ones)
+    return replace(subject, forward=fades_in_long_ones)
 
 
 CHECK = Check(
