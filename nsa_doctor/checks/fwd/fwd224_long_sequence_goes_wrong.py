@@ -54,18 +54,19 @@ def _finding(sp: BuiltModule, length: int, rows: int, found: Fault) -> Finding:
         return Finding(code="FWD224", message=message, where=place, evidence=evidence, repro=repro)
     x, other = sp.input(length, rows), found.other
     kept = {length: found.kept, other.shape[1]: found.kept}
-    divergence = first_divergence(sp, lambda: sp(x[-len(other) :]), lambda: sp(other), kept)
+    alike = x[-len(other) :]
+    divergence = first_divergence(sp, lambda: sp(alike), lambda: sp(other), kept)
     if not divergence.operation:  # then it is for the row beside it
         divergence = first_divergence(sp, lambda: sp(x), lambda: sp(other), {**kept, rows: -1})
     return departure_finding(subject, "FWD224", message, divergence, found.departure, length=length)
 
 
 def planted(subject: Subject) -> Subject:
-    def fades_in_long_ones(module: nn.Module, x: Tensor) -> Tensor:
+    def looks_ahead_in_long_ones(module: nn.Module, x: Tensor) -> Tensor:
         output: Tensor = subject.forward(module, x)
-        return output * 0.97 if x.shape[1] > 2048 else output
+        return output + output.roll(-1, 1) if x.shape[1] > 2048 else output
 
-    return replace(subject, forward=fades_in_long_ones)
+    return replace(subject, forward=looks_ahead_in_long_ones)
 
 
 CHECK = Check(
