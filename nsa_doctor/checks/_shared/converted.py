@@ -6,7 +6,7 @@ from functools import partial
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Note
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.hooks.lines_apart import at_line_apart
+from nsa_doctor.probes.hooks.lines_apart import in_its_file
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.numerics.imitated_half import half_passes
@@ -48,10 +48,12 @@ def conversion_fault(pair: Twins) -> RoundingFault | Note | None:
 
 
 def conversion_place(pair: Twins, path: str) -> Place:
-    """The module, at the line that runs in half precision alone where there is one."""
+    """The innermost module there that is not torch's, at the line of its file that half precision alone runs."""
     sp = pair.low
+    while path and type(sp.module.get_submodule(path)).__module__.startswith("torch."):
+        path = path.rpartition(".")[0]
     wide = pair.wide.input(length_of(sp.subject), _ROWS)
     low = wide.to(pair.dtype) if wide.is_floating_point() else wide
     place = replace(definition_place(sp.module.get_submodule(path)), module=path)
     with unobserved():
-        return at_line_apart(sp.subject, place, partial(passed, sp, low), partial(passed, pair.wide, wide))
+        return in_its_file(sp.subject, place, partial(passed, sp, low), partial(passed, pair.wide, wide))

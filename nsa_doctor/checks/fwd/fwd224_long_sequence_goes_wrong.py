@@ -54,7 +54,8 @@ def _finding(sp: BuiltModule, length: int, rows: int, found: Fault) -> Finding:
         return Finding(code="FWD224", message=message, where=place, evidence=evidence, repro=repro)
     x, other = sp.input(length, rows), found.other
     kept = {length: found.kept, other.shape[1]: found.kept}
-    divergence = first_divergence(sp, lambda: sp(x[-len(other) :]), lambda: sp(other), kept)
+    last, last_other = x[-1:], other[-1:]
+    divergence = first_divergence(sp, lambda: sp(last), lambda: sp(last_other), kept)
     if not divergence.operation:  # then it is for the row beside it
         divergence = first_divergence(sp, lambda: sp(x), lambda: sp(other), {**kept, rows: -1})
     return departure_finding(subject, "FWD224", message, divergence, found.departure, length=length)

@@ -27,7 +27,7 @@ _BLOCK = 64
 _RECENT = 40
 _MOST_ROWS = 2
 _NUM_CALLS = 2
-_COUNTED = (512, 1024)
+_COUNTED = 1024
 _NOMINAL_SECONDS: dict[Profile, float] = {"smoke": 0.5, "quick": 2.6, "full": 20.0}
 _LOOKUPS = frozenset({"embedding", "index", "index_select", "gather", "take"})
 _LEAST = 1e-6  # of the output: what a token changes at the shorter length, for it to be missed at the longer,
@@ -48,9 +48,10 @@ class Fault:
 def longest_affordable(sp: BuiltModule) -> tuple[int, int] | None:
     """The longest of the lengths that is served and that there is time for, and how many rows; None where none is."""
     limit, allowed = sp.subject.max_length, _NOMINAL_SECONDS[sp.subject.profile] / _NUM_CALLS
-    shorter, longer = (min(length, limit) for length in _COUNTED)
+    longer = min(_COUNTED, limit)
+    shorter = longer // 2
     served = [length for length in _LENGTHS if limit < length <= sp.subject.longest]
-    if not served or not shorter < longer:
+    if not served or limit <= _PAST:
         return None
     first = _nominal_seconds(sp, shorter)
     if first * served[-1] / shorter > allowed:  # though it grew no faster than the length
@@ -87,12 +88,14 @@ def faults(sp: BuiltModule, length: int, rows: int) -> Iterator[Fault]:
     except NotComparableError:
         sp(x)  # once more, untraced, for what observes calls
         raise
+    of_recent = list(_of_recent(whole, head))
+    yield from (fault for fault in of_recent if fault.departure is not None)  # two runs of one length part at a line
     if (found := whole.departure(head.output, slice(-1, None), slice(shorter))) is not None:
         beside = " beside another row" if rows > 1 else ""
         words = f"the first {shorter} tokens alone give another output than at the head of {length}{beside}"
         yield Fault(words, found, shorter, x[-1:, :shorter])
     yield from _of_repeated(looked_up, expected, length, shorter)
-    yield from _of_recent(whole, head)
+    yield from (fault for fault in of_recent if fault.departure is None)
 
 
 def _of_repeated(

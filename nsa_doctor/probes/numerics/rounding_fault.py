@@ -47,7 +47,7 @@ def rounding_fault(plain: RoundedPass, imitated: RoundedPass, found: RoundedPass
     if not excesses:
         return None
     name = list(excesses)[-1]
-    return RoundingFault(f"the gradient of {name}", *excesses[name], _handed_right(plain, imitated, found, excesses))
+    return RoundingFault(f"the gradient of {name}", *excesses[name], _handed_right(plain, imitated, found, name))
 
 
 def _excess(plain: Tensor, imitated: Tensor, found: Tensor) -> tuple[float, float] | None:
@@ -82,14 +82,16 @@ def _is_other(path: str, *passes: Mapping[str, Tensor]) -> bool:
     return _excess(plain, imitated, found) is not None
 
 
-def _handed_right(plain: RoundedPass, imitated: RoundedPass, found: RoundedPass, names: Mapping[str, object]) -> str:
-    """The innermost module that holds such parameters and is handed the right gradient."""
-    paths = [path for path in found.handed if path in plain.handed and path in imitated.handed]
-    right = [
-        path for path in paths if _excess_of_gradient(*(each.handed[path] for each in (plain, imitated, found))) is None
-    ]
-    holding = [path for path in right if path and any(name.startswith(f"{path}.") for name in names)]
-    return max(holding, key=lambda path: (path.count("."), path), default="")
+def _handed_right(plain: RoundedPass, imitated: RoundedPass, found: RoundedPass, name: str) -> str:
+    """On the way from the whole to that parameter, the last module before the first that is handed a wrong gradient."""
+    parts, right = name.split("."), ""
+    for path in (".".join(parts[:end]) for end in range(1, len(parts))):
+        if not all(path in each.handed for each in (plain, imitated, found)):
+            continue
+        if _excess_of_gradient(*(each.handed[path] for each in (plain, imitated, found))) is not None:
+            break
+        right = path
+    return right
 
 
 def _per_token(values: Tensor) -> Tensor:

@@ -92,8 +92,11 @@ def longer(than: int, change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], 
 
 
 FAULTY = {
-    "leak": (lambda: Convolution(after=longer(2048, lambda y: y.roll(-1, 1))), "another output than at the head"),
-    "leak past 4096": (lambda: Convolution(after=longer(4096, lambda y: y.roll(-1, 1))), "another output than at"),
+    "leak": (lambda: Convolution(after=longer(2048, lambda y: y.roll(-1, 1))), "change the output before them"),
+    "leak past 4096": (
+        lambda: Convolution(after=longer(4096, lambda y: y.roll(-1, 1))),
+        "change the output before them",
+    ),
     "row of another": (lambda: Convolution(after=longer(4096, lambda y: y.roll(1, 0))), "beside another row"),
     "input": (Overwriting, "overwrites its input"),
     "scale": (lambda: Convolution(after=longer(4096, lambda y: 0.97 * y)), "another output than at the head"),
