@@ -41,6 +41,8 @@ IN_PROCESS = [code for code in CODES if not registry.load(code).isolate]
 ISOLATED = sorted(set(CODES) - set(IN_PROCESS))
 PLACED_AT_FORWARD = {"FWD102"}  # a wrong shape is placed where the module's forward is defined
 PLACED_WHERE_READ = {"ENV103"}  # a flag's line, whoever does not follow it
+# Whose blocks are cut at other tokens in the shorter call: the compressor is where the two part, whatever leaks.
+PLACED_WHERE_LENGTHS_PART = {"FWD224"}
 WITHOUT_A_LINE = {"ENV102"}  # the machine is at fault, not the code
 ABOUT_TOKENS = {"GRD207", "DEC108", "DEC109"}
 ONLY_NOTES = {"FWD305"}  # what it sees is not wrong by itself
@@ -73,6 +75,7 @@ def complaints(check: Check, subject: Subject) -> Iterator[str]:
         if Path(finding.where.file).name != Path(check.run.__code__.co_filename).name and finding.code not in (
             *PLACED_AT_FORWARD,
             *PLACED_WHERE_READ,
+            *PLACED_WHERE_LENGTHS_PART,
             *WITHOUT_A_LINE,
         ):
             yield f"the finding is placed at {finding.where}, not where the bug is planted"
