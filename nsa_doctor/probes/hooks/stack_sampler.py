@@ -29,7 +29,7 @@ from nsa_doctor.probes.hooks.places import module_code
 _LOOKS = 25
 _LOOK_SECONDS = 0.02
 _LONGEST_SECONDS = 2.0
-_ANSWER_SECONDS = 1.0  # for a thread to come to its next line of Python, on a busy machine too
+_ANSWER_SECONDS = 2.0  # for a thread to come to its next line of Python, on a busy machine too
 _MOST_ROOTS = 8
 _SIGNAL = getattr(signal, "SIGRTMAX", signal.SIGUSR2)  # that nobody else uses
 _Answer = TypeVar("_Answer")
