@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nsa.backends import Impl, route, why_not_triton
 from nsa.config import NSAConfig
@@ -44,6 +44,9 @@ def why_not_stepped(layer: StepParts, x: Tensor, cache: NSACache) -> str | None:
     for name, module in modules.items():
         if type(module) is not known[name] or not runs_forward_alone(module):
             return f"{name} is more than a {known[name].__name__}: the kernels of decoding compute in its place"
+    for name, linear in {"gate.fc1": layer.gate.fc1, "gate.fc2": layer.gate.fc2}.items():
+        if type(linear) is not nn.Linear or not runs_forward_alone(linear):
+            return f"{name} is more than a Linear: the kernels of decoding compute in its place"
     if cache.is_stepping:
         return None
     return _why_not_served(layer, dtype, x.device, cache)
@@ -51,6 +54,8 @@ def why_not_stepped(layer: StepParts, x: Tensor, cache: NSACache) -> str | None:
 
 def _why_not_served(layer: StepParts, dtype: torch.dtype, device: torch.device, cache: NSACache) -> str | None:
     size = max(layer.config.d_k, layer.config.d_v)
+    if not all(weight.is_contiguous() for weight in (*layer.qkv.weights(), *layer.gate.parameters())):
+        return "weights are not contiguous, as the kernels of decoding read them"
     if layer.impl not in ("auto", "triton"):
         return f"impl={layer.impl!r} is asked for by name"
     no_kernel = why_not_triton(device, dtype, size)

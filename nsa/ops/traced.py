@@ -164,7 +164,8 @@ def _gradients(
     more = _more(branch, impl, slots, _geometry(sizes), first_query, chooses, num_tile_elements)
     q, k, v = (x.contiguous() for x in (q, k, v))
     found: tuple[Tensor, Tensor, Tensor] = _implementation(branch, impl).gradients(grad, q, k, v, out, norm, *more)
-    return found
+    of_q, of_k, of_v = (x.contiguous() for x in found)  # which compiled code relies on
+    return of_q, of_k, of_v
 
 
 @_gradients.register_fake

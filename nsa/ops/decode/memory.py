@@ -67,6 +67,14 @@ class StepMemory:
     out: Tensor
     launches: dict[str, Any] = field(default_factory=dict)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what was compiled for these very tensors: a copy has others."""
+        return {**vars(self), "launches": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take up what `__getstate__` gave."""
+        vars(self).update(state)
+
     @property
     def capacity(self) -> int:
         """Tokens that it has room for."""

@@ -22,10 +22,11 @@ def on_a_late_stream(subject: FunctionSubject, problem: Problem) -> Answer:
     """
     stream = torch.cuda.Stream()
     busy = torch.ones(_DELAY_SIZE, _DELAY_SIZE, device="cuda")
+    before = {name: torch.zeros_like(each) for name, each in laid_out(subject, problem, Asking(wants=())).items()}
+    torch.cuda.synchronize()
 
     def filled_late(name: str, tensor: Tensor) -> Tensor:
-        late = torch.zeros_like(tensor)
-        torch.cuda.synchronize()
+        late = before.get(name, torch.zeros_like(tensor))
         for _ in range(_DELAY_PRODUCTS):
             torch.mm(busy, busy)
         return late.copy_(tensor)

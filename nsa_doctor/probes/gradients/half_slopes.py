@@ -83,19 +83,21 @@ def half_slopes(
     chance = torch.Generator().manual_seed(made.subject.seed + 17)
     first = _Pass.of(made, values)
     kept = sorted((name for name in first.gradients if name != INPUT), key=lambda name: -values[name].numel())[:most]
-    for name in (*([INPUT] if INPUT in first.gradients else []), *kept):
-        for part, index in _parts(name, values[name]):
-            if only in (None, (name, part)):
-                weights = _change(made, values, name, index, chance)
-                middle = _Pass.of(made, values, weights)
-                gradient = middle.gradients.get(name)
-                if gradient is None or not bool(gradient[index].any()):
-                    continue
-                towards = torch.zeros_like(gradient)
-                towards[index] = gradient[index] * (values[name][index].double().norm() / gradient[index].norm())
-                found = [_slope(made, values, middle, (name, part), towards * step) for step in _STEPS]
-                yield [slope for slope in found if slope is not None and slope.is_certain]
-    _set(made, values)
+    try:
+        for name in (*([INPUT] if INPUT in first.gradients else []), *kept):
+            for part, index in _parts(name, values[name]):
+                if only in (None, (name, part)):
+                    weights = _change(made, values, name, index, chance)
+                    middle = _Pass.of(made, values, weights)
+                    gradient = middle.gradients.get(name)
+                    if gradient is None or not bool(gradient[index].any()):
+                        continue
+                    towards = torch.zeros_like(gradient)
+                    towards[index] = gradient[index] * (values[name][index].double().norm() / gradient[index].norm())
+                    found = [_slope(made, values, middle, (name, part), towards * step) for step in _STEPS]
+                    yield [slope for slope in found if slope is not None and slope.is_certain]
+    finally:  # whoever takes the first alone too leaves the module as it was
+        _set(made, values)
 
 
 def _change(

@@ -32,7 +32,7 @@ class CompileWatch:
     main: int
     files: CompilerFiles = field(default_factory=CompilerFiles.installed)
     clock: Callable[[], float] = time.monotonic
-    _timed: tuple[int, float] = (0, 0.0)
+    _timed: tuple[FrameType | None, float] = (None, 0.0)
     _ticks: dict[int, int] = field(default_factory=dict)
 
     def follow(self, tell: Callable[[dict[str, Any]], object]) -> None:
@@ -64,8 +64,8 @@ class CompileWatch:
 
     def _is_stuck(self, timing: FrameType) -> bool:
         """Whether this very timing of a kernel has gone on for too long."""
-        if self._timed[0] != id(timing):
-            self._timed = (id(timing), self.clock())
+        if self._timed[0] is not timing:
+            self._timed = (timing, self.clock())
         return self.clock() - self._timed[1] > _LONGEST_TIMING
 
     def _below(self) -> str:

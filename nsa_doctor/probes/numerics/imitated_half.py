@@ -16,7 +16,7 @@ from nsa_doctor.probes.numerics.rounded_pass import RoundedPass, passed
 from nsa_doctor.probes.numerics.rounding_budget import Twins
 from nsa_doctor.probes.tensors.widened import Widened
 
-_OF_A_MASK = 1e29  # larger ones are an infinity of another dtype, as finfo(dtype).min, and stay at the end of the range
+_OF_A_MASK = 1e29  # larger finite ones are the end of another dtype's range, as finfo(dtype).min, and stay at the end
 
 
 def half_passes(pair: Twins, x: Tensor) -> tuple[RoundedPass, RoundedPass, RoundedPass]:
@@ -58,5 +58,5 @@ class _Rounding(DispatchWatcher):
 
     def _rounded(self, values: Tensor) -> Tensor:
         most = torch.finfo(self._half).max
-        ended = torch.where(values.abs() > _OF_A_MASK, values.sign() * most, values)
+        ended = torch.where((values.abs() > _OF_A_MASK) & ~values.isinf(), values.sign() * most, values)
         return ended.to(self._half).to(values.dtype)

@@ -31,12 +31,15 @@ def test_the_operator_passes_torchs_own_checks(branch: str, chooses: bool):
     torch.library.opcheck(torch.ops.nsa.attention.default, arguments)
 
 
-def test_the_operator_of_gradients_passes_torchs_own_checks():
-    q, k, v, slots = operands("sliding")
+@pytest.mark.parametrize("branch", ["compressed", "selected", "sliding"])
+def test_the_operator_of_gradients_passes_torchs_own_checks(branch: str):
+    q, k, v, slots = operands(branch)
     given = tuple(x.detach() for x in (q, k, v))
-    out, norm, _ = torch.ops.nsa.attention(*given, slots, "sliding", "vectorized", SIZES, 0, False, None)
-    arguments = (torch.randn_like(out), *given, out, norm, slots, "sliding", "vectorized", SIZES, 0, False, None)
+    out, norm, _ = torch.ops.nsa.attention(*given, slots, branch, "vectorized", SIZES, 0, False, None)
+    arguments = (torch.randn_like(out), *given, out, norm, slots, branch, "vectorized", SIZES, 0, False, None)
     torch.library.opcheck(torch.ops.nsa.attention_backward.default, arguments)
+    assert all(each.is_contiguous() for each in torch.ops.nsa.attention_backward(*arguments))
+    assert all(each.is_contiguous() for each in torch.ops.nsa.attention(*given, *arguments[6:])[:2])
 
 
 def test_the_operator_of_checked_slots_passes_torchs_own_checks():
