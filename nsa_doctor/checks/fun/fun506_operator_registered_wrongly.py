@@ -1,7 +1,7 @@
 """FUN506 operator-registered-wrongly
 
 Detects: an operator of torch.library that the function calls and that is not what it is registered as: arguments that
-it writes to without saying so, a fake implementation of another shape or dtype, a gradient at the wrong place.
+it writes to without saying so, a fake implementation of another shape, dtype or layout. Its gradient is not looked at.
 Matters: torch.compile and torch.export believe what is registered, and compute something else without a word.
 Fix: declare `mutates_args`, and have `register_fake` return what the operator returns; see torch.library.opcheck.
 

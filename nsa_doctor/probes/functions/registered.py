@@ -75,4 +75,4 @@ def _checked(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Re
 
 
 def _copy(value: Any) -> Any:
-    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+    return value.detach().clone() if isinstance(value, Tensor) else value

@@ -11,7 +11,7 @@ from typing import Any
 
 from nsa_doctor.core.compilers import PROGRAMS, CompilerFiles
 from nsa_doctor.core.frames import FrameFilter
-from nsa_doctor.probes.hooks.stack_sampler import current_frames
+from nsa_doctor.probes.hooks.stack_sampler import current_frames, outwards
 
 _LOOK_SECONDS = 1.0
 _LONGEST_TIMING = 20.0  # seconds in which one kernel is timed; what takes longer does not return
@@ -51,8 +51,8 @@ class CompileWatch:
 
     def _in_stack(self, frame: FrameType, is_main: bool) -> str:
         """The compiler whose line is the first, from the innermost, that is a compiler's or the subject's."""
-        stack = list(_outwards(frame))
-        if not is_main and stack[-1].f_code.co_filename.endswith(_FOREIGN_THREAD):
+        stack = list(outwards(frame))
+        if stack and not is_main and stack[-1].f_code.co_filename.endswith(_FOREIGN_THREAD):
             return ""
         for each in stack:
             name, work = self.files.work_of(each.f_code.co_filename, each.f_code.co_name)
@@ -82,12 +82,6 @@ class CompileWatch:
                 self._ticks[pid] = int(words[11]) + int(words[12])
                 return name if self._ticks[pid] != before.get(pid, 0) else ""
         return ""
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _below(pid: int) -> Iterator[int]:

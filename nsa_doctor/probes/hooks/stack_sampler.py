@@ -145,7 +145,7 @@ class StackSampler:
         """The module in whose method or backward a frame is, without a line, and whether it is that very one."""
         roots = self._candidates(frame)
         unnamed: nn.Module | None = None
-        for each in _outwards(frame):
+        for each in outwards(frame):
             module = module_of(each)
             if module is not None:
                 path = next((path for root in roots if (path := root.path_of(module)) is not None), None)
@@ -188,7 +188,7 @@ class StackSampler:
 
     def _stack(self, frame: FrameType | None, reads_locals: bool) -> list[_Look]:
         looks: list[_Look] = []
-        for each in _outwards(frame):
+        for each in outwards(frame):
             called = id(looks[-1].frame) if looks else 0
             is_read = reads_locals and self.frames.rank_of(each.f_code)
             held = tuple(map(id, list(each.f_locals.values()))) if is_read else None
@@ -206,7 +206,7 @@ class StackSampler:
 
     def _candidates(self, frame: FrameType | None) -> list["_Root"]:
         """Modules that were built, the latest first, and the outermost one that runs."""
-        running = [module for outer in _outwards(frame) if (module := module_of(outer)) is not None]
+        running = [module for outer in outwards(frame) if (module := module_of(outer)) is not None]
         return [*self._roots, *(_Root(weakref.ref(module)) for module in running[-1:])]
 
     def _by_line(self, place: Place) -> Place:
@@ -251,7 +251,8 @@ def context_of(frame: FrameType) -> FunctionCtx | None:
     return first if issubclass(type(first), FunctionCtx) else None
 
 
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+def outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those that called it, up to where the process was forked."""
     while frame is not None and not is_before_the_fork(frame.f_code.co_filename):
         yield frame
         frame = frame.f_back
