@@ -118,7 +118,7 @@ def _attend(
     WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Output and normaliser of one tile of rows."""
-    first_key, first_row, row, is_row, position, begin, stop = _place(
+    first_key, first_row, row, is_row, position, begin, first_whole, last_whole, stop = _place(
         num_streams, num_queries, num_served, num_keys, window, HEADS, GROUPS, ROWS, KEYS
     )
     q_tile = load_rows(q + first_row * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
@@ -133,7 +133,8 @@ def _attend(
         k_tile = load_rows(k + start * tl.full([], GROUPS * SIZE_K, tl.int64), key * GROUPS, is_key, SIZE_K, WIDTH_K)
         v_tile = load_rows(v + start * tl.full([], GROUPS * SIZE_V, tl.int64), key * GROUPS, is_key, SIZE_V, WIDTH_V)
         is_visible = _is_visible((start + key)[None, :], position[:, None], window)
-        peak, total, mixed = attend_tile(q_tile, k_tile, v_tile, is_visible, peak, total, mixed, SIZE_K)
+        is_edge = (start < first_whole) | (start > last_whole)
+        peak, total, mixed = attend_tile(q_tile, k_tile, v_tile, is_visible, peak, total, mixed, SIZE_K, is_edge)
     finish_rows(out + first_row * SIZE_V, norm + first_row * 2, row, is_row, peak, total, mixed, SIZE_V, WIDTH_V)
 
 
@@ -144,7 +145,7 @@ def _attend_backward_q(
     WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of q, and delta, of one tile of rows."""
-    first_key, first_row, row, is_row, position, begin, stop = _place(
+    first_key, first_row, row, is_row, position, begin, first_whole, last_whole, stop = _place(
         num_streams, num_queries, num_served, num_keys, window, HEADS, GROUPS, ROWS, KEYS
     )
     q_tile = load_rows(q + first_row * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
@@ -161,7 +162,10 @@ def _attend_backward_q(
         k_tile = load_rows(k + start * tl.full([], GROUPS * SIZE_K, tl.int64), key * GROUPS, is_key, SIZE_K, WIDTH_K)
         v_tile = load_rows(v + start * tl.full([], GROUPS * SIZE_V, tl.int64), key * GROUPS, is_key, SIZE_V, WIDTH_V)
         is_visible = _is_visible((start + key)[None, :], position[:, None], window)
-        sum_q = add_grad_q(sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K)
+        is_edge = (start < first_whole) | (start > last_whole)
+        sum_q = add_grad_q(
+            sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K, is_edge
+        )
     store_rows(grad_q + first_row * SIZE_K, row, is_row, sum_q * scale(SIZE_K), SIZE_K, WIDTH_K)
 
 
@@ -190,6 +194,9 @@ def _attend_backward_kv(
     first_query = num_keys - num_queries
     begin = tl.maximum(tile * KEYS - first_query, 0) * HEADS
     stop = tl.minimum(tile * KEYS + KEYS - 1 + window - first_query, num_served) * HEADS
+    # Rows that see the tile whole.
+    first_whole = (tile * KEYS + KEYS - 1 - first_query) * HEADS
+    last_whole = (tile * KEYS + window - first_query) * HEADS - ROWS
     for start in range(begin, stop, ROWS):
         query, first, row = rows_from(start, HEADS, GROUPS, ROWS)
         is_row = start + tl.arange(0, ROWS) < stop
@@ -198,8 +205,9 @@ def _attend_backward_kv(
         peak, log_total = load_norm(norm + first * 2, row, is_row)
         row_delta = tl.load(delta + first + row, mask=is_row, other=0.0)
         is_visible = _is_visible(key[:, None], (first_query + query)[None, :], window)
-        sum_k, sum_v = add_grad_kv(
-            sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K
+        is_edge = (start < first_whole) | (start > last_whole)
+        sum_k, sum_v, _ = add_grad_kv(
+            sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K, is_edge
         )
     first_key = (batch * num_written + tile * KEYS) * GROUPS + group
     is_key = key < num_written
@@ -212,7 +220,10 @@ def _place(
     num_streams, num_queries, num_served, num_keys, window, HEADS: tl.constexpr, GROUPS: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Where the program's keys and rows begin; its rows and their positions; the tiles of keys that they see."""
+    """Where the program's keys and rows begin; its rows and their positions; the tiles of keys that they see.
+
+    Of these: where the first begins, the first and the last that every row sees whole, and where the last key ends.
+    """
     batch, group, tile = stream_of(num_streams, GROUPS)
     query, first, row = rows_from(tile * ROWS, HEADS, GROUPS, ROWS)
     first_query = num_keys - num_queries
@@ -221,7 +232,8 @@ def _place(
     begin = tl.maximum(oldest - window + 1, 0) // KEYS * KEYS
     first_row = (batch * num_queries * GROUPS + group) * HEADS + first
     first_key = batch * num_keys * GROUPS + group
-    return first_key, first_row, row, query < num_served, first_query + query, begin, youngest + 1
+    is_row, position = query < num_served, first_query + query
+    return first_key, first_row, row, is_row, position, begin, youngest - window + 1, oldest - KEYS + 1, youngest + 1
 
 
 @triton.jit

@@ -139,14 +139,14 @@ def store_rows(x, row, is_row, values, SIZE: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def attend_tile(
-    q_tile, k_tile, v_tile, is_visible, peak, total, mixed, SIZE_K: tl.constexpr, MASKED: tl.constexpr = True
+    q_tile, k_tile, v_tile, is_visible, peak, total, mixed, SIZE_K: tl.constexpr, is_masked=True
 ):  # fmt: skip
     """Peak, sum and unnormalised output of rows that have met the keys of one tile more; is_visible [rows, keys].
 
-    A tile gives a row the same bits whether MASKED or not, so that rows beside it change nothing.
+    A tile gives a row the same bits whether is_masked or not, so that rows beside it change nothing.
     """
     scores = tl.dot(q_tile, tl.trans(k_tile))
-    if MASKED:
+    if is_masked:
         scores = tl.where(is_visible, scores, float("-inf"))
     highest = tl.maximum(peak, tl.max(scores, 1) * factor(SIZE_K))
     origin = tl.where(highest == float("-inf"), 0.0, highest)  # of a row that has seen no key yet
@@ -191,12 +191,11 @@ def weights_of(q_tile, k_tile, peak, log_total, SIZE_K: tl.constexpr):
 
 @triton.jit
 def add_grad_q(
-    sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, delta, SIZE_K: tl.constexpr,
-    MASKED: tl.constexpr = True,
+    sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, delta, SIZE_K: tl.constexpr, is_masked=True
 ):  # fmt: skip
     """Gradient of the rows' q, not scaled yet, with the part of one tile of keys added; is_visible [rows, keys]."""
     weights = weights_of(q_tile, k_tile, peak, log_total, SIZE_K)
-    if MASKED:
+    if is_masked:
         weights = tl.where(is_visible, weights, 0.0)
     grad_scores = weights * (tl.dot(grad_tile, tl.trans(v_tile)) - delta[:, None])
     return tl.dot(grad_scores.to(k_tile.dtype), k_tile, sum_q)
@@ -205,18 +204,19 @@ def add_grad_q(
 @triton.jit
 def add_grad_kv(
     sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, delta, SIZE_K: tl.constexpr,
-    MASKED: tl.constexpr = True,
+    is_masked=True,
 ):  # fmt: skip
     """Gradients of the keys (not scaled yet) and values, with the part of one tile of rows; is_visible [keys, rows].
 
-    A row that is none adds nothing, MASKED or not: see `load_norm`.
+    And the gradient of the scores [keys, rows], rounded as its products take it. A row that is none adds nothing,
+    is_masked or not: see `load_norm`.
     """
     weights = tl.exp2(tl.dot(k_tile, tl.trans(q_tile)) * factor(SIZE_K) - peak[None, :] - log_total[None, :])
-    if MASKED:
+    if is_masked:
         weights = tl.where(is_visible, weights, 0.0)
     sum_v = tl.dot(weights.to(grad_tile.dtype), grad_tile, sum_v)
-    grad_scores = weights * (tl.dot(v_tile, tl.trans(grad_tile)) - delta[None, :])
-    return tl.dot(grad_scores.to(q_tile.dtype), q_tile, sum_k), sum_v
+    grad_scores = (weights * (tl.dot(v_tile, tl.trans(grad_tile)) - delta[None, :])).to(q_tile.dtype)
+    return tl.dot(grad_scores, q_tile, sum_k), sum_v, grad_scores
 
 
 @triton.jit

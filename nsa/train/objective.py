@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from nsa.backends import why_not_triton
 from nsa.nn import Transformer
 
 _IGNORED = -100
@@ -40,6 +41,10 @@ class Objective(nn.Module):
 
     def _summed(self, hidden: Float[Tensor, "N dim"], targets: Int[Tensor, " N"]) -> Float[Tensor, ""]:
         logits = self.model.logits(hidden[None])[0]
+        if why_not_triton(logits.device, logits.dtype, 1) is None:
+            from nsa.train.loss_kernels import cross_entropy as by_kernel  # where there is no Triton nothing leads here
+
+            return by_kernel(logits, targets, _IGNORED).sum()
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         # A sum of its own: the reduction that torch fuses here has one block of a GPU do all the work.
         return cross_entropy(wide, targets, ignore_index=_IGNORED, reduction="none").sum()

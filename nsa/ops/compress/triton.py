@@ -271,7 +271,7 @@ def _attend_backward_kv(
         peak, log_total = load_norm(norm + first * 2, row, is_row)
         row_delta = tl.load(delta + first + row, mask=is_row, other=0.0)
         is_visible = (key * STRIDE + LENGTH - 1)[:, None] <= (first_query + query)[None, :]
-        sum_k, sum_v = add_grad_kv(
+        sum_k, sum_v, _ = add_grad_kv(
             sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K
         )
     for start in range(whole, stop, ROWS):
@@ -281,7 +281,7 @@ def _attend_backward_kv(
         grad_tile = load_rows(grad + first * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
         peak, log_total = load_norm(norm + first * 2, row, is_row)
         row_delta = tl.load(delta + first + row, mask=is_row, other=0.0)
-        sum_k, sum_v = add_grad_kv(
+        sum_k, sum_v, _ = add_grad_kv(
             sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, None, peak, log_total, row_delta, SIZE_K, False
         )
     first_part = tl.program_id(1).to(tl.int64) * num_streams * num_keys + first_key

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from nsa.ops.compress import reference as compress_reference
 from nsa.ops.gate import reference as gate_reference
@@ -30,7 +31,7 @@ class Sizes:
     heads: int  # of a group
     head_sizes: tuple[int, int]
     geometry: Geometry
-    budget: int = 1 << 26  # numbers that blocks are chosen by, at once
+    budget: int = 1 << 26  # numbers that blocks are chosen by, or give to queries, at once
 
     def leaves(self, num_keys: int, dtype: torch.dtype, device: str) -> list[Tensor]:
         """Random q, k and v that require gradients."""
@@ -71,6 +72,9 @@ SELECTED = {
     "a-block-longer-than-the-sequence": Sizes(19, 37, 1, 2, (16, 16), _blocks(1 << 20, 3)),
     "more-heads-than-a-program-takes": Sizes(6, 40, 1, 70, (16, 16), _blocks(16, 3)),
     "many-slots": Sizes(9, 150, 1, 1, (16, 16), _blocks(16, 17)),
+    "sixteen-heads": Sizes(30, 60, 2, 16, (16, 32), _blocks(16, 3)),
+    "a-row-at-a-time": Sizes(40, 83, 2, 3, (16, 32), _blocks(16, 3), budget=40 * 576),
+    "a-few-queries-at-a-time": Sizes(40, 83, 2, 3, (16, 32), _blocks(16, 3), budget=13 * 576),
 }
 ALL_FIRST = {
     "every-block": Sizes(40, 40, 2, 6, (64, 64), _blocks(16, 3)),
@@ -81,6 +85,8 @@ ALL_FIRST = {
     "the-last-queries-of-a-short-row": Sizes(5, 40, 1, 2, (16, 16), _blocks(16, 3)),
     "none-in-the-first-blocks": Sizes(5, 90, 2, 3, (16, 32), _blocks(16, 3)),
     "more-heads-than-a-program-takes": Sizes(60, 60, 1, 70, (16, 16), _blocks(16, 3)),
+    "sixteen-heads": Sizes(70, 70, 2, 16, (16, 32), _blocks(16, 3)),
+    "a-few-queries-at-a-time": Sizes(90, 90, 2, 6, (16, 16), _blocks(16, 3), budget=13 * 576),
 }
 COMPRESSED = {
     "no-block": Sizes(15, 15, 1, 2, (16, 16), _stairs(16, 16)),
@@ -124,6 +130,12 @@ MIXED = {
     "seventy-heads": Sizes(2, 2, 1, 70, (16, 24), _stairs(16, 16)),
 }
 
+LOGITS = {
+    "two": Sizes(4, 2, 1, 1, (16, 16), _stairs(16, 16)),
+    "a-part": Sizes(7, 4096, 1, 1, (16, 16), _stairs(16, 16)),
+    "several-parts": Sizes(7, 9001, 1, 1, (16, 16), _stairs(16, 16)),
+}
+
 
 def drawn_slots(sizes: Sizes, device: str) -> Tensor:
     """Slots in any order, empty ones among them, blocks of the future too; the second query has none at all."""
@@ -138,7 +150,7 @@ def drawn_slots(sizes: Sizes, device: str) -> Tensor:
 
 def errors_of_chosen(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, float]:
     """The same for a choice, of which the queries in the first blocks need no slots: what they hold is not read."""
-    from nsa.ops.select import triton
+    from nsa.ops.select import block_kernels, triton
 
     leaves = sizes.leaves(sizes.num_tokens, dtype, device)
     exact = [x.detach().double().cpu().requires_grad_() for x in leaves]
@@ -148,20 +160,20 @@ def errors_of_chosen(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str,
     truth = select_reference.selected_attention(*exact, slots, sizes.geometry)
     num_dense = max(0, sizes.geometry.n_sel * sizes.geometry.l_sel - first_query)
     slots[:, :num_dense] = EMPTY_SLOT
-    with patch.object(triton, "_READERS", 4):
+    with patch.multiple(block_kernels, _READERS=4, _MOST_PARTIAL=sizes.budget):
         out = triton.selected_attention(*leaves, slots.to(device), sizes.geometry, is_chosen=True)
         return _errors(out, truth, leaves, exact)
 
 
 def errors_of_selected(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, float]:
     """Relative error of the output and of each gradient against the oracle in float64."""
-    from nsa.ops.select import triton
+    from nsa.ops.select import block_kernels, triton
 
     leaves = sizes.leaves(sizes.num_tokens, dtype, device)
     exact = [x.detach().double().cpu().requires_grad_() for x in leaves]
     slots = drawn_slots(sizes, device)
     truth = select_reference.selected_attention(*exact, slots.cpu(), sizes.geometry)
-    with patch.object(triton, "_READERS", 4):  # so that blocks have several parts
+    with patch.multiple(block_kernels, _READERS=4, _MOST_PARTIAL=sizes.budget):  # so that blocks have several parts
         out = triton.selected_attention(*leaves, slots, sizes.geometry)
         assert out[:, 1:2].count_nonzero() == 0
         return _errors(out, truth, leaves, exact)
@@ -261,6 +273,28 @@ def errors_of_mix(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, fl
     return _errors(triton.mix(*leaves), gate_reference.mix(*exact), leaves, exact, names)
 
 
+def errors_of_loss(sizes: Sizes, dtype: torch.dtype, device: str) -> dict[str, float]:
+    """Relative error of the cross-entropy and of its gradient; rows of logits as long as there are tokens."""
+    from nsa.train.loss_kernels import cross_entropy
+
+    torch.manual_seed(0)
+    drawn = 3 * torch.randn(sizes.num_queries, sizes.num_tokens + 3).to(dtype)
+    targets = torch.randint(sizes.num_tokens, (sizes.num_queries,))
+    targets[1::3] = -100
+    drawn[1] = torch.inf  # which is ignored
+    drawn[0, 2:] = -torch.inf
+    targets[0] = 1
+    leaf, exact = drawn.to(device).requires_grad_(), drawn.double().requires_grad_()
+    kept = (targets != -100).nonzero()[:, 0]
+    truth = functional.cross_entropy(exact[kept, :-3], targets[kept], reduction="none")
+    truth = torch.zeros(sizes.num_queries, dtype=torch.float64).index_put((kept,), truth)
+    losses = cross_entropy(leaf[:, :-3], targets.to(device), -100)  # rows with others between them
+    assert losses.dtype == torch.float32
+    found = _errors(losses, truth, [leaf], [exact], ("norm", "logits"))
+    outside = cross_entropy(leaf[2:3, :-3].detach(), targets[:1].to(device) + sizes.num_tokens, -100)
+    return found | {"outside": float(not outside.isnan())}
+
+
 def choices_with_ties(device: str) -> tuple[Tensor, Tensor]:
     """Slots of the kernel and of plain torch by importance with ties, zeros of both signs, NaN and infinity in it."""
     from nsa.ops.score import triton
@@ -340,6 +374,7 @@ BRANCHES = {
     "compressed": (COMPRESSED, errors_of_compressed),
     "sliding": (SLIDING, errors_of_sliding),
     "mixed": (MIXED, errors_of_mix),
+    "loss": (LOGITS, errors_of_loss),
     "chosen": (CHOSEN, lambda *case: {"gap": gap_of_choice(*case)}),
 }
 

@@ -78,3 +78,14 @@ def test_recomputing_blocks_changes_nothing(made, config):
     assert len(calls) == 2
     assert torch.equal(again, loss)
     assert all(torch.equal(parameter.grad, expected[name]) for name, parameter in model.named_parameters())
+
+
+@pytest.mark.gpu
+def test_the_loss_in_half_precision_is_that_of_its_logits_in_float32(made):
+    model, tokens, documents = (each.cuda() for each in made)
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = Objective(model)(tokens, documents)
+        logits = model(tokens[:, :-1])
+    targets = next_tokens(tokens, documents)
+    assert logits.dtype == torch.bfloat16
+    torch.testing.assert_close(loss, cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum"))
