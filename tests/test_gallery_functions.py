@@ -138,15 +138,16 @@ def test_the_tensor_of_a_finding_is_read(found: Found, tensor: str) -> None:
 def test_the_recall_of_functions_ships_beside_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "score.json"
     path.write_text(json.dumps({"commit": "abc", "families": {"FWD": {"hits": 3, "of": 4}}}))
-    recall._ship([_examined("A", is_found=True), _examined("B", is_found=False)], path)
+    recall._ship([_examined("A", is_found=True), _examined("B", is_found=False)], "smoke", path)
     families = json.loads(path.read_text())["families"]
     assert families["FWD"] == {"hits": 3, "of": 4}
     assert (families["FUN"]["hits"], families["FUN"]["of"]) == (1, 2)
+    assert families["FUN"]["measured"].startswith(f"wrong functions, drawn from {len(WRONG)}, profile smoke, commit ")
 
 
 def test_no_part_of_a_score_of_functions_ships(capsys: pytest.CaptureFixture[str]) -> None:
-    assert recall.main(["--ship", "--sample", "3"]) == 2
-    assert "--ship is for a score of every case" in capsys.readouterr().err
+    assert recall.main(["--ship", "--like", "flash"]) == 2
+    assert "--ship is for all cases, or for some that --sample draws of all" in capsys.readouterr().err
 
 
 def _examined(name: str, is_found: bool) -> recall.Examined:

@@ -8,12 +8,13 @@ from importlib.resources import files
 
 @dataclass(frozen=True)
 class Rate:
-    """So many of so many, with the 95 % interval of the rate behind it in per cent."""
+    """So many of so many, with the 95 % interval of the rate behind it in per cent; `measured` by itself says how."""
 
     hits: int
     of: int
     low: float
     high: float
+    measured: str = ""
 
     @property
     def percent(self) -> float:
@@ -51,5 +52,5 @@ def own_score() -> OwnScore:
     return OwnScore(record["commit"], record["corpus"], recall, alarms, **origin, families=families)
 
 
-def _rate(hits: int, of: int, wilson_95: tuple[float, float]) -> Rate:
-    return Rate(hits, of, 100 * wilson_95[0], 100 * wilson_95[1])
+def _rate(hits: int, of: int, wilson_95: tuple[float, float], measured: str = "") -> Rate:
+    return Rate(hits, of, 100 * wilson_95[0], 100 * wilson_95[1], measured)

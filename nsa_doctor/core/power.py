@@ -5,13 +5,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyRecall:
-    """How many of so many known bugs of a family of checks the doctor found, with the 95 % interval of the rate."""
+    """How many of so many known bugs of a family of checks the doctor found, with the 95 % interval of the rate.
+
+    measured: on what, with which doctor and when, where that is another measurement than that of the rest.
+    """
 
     family: str
     hits: int
     of: int
     low: float
     high: float
+    measured: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

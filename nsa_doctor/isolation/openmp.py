@@ -1,4 +1,4 @@
-"""Settings of OpenMP for this process, made before torch or numpy loads it; what a user has set stays."""
+"""Settings of OpenMP and CUDA for this process, made before torch or numpy loads them; what a user has set stays."""
 
 import ctypes
 
@@ -19,12 +19,17 @@ def wait_without_spinning() -> None:
     _set_default(b"OMP_WAIT_POLICY", b"PASSIVE")
 
 
+def wait_for_each_kernel() -> None:
+    """A launch returns once its kernel has ended, so that what fails or hangs does so at its line."""
+    _set(b"CUDA_LAUNCH_BLOCKING", b"1")
+
+
 def _set_default(name: bytes, value: bytes) -> None:
     _set(name, value, replaces=False)
 
 
 def _set(name: bytes, value: bytes, *, replaces: bool = True) -> None:
-    # In the C library alone, where OpenMP reads it: os.environ, and with it what a subject sees, stays as it was.
+    # In the C library alone, where OpenMP and the driver read it: os.environ, which a subject sees, stays as it was.
     setenv = getattr(ctypes.CDLL(None), "setenv", None)
     if setenv is not None:
         setenv(name, value, int(replaces))

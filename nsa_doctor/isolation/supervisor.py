@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nsa_doctor.core import registry
+from nsa_doctor.core.errors import InternalError
 from nsa_doctor.core.examination_request import ExaminationRequest
 from nsa_doctor.core.facts import DEVICE_LOST
 from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.frames import top_package
-from nsa_doctor.core.measurement import Diagnosis, Measurement, Point, Trouble, to_json, trouble_from_json
+from nsa_doctor.core.measurement import Diagnosis, Measurement, Place, Point, Trouble, to_json, trouble_from_json
+from nsa_doctor.core.package import is_doctors
 from nsa_doctor.core.reproduce import CommandLine
 from nsa_doctor.isolation.failures import WorkerDiedError, WorkerHungError, WorkerSlowError
 from nsa_doctor.isolation.postmortem import HangHistory, trouble_of
@@ -122,9 +124,10 @@ class Supervisor:
             return Result(code=code, name=name, verdict=Verdict.SKIP, reason=str(slow), seconds=slow.seconds)
         if not isinstance(answer, Trouble):
             result = Result.from_json(answer["checked"])
-            if any(finding.evidence.get("kind") == DEVICE_LOST for finding in result.findings):
-                self.close()
-            return result
+            if not _has_lost_device(result):
+                return result
+            self.close()
+            return self._located(request, seconds) or result
         verdict = Verdict.TIMEOUT if answer.kind == "timeout" else Verdict.FAIL
         message = f"the call does not return: {answer.message}" if answer.kind == "timeout" else answer.message
         message += f" {'while' if answer.phase == 'loading' else 'in'} {answer.phase}" if answer.phase else ""
@@ -197,6 +200,10 @@ class Supervisor:
         self.history.slowest_seconds = max(self.history.slowest_seconds, self._child.longest_seconds)
         return answer
 
+    @property
+    def _is_function(self) -> bool:
+        return self.examination_request.kind == "function"
+
     def _timed_request(self, request: dict[str, Any]) -> dict[str, Any]:
         return {**request, "compile_seconds": self.examination_request.compile_timeout}
 
@@ -233,7 +240,8 @@ class Supervisor:
         except (WorkerHungError, WorkerDiedError) as failure:
             length = failure.crash.event.get("length")
             trouble = self._failed(failure, request, self.examination_request.timeout)
-            return replace(trouble, phase="forward" if length else "loading"), length
+            is_called = self._is_function and trouble.phase
+            return trouble if is_called else replace(trouble, phase="forward" if length else "loading"), length
         if "trouble" in answer:
             self.close()
             return trouble_from_json(answer["trouble"]), None
@@ -290,6 +298,8 @@ class Supervisor:
                 again = self._looked_again(request, seconds)
             phase = trouble.phase or ("" if again is None else again.phase)
             trouble = replace(trouble, place=place if again is None else again.place, phase=phase)
+        if self._is_function and is_doctors(trouble.place.file):  # it waits for what was launched before
+            trouble = replace(trouble, place=Place(**self.facts.get("place", {})))
         self.history.learn(trouble.place)
         return trouble
 
@@ -297,8 +307,8 @@ class Supervisor:
         return trouble_of(failure, top_package(self.examination_request.spec), self.facts.get("code", ()))
 
     def _is_worth_another_look(self, failure: WorkerHungError | WorkerDiedError) -> bool:
-        """Whether more may be found out: of a death at any time, of a hang once there is a module."""
-        has_more = isinstance(failure, WorkerDiedError) or bool(self.facts or failure.crash.made)
+        """Whether more may be found out: of a death at any time, of a hang once there is a module or a function."""
+        has_more = isinstance(failure, WorkerDiedError) or bool(self.facts or failure.crash.made) or self._is_function
         return has_more and self._tried_again < _MOST_TRIED_AGAIN
 
     def _looked_again(self, request: dict[str, Any], seconds: float) -> Trouble | None:
@@ -320,6 +330,24 @@ class Supervisor:
             self._child = None
         return None
 
+    def _located(self, request: dict[str, Any], seconds: float) -> Result | None:
+        """The same check where each kernel is waited for at the line that launches it; None unless it ends alike."""
+        if self._tried_again >= _MOST_TRIED_AGAIN:
+            return None
+        self._tried_again += 1
+        child = self._start(is_line_recorded=True)
+        try:
+            child.ask(self._timed_request(self._loading()), seconds)
+            answer = child.ask(self._timed_request(request), seconds, _TRIED_AGAIN_SECONDS)
+        except (WorkerHungError, WorkerDiedError, WorkerSlowError, InternalError):  # without a device anything breaks
+            self._gone()
+            return None
+        finally:
+            child.close()
+            self._child = None
+        result = Result.from_json(answer["checked"])
+        return result if _has_lost_device(result) else None
+
     def _start(self, is_line_recorded: bool = False) -> WorkerProcess:
         """A new child; none when the supervisor was interrupted while it started."""
         room = _ROOMS[self.examination_request.kind]
@@ -335,6 +363,10 @@ class Supervisor:
         self._child = None
         if self._is_interrupted:
             raise SupervisorClosedError
+
+
+def _has_lost_device(result: Result) -> bool:
+    return any(finding.evidence.get("kind") == DEVICE_LOST for finding in result.findings)
 
 
 def _not_measured(point: Point, why: str) -> Measurement:

@@ -55,7 +55,8 @@ def _ordered(words: Collection[str]) -> tuple[str, ...]:
 def _recall(family: str, rate: Rate | None) -> FamilyRecall:
     if rate is None:
         return FamilyRecall(family=family, hits=0, of=0, low=0.0, high=1.0)
-    return FamilyRecall(family=family, hits=rate.hits, of=rate.of, low=rate.low / 100, high=rate.high / 100)
+    low, high = rate.low / 100, rate.high / 100
+    return FamilyRecall(family=family, hits=rate.hits, of=rate.of, low=low, high=high, measured=rate.measured)
 
 
 def _not_examined(results: Iterable[Result], given: Collection[Kind]) -> Iterator[str]:

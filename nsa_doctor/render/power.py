@@ -36,11 +36,13 @@ def recall(power: Power) -> str:
     unknown = [each.family for each in power.recall if not each.of]
     said = [_share(each) for each in known] + ([f"{', '.join(unknown)} not measured"] if unknown else [])
     doctor = ", ".join(part for part in (power.doctor, power.measured_on) if part)
-    return f"measured recall: {', '.join(said) or 'none'}" + (f" ({doctor})" if known and doctor else "")
+    is_together = any(not each.measured for each in known)
+    return f"measured recall: {', '.join(said) or 'none'}" + (f" ({doctor})" if is_together and doctor else "")
 
 
 def _share(each: FamilyRecall) -> str:
-    return f"{each.family} {each.hits} of {each.of} (at least {100 * each.low:.0f} %)"
+    how = f"; {each.measured}" if each.measured else ""
+    return f"{each.family} {each.hits} of {each.of} (at least {100 * each.low:.0f} %{how})"
 
 
 def _span(values: Sequence[int]) -> str:

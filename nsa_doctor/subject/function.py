@@ -1,6 +1,7 @@
 """An attention function as something to examine: the problem it is given, how it is called, what it answers."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from nsa_doctor.core.function_spec import Alignment, FunctionSpec
 from nsa_doctor.core.measurement import Place
 
 Layout = Literal["bshd", "bhsd", "shd"]
+Need = Literal["must", "may", "default"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +118,7 @@ class Keyword:
     names: tuple[str, ...]
     value: Any
     word: str
-    need: Literal["must", "may", "default"] = "must"
+    need: Need = "must"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +140,8 @@ class Convention:
     a cache that is filled in part. is_forward_only: no gradients. make: the inputs of a sparse operator.
     has_one_pair: every branch reads the same keys and values. has_bias: what is added to the scores can be given as a
     tensor. has_slopes_of_rows: so can ALiBi slopes of each row of the batch. ways: other ways
-    to make the same call, in words, and what a problem's constants say of them.
+    to make the same call, in words, and what a problem's constants say of them. variants: from a usual problem those
+    that some functions take arguments for, in words.
     """
 
     name: str
@@ -157,6 +160,7 @@ class Convention:
     has_bias: bool = False
     has_slopes_of_rows: bool = False
     ways: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    variants: Callable[[Problem], Mapping[str, Problem]] = lambda problem: {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +169,8 @@ class FunctionSubject:
 
     `reference` is another function, called alike, that is right, and `given` are inputs of the user's, laid out as the
     function takes them. `beat` is called before each call with its sizes, and `lose` with what ended the device for
-    this process. gradient_refusal: in which words it refuses to give gradients here.
+    this process; `wait` makes the region in which the device is waited for. gradient_refusal: in which words it refuses
+    to give gradients here.
     """
 
     name: str
@@ -185,6 +190,7 @@ class FunctionSubject:
     place: Place = field(default_factory=Place)
     beat: Callable[[Shape], None] = field(default=lambda shape: None, repr=False)
     lose: Callable[[Exception], None] = field(default=lambda lost: None, repr=False)
+    wait: Callable[[str], AbstractContextManager[object]] = field(default=nullcontext, repr=False)
     known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
     gradient_refusal: str = ""
 

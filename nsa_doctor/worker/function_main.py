@@ -3,7 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ from nsa_doctor.core.replaced_sources import replace_sources
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import counted
 from nsa_doctor.probes.functions.calling import DeviceLostError
+from nsa_doctor.probes.hooks.phase import under_way
 from nsa_doctor.probes.hooks.stack_sampler import StackSampler
 from nsa_doctor.probes.model.identity import sources_of
 from nsa_doctor.probes.model.state import preserved_state
@@ -83,10 +84,10 @@ class FunctionHandler:
         try:
             with preserved_state(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                subject = load_function(asked)
+                subject = load_function(asked, lose=self._lost.append, wait=under_way)
         except SubjectUnusableError as error:
             return {"usage": str(error)}
-        self._subject = replace(subject, beat=self._called, lose=self._lost.append)
+        self._subject = replace(subject, beat=self._called)
         return {"loaded": _facts(subject)}
 
     def _judged(self, check: Check, subject: FunctionSubject) -> Result:
@@ -142,6 +143,7 @@ def _facts(subject: FunctionSubject) -> dict[str, Any]:
         "spec": subject.spec.words,
         "dtype": subject.dtype,
         "options": subject.options,
+        "place": asdict(subject.place),
         "max_length": None,
         "notes": (),
         "seams": [],

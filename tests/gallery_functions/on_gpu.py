@@ -142,7 +142,33 @@ WRONG = [
         scene=GROUPED,
     ),
 ]
-BY_NAME: dict[str, Case] = {case.name: case for case in (*WRONG, *HEALTHY)}
+
+_FIRST = "    start_n = tl.program_id(0) * BLOCK_N\n    groups = heads // ratio\n"
+_WAITS = (
+    "    waiting = 1\n    while waiting > 0:\n        waiting = tl.where(tl.atomic_add(lse_ptr, 0.0) == 9e9, 0, 1)\n"
+)
+_FAR = "tl.store(dk_ptr + (1 << 44) + key_at * dim + d[None, :], "
+
+SPINS = Wrong(
+    name="TRITON_SPINS",
+    host=FLASH,
+    kind="hang",
+    tensors=("dk", "dq", "dv"),
+    edits=((_FIRST, _FIRST + _WAITS),),
+    says="The backward kernel waits for what nobody writes, and never ends.",
+    scene=CAUSAL,
+)
+WRITES_FAR = Wrong(
+    name="TRITON_WRITES_FAR",
+    host=FLASH,
+    kind="memory",
+    tensors=("dk",),
+    edits=(("tl.store(dk_ptr + key_at * dim + d[None, :], ", _FAR),),
+    says="dk is stored where no memory is.",
+    scene=CAUSAL,
+)
+ENDINGS = (SPINS, WRITES_FAR)
+BY_NAME: dict[str, Case] = {case.name: case for case in (*WRONG, *HEALTHY, *ENDINGS)}
 
 
 def __getattr__(name: str) -> Callable:

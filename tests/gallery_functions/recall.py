@@ -4,18 +4,20 @@ import argparse
 import json
 import random
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from nsa_doctor.core.finding import ExitCode
-from tests.gallery.examination import Found, read_findings, run_doctor
+from tests.gallery.examination import ROOT, Found, read_findings, run_doctor
 from tests.gallery.recall import SHIPPED
 from tests.gallery.score import Share
 from tests.gallery_code.recall import NEAR, share_line
-from tests.gallery_functions.cases import BY_NAME, HEALTHY, WRONG
+from tests.gallery_functions.cases import HEALTHY, WRONG
 from tests.gallery_functions.planting import Case, Wrong, lay_out
 
 SECONDS = 300.0
@@ -91,8 +93,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """Examine and print; 0 whatever the score."""
     options = _parser().parse_args(words)
     cases = list(_chosen(options))
-    if options.ship and (len(cases) < len(BY_NAME) or options.profile != "quick"):
-        print("--ship is for a score of every case in the profile quick", file=sys.stderr)
+    if options.ship and (options.only or options.healthy or set(options.like) != set(LIKES)):
+        print("--ship is for all cases, or for some that --sample draws of all", file=sys.stderr)
         return 2
     if options.list:
         print("\n".join(line for case in cases for line in described(case)))
@@ -104,17 +106,21 @@ def main(words: Sequence[str] | None = None) -> int:
             print(examined, file=sys.stderr, flush=True)
     print("\n".join(score(done)))
     if options.ship:
-        _ship([each for each in done if each.tensors])
+        _ship([each for each in done if each.tensors], options.profile)
     if options.output:
         options.output.write_text(json.dumps([asdict(each) for each in done], indent=2) + "\n", encoding="utf-8")
     return 0
 
 
-def _ship(wrong: Sequence[Examined], path: Path = SHIPPED) -> None:
+def _ship(wrong: Sequence[Examined], profile: str, path: Path = SHIPPED) -> None:
     """Write the recall of the family FUN into score.json, which ships with the doctor, and leave the rest."""
     record = json.loads(path.read_text(encoding="utf-8"))
     share = Share(sum(each.is_found for each in wrong), len(wrong))
-    record.setdefault("families", {})["FUN"] = share.as_json()
+    here = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    drawn = "all" if len(wrong) == len(WRONG) else f"drawn from {len(WRONG)}"
+    day = datetime.now(UTC).date().isoformat()
+    measured = f"wrong functions, {drawn}, profile {profile}, commit {here.stdout.strip()}, {day}"
+    record.setdefault("families", {})["FUN"] = {**share.as_json(), "measured": measured}
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
@@ -201,7 +207,9 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--jobs", type=int, default=2, help="functions examined at a time")
     made.add_argument("--profile", default="quick", choices=("smoke", "quick", "full"))
     made.add_argument("--seconds", type=float, default=SECONDS, help="a function may take")
-    made.add_argument("--ship", action="store_true", help="write what reports say of them: all cases alone")
+    made.add_argument(
+        "--ship", action="store_true", help="write what reports say of them: all cases or a sample of all"
+    )
     made.add_argument("--output", type=Path, help="write everything to this file as JSON")
     return made
 

@@ -22,6 +22,16 @@ def chosen(shape: Shape, block: int, count: int, chance: torch.Generator) -> Ten
     return torch.nn.functional.pad(kept, (0, count - kept.shape[-1]), value=_EMPTY)
 
 
+def fewer(slots: Tensor) -> Tensor:
+    """Of each query's blocks the latest alone, in turn one, two … and all of them, -1 behind them."""
+    count = slots.shape[-1]
+    kept = torch.arange(slots.shape[1])[:, None] % count + 1  # [S, 1]
+    used = (slots >= 0).sum(-1)
+    kept = torch.minimum(kept.expand(used.shape[1:]), used)
+    place = torch.arange(count) + (used - kept)[..., None]
+    return slots.gather(-1, place.clamp_max(count - 1)).masked_fill(torch.arange(count) >= kept[..., None], _EMPTY)
+
+
 def seen_by_choice(slots: Tensor, shape: Shape, block: int) -> Tensor:
     """Which keys of the chosen blocks each query may read: [B, H, S, S]."""
     key = torch.arange(shape.keys)

@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,16 @@ class FunctionRequest:
     timeout: float | None = None
 
 
-def load_function(request: FunctionRequest) -> FunctionSubject:
-    """The subject; SubjectUnusableError in one sentence where it cannot be imported or does not fit."""
+def load_function(
+    request: FunctionRequest,
+    *,
+    lose: Callable[[Exception], None] = lambda lost: None,
+    wait: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> FunctionSubject:
+    """The subject, which is called for the first time; `lose` and `wait` are its own.
+
+    Raises SubjectUnusableError in one sentence where it cannot be imported or does not fit.
+    """
     named = request.subject.removeprefix(FUNCTION)
     function = _imported(named)
     spec = function_spec(request.spec)
@@ -61,6 +70,8 @@ def load_function(request: FunctionRequest) -> FunctionSubject:
         options=tuple(_words(request)),
         packages=(named.partition(".")[0].partition(":")[0],),
         place=place_of(function),
+        lose=lose,
+        wait=wait,
     )
     check_call(subject)
     return without_refused_gradients(subject)

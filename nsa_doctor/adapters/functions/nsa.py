@@ -1,15 +1,16 @@
 """`nsa`: called as public operators of Native Sparse Attention are, with the chosen blocks given."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from nsa_doctor.adapters.functions import keywords
 from nsa_doctor.adapters.functions.answers import output
-from nsa_doctor.adapters.functions.block_choice import chosen, seen_by_choice
+from nsa_doctor.adapters.functions.block_choice import chosen, fewer, seen_by_choice
 from nsa_doctor.core.function_spec import FunctionSpec
-from nsa_doctor.subject.function import Arguments, Branch, Convention, Keyword, Problem, Shape, Sparse
+from nsa_doctor.subject.function import Arguments, Branch, Convention, Keyword, Need, Problem, Shape, Sparse
 
 
 def make(spec: FunctionSpec, shape: Shape, chance: torch.Generator) -> Sparse:
@@ -35,10 +36,11 @@ def arguments(problem: Problem, tensors: Mapping[str, Tensor]) -> Arguments:
     spec, slots = problem.spec, problem.constants["slots"].to(tensors["q"].device)
     counts = (slots >= 0).sum(-1)
     words = spec.word_of("topk")
+    need: Need = "must" if problem.constants.get("is_counted") else "may"
     named = [
         Keyword(names=("g_slc", "gate_slc", "g_sel"), value=tensors["g_slc"], word=words),
         Keyword(names=("block_indices",), value=slots.clamp_min(0), word=words),
-        Keyword(names=("block_counts",), value=counts, word=words, need="may"),
+        Keyword(names=("block_counts",), value=counts, word=words, need=need),
         Keyword(names=("block_size",), value=spec.block, word=spec.word_of("block")),
     ]
     if spec.window is not None:
@@ -49,6 +51,19 @@ def arguments(problem: Problem, tensors: Mapping[str, Tensor]) -> Arguments:
     return Arguments(positional=(tensors["q"], tensors["k"], tensors["v"]), keywords=tuple(named))
 
 
+def variants(problem: Problem) -> Mapping[str, Problem]:
+    """Queries of fewer blocks than there are slots for, which the counts alone say: slots behind them hold 0."""
+    slots = fewer(problem.constants["slots"])
+    chosen_ones, *rest = problem.branches
+    seen = seen_by_choice(slots, problem.shape, problem.spec.block)
+    counted = replace(
+        problem,
+        branches=(replace(chosen_ones, seen=seen), *rest),
+        constants={**problem.constants, "slots": slots, "is_counted": True},
+    )
+    return {"with fewer blocks than slots": counted}
+
+
 CONVENTION = Convention(
     name="nsa",
     summary="f(q, k, v, g_slc, g_swa, block_indices, block_counts, block_size, window_size, scale), [B, S, H, D]",
@@ -56,5 +71,6 @@ CONVENTION = Convention(
     arguments=arguments,
     read=output,
     make=make,
+    variants=variants,
     refuses=dict.fromkeys(("mask", "softcap", "alibi", "sinks", "full"), "the operators have no argument for it"),
 )

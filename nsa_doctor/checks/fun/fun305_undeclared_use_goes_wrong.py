@@ -52,7 +52,7 @@ def _all(subject: FunctionSubject) -> Iterator[Finding]:
         for each in appended(subject, shape) if subject.convention.is_cache else ():
             message = f"{each.text} {conditions(subject, each.problem)}"
             evidence = {"tensor": each.tensor, "target": each.tensor}
-            yield found(subject, "FUN305", message, each.problem, each.answer, evidence)
+            yield found(subject, "FUN305", message, each.problem, each.answer, evidence, made_in="writes")
 
 
 def planted(subject: FunctionSubject) -> FunctionSubject:

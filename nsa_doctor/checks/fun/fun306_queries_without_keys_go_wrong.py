@@ -42,7 +42,7 @@ def run(subject: FunctionSubject) -> Iterator[Finding]:
             message = f"{each.what}: {each.rows} {conditions(subject, each.problem)}"
             evidence = {"tensor": each.tensor, "target": each.tensor, "property": each.what}
             is_backward = each.tensor.startswith("d")
-            yield found(subject, "FUN306", message, each.problem, each.answer, evidence, is_backward)
+            yield found(subject, "FUN306", message, each.problem, each.answer, evidence, is_backward, made_in="nan")
 
 
 def planted(subject: FunctionSubject) -> FunctionSubject:

@@ -2,7 +2,7 @@
 
 Errors are measured four ways, so that neither a few wrong rows nor a small factor on all of them can hide: at one
 element beside the magnitude of the terms that add up there, over 16 rows of one head and over a whole head beside their
-norm, and as a factor of the whole tensor. Where the terms cancel, the first alone says anything.
+norm, and as a factor of the whole tensor. Where terms cancel, in some rows or in all, the first alone says anything.
 """
 
 import math
@@ -59,13 +59,17 @@ class Excess:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The truth of one problem, and what plain torch makes of it in the dtype that the function is examined in."""
+    """The truth of one problem, and what plain torch makes of it in the dtype that the function is examined in.
+
+    noise: what is left of terms that cancel, a share of their magnitude.
+    """
 
     truth: Mapping[str, Tensor]
     size: Mapping[str, Tensor]
     limits: Mapping[str, Distance]
     roundings: Mapping[str, float]
     eps: float
+    noise: float
     overflowing: frozenset[str] = frozenset()
     is_undetermined: bool = False  # one rounding of a score changes its weight altogether: outputs are finite, no more
 
@@ -78,7 +82,7 @@ class Bounds:
             return None  # plain torch is not finite in this dtype either
         if self.is_undetermined and (name not in ("out", "lse") or bool(value.isfinite().all())):
             return None
-        found = distance(value, truth, size, rounding)
+        found = distance(value, truth, size, rounding, self.noise)
         for measure in ("element", "tile", "whole", "factor"):
             error, bound = getattr(found, measure), getattr(limit, measure)
             if not error <= bound:
@@ -93,16 +97,17 @@ def oracle_bounds(problem: Problem, dtype: torch.dtype, device: str, wants_gradi
     eps = torch.finfo(dtype).eps
     half, shared = 0.5 * eps, 0.5 * eps * (problem.spec.ratio + 1)  # gradients of a group's heads are added up
     roundings = {name: shared if name in ("dk", "dv") else eps for name in truth}  # of a weight, and of the result
+    terms = max(problem.shape.keys, problem.shape.queries, problem.shape.head)
+    wide = torch.promote_types(dtype, torch.float32)
+    sums = math.sqrt(terms) * torch.finfo(wide).eps
+    noise = max(sums, eps / _CANCELLED)
     found = [
         {
-            name: distance(value.double(), truth[name], size[name], roundings[name])
+            name: distance(value.double(), truth[name], size[name], roundings[name], noise)
             for name, value in other.tensors.items()
         }
         for other in _plain(problem, dtype, device, wants_gradients)
     ]
-    terms = max(problem.shape.keys, problem.shape.queries, problem.shape.head)
-    wide = torch.promote_types(dtype, torch.float32)
-    sums = math.sqrt(terms) * torch.finfo(wide).eps
     few = half / math.sqrt(min(problem.shape.keys, problem.shape.queries))  # a rounded weight, where there are few
     limits = {name: _limit([each[name] for each in found], truth[name], size[name], eps, sums, few) for name in truth}
     overflowing = frozenset(name for name in truth if not math.isfinite(found[0][name].element))
@@ -112,6 +117,7 @@ def oracle_bounds(problem: Problem, dtype: torch.dtype, device: str, wants_gradi
         limits=limits,
         roundings=roundings,
         eps=eps,
+        noise=noise,
         overflowing=overflowing,
         is_undetermined=eps * largest_score(problem) > 1,
     )
@@ -122,12 +128,14 @@ def bounds_between(right: Mapping[str, Tensor], others: Sequence[Mapping[str, Te
     eps, sums = torch.finfo(dtype).eps, 16 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     truth = {name: value.double() for name, value in right.items()}
     size = {name: _scale_of(value) for name, value in truth.items()}
-    roundings = dict.fromkeys(truth, 0.5 * eps)
+    roundings, noise = dict.fromkeys(truth, 0.5 * eps), max(sums, eps / _CANCELLED)
     limits = {}
     for name, value in truth.items():
-        found = [distance(other[name].double(), value, size[name], 0.5 * eps) for other in others if name in other]
+        found = [
+            distance(other[name].double(), value, size[name], 0.5 * eps, noise) for other in others if name in other
+        ]
         limits[name] = _limit(found or [_NOWHERE], value, size[name], eps, sums, _FEW_ROUNDINGS * eps)
-    return Bounds(truth=truth, size=size, limits=limits, roundings=roundings, eps=eps)
+    return Bounds(truth=truth, size=size, limits=limits, roundings=roundings, eps=eps, noise=noise)
 
 
 def _scale_of(value: Tensor) -> Tensor:
@@ -154,29 +162,38 @@ def _plain(problem: Problem, dtype: torch.dtype, device: str, wants_gradients: b
     ]
 
 
-def distance(value: Tensor, truth: Tensor, size: Tensor, rounding: float) -> Distance:
-    """Measure one tensor; what rounding it once may cost, a share of the truth, is no error of an element or a tile."""
+def distance(value: Tensor, truth: Tensor, size: Tensor, rounding: float, noise: float) -> Distance:
+    """Measure one tensor; what rounding it once may cost, a share of the truth, is no error of an element or a tile.
+
+    Rows whose terms cancel, so that `noise` of their magnitude is a good part of what is left, count by element alone.
+    """
     if value.numel() == 0:
         return _NOWHERE
     wrong = (value - truth).masked_fill(value == truth, 0.0)
     finite = truth.masked_fill(truth.isinf(), 0.0)
     beyond = (wrong.abs() - rounding * finite.abs()).clamp_min(0.0)
     element = (beyond / (size + _TINY)).max()
-    tiles, rights = (_tiled(x).norm(dim=-1) for x in (wrong, finite))  # [B, heads, tiles]
+    tiles, rights, terms = (_tiled(x).norm(dim=-1) for x in (wrong, finite, size))  # [B, heads, tiles]
     usual = rights.square().mean(-1, keepdim=True).sqrt()
+    rights = torch.maximum(rights, _USUAL_SHARE * usual)
     heads, truths, scales = (_by_head(x) for x in (wrong, finite, size))
-    tile = (tiles / (torch.maximum(rights, _USUAL_SHARE * usual) + _TINY)).max()
-    norm = torch.maximum(truths.norm(dim=-1), rounding * scales.norm(dim=-1))
-    whole = (heads.norm(dim=-1) / (norm + _TINY)).max()
+    tile = _share(tiles, rights, noise * terms)
+    scale = scales.norm(dim=-1)
+    whole = _share(heads.norm(dim=-1), torch.maximum(truths.norm(dim=-1), rounding * scale), noise * scale)
     square = (finite * finite).sum()
     factor = (wrong * finite).sum().abs() / (square + _TINY)
     return Distance(
         element=float(element),
-        tile=float(tile),
-        whole=float(whole),
+        tile=tile,
+        whole=whole,
         factor=float(factor),
         noise=float(wrong.norm() / (square.sqrt() + _TINY)),
     )
+
+
+def _share(wrong: Tensor, right: Tensor, left: Tensor) -> float:
+    """The largest error beside what is right; none where what is left of terms that cancel is a good part of that."""
+    return float((wrong / (right + _TINY)).masked_fill(left > _MOST_NOISE * right, 0.0).max())
 
 
 def _limit(plain: list[Distance], truth: Tensor, size: Tensor, eps: float, sums: float, few: float) -> Distance:

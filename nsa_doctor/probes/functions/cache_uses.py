@@ -29,35 +29,34 @@ class Appended:
 
 
 def by_number(subject: FunctionSubject, shape: Shape) -> Iterator[Use]:
-    """A cache in pages of any order, and rows of a larger cache; simpler a row by itself in the order it has."""
+    """A cache in pages of any order, and rows of a larger cache; simpler a row in one page, and rows in their order."""
     names = parameters_of(subject.function).defaults
     problem = problem_of(subject, shape, Draw(seed=_SEED))
     alone = problem_of(subject, replace(shape, batch=1, filled=shape.filled[:1]), Draw(seed=_SEED))
     chance = torch.Generator().manual_seed(_SEED)
     count = -(-shape.keys // _PAGE)
-    pages = torch.arange(shape.batch * count)
     rows = torch.arange(shape.batch)
     for name in ("block_table", "page_table"):
         if name in names:
-            mixed = torch.randperm(len(pages), generator=chance)
+            mixed = torch.randperm(shape.batch * count, generator=chance).view(shape.batch, count)
             yield Use(
                 what=f"with a {name}",
                 subject=subject,
-                problem=_paged(problem, name, mixed.view(shape.batch, count)),
-                simpler=_paged(alone, name, pages[None, :count]),
+                problem=_paged(problem, name, mixed, _PAGE),
+                simpler=_paged(alone, name, torch.zeros(1, 1, dtype=torch.long), count * _PAGE),
             )
     if "cache_batch_idx" in names and shape.batch > 1:
         use = _of_rows(problem, rows.flip(0)), _of_rows(problem, rows)
         yield Use(what="with cache_batch_idx", subject=subject, problem=use[0], simpler=use[1])
 
 
-def _paged(problem: Problem, name: str, table: Tensor) -> Problem:
-    """The same keys and values, page by page where the table says."""
+def _paged(problem: Problem, name: str, table: Tensor, size: int) -> Problem:
+    """The same keys and values in pages of that many, each where the table says."""
     caches = {}
     for kind in "kv":
         value = problem.inputs[kind]
-        whole = torch.nn.functional.pad(value, (0, 0, 0, 0, 0, -value.shape[1] % _PAGE))
-        pages = whole.unflatten(1, (-1, _PAGE)).flatten(0, 1)
+        whole = torch.nn.functional.pad(value, (0, 0, 0, 0, 0, -value.shape[1] % size))
+        pages = whole.unflatten(1, (-1, size)).flatten(0, 1)
         caches[kind] = torch.empty_like(pages).index_copy_(0, table.flatten(), pages)
     return _given(problem, caches, {name: table.to(torch.int32)})
 
@@ -91,7 +90,8 @@ def appended(subject: FunctionSubject, shape: Shape) -> Iterator[Appended]:
         return
     if all(torch.equal(given[kind].cpu(), before[kind]) for kind in "kv"):
         return  # it means something else by them
-    yield from _judged(subject, problem, answer, given)
+    for each in _judged(subject, problem, answer, given):
+        yield replace(each, problem=asked)
 
 
 def _without_new(cache: Tensor, filled: tuple[int, ...], count: int) -> Tensor:

@@ -19,13 +19,14 @@ from nsa_doctor.probes.functions.own_backward import OwnBackward, own_backward
 from nsa_doctor.subject.function import FunctionSubject, Problem
 
 Arrange = Callable[[str, Tensor], Tensor]
-_CLEAN = (ValueError, NotImplementedError, AssertionError)
 _OF_DEVICE = "CUDA error"  # after one, a process has the device no more
+_CLEAN = (ValueError, NotImplementedError, AssertionError)
 # How compiled code says that it does not serve what it is given.
 _REFUSAL = re.compile(
     r"no available kernel|not (?:supported|implemented)|unsupported|only supports?\b|not (?:\w+ )?aligned",
     re.IGNORECASE,
 )
+Phase = Literal["forward", "backward"]
 _Value = TypeVar("_Value")
 
 
@@ -42,7 +43,7 @@ class Failure:
     """Why a call gave no answer; a refusal is an exception that the function itself states in words."""
 
     sentence: str
-    phase: Literal["forward", "backward"]
+    phase: Phase
     is_refusal: bool
     place: Place = field(default_factory=Place)
 
@@ -80,7 +81,7 @@ def ask(subject: FunctionSubject, problem: Problem, how: Asking | None = None) -
     tensors = laid_out(subject, problem, how)
     before = {name: (tensor, tensor.detach().clone()) for name, tensor in tensors.items()}
     subject.beat(problem.shape)
-    returned = attempt(lambda: _settled(subject, _called(subject, problem, tensors)))
+    returned = attempt(lambda: _settled(subject, _called(subject, problem, tensors), "forward"))
     if isinstance(returned, Caught):
         return Answer(failure=_failure(returned, "forward", subject, problem))
     out = returned.get("out")
@@ -132,7 +133,8 @@ def _with_gradients(
     dout = how.arrange("dout", dout).detach()
     kept = dout.clone()
     subject.beat(problem.shape)
-    given = attempt(lambda: _settled(subject, torch.autograd.grad(out, list(inputs.values()), dout, allow_unused=True)))
+    wanted = list(inputs.values())
+    given = attempt(lambda: _settled(subject, torch.autograd.grad(out, wanted, dout, allow_unused=True), "backward"))
     if isinstance(given, Caught):
         return replace(answer, failure=_failure(given, "backward", subject, problem))
     found = {f"d{name}": gradient for name, gradient in zip(inputs, given, strict=True) if gradient is not None}
@@ -178,16 +180,18 @@ def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _settled(subject: FunctionSubject, value: _Value) -> _Value:
-    """The value, once the device has done all that was asked of it: an error of a kernel is one of this call."""
+def _settled(subject: FunctionSubject, value: _Value, phase: Phase) -> _Value:
+    """The value, once the device has done all that was asked of it: an error of a kernel is one of this call.
+
+    A kernel without an end keeps the process here, which is then seen to wait for the subject.
+    """
     if subject.device == "cuda":
-        torch.cuda.synchronize()
+        with subject.wait(f"a kernel of its {phase}"):
+            torch.cuda.synchronize()
     return value
 
 
-def _failure(
-    caught: Caught, phase: Literal["forward", "backward"], subject: FunctionSubject, problem: Problem
-) -> Failure:
+def _failure(caught: Caught, phase: Phase, subject: FunctionSubject, problem: Problem) -> Failure:
     """Why it failed; raises DeviceLostError where the device serves this process no more."""
     error = caught.error
     if isinstance(error, KeyboardInterrupt):
@@ -197,7 +201,7 @@ def _failure(
     line = FrameFilter(subject.packages).of_traceback(error.__traceback__)
     place = subject.place if line is None else Place(file=line.file, line=line.line, function=line.function)
     is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    if _OF_DEVICE in caught.sentence and not is_memory:
+    if not is_memory and (_OF_DEVICE in caught.sentence or _is_device_lost(subject)):
         lost = DeviceLostError(f"{subject.name} raises {caught.sentence} in {phase} at {problem.shape}", place)
         subject.lose(lost)
         raise lost
@@ -207,6 +211,11 @@ def _failure(
         is_refusal=is_memory or isinstance(error, NotImplementedError) or _is_stated(error),
         place=place,
     )
+
+
+def _is_device_lost(subject: FunctionSubject) -> bool:
+    """Whether the device serves this process no more: whoever asks next then hears of it, whatever was said first."""
+    return subject.device == "cuda" and isinstance(attempt(torch.cuda.synchronize), Caught)
 
 
 def _is_stated(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Which lines of a function's source compare positions, share out heads, and turn scores into weights, as they run."""
+"""Which lines of a function's source compare positions, share out heads, make weights, NaN and writes, as they run."""
 
 from collections.abc import Mapping
 from types import FrameType
@@ -21,6 +21,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "heads": ("repeat", "repeat_interleave", "expand", "index_select"),
     "detached": ("detach",),
     "weights": ("exp", "exp2", "_softmax", "_safe_softmax", "logsumexp"),
+    "writes": ("index_put", "index_copy", "scatter", "copy"),
 }
 
 
@@ -39,7 +40,11 @@ class _Watcher(DispatchWatcher):
         is_wanted = kind and (kind in _LAST or kind not in self.lines)
         if is_wanted and (kind != "masks" or not _is_float(args)) and (place := self._place()) is not None:
             self.lines[kind] = place
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        is_made = "nan" not in self.lines and _has_nan(result) and not any(map(_has_nan, (*args, *kwargs.values())))
+        if is_made and (place := self._place()) is not None:
+            self.lines["nan"] = place
+        return result
 
     def _place(self) -> Place | None:
         frame: FrameType | None = frame_above(1)
@@ -59,9 +64,14 @@ def _is_float(args: tuple[Any, ...]) -> bool:
     return any(isinstance(each, Tensor) and each.is_floating_point() for each in args[:2])
 
 
+def _has_nan(value: Any) -> bool:
+    has_values = type(value) is Tensor and not value.is_meta  # what only traces has none
+    return has_values and value.is_floating_point() and bool(value.isnan().any())
+
+
 def line_of(subject: FunctionSubject, problem: Problem, *kinds: str) -> Place:
     """Where the function does the first of such things in a call; its definition where no line of the user's does."""
-    key = ("lines", problem.shape)
+    key = ("lines", problem.shape, problem.branches, tuple(problem.constants))
     if key not in subject.known:
         watcher = _Watcher(FrameFilter(subject.packages))
         with watcher:

@@ -59,7 +59,7 @@ class Misuse:
 
 def uses(subject: FunctionSubject, shape: Shape) -> Iterator[Use]:
     """Those that the function can be asked for."""
-    for kind in (_by_words, _other_ways, _masks, _biases, _slopes):
+    for kind in (_by_words, _other_ways, _variants, _masks, _biases, _slopes):
         yield from (use for use in kind(subject, shape) if _is_offered(use))
     yield from _with_lse(subject, shape)
 
@@ -124,6 +124,13 @@ def _other_ways(subject: FunctionSubject, shape: Shape) -> Iterator[Use]:
             yield Use(what=what, subject=subject, problem=_given(problem, **constants), simpler=simpler)
 
 
+def _variants(subject: FunctionSubject, shape: Shape) -> Iterator[Use]:
+    """Problems of another kind than the usual one of the convention."""
+    problem = problem_of(subject, shape, Draw(seed=_SEED))
+    for what, other in subject.convention.variants(problem).items():
+        yield Use(what=what, subject=subject, problem=other, simpler=problem)
+
+
 def _contradicts(subject: FunctionSubject, word: str) -> bool:
     """Whether the spec says the opposite, or sizes for which the word has no place."""
     spec = subject.spec
@@ -184,10 +191,10 @@ def _first(seen: Tensor) -> Tensor:
 
 def _biases(subject: FunctionSubject, shape: Shape) -> Iterator[Use]:
     """A float mask that learns, full and broadcast; what it is added to hides nothing."""
-    if not subject.convention.has_bias or subject.spec.has_alibi or subject.spec.has_mask:
+    if not subject.convention.has_bias or subject.spec.has_alibi:
         return
     words = ("full", *(each for each in subject.spec.words if each.partition("=")[0] in ("gqa", "scale", "head_dim")))
-    spec = replace(subject.spec, words=words, is_causal=False, window=None)
+    spec = replace(subject.spec, words=words, is_causal=False, window=None, has_mask=False)
     other, chance = replace(subject, spec=spec, known={}), torch.Generator().manual_seed(_SEED)
     problem = problem_of(other, shape, Draw(seed=_SEED))
     one = torch.randn(1, shape.queries, 1, shape.keys, generator=chance).to(problem.inputs["q"])

@@ -1,15 +1,31 @@
 """Triton kernels in bfloat16 on a GPU: each fault is found with its tensor, and what is right is silent."""
 
 import ast
+import re
+import threading
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsa_doctor.artifacts.judging import judge
 from nsa_doctor.core import registry
-from nsa_doctor.core.finding import Verdict
+from nsa_doctor.core.errors import Caught, InternalError
+from nsa_doctor.core.examination_request import ExaminationRequest
+from nsa_doctor.core.facts import DEVICE_LOST
+from nsa_doctor.core.finding import Finding, Result, Verdict
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.isolation.supervisor import Supervisor
+from nsa_doctor.probes.functions import calling, shapes
+from nsa_doctor.probes.functions.calling import DeviceLostError
+from nsa_doctor.probes.functions.problems import problem_of
+from nsa_doctor.probes.hooks.phase import Phases, under_way
 from nsa_doctor.subject.function import FunctionSubject
-from tests.gallery_functions.on_gpu import HEALTHY, WRONG
+from tests.gallery.examination import Found, read_findings, run_doctor
+from tests.gallery_functions.on_gpu import ENDINGS, HEALTHY, SPINS, WRITES_FAR, WRONG
 from tests.gallery_functions.planting import Case, Wrong, load
 from tests.nsa_doctor.functions.examined import results, subject_of
 
@@ -23,7 +39,7 @@ def subject(case: Case, seed: int = 0) -> FunctionSubject:
     return subject_of(load(case), case.like, spec, dtype="bfloat16", seed=seed, device="cuda")
 
 
-@pytest.mark.parametrize("case", [*WRONG, *HEALTHY], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*WRONG, *HEALTHY, *ENDINGS], ids=lambda case: case.name)
 def test_every_edit_gives_a_file_of_python_that_differs(case: Case) -> None:
     ast.parse(case.source())
     assert (case.source() == case.unedited()) is (case in HEALTHY)
@@ -54,6 +70,117 @@ def test_a_kernel_on_the_default_stream_is_found_on_another() -> None:
     assert judge(check, right).verdict is Verdict.PASS
     (finding,) = judge(check, check.planted(right)).findings
     assert "its inputs are filled late" in finding.control
+
+
+def examined(case: Wrong) -> Found:
+    """What the command says of it, in processes of its own."""
+    pytest.importorskip("triton")
+    what = ["--subject", f"fn:tests.gallery_functions.on_gpu:{case.name}", "--like", case.like, "--spec", case.spec]
+    how = ["--device", "cuda", "--dtype", "bfloat16", "--timeout", "10", "--select", "FUN101", "--format", "json"]
+    ended = run_doctor(["run", *what, *how, "--quiet"], 240.0)
+    (found,), _ = read_findings(ended.out, ended.complaint)
+    return found
+
+
+@on_a_gpu
+def test_a_kernel_without_an_end_is_ended_and_the_line_named_that_launches_it() -> None:
+    found = examined(SPINS)
+    assert "does not return" in found.message
+    assert "in a kernel of its backward" in found.message
+    assert "_backward[grid]" in line_text(found)
+
+
+@on_a_gpu
+def test_a_kernel_that_writes_where_no_memory_is_is_named_by_the_line_that_launches_it() -> None:
+    found = examined(WRITES_FAR)
+    assert "illegal memory access" in found.message
+    assert "_backward[grid]" in line_text(found)
+
+
+def line_text(found: Found) -> str:
+    return Path(found.file).read_text(encoding="utf-8").splitlines()[found.line - 1]
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_who_waits_for_a_device_is_seen_to_wait_for_the_subject(phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append(Phases.under_way[threading.get_ident()]))
+    right = subject_of(scaled_dot_product_attention, "sdpa", "causal")
+    on_a_device = replace(right, device="cuda", wait=under_way)
+    assert calling._settled(on_a_device, "the answer", phase) == "the answer"
+    assert seen == [f"a kernel of its {phase}"]
+    assert not Phases.under_way.get(threading.get_ident())
+
+
+@pytest.mark.parametrize("said", ["Triton Error [CUDA]: misaligned address", "cuDNN error: execution failed"])
+def test_a_call_that_the_device_does_not_outlive_is_known_by_the_next_one(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[Exception] = []
+    right = subject_of(scaled_dot_product_attention, "sdpa", "causal")
+    on_a_device = replace(right, device="cuda", lose=lost.append)
+    problem = problem_of(right, shapes.ordinary(right)[0])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert said in calling._failure(Caught(RuntimeError(said)), "forward", on_a_device, problem).sentence
+
+    def gone() -> None:
+        raise RuntimeError("CUDA error: misaligned address")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", gone)
+    with pytest.raises(DeviceLostError, match=re.escape(said)):
+        calling._failure(Caught(RuntimeError(said)), "forward", on_a_device, problem)
+    assert len(lost) == 1
+
+
+class _Child:
+    """Answers a check with a result, or breaks."""
+
+    longest_seconds = 0.0
+
+    def __init__(self, answer: Result | Exception) -> None:
+        self.answer = answer
+
+    def ask(self, request: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
+        if request["do"] == "load":
+            return {"loaded": {"place": {}}}
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return {"checked": asdict(self.answer)}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def lost_at(line: int) -> Result:
+    finding = Finding(message="lost", where=Place(file="kernels.py", line=line), evidence={"kind": DEVICE_LOST})
+    return Result(code="FUN101", name="call-fails", verdict=Verdict.FAIL, findings=(finding,))
+
+
+@pytest.mark.parametrize(
+    ("again", "line"),
+    [
+        (lost_at(7), 7),
+        (Result(code="FUN101", name="call-fails", verdict=Verdict.PASS), 99),
+        (InternalError("CUDA error", ""), 99),
+    ],
+    ids=["lost alike", "not lost", "breaks"],
+)
+def test_a_lost_device_is_looked_for_again_where_each_launch_waits(
+    again: Result | Exception, line: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children = iter([_Child(lost_at(99)), _Child(again)])
+    waits: list[bool] = []
+
+    def start(self: Supervisor, is_line_recorded: bool = False) -> _Child:
+        waits.append(is_line_recorded)
+        self._child = next(children)
+        return self._child
+
+    monkeypatch.setattr(Supervisor, "_start", start)
+    request = ExaminationRequest(spec="fn:a:b", like="sdpa")
+    result = Supervisor(request).check("FUN101", 5.0)
+    assert result.findings[0].where.line == line
+    assert waits == [False, True]
 
 
 def test_streams_are_no_question_on_a_cpu() -> None:

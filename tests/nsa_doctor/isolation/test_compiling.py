@@ -77,3 +77,13 @@ def test_compiling_is_reported_every_ten_seconds() -> None:
 def test_torch_compile_may_take_longer_than_a_call(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is compiled already
     assert loaded(supervisor("traces", timeout=1.5)) == []
+
+
+@pytest.mark.full
+def test_a_device_that_is_waited_for_without_an_end_is_the_subjects_time() -> None:
+    request = ExaminationRequest(
+        spec="fn:faulty.waits_for_device:attend", like="sdpa", declared=("causal",), timeout=SECONDS, threads=1
+    )
+    (measured,) = loaded(Supervisor(request))
+    assert measured.trouble.kind == "timeout"
+    assert measured.trouble.phase == "a kernel of its backward"

@@ -1,6 +1,7 @@
 """What a verdict rests on: counted where it happened, with the doctor's measured recall and what was not examined."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -56,6 +57,16 @@ def test_recall_is_that_of_the_families_that_were_examined():
         "all 9 of 10 (at least 60 %), FWD 3 of 4 (at least 30 %), GRD not measured (1.0, commit abc, 2026-01-02)"
         in text
     )
+
+
+def test_a_recall_that_was_measured_by_itself_says_how():
+    functions = Rate(7, 8, 52.9, 97.8, "wrong functions, drawn from 166, profile smoke, commit def, 2026-11-24")
+    score = replace(SCORE, families={"FUN": functions})
+    power = power_of(report(result("FUN101")), (), score)
+    assert (
+        "measured recall: FUN 7 of 8 (at least 53 %; wrong functions, drawn from 166, profile smoke, commit def, "
+        "2026-11-24), all not measured"
+    ) in " ".join(power_texts(power))
 
 
 def test_what_was_not_given_or_is_not_offered_was_not_examined():
