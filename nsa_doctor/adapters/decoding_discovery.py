@@ -1,8 +1,9 @@
 """Finds out how a plain module decodes: by its methods `prefill` and `step`, or by a cache that its forward takes.
 
 A guess has to prove itself on a few tokens. Of methods of these names, what they give for the first token has to be
-what one whole pass gives; of a forward, what it gives for a prompt and the next token too: a cache may want positions
-beside it that nobody here knows of.
+what one whole pass gives; of a forward, what it gives for a prompt and the next token too. A forward that takes and
+returns what is called a cache, a past or a state decodes by it also where that gives something else, which is a fault
+to be found, unless it wants positions beside it or all tokens again.
 """
 
 import inspect
@@ -25,8 +26,14 @@ _ALIKE = 0.05  # a cache that rounds is still a cache
 _STEPS = ("step", "decode_step", "decode", "forward_step", "decode_one", "extend")
 _CACHES = (
     *("past_key_values", "past_key_value", "kv_cache", "cache", "state", "past_kv", "past", "layer_past", "caches"),
-    *("cache_params", "kv_caches", "kv", "memory", "hx"),
+    *("cache_params", "kv_caches", "states", "kv", "memory", "hx"),
 )
+_CERTAIN = (
+    *("past_key_values", "past_key_value", "kv_cache", "kv_caches", "cache", "caches", "past_kv", "past", "layer_past"),
+    *("state", "states", "cache_params"),
+)
+_POSITIONS = ("position_ids", "positions", "cache_position", "input_pos")  # tensors of whole numbers
+_OFFSETS = ("start_pos", "offset", "position_offset", "past_length", "start")
 _ASKING = ("use_cache", "return_cache", "return_state", "return_past")
 Prefill = Callable[[nn.Module, Tensor], tuple[Tensor, Any]]
 Step = Callable[[nn.Module, Tensor, Any], tuple[Tensor, Any]]
@@ -34,12 +41,16 @@ Step = Callable[[nn.Module, Tensor, Any], tuple[Tensor, Any]]
 
 @dataclass(frozen=True)
 class Decoding:
-    """A way to decode, in words; `is_certain` where its names alone leave no doubt about what a step does."""
+    """A way to decode, in words; `is_certain` where its names alone leave no doubt about what a step does.
+
+    `others` are steps that a module may want in its place, given all tokens so far.
+    """
 
     words: str
     prefill: Prefill
     step: Step
     is_certain: bool
+    others: tuple[Step, ...] | None = None
 
 
 def with_decoding(subject: Subject, module: nn.Module) -> Subject:
@@ -52,6 +63,12 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
             takes_several = way.is_certain or attempt(lambda way=way: _takes_several(subject, way)) is True
             step = way.step if takes_several else _by_single_tokens(way.step)
             note = f"decoded by {way.words}, which was found by its names"
+            return replace(subject, prefill=way.prefill, step=step, notes=(*subject.notes, note))
+    for way in ways:
+        if way.others is not None and attempt(lambda way=way: _is_meant(subject, way)) is True:
+            note = f"decoded by {way.words}, which was found by its names, though its first tokens are other than in "
+            note += "one whole pass: where a step wants more than that, an Adapter says so"
+            step = _by_single_tokens(way.step)
             return replace(subject, prefill=way.prefill, step=step, notes=(*subject.notes, note))
     return subject
 
@@ -114,7 +131,30 @@ def _by_forward(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
             def step(module: nn.Module, x: Tensor, cache: Any, way: str | None = way, name: str = name) -> Any:
                 return _split(subject, _run(module, x, way, {**asking, name: cache}), x, name)
 
-            yield Decoding(f"forward(x, {name}=...)", prefill, step, is_certain=False)
+            others = tuple(_other_steps(subject, way, asking, name, parameters)) if name in _CERTAIN else None
+            yield Decoding(f"forward(x, {name}=...)", prefill, step, is_certain=False, others=others)
+
+
+def _other_steps(
+    subject: Subject, way: str | None, asking: Mapping[str, Any], name: str, parameters: Mapping[str, Any]
+) -> Iterator[Step]:
+    """The last token with its position, by each parameter that may stand for one, and all tokens once more."""
+
+    def stepping(num_tokens: int | None, more: Callable[[Tensor], Mapping[str, Any]]) -> Step:
+        def step(module: nn.Module, x: Tensor, cache: Any) -> Any:
+            given = x if num_tokens is None else x[:, -num_tokens:]
+            output, cache = _split(subject, _run(module, given, way, {**asking, **more(x), name: cache}), given, name)
+            return output[:, -1:], cache
+
+        return step
+
+    last = lambda x: torch.tensor([x.shape[1] - 1])  # noqa: E731
+    yield stepping(None, lambda x: {})
+    for each in (each for each in _POSITIONS if each in parameters):
+        yield stepping(1, lambda x, each=each: {each: last(x).expand(len(x), 1)})
+        yield stepping(1, lambda x, each=each: {each: last(x)})
+    for each in (each for each in _OFFSETS if each in parameters):
+        yield stepping(1, lambda x, each=each: {each: x.shape[1] - 1})
 
 
 def _run(module: nn.Module, x: Tensor, way: str | None, options: Mapping[str, Any]) -> Any:
@@ -144,6 +184,32 @@ def _proves_itself(subject: Subject, way: Decoding) -> bool:
         prompt, following = _next(sp, way, x)
         are_shaped = _fits(prompt, whole) and _fits(following, whole)
         return are_shaped and _is_close(prompt, whole, _PROMPT) and _is_close(following, whole, _LENGTH)
+
+
+def _is_meant(subject: Subject, way: Decoding) -> bool:
+    """Whether a step reads its cache, gives one output for one token, and no other step is the right one."""
+    sp = built(subject)
+    x, another = sp.input(_LENGTH), sp.input(_LENGTH, seed=subject.seed + 1)
+    with torch.no_grad():
+        whole = sp(x)
+        prompt, following = _next(sp, way, x)
+        if not (_fits(prompt, whole) and _fits(following, whole) and following.shape[1] == 1):
+            return False
+        cache = way.prefill(sp.module, another[:, :_PROMPT].clone())[1]
+        after_another = way.step(sp.module, x[:, _PROMPT:].clone(), cache)[0]
+        if _is_near(after_another, following, whole):
+            return False
+
+        def is_right(step: Step) -> bool:
+            cache = way.prefill(sp.module, x[:, :_PROMPT].clone())[1]
+            return _is_near(step(sp.module, x.clone(), cache)[0], whole[:, -1:], whole)
+
+        return not any(attempt(lambda each=each: is_right(each)) is True for each in way.others or ())
+
+
+def _is_near(one: Tensor, other: Tensor, whole: Tensor) -> bool:
+    allowed = _CLOSE.get(whole.element_size(), _CLOSE[2]) * float(whole.abs().max())
+    return bool((one.double() - other.double()).abs().max() <= allowed)
 
 
 def _takes_several(subject: Subject, way: Decoding) -> bool:

@@ -231,6 +231,11 @@ def registries(module: nn.Module) -> frozenset[str]:
     return frozenset({*REGISTRIES, *(name for name in vars(module) if "_hooks" in name)})
 
 
+def hooks_of(module: nn.Module) -> list[dict[int, Any]]:
+    """The dictionaries in which a module keeps its hooks, themselves. Public: none."""
+    return [held for name, held in vars(module).items() if "_hooks" in name and isinstance(held, dict)]
+
+
 def convert_tensors(module: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
     """Convert each tensor of a module where it stands, by `_apply`. Public: `Module.to`, which converts in one way."""
     return module._apply(convert)

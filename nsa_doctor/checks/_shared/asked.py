@@ -14,6 +14,7 @@ from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.askings import (
     Asking,
     Gradients,
+    are_finite,
     described,
     differing,
     function_at_fault,
@@ -31,6 +32,7 @@ from nsa_doctor.subject.contract import Subject
 Ways = Callable[[BuiltModule], Iterator[Asking]]
 _LENGTH, _ROWS = 37, 2
 _ANOTHER_SEED = 31337
+_LOUDER = 4.0
 
 
 def first_departing(subject: Subject, code: str, ways: Ways, *, is_confirmed: bool = False) -> Iterator[Finding]:
@@ -70,13 +72,22 @@ class _Bench:
 
     def departing(self, asking: Asking) -> tuple[Gradients, Gradients] | None:
         """The gradients asked for so and those of the plain asking, where they differ."""
-        plain = Asking("plainly", given=asking.given_like)
+        plain = _plainly(asking)
         expected = gradients(self.built, self.x, asking.like(self.cotangent), plain)
         result = self._asked(asking)
         if expected is None or result is None:
             return None
-        names = differing(result, expected, self._eps * asking.rounding, is_compared=asking.is_compared)
-        return (result, expected) if names else None
+        expected, eps = expected.times(asking.loudness), self._eps * asking.rounding
+        if not differing(result, expected, eps) or (asking.loudness != 1 and self._is_clipped(asking, result, eps)):
+            return None
+        return result, expected
+
+    def _is_clipped(self, asking: Asking, result: Gradients, eps: float) -> bool:
+        """Whether still larger cotangents do not give gradients that are larger in proportion: they are clipped."""
+        louder = self._asked(replace(asking, loudness=_LOUDER * asking.loudness))
+        if louder is None or not are_finite(result):
+            return False
+        return bool(differing(louder, result.times(_LOUDER), eps))
 
     def _asked(self, asking: Asking) -> Gradients | None:
         try:
@@ -90,14 +101,14 @@ class _Bench:
     def finding(self, code: str, asking: Asking, result: Gradients, expected: Gradients) -> Finding:
         """What differs, and the module or the hand-written backward that is handed right gradients alone."""
         eps, length, subject = self._eps * asking.rounding, self.x.shape[1], self.built.subject
-        names = differing(result, expected, eps, is_compared=asking.is_compared)
+        names = differing(result, expected, eps)
         path = module_at_fault(result, expected, names, eps)
         place = replace(definition_place(self.built.module.get_submodule(path)), module=path)
         if (written := function_at_fault(result, expected, eps)) is not None:
             at = inspect.unwrap(written.backward).__code__  # type: ignore[attr-defined]
             place = replace(place, file=at.co_filename, line=at.co_firstlineno, function=at.co_name)
         else:
-            plain = Asking("plainly", given=asking.given_like)
+            plain = _plainly(asking)
             with unobserved():
                 ways = (partial(gradients, self.built, self.x, self.cotangent, each) for each in (asking, plain))
                 place = at_line_apart(subject, place, *ways)
@@ -113,3 +124,8 @@ class _Bench:
             },
             repro=command_for(subject, code),
         )
+
+
+def _plainly(asking: Asking) -> Asking:
+    """What has to give the same."""
+    return Asking("plainly", given=asking.given_like, handed=asking.handed_like)

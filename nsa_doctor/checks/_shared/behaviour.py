@@ -51,7 +51,7 @@ class Behaviour:
         if self.change(plain) or self.gradients is None or plain.gradients is None:
             return ""
         eps = torch.finfo(self.base.output.dtype).eps
-        names = differing(self.gradients, plain.gradients, eps, is_compared=True)
+        names = differing(self.gradients, plain.gradients, eps)
         return f"gives the same output and {described(self.gradients, plain.gradients, names)}" if names else ""
 
     def change(self, plain: "Behaviour") -> str:

@@ -12,11 +12,12 @@ from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.numerics.imitated_half import half_passes
 from nsa_doctor.probes.numerics.rounded_pass import passed
 from nsa_doctor.probes.numerics.rounding_budget import Twins, twins
-from nsa_doctor.probes.numerics.rounding_fault import RoundingFault, rounding_fault
+from nsa_doctor.probes.numerics.rounding_fault import RoundingFault, is_routed_apart, rounding_fault
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _ROWS = 67, 2
+_FEWER = (16, 4)  # tokens of which fewer lie near to another choice of experts
 
 
 def length_of(subject: Subject) -> int:
@@ -37,10 +38,14 @@ def converted(subject: Subject, half: str) -> Twins | None:
 
 def conversion_fault(pair: Twins) -> RoundingFault | Note | None:
     """What differs by more than the same operations rounded; a note where those leave the range of the type."""
-    x = pair.wide.input(length_of(pair.wide.subject), _ROWS)
-    x = x.to(pair.dtype).double() if x.is_floating_point() else x
-    with unobserved():
-        plain, imitated, found = half_passes(pair, x)
+    most = length_of(pair.wide.subject)
+    for length in (most, *(fewer for fewer in _FEWER if fewer < most)):
+        x = pair.wide.input(length, _ROWS)
+        x = x.to(pair.dtype).double() if x.is_floating_point() else x
+        with unobserved():
+            plain, imitated, found = half_passes(pair, x)
+        if not is_routed_apart(plain, imitated, found):
+            break
     if all(bool(isfinite(each).all()) for each in (imitated.output, *imitated.gradients.values())):
         return rounding_fault(plain, imitated, found)
     message = f"its values leave the range of {str(pair.dtype)[6:]} at S={x.shape[1]}: nothing is said of its gradients"

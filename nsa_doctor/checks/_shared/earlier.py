@@ -16,6 +16,7 @@ from nsa_doctor.probes.hooks.tracer import Tracer
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.call_history import Call, CallHistory
 from nsa_doctor.probes.model.measure import trouble_of
+from nsa_doctor.probes.model.running_state import GoesOn
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.probes.numerics.earlier_calls import Cause, Judge, Seen, SymptomKind, cause_of
 from nsa_doctor.probes.numerics.nonfinite_origin import Returned, origins
@@ -28,7 +29,7 @@ _MOST_LOOKS = 40  # until what happens by chance is seen under a tracer
 class Replays:
     """Fresh modules of one subject on which the steps of a finding are made again."""
 
-    def __init__(self, subject: Subject, dtype: str, mode: Mode, *, goes_on: bool = False) -> None:
+    def __init__(self, subject: Subject, dtype: str, mode: Mode, *, goes_on: GoesOn = "") -> None:
         self.subject, self._dtype, self._mode, self._goes_on = subject, dtype, mode, goes_on
 
     def fresh(self) -> CallHistory:

@@ -17,6 +17,7 @@ from nsa_doctor.probes.hooks.tracer import Tracer
 from nsa_doctor.probes.model.call_history import Call, CallHistory, Outcome
 from nsa_doctor.probes.model.fork import at_another_time, in_fork, with_another_number
 from nsa_doctor.probes.model.measure import trouble_of
+from nsa_doctor.probes.model.module_state import ModuleState
 from nsa_doctor.probes.model.second_interpreter import outcomes_elsewhere
 from nsa_doctor.probes.numerics.divergence import divergence_of, recording_of
 from nsa_doctor.probes.numerics.earlier_calls import Judge, Symptom
@@ -39,12 +40,18 @@ def in_forks(
     With a recording of the first call, operations are compared.
     """
     for number in range(_FORKS):
-        answer = in_fork(partial(_seen, history, expected, judge, recording, is_first=not number), _SECONDS)
+        seen = partial(_seen, history, expected, judge, recording, is_copy=True, is_first=not number)
+        answer = in_fork(seen, _SECONDS)
         if answer is None:
             raise NotComparableError("a copy of the process gave no answer")
         if answer:
             return answer
     return {}
+
+
+def in_this_process(history: CallHistory, expected: Mapping[Call, Outcome], judge: Judge) -> dict[str, Any]:
+    """What differs with other numbers of this process and at other times, where it cannot be copied."""
+    return _seen(history, expected, judge, None, is_copy=False, is_first=True)
 
 
 def in_an_interpreter(subject: Subject, dtype: str, calls: Sequence[Call], judge: Judge) -> dict[str, Any]:
@@ -66,22 +73,26 @@ def _seen(
     judge: Judge,
     recording: Recording | None,
     *,
+    is_copy: bool,
     is_first: bool,
 ) -> dict[str, Any]:
     """What differs in this process from the outcomes expected: a sentence, the place, the operation; {} for nothing.
 
-    The first call is made in inference mode too and, where this copy `is_first`, with other numbers of the process and
-    at other times; `recording` is of it.
+    All calls are made as they are in a copy of the process and, where it `is_first`, with other numbers of the process;
+    the first call is made at other times then, and in inference mode. `recording` is of it.
     """
     first = next(iter(expected))
+    numbers = [(call, further) for call in expected for further in _NUMBERS if is_first]
     ways: list[tuple[str, Call, AbstractContextManager[Any]]] = [
-        *(("in another process", call, nullcontext()) for call in expected),
-        *(("in another process", first, with_another_number(further)) for further in _NUMBERS if is_first),
+        *(("in another process", call, nullcontext()) for call in expected if is_copy),
+        *(("in another process", call, with_another_number(further)) for call, further in numbers),
         *(("at another time", first, at_another_time(ahead)) for ahead in _AHEAD if is_first),
     ]
     if first.mode == "no_grad":  # last: what is kept of it may take part in no gradient
         ways.append(("under torch.inference_mode()", first, torch.inference_mode()))
+    start = ModuleState(history.built.module)
     for way, call, manner in ways:
+        start.restore()  # a training pass may move what later ones use
         with manner:
             outcome = history.step(call)
             symptom = None if outcome is None else judge(expected[call], outcome)

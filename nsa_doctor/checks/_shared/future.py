@@ -1,14 +1,17 @@
 """Where other later tokens change an output before them: FWD201's question, asked either way."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from nsa_doctor.checks._shared.compared import cuts_of, long_length, middle_lengths, odd_lengths
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.probes.model.built_module import comparable_module
-from nsa_doctor.probes.numerics.compare import Departure, baseline, with_other_future
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
+from nsa_doctor.probes.model.inputs import ascending, begun_again
+from nsa_doctor.probes.numerics.compare import Baseline, Departure, baseline, with_other_future
 from nsa_doctor.subject.contract import Subject
 
 _NUM_CUTS: dict[Profile, int] = {"smoke": 3, "quick": 5, "full": 9}
@@ -17,12 +20,36 @@ _LARGE = 30.0
 
 @dataclass(frozen=True)
 class Plan:
-    """A length, where to cut it, and `scale` times as large values behind the cut: padding where that is 0."""
+    """A length, where to cut it, and `scale` times as large values behind the cut: padding where that is 0.
+
+    Where it `begins_again`, the last token alone is another: the first one again, of tokens that ascend where it is
+    ids that are given.
+    """
 
     length: int
     num_cuts: int
     mode: Mode = "eval"
     scale: float = 1.0
+    begins_again: bool = False
+
+    @property
+    def words(self) -> str:
+        """What is changed, in words before the number of the first token changed."""
+        if self.begins_again:
+            return "the first token again in the place of "
+        return {1.0: "", 0.0: "zeros in "}.get(self.scale, "large values in ")
+
+    def inputs(self, built: BuiltModule, cut: int) -> tuple[Tensor, Tensor]:
+        """The input, and one that is another from the cut on."""
+        x = built.input(self.length)
+        if not self.begins_again:
+            return x, with_other_future(built, x, cut, self.scale)
+        x = x if x.is_floating_point() else ascending(x, built.subject.width)
+        return x, begun_again(x)
+
+    def cuts(self) -> Sequence[int]:
+        """Where to cut."""
+        return (self.length - 1,) if self.begins_again else cuts_of(self.length, self.num_cuts)
 
 
 def plans(subject: Subject) -> list[Plan]:
@@ -33,6 +60,8 @@ def plans(subject: Subject) -> list[Plan]:
     found = [Plan(length, _NUM_CUTS[subject.profile]) for length in odd_lengths(subject)]
     found += [Plan(found[0].length, 3, scale=_LARGE), Plan(found[0].length, 3, "train")]
     found += [Plan(found[0].length, 3, scale=0.0)]
+    whole = found[0].length if subject.input == "embeddings" else min(found[0].length, subject.width)
+    found += [Plan(whole, 1, begins_again=True)]
     found += [Plan(length, 2) for length in middle_lengths(subject)]
     found += [Plan(length, 2, "train") for length in middle_lengths(subject)[1:2]]
     found += [Plan(length, 2) for length in long_length(subject)]
@@ -44,10 +73,12 @@ def plans(subject: Subject) -> list[Plan]:
 def leak(subject: Subject, plan: Plan) -> tuple[int, Departure | None]:
     """The first cut behind which other values change what comes before it, and how."""
     built = comparable_module(subject, mode=plan.mode)
-    base = baseline(built, built.input(plan.length))
-    for cut in cuts_of(plan.length, plan.num_cuts):
+    base: Baseline | None = None
+    for cut in plan.cuts():
+        x, other = plan.inputs(built, cut)
+        base = base or baseline(built, x)
         with torch.no_grad():
-            changed = built(with_other_future(built, base.x, cut, plan.scale))
+            changed = built(other)
         found = base.departure(changed[:, :cut], tokens=slice(cut), loudness=max(1.0, plan.scale))
         if found is not None:
             return cut, found

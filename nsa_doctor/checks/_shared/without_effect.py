@@ -13,7 +13,7 @@ from nsa_doctor.core.errors import Caught, NotComparableError, attempt
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.gradients.influence import Influence
 from nsa_doctor.probes.gradients.stuck import is_zero
-from nsa_doctor.probes.hooks.attribute_lines import line_that_makes, taken_in_place_of
+from nsa_doctor.probes.hooks.attribute_lines import line_that_makes, read_for_nothing, taken_in_place_of
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.tensor_owners import holders, roots_of
 from nsa_doctor.probes.model.built_module import BuiltModule, built
@@ -172,12 +172,12 @@ def _topmost(root: nn.Module, names: Sequence[str], *, is_used: bool) -> list[Id
 def _is_mentioned(root: nn.Module, path: str) -> bool:
     """Whether a method of the module that holds it names it: there is a way to use it that no pass has taken.
 
-    What starts, counts, saves or moves parameters does not use them. A part of a container is not named, and what goes
-    through the container passes it by.
+    What starts, counts, saves or moves parameters does not use them, nor does a variable that nothing reads. A part of
+    a container is not named, and what goes through the container passes it by.
     """
     owner, _, name = path.rpartition(".")
     holder = root.get_submodule(owner)
-    if isinstance(holder, _CONTAINERS):
+    if isinstance(holder, _CONTAINERS) or read_for_nothing(holder, name) is not None:
         return False
     methods = [value for kind in type(holder).__mro__ if kind is not nn.Module for value in vars(kind).values()]
     codes = [getattr(getattr(each, "__wrapped__", each), "__code__", None) for each in methods]
@@ -199,6 +199,8 @@ def line_left_out(root: nn.Module, found: Idle) -> tuple[Place, str]:
     if (other := taken_in_place_of(holder, name)) is not None:
         place = replace(place, **vars(other.line))
         return place, f"; {place.function} reads {other.name} twice and {name} never"
+    if (read := read_for_nothing(holder, name)) is not None:
+        return replace(place, **vars(read)), f"; {read.function} reads {name}, and nothing what it is read into"
     made = line_that_makes(holder, name) if name in dict(holder.named_parameters(recurse=False)) else None
     if made is None or _is_mentioned(root, found.path):
         return place, ""

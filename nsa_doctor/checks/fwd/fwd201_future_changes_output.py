@@ -28,11 +28,8 @@ from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.text import numbers
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import comparable_module
-from nsa_doctor.probes.numerics.compare import with_other_future
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
-
-_VALUES = {1.0: "", 0.0: "zeros in "}
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
@@ -56,10 +53,9 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
     if again is None:
         return None  # what comes and goes from run to run is reported by FWD206
     built = comparable_module(subject, mode=plan.mode)
-    x = built.input(plan.length)
-    other = with_other_future(built, x, cut, plan.scale)
+    x, other = plan.inputs(built, cut)
     divergence = first_divergence(built, lambda: built(x), lambda: built(other), {plan.length: cut})
-    changed = f"{_VALUES.get(plan.scale, 'large values in ')}tokens >= {cut} change the output before them"
+    changed = f"{plan.words}tokens >= {cut} change the output before them"
     message = f"causality violation at S={plan.length} ({plan.mode}): {changed}"
     finding = departure_finding(
         subject, "FWD201", message, divergence, found, length=plan.length, mode=plan.mode, cut=cut

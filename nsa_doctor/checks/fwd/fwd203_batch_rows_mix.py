@@ -30,12 +30,13 @@ from nsa_doctor.subject.contract import Subject
 _NUM_ROWS = 5
 _MODES: tuple[Mode, ...] = ("eval", "train")
 _ORDINARY = "other rows"
-_ROWS_LIKE: dict[str, Callable[[Tensor], Tensor]] = {  # of ordinary ones
-    _ORDINARY: lambda x: x,
-    "other rows of zeros": torch.zeros_like,
-    "other rows of one value": lambda x: x.amax((1, *range(2, x.ndim)), keepdim=True).expand_as(x),
-    "other rows that begin with zeros": lambda x: torch.cat((torch.zeros_like(x[:, ::2]), x[:, 1::2]), 1),
-    "other rows that end with zeros": lambda x: torch.cat((x[:, 1::2], torch.zeros_like(x[:, ::2])), 1),
+_ROWS_LIKE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of ordinary ones, and of the row that is held
+    _ORDINARY: lambda x, own: x,
+    "other rows of zeros": lambda x, own: torch.zeros_like(x),
+    "other rows of one value": lambda x, own: x.amax((1, *range(2, x.ndim)), keepdim=True).expand_as(x),
+    "other rows that begin with zeros": lambda x, own: torch.cat((torch.zeros_like(x[:, ::2]), x[:, 1::2]), 1),
+    "other rows that end with zeros": lambda x, own: torch.cat((x[:, 1::2], torch.zeros_like(x[:, ::2])), 1),
+    "other rows equal to it in place of others": lambda x, own: own.expand_as(x),
 }
 
 
@@ -89,15 +90,14 @@ def _mixed(subject: Subject, plan: Plan) -> tuple[str, int, Departure] | None:
 
 def _change(base: Baseline, like: str, row: int) -> Departure | None:
     row %= _NUM_ROWS
-    with torch.no_grad():
-        changed = base.built(_with_other_rows(base.built, base.x, row, like))
+    changed = base.built(_with_other_rows(base.built, base.x, row, like)).detach()
     found = base.departure(changed[row : row + 1], rows=slice(row, row + 1))
     return None if found is None else replace(found, first_row=row)
 
 
 def _with_other_rows(built: BuiltModule, x: Tensor, row: int, like: str) -> Tensor:
-    other = _ROWS_LIKE[like](built.input(x.shape[1], _NUM_ROWS, seed=built.subject.seed + 1))
-    return torch.cat((other[:row], x[row : row + 1], other[row + 1 :]))
+    own, others = x[row : row + 1], built.input(x.shape[1], _NUM_ROWS, seed=built.subject.seed + 1)
+    return torch.cat(((others := _ROWS_LIKE[like](others, own))[:row], own, others[row + 1 :]))
 
 
 def planted(subject: Subject) -> Subject:

@@ -1,7 +1,7 @@
 """FWD207 mode-changes-output
 
-Detects: training and eval(), or gradients on and off, give different outputs though no random numbers are drawn and no
-layer of torch's that depends on the mode is there.
+Detects: training and eval(), or gradients on and off, give different outputs though no random numbers are drawn and
+torch's own layers that depend on the mode (dropout, batch norm, attention) stay in eval().
 Matters: what is evaluated and served is not what was trained.
 Fix: look at the line named for a branch on `self.training`, or for one of autograd's modes.
 
@@ -27,12 +27,13 @@ from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.hooks.lines_apart import in_its_function
 from nsa_doctor.probes.internal import DROPOUTS, NORMS_BY_BATCH
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
+from nsa_doctor.probes.model.running_state import RunningState
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
-_DEPEND_ON_MODE = (NORMS_BY_BATCH, nn.MultiheadAttention, nn.TransformerEncoderLayer)
+_DEPEND_ON_MODE = (DROPOUTS, nn.RNNBase, NORMS_BY_BATCH, nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -48,7 +49,7 @@ def _examine(subject: Subject, length: int, what: str, mode: Mode) -> Finding | 
     found = confirmed(subject, lambda subject: _changed(subject, length, mode))
     if found is None:
         return None
-    other, evaluated = comparable_module(subject, mode=mode), comparable_module(subject)
+    other, evaluated = _in_mode(subject, mode), comparable_module(subject)
     x = evaluated.input(length)
     runs = (lambda: _output(evaluated, x, "no_grad")), (lambda: _output(other, x, mode))
     divergence = first_divergence(other, *runs, {})
@@ -58,23 +59,33 @@ def _examine(subject: Subject, length: int, what: str, mode: Mode) -> Finding | 
 
 
 def _changed(subject: Subject, length: int, mode: Mode) -> Departure | None:
-    other, evaluated = comparable_module(subject, mode=mode), comparable_module(subject)
-    modules = list(other.module.modules())
-    drops = any(isinstance(module, DROPOUTS | nn.RNNBase) and _rate(module) for module in modules)
-    if mode == "train" and (drops or any(isinstance(module, _DEPEND_ON_MODE) for module in modules)):
-        return None
+    other, evaluated = _in_mode(subject, mode), comparable_module(subject)
     base = baseline(evaluated, evaluated.input(length))
     seed_everything(subject.seed)  # as each call does
     before = (torch.get_rng_state().tolist(), random.getstate())
     output = _output(other, base.x, mode)
+    after = RunningState(other.module)
     is_random = before != (torch.get_rng_state().tolist(), random.getstate())
     again = _output(replace(other, subject=replace(subject, seed=subject.seed + 1)), base.x, mode)
     is_other = bool(((output != again) & ~(output.isnan() & again.isnan())).any())  # whatever it was drawn by
-    return None if is_random or is_other else base.departure(output)
+    found = None if is_random or is_other else base.departure(output)
+    if found is None:
+        return None
+    after.give(evaluated.module)  # a power iteration, say, comes before its vectors are used
+    return baseline(evaluated, base.x).departure(output)
 
 
-def _rate(module: nn.Module) -> float:
-    return float(getattr(module, "p", getattr(module, "dropout", 0.0)))
+def _in_mode(subject: Subject, mode: Mode) -> BuiltModule:
+    """The module in a mode, but for the layers of torch's own that rightly depend on it: they stay in eval()."""
+    built = comparable_module(subject, mode=mode)
+    for part in built.module.modules():
+        if (
+            part is not built.module
+            and isinstance(part, _DEPEND_ON_MODE)
+            and type(part).__module__.startswith("torch.")
+        ):
+            part.eval()
+    return built
 
 
 def _output(built: BuiltModule, x: Tensor, mode: Mode) -> Tensor:

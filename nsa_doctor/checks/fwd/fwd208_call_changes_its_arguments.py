@@ -28,6 +28,7 @@ from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.handed import Handed, handed
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.model.inputs import ascending, begun_again
 from nsa_doctor.probes.numerics.writes import first_written
 from nsa_doctor.subject.contract import Subject
 
@@ -47,11 +48,14 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 
 def _of_odd_input(subject: Subject, length: int) -> Iterator[Finding | None]:
-    """Forward alone, on several rows, on memory that is transposed, and in other dtypes."""
+    """Forward alone, on several rows, in other dtypes, on memory that is transposed and on values of a pattern."""
     for dtype in dict.fromkeys((subject.dtype, "bfloat16", "float64")):
         sp = built(subject, dtype=dtype, is_randomised=False)
         x = sp.input(length, batch=_NUM_ROWS)
-        for given in (x, x.transpose(0, 1).contiguous().transpose(0, 1)):
+        alike = [begun_again(x), torch.zeros_like(x)]
+        if not x.is_floating_point():
+            alike.append(ascending(x[:, : subject.width], subject.width))
+        for given in (x, x.transpose(0, 1).contiguous().transpose(0, 1), *alike):
             try:
                 with unobserved():
                     found = _written(subject, sp, Handed("forward", {"the input": given}, sp.call), "eval")

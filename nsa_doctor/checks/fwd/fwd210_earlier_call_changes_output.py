@@ -30,6 +30,7 @@ from nsa_doctor.probes.model.call_schedule import evaluated, evaluation_steps, f
 from nsa_doctor.probes.model.draws import Generators
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.earlier_calls import differs_by, first_seen
+from nsa_doctor.probes.numerics.long_sequence import longest_affordable
 from nsa_doctor.probes.numerics.precision import effective_precision
 from nsa_doctor.subject.contract import Subject
 
@@ -40,7 +41,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     if not evaluation_steps(subject):
         return
     sp = comparable_module(subject)
-    steps = evaluation_steps(subject, further_repeats(sp, evaluated(subject)))
+    steps = evaluation_steps(subject, further_repeats(sp, evaluated(subject)), _far_longer(sp))
     judge = differs_by(effective_precision(sp, min(_LENGTH, subject.max_length)).eps)
     replays = Replays(subject, sp.dtype, "eval")
     generators = _drawn_from(sp)
@@ -52,6 +53,14 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         x = _input(sp)
         place = first_draw(subject, sp.module, lambda: sp(x))
         yield Note(message=f"eval() draws from {joined(generators)} generator, which changes no output", where=place)
+
+
+def _far_longer(sp: BuiltModule) -> list[int]:
+    """Lengths at which tables grow and bases change: the longest that other checks look at, and one beyond."""
+    if sp.subject.profile == "smoke":
+        return []
+    beyond = longest_affordable(sp)
+    return [sp.subject.max_length, *(() if beyond is None else beyond[:1])]
 
 
 def _drawn_from(sp: BuiltModule) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.elsewhere import in_an_interpreter, in_forks
+from nsa_doctor.checks._shared.elsewhere import in_an_interpreter, in_forks, in_this_process
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
@@ -44,17 +44,19 @@ _LENGTH = 17
 
 def run(subject: Subject) -> Iterator[Finding]:
     calls = [call for call in (evaluated(subject), trained(subject)) if call.mode in subject.modes]
-    is_named = can_be_named(subject) and subject.profile != "smoke"
-    if not calls or not (can_be_forked() or is_named):
-        raise NotApplicableError("it can be run in this process alone")
+    is_copied, is_named = can_be_forked(), can_be_named(subject) and subject.profile != "smoke"
+    if not calls:
+        raise NotApplicableError("it runs neither in eval() without gradients nor in training mode")
     sp = comparable_module(subject)
     judge = differs_by(effective_precision(sp, min(_LENGTH, subject.max_length)).eps)
     history = CallHistory(subject, dtype=sp.dtype)
     start = ModuleState(history.built.module)
     outcomes = {call: outcome for call in calls if (outcome := history.step(call)) is not None}
     start.restore()  # a count that training keeps is the same again
-    found = in_forks(history, outcomes, judge, None) if can_be_forked() and outcomes else {}
-    if found.get("symptom") == "output":  # once more, to compare operations
+    found: dict[str, Any] = {}
+    if outcomes:
+        found = in_forks(history, outcomes, judge, None) if is_copied else in_this_process(history, outcomes, judge)
+    if is_copied and found.get("symptom") == "output":  # once more, to compare operations
         recording = recording_of(history.built, lambda: history.output(calls[0]))
         found = in_forks(history, outcomes, judge, recording) or found
     if not found and is_named:

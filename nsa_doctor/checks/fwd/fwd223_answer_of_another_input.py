@@ -51,7 +51,8 @@ def _examine(subject: Subject, words: str, has_grad: bool) -> Finding | None:
     base = baseline(new, _alike(x)[words])
     given = _called_before(used, x, words, has_grad)
     with torch.set_grad_enabled(has_grad):
-        found = base.departure(used.call(given).detach())
+        expected = new(base.x).detach()
+        found = base.departure(used.call(given).detach(), expected=expected)
     return None if found is None else _finding(subject, words, has_grad, x, found)
 
 

@@ -2,7 +2,8 @@
 
 Detects: a sequence longer than other checks look at (2,093, 4,141 or 8,237 tokens, as counted work allows) at whose
 beginning a shorter one has another output, whose end changes what comes before it, whose last token no longer reads
-those just before it, or not in their order, or whose positions repeat where those of a shorter one are all different.
+those just before it, or not in their order, or reads some far away beyond a window, or whose positions repeat where
+those of a shorter one are all different.
 Matters: tables of positions end, indices of blocks overflow and numbers of half precision run out where no test looks.
 Fix: look for what is as long as a table, counted in eight or sixteen bits, or chosen by the length of the sequence.
 

@@ -26,9 +26,8 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.gradients.derivative import Agreement, Slope
-from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
-from nsa_doctor.probes.gradients.gradient_fault import find_fault
+from nsa_doctor.probes.gradients.derivative import Agreement
+from nsa_doctor.probes.gradients.gradient_fault import find_fault, first_wrong_pass
 from nsa_doctor.probes.gradients.truncation import truncation
 from nsa_doctor.subject.contract import Subject
 
@@ -54,14 +53,14 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
 def _reported(subject: Subject, mode: str, length: int, right: int | None, make: Make) -> Finding | Note:
     bench = make(length)
     fault = find_fault(bench)
-    slope = _whole(bench) if fault is None else fault.slope
+    slope, words = (fault.slope, "") if fault is not None else first_wrong_pass(make(length))
     if fault is None:
         place, sought = where_it_is_cut(bench.built, bench.x)
     else:
         place, sought = fault.place, f"; it goes wrong in {fault.what}"
     gradient, difference = distinct_texts(slope.autograd, slope.numeric)
     message = f"the gradient is {gradient} along a random direction and central differences give {difference} "
-    message += f"(to {slope.uncertainty:.1g}) at S={length} in {mode} mode{sought}"
+    message += f"(to {slope.uncertainty:.1g}) at S={length} in {mode} mode{words}{sought}"
     reason = fault.reason if fault else ""
     if right and fault and not reason and (cut := truncation(make, length, place)):
         message, reason = f"{message}; {cut}", "truncated on purpose" if cut.is_documented else ""
@@ -75,11 +74,6 @@ def _reported(subject: Subject, mode: str, length: int, right: int | None, make:
         control=f"they agree at S={right}" if right else "",
         repro=command_for(subject, "GRD101"),
     )
-
-
-def _whole(bench: DerivativeProbe) -> Slope:
-    differential = bench.differentiate(_SEEDS[0])
-    return bench.slope(differential, range(len(differential.slopes)))
 
 
 class _Halved(torch.autograd.Function):

@@ -29,7 +29,7 @@ from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.model.call_schedule import further_repeats, repeated_training, trained, training_steps
-from nsa_doctor.probes.numerics.earlier_calls import Judge, differs_by, first_seen
+from nsa_doctor.probes.numerics.earlier_calls import Cause, Judge, Seen, differs_by, first_seen
 from nsa_doctor.probes.numerics.precision import effective_precision
 from nsa_doctor.subject.contract import Subject
 
@@ -52,19 +52,20 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             return
         yield replays.finding("GRD104", seen, cause)
         return
-    yield from _by_running_state(Replays(subject, sp.dtype, "train", goes_on=True), judge)
+    going_on = Replays(subject, sp.dtype, "train", goes_on="everything")
+    if going_on.fresh().moves_running_state(trained(subject)) and _first_fault(going_on, judge) is not None:
+        counting = Replays(subject, sp.dtype, "train", goes_on="counts")  # biases that balance move the output too
+        if (fault := _first_fault(counting, judge)) is not None:
+            yield counting.finding("GRD104", *fault)
 
 
-def _by_running_state(replays: Replays, judge: Judge) -> Iterator[Finding]:
-    """What a count in a buffer does: running statistics that move the output with every pass are meant to."""
-    if not replays.fresh().moves_running_state(trained(replays.subject)):
-        return
+def _first_fault(replays: Replays, judge: Judge) -> tuple[Seen, Cause] | None:
+    """What differs first in equal training passes, and by what, unless it is how training goes on."""
     seen = first_seen(replays.fresh(), repeated_training(replays.subject), judge)
     if seen is None:
-        return
+        return None
     cause = replays.cause(seen, judge)
-    if not is_progress(replays, seen, cause, judge):
-        yield replays.finding("GRD104", seen, cause)
+    return None if is_progress(replays, seen, cause, judge) else (seen, cause)
 
 
 class _TwiceAtEverySecond(torch.autograd.Function):

@@ -15,7 +15,7 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.circumstances import Around, surroundings
 from nsa_doctor.probes.model.layouts import LAYOUTS, laid_out
 
-_LOUDNESS = 1024.0
+_LOUDNESS = 65536.0  # the first scale of torch.amp.GradScaler
 _ROUNDINGS = 1e3
 _MOST_FROZEN = 12
 
@@ -28,29 +28,31 @@ class Gradients:
     outputs: dict[str, Tensor] = field(default_factory=dict)
     functions: list[tuple[type, dict[str, Tensor]]] = field(default_factory=list)  # written by hand: handed, handed on
 
-    def follow(self, output: Tensor) -> None:
-        """Keep what each hand-written backward behind this output is handed and hands on."""
-        waiting, seen = [output.grad_fn], set()
-        for node in waiting:  # grows
-            if node is None or id(node) in seen:
-                continue
-            seen.add(id(node))
-            waiting += [following for following, _ in node.next_functions]
-            written = function_of(node)
-            if written is not None and not written.__module__.startswith("torch."):
-                kept: dict[str, Tensor] = {}
-                self.functions.append((written, kept))
-                node.register_hook(_keeping_of_node(kept))
+    def times(self, loudness: float) -> "Gradients":
+        """All of them so many times as large."""
+        if loudness == 1:
+            return self
+        kept = [(written, _times(each, loudness)) for written, each in self.functions]
+        return Gradients(_times(self.parameters, loudness), _times(self.outputs, loudness), kept)
+
+    def follow(self, output: Tensor, handed: Callable[[Tensor], Tensor] | None) -> None:
+        """Keep what each hand-written backward behind this output is handed, made so of what it would be, and gives."""
+        for node, written in _hand_written(output):
+            kept: dict[str, Tensor] = {}
+            self.functions.append((written, kept))
+            node.register_hook(_keeping_of_node(kept))
+            if handed is not None:
+                node.register_prehook(_handing(handed))
 
 
 @dataclass(frozen=True)
 class Asking:
     """How gradients are asked for, in words: along which cotangent, made of a contiguous one [B, S, ...].
 
-    `like` makes the plain cotangent that has to give the same. `is_compared` where values have to agree, and not only
-    be finite; `may_refuse` where a module need not serve it, `refuses_forward` where its forward need not. `given`
-    makes what is passed of the input, `given_like` the plain tensor of equal values; `around` makes the pass, and
-    `rounding` is how much coarser it may be.
+    `like` makes the plain cotangent that has to give the same, `loudness` times as large. `may_refuse` where a module
+    need not serve it, `refuses_forward` where its forward need not. `given` makes what is passed of the input,
+    `given_like` the plain tensor of equal values; `handed` makes what hand-written backwards are handed, `handed_like`
+    the plain tensor of equal values; `around` makes the pass; `rounding` is how much coarser it may be.
     """
 
     words: str
@@ -59,13 +61,36 @@ class Asking:
     create_graph: bool = False
     freezes: tuple[str, ...] = ()  # parameters by name
     trains: bool = False
-    is_compared: bool = True
+    loudness: float = 1.0
     may_refuse: bool = False
     given: Callable[[Tensor], Tensor] = torch.clone
     given_like: Callable[[Tensor], Tensor] = torch.clone
+    handed: Callable[[Tensor], Tensor] | None = None
+    handed_like: Callable[[Tensor], Tensor] | None = None
     around: Around = lambda module, work: work()
     rounding: float = 1.0
     refuses_forward: bool = False
+
+
+def _hand_written(output: Tensor) -> Iterator[tuple[Any, type]]:
+    """The nodes behind an output whose backward is written by hand, and their autograd functions."""
+    waiting, seen = [output.grad_fn], set()
+    for node in waiting:  # grows
+        if node is None or id(node) in seen:
+            continue
+        seen.add(id(node))
+        waiting += [following for following, _ in node.next_functions]
+        written = function_of(node)
+        if written is not None and not written.__module__.startswith("torch."):
+            yield node, written
+
+
+def _handing(handed: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
+    return lambda gradients: tuple(None if each is None or not each.ndim else handed(each) for each in gradients)
+
+
+def _times(gradients: Mapping[str, Tensor], loudness: float) -> dict[str, Tensor]:
+    return {name: each * loudness for name, each in gradients.items()}
 
 
 def circumstances(built: BuiltModule) -> Iterator[Asking]:
@@ -92,6 +117,8 @@ def askings(built: BuiltModule) -> Iterator[Asking]:
         "a cotangent of transposed memory",
         cotangent=lambda cotangent: cotangent.transpose(0, 1).contiguous().transpose(0, 1),
     )
+    yield Asking("transposed memory handed to the hand-written backward", handed=_turned_in_memory)
+    yield Asking("expanded memory handed to the hand-written backward", handed=_first_for_all, handed_like=_the_same)
     yield Asking("create_graph=True", create_graph=True, may_refuse=True)
     for path, frozen in _parts_to_freeze(built.module):
         yield Asking(f"{path or 'another parameter'} frozen", freezes=frozen)
@@ -100,8 +127,7 @@ def askings(built: BuiltModule) -> Iterator[Asking]:
     if built.dtype not in ("float16", "bfloat16"):  # whose range ends where training scales the loss down
         yield Asking(
             f"a cotangent {_LOUDNESS:.0f} times as large",
-            cotangent=lambda cotangent: cotangent * _LOUDNESS,
-            is_compared=False,
+            loudness=_LOUDNESS,
         )
 
 
@@ -154,11 +180,25 @@ def gradients(built: BuiltModule, x: Tensor, cotangent: Tensor, asking: Asking |
 def _differentiate(built: BuiltModule, x: Tensor, cotangent: Tensor, how: Asking, found: Gradients) -> None:
     with torch.enable_grad():  # each thread has a mode of its own
         output = built.call(x)
-        given = how.cotangent(cotangent.to(output))
+        given = how.cotangent(cotangent.to(output)) * how.loudness
         if how.freezes and not output.requires_grad:
             return
-        found.follow(output)
+        found.follow(output, how.handed)
         ask("backward", lambda: output.backward(given, create_graph=how.create_graph), built.module, output)
+
+
+def _turned_in_memory(gradient: Tensor) -> Tensor:
+    """The same values in memory in which the first dimension moves fastest."""
+    backwards = tuple(reversed(range(gradient.ndim)))
+    return gradient.permute(backwards).contiguous().permute(backwards)
+
+
+def _first_for_all(gradient: Tensor) -> Tensor:
+    return gradient[..., :1].expand_as(gradient)
+
+
+def _the_same(gradient: Tensor) -> Tensor:
+    return _first_for_all(gradient).contiguous()
 
 
 def _leaf(x: Tensor) -> Tensor:
@@ -193,10 +233,15 @@ def _keeping_of_node(kept: dict[str, Tensor]) -> Callable[[Any, Any], None]:
 
 
 def function_at_fault(result: Gradients, expected: Gradients, eps: float) -> type | None:
-    """The hand-written autograd function whose backward is handed the right gradients and hands on wrong ones."""
+    """The hand-written autograd function whose backward is handed the right gradients and hands on wrong ones.
+
+    None behind one that runs in one of the two alone.
+    """
     for (one, now), (other, before) in zip(result.functions, expected.functions, strict=False):
+        if one is not other or any(now[name].shape != before[name].shape for name in now.keys() & before.keys()):
+            return None
         wrong = _other(now, before, eps)
-        if one is other and wrong and all(name.startswith("on") for name in wrong):
+        if wrong and all(name.startswith("on") for name in wrong):
             return one
     return None
 
@@ -221,11 +266,14 @@ def _gives_the_same_in_training(built: BuiltModule, x: Tensor) -> bool:
     return all(torch.equal(output, evaluated) for output in outputs)
 
 
-def differing(result: Gradients, expected: Gradients, eps: float, *, is_compared: bool) -> list[str]:
+def differing(result: Gradients, expected: Gradients, eps: float) -> list[str]:
     """The parameters, in their order, whose gradients differ by more than rounding, or are not finite."""
-    if is_compared:
-        return _other(result.parameters, expected.parameters, eps)
-    return [name for name, value in result.parameters.items() if not bool(torch.isfinite(value).all())]
+    return _other(result.parameters, expected.parameters, eps)
+
+
+def are_finite(result: Gradients) -> bool:
+    """Whether all gradients of parameters are."""
+    return all(bool(torch.isfinite(value).all()) for value in result.parameters.values())
 
 
 def _other(result: Mapping[str, Tensor], expected: Mapping[str, Tensor], eps: float) -> list[str]:

@@ -16,6 +16,7 @@ from nsa_doctor.probes.numerics.precision import effective_precision
 from nsa_doctor.probes.tensors.finite import isfinite
 
 _FIRST = 5
+_SHORT = (1, 2, 3)  # all of their tokens are compared
 _OUTPUT = "the output"
 _ROWS = {True: 2, False: 1}  # by whether the length is one at which block code breaks
 _REFERENCE = 37  # at which the gradient itself is compared with central differences
@@ -64,6 +65,7 @@ class GradientsByLength:
         edges = evenly([edge for edge in edges if edge > _FIRST], _NUM_BOUNDARIES[profile])
         others = sorted(range(_FIRST, min(limit, _FARTHEST) + 1), key=lambda length: length * chance.random())
         tried = {self.reference}
+        yield from ((length, max(_ROWS.values())) for length in _SHORT if length < self.reference)
         for among in (chance.sample(edges, len(edges)), self._long, others):
             left, rows = _NOMINAL_SECONDS[profile], _ROWS[among is not others]
             for length in among:
@@ -89,7 +91,7 @@ class GradientsByLength:
         whole = next((tokens for tokens in _WHOLE if tokens < length), None)
         found = None if whole is None else self._against(length, rows, whole, whole)
         if whole is None or (found is not None and found.name == _OUTPUT):  # another output is no fault of the gradient
-            return self._against(length, rows, self.reference, _FIRST)
+            return self._against(length, rows, self.reference, min(length, _FIRST))
         return found
 
     def _against(self, length: int, rows: int, reference: int, first: int) -> LengthDeparture | None:

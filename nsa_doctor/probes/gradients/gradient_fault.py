@@ -52,6 +52,16 @@ def find_fault(probe: DerivativeProbe) -> Fault | None:
     return _described(probe, differentials, number, slopes, slope)
 
 
+def first_wrong_pass(probe: DerivativeProbe) -> tuple[Slope, str]:
+    """The first of a new module's gradients that differs from the derivative, and words for any pass but the first."""
+    passes = (probe.differentiate(seed) for seed in _SEEDS)
+    slopes = [probe.slope(each, range(len(each.slopes))) for each in passes]
+    wrong = [number for number, slope in enumerate(slopes) if slope.agreement is Agreement.DIFFERS]
+    if not wrong:
+        return slopes[0], ", in some passes alone"
+    return slopes[wrong[0]], f", in pass {wrong[0] + 1} and not before it" if wrong[0] else ""
+
+
 def _of_a_function(probe: DerivativeProbe) -> Fault | None:
     """A hand-written function that is wrong by itself, for a pass that cannot be followed (tokens are routed, say)."""
     try:

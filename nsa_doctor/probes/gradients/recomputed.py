@@ -65,7 +65,7 @@ class Recomputation:
         return Departure(described(every, kept, names), calls[0], len(names))
 
     def _differing(self, found: Gradients, kept: Gradients) -> list[str]:
-        return differing(found, kept, self._eps, is_compared=True)
+        return differing(found, kept, self._eps)
 
     def _gradients(self, wanted: range | tuple[int, ...]) -> Gradients | None:
         """Of the parameters, the calls of these numbers computing again and the others keeping what they computed."""

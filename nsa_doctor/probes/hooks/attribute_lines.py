@@ -1,10 +1,11 @@
-"""Lines of a module's class that make an attribute, and that read another one where it may be meant."""
+"""Lines of a module's class that make an attribute, read it for nothing, or read another where it may be meant."""
 
 import ast
 import inspect
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from nsa_doctor.core.frames import Line
 
 _MAKING = ("__init__", "__post_init__", "reset_parameters", "init_weights", "_init_weights", "extra_repr")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,60 @@ def taken_in_place_of(holder: nn.Module, name: str) -> TakenTwice | None:
     return None
 
 
+def read_for_nothing(holder: nn.Module, name: str) -> Line | None:
+    """Where a method reads the attribute into a variable, or hands it to a method, that never reads it again.
+
+    None where any read of it may come to something, or where none does.
+    """
+    methods = list(_methods(holder))
+    found: Line | None = None
+    for file, method in methods:
+        ignored = set(_ignored_values(method, methods))
+        for node in ast.walk(method) if method.name not in _MAKING else ():
+            if isinstance(node, ast.Constant) and node.value == name:  # asked for by name
+                return None
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _is_own(node, name):
+                if node not in ignored:
+                    return None
+                found = found or Line(file=file, line=node.lineno, function=method.name)
+    return found
+
+
+def _ignored_values(method: _Function, methods: Sequence[tuple[str, _Function]]) -> Iterator[ast.expr]:
+    """Expressions whose value goes into a name that nothing reads: a variable, or a parameter of a method called."""
+    by_name = {each.name: each for _, each in reversed(methods)}  # the nearest class comes first, and wins
+    for node in ast.walk(method):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            pairs = _paired(node.targets[0], node.value)
+            yield from (value for target, value in pairs if not _is_read(method, target))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_own(node.func, node.func.attr):
+            called = by_name.get(node.func.attr)
+            if called is not None and not called.decorator_list:
+                yield from (value for word, value in _handed(called, node) if not _is_read(called, word))
+
+
+def _handed(called: _Function, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+    """Parameters of a method and the values that a call gives them, as far as the call spells them out."""
+    parameters = [each.arg for each in (*called.args.posonlyargs, *called.args.args)][1:]
+    yield from zip(parameters, takewhile(lambda each: not isinstance(each, ast.Starred), call.args), strict=False)
+    accepted = {*parameters, *(each.arg for each in called.args.kwonlyargs)}
+    yield from ((each.arg, each.value) for each in call.keywords if each.arg in accepted)
+
+
+def _paired(target: ast.expr, value: ast.expr) -> list[tuple[str, ast.expr]]:
+    """Plain names and the values that one assignment gives them."""
+    if isinstance(target, ast.Name):
+        return [(target.id, value)]
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        return [pair for each, own in zip(target.elts, value.elts, strict=True) for pair in _paired(each, own)]
+    return []
+
+
+def _is_read(function: _Function, name: str) -> bool:
+    reading = {node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    return name in reading or "locals" in reading
+
+
 def _registered(holder: nn.Module) -> Iterator[str]:
     yield from (name for name, _ in holder.named_parameters(recurse=False))
     yield from (name for name, _ in holder.named_children())
@@ -76,7 +132,7 @@ def _is_own(node: ast.Attribute, name: str) -> bool:
     return node.attr == name and isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
-def _methods(holder: nn.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+def _methods(holder: nn.Module) -> Iterator[tuple[str, _Function]]:
     """The file and source of each method of its classes but nn.Module's, nearest class first."""
     for kind in type(holder).__mro__:
         if kind in (nn.Module, object):

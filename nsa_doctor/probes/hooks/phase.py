@@ -76,7 +76,7 @@ class Phases:
 
 
 def ask(phase: str, call: Callable[[], _Answer], module: nn.Module | None, output: Tensor | None = None) -> _Answer:
-    with _under_way(phase):
+    with under_way(phase):
         answer = attempt(lambda: _waited_for(call()))
     hears = listener()
     if isinstance(answer, Caught):
@@ -96,7 +96,8 @@ def ask(phase: str, call: Callable[[], _Answer], module: nn.Module | None, outpu
 
 
 @contextmanager
-def _under_way(phase: str) -> Iterator[None]:
+def under_way(phase: str) -> Iterator[None]:
+    """A region in which this thread waits for the subject, and in which phase."""
     thread = threading.get_ident()
     outer = Phases.under_way.get(thread, "")
     Phases.under_way[thread] = phase

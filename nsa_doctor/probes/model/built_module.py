@@ -10,6 +10,7 @@ from nsa_doctor.core.measurement import Mode, Point
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.inputs import make_input
 from nsa_doctor.probes.model.perform import checked_answer
+from nsa_doctor.probes.model.running_state import rewind
 from nsa_doctor.probes.model.state import cast, preserved_state, seed_everything
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
@@ -23,7 +24,8 @@ _FROM_ZERO = 0.02
 class BuiltModule:
     """A module in a dtype and mode; calling it seeds everything, copies the input and checks the output's shape.
 
-    Gradients flow as grad mode says. A subject that raises makes SubjectFailedError.
+    Gradients flow as grad mode says. Running statistics that a call in training mode moved are put back before the next
+    one. A subject that raises makes SubjectFailedError.
     """
 
     subject: Subject
@@ -45,6 +47,7 @@ class BuiltModule:
     def call(self, x: Tensor) -> Tensor:
         """The output for this very tensor: its strides count, and a subject may write into it."""
         subject, module = self.subject, self.module
+        rewind(module)
         seed_everything(subject.seed)
         with preserved_state(random_too=False):
             return ask("forward", lambda: checked_answer(subject, subject.forward(module, x), x), module)[0]

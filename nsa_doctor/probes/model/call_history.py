@@ -5,12 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import NoneType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Mode
@@ -20,6 +17,7 @@ from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.draws import Generators
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.model.perform import NoWatcher, Watcher, checked_answer
+from nsa_doctor.probes.model.running_state import GoesOn, RunningState, kept
 from nsa_doctor.probes.model.state import cast, preserved_state, seed_everything
 from nsa_doctor.probes.model.training import weighed
 from nsa_doctor.probes.tensors.finite import isfinite
@@ -105,13 +103,13 @@ class CallHistory:
     """One module, built afresh, and the steps made on it.
 
     Running statistics that training passes move (buffers, frozen parameters) are put back after each, so that what
-    differs later is kept where no checkpoint holds it; with `goes_on` they stay as they are moved, and gradients are of
-    the output alone, for what is returned beside it may rightly depend on them. Whoever makes the steps judges what
-    comes of each.
+    differs later is kept where no checkpoint holds it. Where some state `goes_on`, it stays as it was moved, all of it
+    or what counts alone (buffers of whole numbers, and attributes), and gradients are of the output alone, for what is
+    returned beside it may rightly depend on it. Whoever makes the steps judges what comes of each.
     """
 
     def __init__(
-        self, subject: Subject, *, dtype: str | None = None, mode: Mode = "eval", goes_on: bool = False
+        self, subject: Subject, *, dtype: str | None = None, mode: Mode = "eval", goes_on: GoesOn = ""
     ) -> None:
         self.built = built(subject, dtype=dtype, mode=mode)
         self._goes_on = goes_on
@@ -131,7 +129,7 @@ class CallHistory:
         self.enter(step.mode)
         try:
             with (
-                _running_state_kept(self.built.module if step.mode == "train" and not self._goes_on else None),
+                kept(self.built.module if step.mode == "train" else None, self._goes_on),
                 preserved_state(),
                 unobserved(),
             ):
@@ -150,9 +148,9 @@ class CallHistory:
     def moves_running_state(self, call: Call) -> bool:
         """Whether the second such call moves buffers or frozen parameters, where the history `goes_on`."""
         self.step(call)
-        before = {name: value.detach().clone() for name, value in _running(self.built.module)}
+        before = RunningState(self.built.module)
         self.step(call)
-        return any(name in before and not _is_same(before[name], value) for name, value in _running(self.built.module))
+        return before.has_moved()
 
     def output(self, call: Call) -> Tensor:
         """The output of a call without gradients, for looking at its operations."""
@@ -191,7 +189,7 @@ class CallHistory:
     def _call_in_bfloat16(self) -> None:
         """One call of the module converted, which is given its own values back."""
         module, subject = self.built.module, self.built.subject
-        with _running_state_kept(module), _values_kept(module), preserved_state(), uncompiled(), torch.no_grad():
+        with kept(module), _values_kept(module), preserved_state(), uncompiled(), torch.no_grad():
             cast(module, torch.bfloat16)
             in_half = BuiltModule(subject, module, "bfloat16")
             in_half(in_half.input(min(_LENGTH_IN_BFLOAT16, subject.max_length), 2))
@@ -262,48 +260,3 @@ def _gradients(module: nn.Module, x: Tensor, before: Mapping[str, Tensor]) -> di
 
 def _dense(values: Tensor) -> Tensor:
     return values if values.layout == torch.strided else values.to_dense()
-
-
-@contextmanager
-def _running_state_kept(module: nn.Module | None) -> Iterator[None]:
-    """Put the values of buffers and frozen parameters back at the end, where they still have their shape.
-
-    Of a part whose values are put back, numbers and words are too: they may say what its buffers hold.
-    """
-    kept = [] if module is None else [(name, value.detach().clone()) for name, value in _running(module)]
-    words = {} if module is None else {path: _words_of(part) for path, part in module.named_modules()}
-    try:
-        yield
-    finally:
-        now = {} if module is None else dict(_running(module))
-        for name, before in kept:
-            value = now.get(name)
-            if module is None or value is None or value.shape != before.shape or _is_same(before, value):
-                continue
-            with torch.no_grad(), suppress(RuntimeError):  # one that shares memory with itself stays
-                value.copy_(before)
-                path = name.rpartition(".")[0]
-                _put_back(module.get_submodule(path), words.get(path, {}))
-
-
-def _words_of(part: nn.Module) -> dict[str, Any]:
-    """The plain values among a module's own attributes, its mode apart."""
-    plain = (bool, int, float, str, tuple, NoneType)
-    return {name: value for name, value in vars(part).items() if type(value) in plain and name != "training"}
-
-
-def _put_back(part: nn.Module, words: Mapping[str, Any]) -> None:
-    for name in _words_of(part).keys() - words.keys():
-        vars(part).pop(name)
-    vars(part).update(words)
-
-
-def _is_same(before: Tensor, value: Tensor) -> bool:
-    return before.dtype == value.dtype and torch.equal(before, value)
-
-
-def _running(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    held = [*module.named_buffers(), *(each for each in module.named_parameters() if not each[1].requires_grad)]
-    for name, value in held:
-        if value.layout == torch.strided and not is_lazy(value):
-            yield name, value

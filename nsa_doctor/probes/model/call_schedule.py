@@ -1,6 +1,6 @@
 """Orders of calls that bring out what one call leaves behind for the next: A, B, A, with all kinds of B."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -42,13 +42,13 @@ def further_repeats(sp: BuiltModule, call: Call) -> int:
     return min(most, int(_NOMINAL_SECONDS_FURTHER / each)) if most else 0
 
 
-def evaluation_steps(subject: Subject, num_further: int = 0) -> list[Step]:
+def evaluation_steps(subject: Subject, num_further: int = 0, far_longer: Sequence[int] = ()) -> list[Step]:
     """One call in `eval()` again and again, with other lengths, batches, modes, switches and copies between."""
     again, train = evaluated(subject), trained(subject)
     longer, shorter = (replace(again, length=_within(subject, n), batch=1) for n in (_LONGER, _SHORTER))
     between: list[Step] = [longer, shorter, replace(again, batch=3), replace(again, mode="eval"), shorter, longer]
     between += [Switch.STATE, Switch.COPY, Switch.TO, Switch.TRAIN, train, replace(again, batch=3), Switch.INTO_COPY]
-    between += [Switch.BFLOAT16]
+    between += [Switch.BFLOAT16, *(replace(again, length=length, batch=1) for length in far_longer)]
     num_repeats = _REPEATS[subject.profile] + num_further
     return _offered(subject, [again, again, *_alternating(between, again), *_repeated(again, num_repeats)])
 

@@ -22,6 +22,16 @@ def make_input(subject: Subject, point: Point, seed: int, device: torch.device) 
         return _embeddings(point, subject.width, generator).to(device, getattr(torch, point.dtype))
 
 
+def ascending(x: Tensor, vocabulary: int) -> Tensor:
+    """Token ids [B, S] that ascend by one from the first of a vocabulary, and begin again after its last."""
+    return (torch.arange(x.shape[1], device=x.device) % vocabulary).to(x.dtype).expand_as(x).contiguous()
+
+
+def begun_again(x: Tensor) -> Tensor:
+    """The input [B, S, ...] with its first token in the place of the last: one id often begins and ends a text."""
+    return torch.cat((x[:, :-1], x[:, :1]), dim=1)
+
+
 def make_cotangent(output: Tensor, seed: int) -> Tensor:
     """A random direction to differentiate the output in: sums would cancel what softmax and norms get wrong."""
     generator = torch.Generator().manual_seed(seed + 1)

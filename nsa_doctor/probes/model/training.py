@@ -14,6 +14,7 @@ from nsa_doctor.probes.hooks.saved import Watch
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.model.perform import checked_answer
+from nsa_doctor.probes.model.running_state import rewind
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
@@ -66,6 +67,7 @@ def forward_backward(sp: BuiltModule, x: Tensor, watch: Watch | None = None) -> 
     module.zero_grad(set_to_none=True)
     x = x.detach().requires_grad_(x.is_floating_point())
     watch.know(module)
+    rewind(module)
     seed_everything(subject.seed)
     with torch.enable_grad():
         given = x.clone()  # a subject may write into what flows through it; a leaf would refuse

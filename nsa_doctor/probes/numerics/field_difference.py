@@ -194,7 +194,7 @@ def _kind(one: Tensor, two: Tensor) -> str:
     if not bool(one.any()) or not bool(two.any()):
         which = "first" if not bool(one.any()) else "second"
         return f"the {which} way leaves zeros there, the other values"
-    return _rotation(one, two) or _multiple(one, two)
+    return (_rotation(one, two) if one.ndim else "") or _multiple(one, two)
 
 
 def _multiple(one: Tensor, two: Tensor) -> str:
@@ -205,7 +205,7 @@ def _multiple(one: Tensor, two: Tensor) -> str:
 
 def _rotation(one: Tensor, two: Tensor) -> str:
     """Whether pairs of channels have equal norms: rotary positions then differ, or one of the two has none."""
-    width = one.shape[-1] if one.ndim else 0
+    width = one.shape[-1]
     turned = (one - two).abs().flatten(0, -2).amax(0) > 0 if one.ndim > 1 else (one - two).abs() > 0
     reach = int(turned.nonzero()[-1]) + 1 if bool(turned.any()) else 0
     for size in dict.fromkeys((width, reach + reach % 2)):

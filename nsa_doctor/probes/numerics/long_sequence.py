@@ -1,4 +1,4 @@
-"""One long sequence beside a shorter one: whether its end is still read, in its order, and by nothing before it."""
+"""One long sequence beside a shorter one: whether its end is read, in its order, by nothing before it, and no more."""
 
 import math
 from collections.abc import Iterator
@@ -30,6 +30,8 @@ _NUM_CALLS = 2
 _COUNTED = 1024
 _NOMINAL_SECONDS: dict[Profile, float] = {"smoke": 0.5, "quick": 2.6, "full": 20.0}
 _LOOKUPS = frozenset({"embedding", "index", "index_select", "gather", "take"})
+_SHORTEST, _NEAR_SHARE = 557, 0.4  # of the shorter sequence: what sees no farther has a window
+_SINKS = 64  # the first tokens, which a window may see besides
 _LEAST = 1e-6  # of the output: what a token changes at the shorter length, for it to be missed at the longer,
 _ROUNDINGS = 1e3  # where it changes no more than so many: an influence that thins out with the length is still there
 
@@ -96,6 +98,7 @@ def faults(sp: BuiltModule, length: int, rows: int) -> Iterator[Fault]:
         yield Fault(words, found, shorter, x[-1:, :shorter])
     yield from _of_repeated(looked_up, expected, length, shorter)
     yield from (fault for fault in of_recent if fault.departure is None)
+    yield from _of_distant(whole, head)
 
 
 def _of_repeated(
@@ -126,6 +129,30 @@ def _of_recent(whole: Baseline, head: Baseline) -> Iterator[Fault]:
             if is_seen and not _change_at_the_end(whole, sp(other(whole.x))):
                 words = f"the output of the last token does not depend on {what} of the {_RECENT} tokens before it"
                 yield Fault(f"{words}, as it does at S={shorter}")
+
+
+def _of_distant(whole: Baseline, head: Baseline) -> Iterator[Fault]:
+    """What tokens far away do to the last one of the long sequence, where in a shorter one none far away does."""
+    sp, farthest = whole.built, whole.x.shape[1] - 1 - 2 * _SINKS
+    for length in sorted({min(_SHORTEST, head.x.shape[1]), head.x.shape[1]}):
+        if length < 4 * _SINKS or length > farthest:  # no token is that far away
+            continue
+        base, near = baseline(sp, head.x[:, :length]), int(_NEAR_SHARE * length)
+        if _change_at_the_end(base, sp(_with_other_distant(sp, base.x, near))) > 0:
+            continue
+        if _change_at_the_end(whole, sp(_with_other_distant(sp, whole.x, length))) > _LEAST:
+            yield Fault(
+                f"the output of the last token depends on tokens more than {length} before it, "
+                f"and at S={length} on none more than {near} before it"
+            )
+            return
+
+
+def _with_other_distant(sp: BuiltModule, x: Tensor, near: int) -> Tensor:
+    """The input with other tokens behind the first few, up to so many before the last."""
+    end = x.shape[1] - 1 - near
+    other = sp.input(x.shape[1], len(x), seed=sp.subject.seed + 1)
+    return torch.cat((x[:, :_SINKS], other[:, _SINKS:end], x[:, end:]), dim=1)
 
 
 def _looked_up(sp: BuiltModule, x: Tensor) -> tuple[Baseline, list[tuple[Place, int]]]:

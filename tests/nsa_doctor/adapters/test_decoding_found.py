@@ -65,6 +65,21 @@ class WantsPosition(Means):
         return self.run(x, x.new_zeros(()) if cache is None else cache, start)
 
 
+class Cached(Means):
+    def forward(self, x: Tensor, cache: tuple[Tensor, int] | None = None) -> tuple[Tensor, tuple[Tensor, int]]:
+        total, start = (x.new_zeros(()), 0) if cache is None else cache
+        y, total = self.run(x, total, start + (self.slip if start else 0))
+        return y, (total, start + x.shape[1])
+
+
+class AllTokensAgain(Means):
+    """Wants the whole sequence beside its cache, and gives the last token."""
+
+    def forward(self, x: Tensor, cache: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y, _ = self.run(x, x.new_zeros(()) if cache is None else 0 * cache, 0)
+        return (y if cache is None else y[:, -1:]), x.sum(1, keepdim=True)
+
+
 class OneByOne(ByForward):
     """Forgets its state where it is given several tokens."""
 
@@ -99,7 +114,11 @@ def test_a_way_to_decode_is_found(make: type[nn.Module], words: str) -> None:
     assert any(words in note for note in subject.notes) is bool(words)
 
 
-@pytest.mark.parametrize("make", [WantsPosition, OtherSteps, lambda: nn.Linear(DIM, DIM)], ids=["start", "other", "no"])
+@pytest.mark.parametrize(
+    "make",
+    [WantsPosition, AllTokensAgain, OtherSteps, lambda: nn.Linear(DIM, DIM)],
+    ids=["start", "again", "other", "no"],
+)
 def test_what_is_no_decoding_is_left_alone(make: Callable[[], nn.Module]) -> None:
     assert not found(make).offers("step")
 
@@ -107,6 +126,13 @@ def test_what_is_no_decoding_is_left_alone(make: Callable[[], nn.Module]) -> Non
 @pytest.mark.parametrize(("slip", "num_findings"), [(0, 0), (1, 1)])
 def test_decoding_that_was_found_is_examined(slip: int, num_findings: int) -> None:
     assert len(run_check(registry.load("DEC101"), found(lambda: ByMethods(slip))).findings) == num_findings
+
+
+@pytest.mark.parametrize("make", [Cached, ByForward])
+def test_a_wrong_step_by_a_cache_is_examined_though_it_proves_nothing(make: type[Means]) -> None:
+    (finding,) = run_check(registry.load("DEC101"), found(lambda: make(1))).findings
+    assert "first token" in finding.message
+    assert run_check(registry.load("DEC101"), found(make)).findings == ()
 
 
 def test_a_step_that_serves_one_token_alone_is_given_no_more() -> None:

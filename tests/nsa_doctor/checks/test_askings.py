@@ -79,7 +79,25 @@ def test_a_backward_that_depends_on_the_asking_is_found(name: str) -> None:
 
 def test_a_large_gradient_that_becomes_nan_is_found() -> None:
     result = examined(lambda: Block(Mixer(lambda mixer, grad: grad.abs().max() > 100, lambda grad: grad / 0 * 0)))
-    assert "a cotangent 1024 times as large gives gradients that are not finite" in result.findings[0].message
+    assert "a cotangent 65536 times as large gives gradients that are not finite" in result.findings[0].message
+
+
+def test_a_large_gradient_that_takes_another_way_is_found() -> None:
+    result = examined(lambda: Block(Mixer(lambda mixer, grad: grad.abs().max() > 100, lambda grad: grad.flip(0))))
+    (finding,) = result.findings
+    assert finding.message.startswith("a cotangent 65536 times as large gives other gradients")
+    assert finding.where.function == "backward"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("expanded", "expanded memory handed to"), ("transposed", "transposed memory handed to")]
+)
+def test_memory_that_reaches_a_backward_within_a_model_is_laid_out_otherwise(kind: str, words: str) -> None:
+    condition, _ = CONDITIONS[kind]
+    makes = lambda: nn.Sequential(Mixer(condition, lambda grad: grad / 2), nn.Linear(8, 8), nn.Softmax(-1))  # noqa: E731
+    (finding,) = examined(makes).findings
+    assert words in finding.message
+    assert finding.where.function == "backward"
 
 
 def test_a_backward_that_cannot_take_strides_is_found() -> None:

@@ -74,6 +74,7 @@ ODD_INPUTS: dict[str, Callable[[Tensor], bool]] = {
     "bfloat16": lambda x: x.dtype == torch.bfloat16,
     "float64": lambda x: x.dtype == torch.float64,
     "rows": lambda x: x.shape[0] == 3,
+    "begun again": lambda x: x.shape[1] > 1 and bool((x[:, 0] == x[:, -1]).all()) and bool(x.any()),
 }
 
 
@@ -96,6 +97,71 @@ def embedding_subject(make: Callable[[], nn.Module], seed: int = 0) -> Subject:
         seed=seed,
         packages=("tests",),
     )
+
+
+def test_ids_that_ascend_are_tried_too() -> None:
+    class Turned(nn.Embedding):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            if bool((x.diff(dim=1) == 1).all()):
+                x.copy_(x.flip(1))
+            return y
+
+    subject = replace(embedding_subject(lambda: Turned(40, 8)), input="tokens", width=40)
+    (finding,) = run_check(registry.load("FWD208"), subject).findings
+    assert "values of the input are overwritten by copy_" in finding.message
+
+
+class _UnderACondition(nn.Module):
+    """A layer followed by something else under a condition on its input."""
+
+    def __init__(self, layer: nn.Module, condition: Callable[[Tensor], bool], effect: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.layer, self.condition, self.effect = layer, condition, effect
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return self.effect(y) if self.condition(x) else y
+
+
+def test_rows_that_are_all_the_same_are_tried_too() -> None:
+    are_equal = lambda x: x.shape[0] > 1 and bool((x == x[:1]).all())  # noqa: E731
+    subject = embedding_subject(lambda: _UnderACondition(nn.Linear(8, 8), are_equal, lambda y: y * 1.01))
+    (finding,) = run_check(registry.load("FWD203"), subject).findings
+    assert finding.message.startswith("other rows equal to it in place of others of the batch change a row's output")
+
+
+def test_a_last_token_that_is_the_first_one_again_is_tried_too() -> None:
+    begun_again = lambda x: x.shape[1] > 1 and bool((x[:, 0] == x[:, -1]).all())  # noqa: E731
+    subject = embedding_subject(lambda: _UnderACondition(nn.Linear(8, 8), begun_again, lambda y: y * 1.01))
+    (finding,) = run_check(registry.load("FWD201"), subject).findings
+    assert "the first token again in the place of tokens >= 66 change the output before them" in finding.message
+
+
+class _Mode(nn.Module):
+    """One of torch's layers that depend on the mode, and a scale that does too, or does not."""
+
+    def __init__(self, layer: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.layer, self.scale = layer, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x, x, x, need_weights=False)[0] if hasattr(self.layer, "num_heads") else self.layer(x)
+        return y * self.scale if self.training else y
+
+
+OF_TORCH = {
+    "dropout": lambda: nn.Dropout(0.3),
+    "attention": lambda: nn.MultiheadAttention(8, 2, 0.1, batch_first=True),
+    "batch norm": lambda: nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(8), nn.Unflatten(0, (1, -1))),
+}
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.9])
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_layers_of_torch_that_depend_on_the_mode_hide_nothing_that_does(name: str, scale: float) -> None:
+    result = run_check(registry.load("FWD207"), embedding_subject(lambda: _Mode(OF_TORCH[name](), scale)))
+    assert [finding.where.function for finding in result.findings] == ["forward"] * (scale != 1.0)
 
 
 class _DropsRows(nn.Linear):

@@ -113,3 +113,38 @@ HEALTHY = {
 def test_what_rounding_does_is_no_finding(name: str, seed: int) -> None:
     result = examined(HEALTHY[name], seed)
     assert (result.findings, result.notes) == ((), ())
+
+
+class Expert(nn.Linear):
+    """One of two, of which each token takes one."""
+
+
+class Routed(nn.Module):
+    """Experts that are near to each other for many tokens: in half precision some take the other one."""
+
+    def __init__(self, cut: bool) -> None:
+        super().__init__()
+        self.before, self.router, self.cut = nn.Linear(DIM, DIM), nn.Linear(DIM, 2), cut
+        self.experts = nn.ModuleList(Expert(DIM, DIM) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.before(x).flatten(0, 1)
+        shares = (0.05 * self.router(flat)).softmax(-1)
+        share, chosen = shares.max(-1)
+        out = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            (tokens,) = (chosen == number).nonzero(as_tuple=True)
+            found = expert(flat[tokens])
+            found = found.detach() if self.cut and x.dtype == torch.bfloat16 else found
+            out = out.index_add(0, tokens, found * share[tokens, None])
+        return out.view_as(x)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_experts_of_which_another_is_chosen_by_rounding_are_no_fault(seed: int) -> None:
+    result = examined(lambda: Routed(cut=False), seed)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+def test_a_cut_beside_experts_is_found() -> None:
+    assert examined(lambda: Routed(cut=True)).verdict == Verdict.FAIL

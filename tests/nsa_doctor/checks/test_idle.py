@@ -80,6 +80,62 @@ def test_a_part_of_which_another_takes_the_place_is_found_there_once() -> None:
     assert linecache.getline(__file__, finding.where.line).strip() == "k = self.q_norm(x)"
 
 
+class Scaled(nn.Module):
+    """Reads two scales, and takes one for both, or hands one to a method that takes the other."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.q_scale, self.k_scale = nn.Parameter(torch.ones(DIM)), nn.Parameter(torch.ones(DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = getattr(self, f"_{self.way}")(x)
+        return output
+
+
+class ReadIntoNothing(Scaled):
+    def _unpacked(self, x: Tensor) -> Tensor:
+        q_scale, k_scale = self.q_scale, self.k_scale  # noqa: F841
+        return x * q_scale + x.tanh() * q_scale
+
+
+class HandedForNothing(Scaled):
+    def _handed(self, x: Tensor) -> Tensor:
+        return self._both(x * self.q_scale, k_scale=self.k_scale)
+
+    def _both(self, x: Tensor, k_scale: Tensor) -> Tensor:
+        return x.tanh()
+
+
+class ReadForLater(Scaled):
+    """By a flag, or by a name: there is a way."""
+
+    def _handed(self, x: Tensor) -> Tensor:
+        k_scale = self.k_scale
+        x = x * self.q_scale
+        return x * k_scale if self.way == "scaled" else x
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: ReadIntoNothing("unpacked"), "q_scale, k_scale = self.q_scale, self.k_scale  # noqa: F841"),
+        (lambda: HandedForNothing("handed"), "return self._both(x * self.q_scale, k_scale=self.k_scale)"),
+    ],
+    ids=["unpacked", "handed"],
+)
+def test_what_is_read_for_nothing_is_found_where_it_is_read(make: Callable[[], nn.Module], line: str) -> None:
+    (finding,) = check(make).findings
+    assert finding.message.startswith("1 parameter (k_scale) that no call uses")
+    assert finding.message.endswith("reads k_scale, and nothing what it is read into")
+    assert linecache.getline(__file__, finding.where.line).strip() == line
+
+
+def test_what_is_read_and_may_be_used_is_a_note() -> None:
+    result = check(lambda: ReadForLater("handed"))
+    assert (result.findings, len(result.notes)) == ((), 1)
+
+
 @pytest.mark.parametrize("way", ["times zero", "minus itself", "masked away"])
 def test_what_changes_no_output_is_found(way: str) -> None:
     (finding,) = check(lambda: idle.gated(way)).findings

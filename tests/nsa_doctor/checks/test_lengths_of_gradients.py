@@ -105,6 +105,7 @@ CONDITIONS = {
     "multiples of 64": lambda length: length % 64 == 0,
     "one past 64s": lambda length: length > 1 and length % 64 == 1,
     "a range": lambda length: 300 < length < 400,
+    "one token": lambda length: length == 1,
 }
 
 

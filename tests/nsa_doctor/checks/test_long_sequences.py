@@ -65,6 +65,17 @@ class Attention(nn.Module):
         return scaled_dot_product_attention(q, k, v, attn_mask=seen)
 
 
+class Window(Attention):
+    """Of the tokens at the newest distances and the first four, by distances counted by `number`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        t = torch.arange(x.shape[1])
+        distance = t[:, None] - t
+        seen = (distance >= 0) & ((self.number(distance // 4) < 5) | (t < 4))
+        return scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
 class Running(nn.GRU):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x)[0]
@@ -77,14 +88,18 @@ class Mean(nn.Linear):
         return super().forward(x).cumsum(1) / torch.arange(1, x.shape[1] + 1).to(x)[:, None]
 
 
-def examined(make: Callable[[], nn.Module], **options) -> Result:
+def examined(make: Callable[[], nn.Module], code: str = "FWD224", **options) -> Result:
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         return make()
 
     made = Subject(name="tests", build=build, forward=lambda m, x: m(x), input="embeddings", width=DIM)
     subject = replace(made, packages=("tests",), **{"longest": 1 << 24, **options})
-    return run_check(registry.load("FWD224"), subject)
+    return run_check(registry.load(code), subject)
+
+
+def longest(name: str) -> dict[str, int]:
+    return {"longest": LONGEST[name]} if name in LONGEST else {}
 
 
 def longer(than: int, change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -106,6 +121,10 @@ FAULTY = {
         lambda: Convolution(lambda x: torch.cat((x[:, :3000], 0 * x[:, 3000:] + 1), 1)),
         "does not depend on the order of the 40 tokens before it",
     ),
+    "distance of eight bits": (
+        lambda: Window(lambda distance: distance % 256),
+        "the last token depends on tokens more than",
+    ),
     "index of eight bits": (
         lambda: Attention(lambda blocks: blocks % 256),
         "does not depend on the order of the 40 tokens before it",
@@ -114,13 +133,14 @@ FAULTY = {
 
 
 DEAR = "index of eight bits"
+LONGEST = {"distance of eight bits": 2100, "window": 2100, "attention": 2100}  # and others what they can
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.full] * (name == DEAR)) for name in FAULTY])
 def test_what_goes_wrong_in_long_sequences_alone_is_found(name: str) -> None:
     make, said = FAULTY[name]
     profile = "full" if name == DEAR else "quick"
-    (finding,) = [each for each in examined(make, profile=profile).findings if each.code == "FWD224"]
+    (finding,) = [each for each in examined(make, profile=profile, **longest(name)).findings if each.code == "FWD224"]
     assert said in finding.message
     assert finding.where.file == __file__
 
@@ -128,6 +148,7 @@ def test_what_goes_wrong_in_long_sequences_alone_is_found(name: str) -> None:
 HEALTHY = {
     "convolution": Convolution,
     "attention": Attention,
+    "window": Window,
     "gru": lambda: Running(DIM, DIM, batch_first=True),
     "mean": lambda: Mean(DIM, DIM),
     "table": lambda: Table(lambda at: at, 1 << 14),
@@ -138,7 +159,7 @@ HEALTHY = {
 @pytest.mark.parametrize("name", HEALTHY)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))])
 def test_healthy_long_sequences_are_no_finding(name: str, seed: int) -> None:
-    result = examined(HEALTHY[name], seed=seed)
+    result = examined(HEALTHY[name], seed=seed, **longest(name))
     assert (result.verdict, result.findings) == (Verdict.PASS, ()), result.reason
 
 
@@ -159,3 +180,23 @@ def test_values_that_are_not_finite_there_are_a_finding_of_their_own() -> None:
 def test_no_longer_sequence_is_asked_than_is_served(make: Callable[[], nn.Module], options: dict) -> None:
     result = examined(make, **options)
     assert (result.verdict, result.findings, result.is_required) == (Verdict.SKIP, (), False)
+
+
+class Stretched(Convolution):
+    """Scales by how long a sequence is, beyond a limit; `keeps` where calls of shorter ones are scaled ever after."""
+
+    def __init__(self, limit: int, keeps: bool) -> None:
+        super().__init__()
+        self.limit, self.keeps, self.scale = limit, keeps, 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.scale if x.shape[1] <= self.limit else x.shape[1] / self.limit
+        self.scale = scale if self.keeps else self.scale
+        return super().forward(x) * scale
+
+
+@pytest.mark.parametrize(
+    ("limit", "keeps", "verdict"), [(300, True, "FAIL"), (2050, True, "FAIL"), (300, False, "PASS")]
+)
+def test_what_a_far_longer_call_leaves_behind_is_found(limit: int, keeps: bool, verdict: str) -> None:
+    assert examined(lambda: Stretched(limit, keeps), "FWD210").verdict == verdict

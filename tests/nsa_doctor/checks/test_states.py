@@ -138,3 +138,9 @@ def test_pairs_of_neighbours_are_seen_to_be_rotated() -> None:
     found = difference("k", _field(tensor), _field(torch.view_as_real(turned).flatten(-2).double()), 1)
     assert found is not None
     assert "pairs of neighbours have equal norms), the second +3 positions on" in found.text
+
+
+def test_numbers_in_tensors_without_dimensions_are_compared() -> None:
+    found = difference("k", _field(torch.tensor(2.0)), _field(torch.tensor(3.0)), None)
+    assert found is not None
+    assert found.kind == "the second values are 1.5 times the first"

@@ -1,0 +1,126 @@
+"""State that training passes move on purpose makes no two calls that are compared another one."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Verdict
+from nsa_doctor.probes.model.built_module import comparable_module
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+DIM = 8
+CODES = ("FWD201", "FWD203", "FWD207", "GRD101", "GRD104", "GRD107")
+
+
+class Running(nn.Module):
+    """A layer beside state that each training pass moves, and later ones use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.route = nn.Linear(DIM, DIM), nn.Linear(DIM, 3)
+        self.register_buffer("state", torch.zeros(3))
+
+
+class Balanced(Running):
+    """Experts by a score and a bias that goes up and down with what was sent to them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.route(x).softmax(-1)
+        chosen = F.one_hot((scores + self.state).argmax(-1), 3).to(x.dtype)
+        if self.training:
+            with torch.no_grad():
+                load = chosen.flatten(0, 1).mean(0)
+                self.state += 0.05 * (load.mean() - load).sign()
+        return x + self.layer(x) * (scores * chosen * torch.arange(1, 4, device=x.device)).sum(-1, keepdim=True)
+
+
+class Scaled(Running):
+    """Values rounded by the largest ones of three passes before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest = self.state.max()
+        scale = torch.where(largest > 0, 8 / largest.clamp_min(1e-6), torch.ones_like(largest))
+        rounded = x + ((x * scale).round() / scale - x).detach()
+        if self.training:
+            self.state.copy_(torch.cat((x.detach().abs().max()[None], self.state[:-1])))
+        return self.layer(rounded)
+
+
+class Restarting(Running):
+    """A temperature that falls, and begins again at every sixth pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        temperature = 1 + self.state[0] % 6
+        if self.training:
+            self.state += 1
+        return x + self.layer(x) / temperature
+
+
+class Normed(Running):
+    """A spectral norm, whose power iteration goes on in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.utils.parametrizations.spectral_norm(self.layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layer(x)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("make", [Balanced, Scaled, Normed])
+@pytest.mark.parametrize("code", CODES)
+def test_running_state_is_no_fault(make: type[nn.Module], code: str, seed: int) -> None:
+    result = run_check(registry.load(code), subject_of(make, seed))
+    assert (result.verdict, result.findings) == (Verdict.PASS, ()), result.reason
+
+
+def test_a_schedule_that_begins_again_is_no_fault() -> None:
+    assert run_check(registry.load("GRD104"), subject_of(Restarting, 0)).findings == ()
+
+
+class Mixing(Balanced):
+    """Takes in the bias what this very batch has moved."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            load = F.one_hot(self.route(x).argmax(-1), 3).to(x.dtype).flatten(0, 1).mean(0)
+        return super().forward(x) + load.sum() * load[0]
+
+
+def test_what_mixes_rows_beside_it_is_found_all_the_same() -> None:
+    (finding,) = run_check(registry.load("FWD203"), subject_of(Mixing, 0)).findings
+    assert "other rows" in finding.message
+
+
+def test_the_mode_and_the_hooks_of_between_two_calls_stay() -> None:
+    built = comparable_module(subject_of(Balanced, 0), mode="train")
+    state, calls = built.module.get_buffer("state"), []
+    assert state.abs().sum() > 0  # the call that tries the dtype moved it, which is put back before the next one
+    built.module.get_submodule("layer").register_forward_hook(lambda *_: calls.append(state.clone()))
+    built.module.get_submodule("route").eval()
+    built(built.input(9))
+    (at_the_layer,) = calls
+    torch.testing.assert_close(at_the_layer.abs(), torch.full_like(state, 0.05))  # one step, not two
+    assert not built.module.get_submodule("route").training
+
+
+def subject_of(make: type[nn.Module], seed: int) -> Subject:
+    def build(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return make()
+
+    forward = lambda module, x: module(x)  # noqa: E731
+    return Subject(
+        name="running",
+        build=build,
+        forward=forward,
+        input="embeddings",
+        width=DIM,
+        max_length=80,
+        packages=("tests",),
+        seed=seed,
+    )
