@@ -10,7 +10,7 @@ COMPILE := $(BIN)/python -m compileall  # on every core, where pip uses one
 # The tests start hundreds of interpreters: each compiles our modules again where none may keep what it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: doctor test check bench golden recall recall-code recall-functions false-go mutants
+.PHONY: doctor test check bench docs golden recall recall-code recall-functions false-go mutants
 
 doctor: $(READY)
 	$(BIN)/nsa-doctor sweep --seq 128,512,1024,2048
@@ -35,6 +35,14 @@ bench: $(READY)
 
 golden: $(READY)
 	$(BIN)/python -m pytest --golden
+
+# The site, to build/site; what builds it is installed once, and nothing is fetched after that.
+docs: $(READY)
+	$(BIN)/python -c 'import material, mkdocs, mkdocstrings' 2>/dev/null || \
+		$(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt -e '.[docs]'
+	PYTHONPATH=. $(BIN)/python docs/site_sources.py build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -f docs/mkdocs.yml
+	@echo "written: build/site/index.html"
 
 # For example: make recall ARGS="--family numerics --output score.json"
 recall: $(READY)

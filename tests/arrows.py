@@ -62,6 +62,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.nn.*": MODEL,
     "nsa.data": ("nsa.data.*", "nsa.config", "nsa.strict", "nsa.types"),
     "nsa.data.*": ("nsa.data.*", "nsa.config", "nsa.strict", "nsa.types"),
+    "nsa.train.loss_kernels": ("nsa.ops.kernel_tiles", "nsa.ops.tiles", *LEAVES),
     "nsa.train": ("nsa.train.*", "nsa.data", "nsa.data.*", "nsa", *MODEL),
     "nsa.train.*": ("nsa.train.*", "nsa.data", "nsa.data.*", "nsa", *MODEL),
 }
@@ -93,7 +94,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "artifacts.checkpoint": ("core", "isolation", "artifacts"),
     "artifacts.data": ("core", "isolation", "artifacts", "adapters", "probes.model"),
     "artifacts.training_run": ("core", "isolation", "artifacts"),
-    "testing": ("core", "isolation", *ARTIFACTS),
+    "testing": ("core", "isolation", "subject", "adapters", "worker", *ARTIFACTS),
     "fuzz": ("core", "isolation", "subject", "engine", "adapters", *PROBES),
     "checks": (*("core", "subject", "engine", "fuzz", "testing", *ARTIFACTS), "probes.*"),
     "worker": (*("core", "isolation", "subject", "adapters", "adapters.*", "fuzz", *ARTIFACTS), "probes.*"),
@@ -124,11 +125,12 @@ PLUGIN_OF_PYTEST = (
 IMPORT_NAMES = {"pyyaml": "yaml"}
 KERNELS = (
     *("nsa.ops.kernel_tiles", "nsa.ops.kernel_launch", "nsa.ops.band_kernels"),
-    *("nsa.ops.*.triton", "nsa.ops.decode.token"),
+    *("nsa.ops.*.triton", "nsa.ops.decode.token", "nsa.ops.select.block_kernels"),
+    "nsa.train.loss_kernels",
 )  # imported late, and only where Triton came with torch
 # Which flags there are, which of them a subject reads, and bugs that read one.
 READ_THE_ENVIRONMENT = (
-    *("nsa.backends", "nsa_doctor.probes.hooks.environment_reads", "nsa_doctor.cli.examine"),  # for children
+    *("nsa.backends", "nsa_doctor.probes.hooks.environment_reads", "nsa_doctor.cli.search_path"),  # for children
     *("nsa_doctor.checks.env.env104_setting_not_followed", "nsa_doctor.checks.fwd.fwd214_variable_breaks_output"),
 )
 IMPORTERS = ("import_module", "importlib.import_module", "__import__")

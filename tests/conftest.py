@@ -16,7 +16,11 @@ hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=
 hypothesis.settings.load_profile("reproducible")
 
 TRITON = ("compress", "gate", "score", "select", "slide")
-KERNELS = {"nsa.ops.kernel_tiles", "nsa.ops.band_kernels", *(f"nsa.ops.{folder}.triton" for folder in TRITON)}
+KERNELS = {
+    *("nsa.ops.kernel_tiles", "nsa.ops.band_kernels", "nsa.ops.select.block_kernels"),
+    "nsa.train.loss_kernels",
+    *(f"nsa.ops.{folder}.triton" for folder in TRITON),
+}
 
 
 class PlainKernels(MetaPathFinder):

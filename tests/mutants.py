@@ -37,7 +37,7 @@ SUBJECTS = (
     ("--subject", "tests.mutants_model:model"),
 )
 # What never runs here proves nothing.
-ON_A_GPU_ALONE = ("flash.py", "fused.py", "triton.py", "kernel_tiles.py", "band_kernels.py")
+ON_A_GPU_ALONE = ("flash.py", "fused.py", "triton.py", "kernel_tiles.py", "band_kernels.py", "block_kernels.py")
 SECONDS, SECONDS_OF_TESTS = 240.0, 900.0
 
 

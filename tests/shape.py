@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-FOLDERS = ("nsa", "nsa_doctor", "regressions", "tests")
+FOLDERS = ("examples", "nsa", "nsa_doctor", "regressions", "tests")
 DOCUMENTS = {"CHANGELOG.md", "CONTRIBUTING.md", "README.md"}
 # Code as others write it, which is what is examined there, and lists of what is changed in it.
 FOREIGN = (

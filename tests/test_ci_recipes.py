@@ -1,4 +1,4 @@
-"""The recipes in docs/ci.md, run as far as they can be without the services they are for."""
+"""action.yml, the hook, the template for GitLab and the recipes of docs/ci.md, run as far as they can be here."""
 
 import os
 import re
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "ci.md"
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "ci.md"
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 MODULE = """
 from torch import nn
@@ -50,11 +51,13 @@ def project(tmp_path):
     return making
 
 
-def shell(project, script, **variables):
-    """Run a script as the services do, in bash up to the first error; nothing is installed, and the gate is short."""
-    script = "\n".join(line for line in script.splitlines() if not line.startswith("pip install"))
-    script = script.replace("--policy foreign", f"--policy {project / 'gate.yaml'} --jobs 1")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+def loaded(name):
+    return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+
+
+def shell(project, script, *before, **variables):
+    """Run a script as the services do, in bash up to the first error; programs are looked for in `before` first."""
+    path = os.pathsep.join((*map(str, before), str(Path(sys.executable).parent), os.environ["PATH"]))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     return subprocess.run(
         ["bash", "-eo", "pipefail", "-c", script],
@@ -67,51 +70,121 @@ def shell(project, script, **variables):
     )
 
 
-def github_steps():
-    steps = recipe(".github/workflows/nsa-doctor.yml")["jobs"]["examine"]["steps"]
-    return {step["name"]: step["run"] for step in steps if "name" in step}
+ACTION = loaded("action.yml")
+STEPS = {step["name"]: step for step in ACTION["runs"]["steps"] if "name" in step}
+
+
+def github(project, name, *before, outputs=None, **inputs):
+    """Run a step of the action with these inputs, and the others as they are by themselves."""
+    given = {key: each["default"] for key, each in ACTION["inputs"].items()} | inputs
+    values = {f"inputs.{key}": value for key, value in given.items()} | (outputs or {})
+    values |= {"github.action_path": str(ROOT)}
+    variables = {key: filled(value, values) for key, value in STEPS[name]["env"].items()}
+    files = {each: str(project / each.lower()) for each in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+    assert STEPS[name]["shell"] == "bash"
+    return shell(project, STEPS[name]["run"], *before, **variables, **files)
+
+
+def filled(text, values):
+    return re.sub(r"\${{ (\S+) }}", lambda found: values[found[1]], text)
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """A folder with a `python` and a `pip` that write down how they are called."""
+    folder = tmp_path / "stand-in"
+    folder.mkdir()
+    for name in ("python", "pip"):
+        (folder / name).write_text(f'#!/bin/sh\nprintf "%s\\n" {name} "$@" >> "{tmp_path}/calls"\n')
+        (folder / name).chmod(0o755)
+    return folder
 
 
 @pytest.mark.parametrize(("is_causal", "code"), [pytest.param(True, 0, marks=pytest.mark.full), (False, 1)])
-def test_github_annotates_the_line_and_fills_the_summary(project, tmp_path, is_causal, code):
-    summary = tmp_path / "summary.md"
-    steps, folder = github_steps(), project(is_causal)
-    examined = shell(folder, steps["Examine"])
-    assert examined.returncode == code, examined.stdout + examined.stderr
-    annotated = shell(folder, steps["Annotate"], GITHUB_STEP_SUMMARY=str(summary))
+def test_the_action_annotates_the_line_fills_the_summary_and_decides(project, is_causal, code):
+    folder = project(is_causal)
+    examined = github(folder, "Examine", subject="my_pkg.attn:make", policy="gate.yaml", arguments="--jobs 1 --quiet")
+    assert (folder / "github_output").read_text() == f"exit-code={code}\n", examined.stdout + examined.stderr
+    annotated = github(folder, "Annotate", baseline="nsa-doctor-report/report.json")
     assert annotated.returncode == 0, annotated.stderr
     errors = [line for line in annotated.stdout.splitlines() if line.startswith("::error ")]
     assert bool(errors) is not is_causal
     if errors:
         assert any(f"file={NAME},line={FIRST_LINE_OF_THE_CALL}," in error for error in errors)
-    assert ("NO-GO" in summary.read_text()) is not is_causal
+    summary = (folder / "github_step_summary").read_text()
+    assert summary.startswith("## nsa-doctor: NO WORSE")
+    assert ("## nsa-doctor: NO-GO" in summary) is not is_causal
+    assert all((folder / "nsa-doctor-report" / name).exists() for name in ("report.sarif", "report.html"))
+    decided = github(folder, "Decide", outputs={"steps.examine.outputs.exit-code": str(code)})
+    assert decided.returncode == code
 
 
-@pytest.mark.full
-def test_github_uploads_what_the_doctor_writes(project):
-    workflow = recipe(".github/workflows/nsa-doctor.yml")
-    steps = workflow["jobs"]["examine"]["steps"]
-    paths = [
-        step["with"].get("path") or step["with"].get("sarif_file") for step in steps if "upload" in step.get("uses", "")
-    ]
+def test_the_action_fails_without_a_report_where_there_is_no_such_subject(project):
     folder = project(True)
-    shell(folder, github_steps()["Examine"])
-    assert len(paths) == 2
-    assert all((folder / path).exists() for path in paths)
+    assert github(folder, "Examine", subject="my_pkg.attn:nothing").returncode == 0
+    assert (folder / "github_output").read_text() == "exit-code=2\n"
+    assert github(folder, "Annotate").returncode == 0
+    assert not (folder / "nsa-doctor-report").exists()
 
 
-def test_gitlab_finds_its_junit_file_after_a_failure(project):
+def test_the_action_obeys_no_shell_in_its_inputs(project):
+    folder = project(True)
+    hostile = 'x"; touch "$PWD/obeyed"; $(touch obeyed) `touch obeyed`'
+    github(folder, "Examine", subject=hostile, policy=hostile, arguments=hostile, report="x")
+    github(folder, "Annotate", report=hostile, baseline=hostile)
+    assert not (folder / "obeyed").exists()
+    assert all("${{" not in step["run"] for step in STEPS.values())
+
+
+def test_the_action_installs_itself_and_the_project_and_torch_for_cpus(project, stand_in, tmp_path):
+    folder = project(True)
+    assert github(folder, "Install", stand_in, requirements="-e . -r more.txt").returncode == 0
+    calls = (tmp_path / "calls").read_text().splitlines()
+    index = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
+    expected = ["python", "-m", "pip", "install", "--disable-pip-version-check", *index]
+    assert calls == [*expected, str(ROOT), "-e", ".", "-r", "more.txt"]
+
+
+def test_the_workflow_of_the_document_gives_inputs_that_the_action_has():
+    (step,) = (
+        step
+        for step in recipe(".github/workflows/nsa-doctor.yml")["jobs"]["examine"]["steps"]
+        if "nsa-doctor" in step["uses"]
+    )
+    assert set(step["with"]) <= set(ACTION["inputs"])
+    named = re.findall(r"`([a-z-]+): ", DOCUMENT.read_text(encoding="utf-8"))
+    assert {"sarif", "baseline", "requirements", "torch-index"} <= set(named) & set(ACTION["inputs"])
+    used = re.findall(r"inputs\.([\w-]+)", (ROOT / "action.yml").read_text(encoding="utf-8"))
+    assert set(used) == set(ACTION["inputs"])
+
+
+def test_nothing_is_installed_from_an_index_where_it_is_not():
+    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/ci.md", "action.yml")]
+    assert not [found for text in texts for found in re.findall(r"(?:pip install|uvx|--from) nsa-doctor\b.*", text)]
+
+
+def test_gitlab_finds_its_junit_file_after_a_failure(project, stand_in, tmp_path):
     job = recipe(".gitlab-ci.yml")["nsa-doctor"]
+    template = loaded("docs/gitlab-ci.yml")[job["extends"]]
+    variables = template["variables"] | job["variables"] | {"NSA_DOCTOR_POLICY": "gate.yaml"}
+    assert set(job["variables"]) <= set(template["variables"])
+    (stand_in / "python").unlink()
     folder = project(False)
-    assert shell(folder, "\n".join(job["script"])).returncode == 1
-    assert job["artifacts"]["when"] == "always"
-    assert "<failure" in (folder / job["artifacts"]["reports"]["junit"]).read_text()
+    done = shell(folder, "\n".join(template["script"]), stand_in, **variables)
+    assert done.returncode == 1, done.stderr
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == ["pip", "install", variables["NSA_DOCTOR_SOURCE"], "-e", "."]
+    assert template["artifacts"]["when"] == "always"
+    assert "<failure" in (folder / template["artifacts"]["reports"]["junit"]).read_text()
 
 
 @pytest.mark.parametrize(("is_causal", "code"), [pytest.param(True, 0, marks=pytest.mark.full), (False, 1)])
 def test_the_hook_of_pre_commit_passes_what_is_right_and_stops_what_is_not(project, is_causal, code):
-    (hook,) = recipe(".pre-commit-config.yaml")["repos"][0]["hooks"]
-    answer = shell(project(is_causal), hook["entry"])
+    (hook,) = loaded(".pre-commit-hooks.yaml")
+    (used,) = recipe(".pre-commit-config.yaml")["repos"][0]["hooks"]
+    assert used["id"] == hook["id"]
+    assert (hook["language"], hook["pass_filenames"]) == ("system", False)
+    answer = shell(project(is_causal), " ".join([hook["entry"], *used["args"], "--select FWD102,FWD201 --jobs 1"]))
     assert answer.returncode == code, answer.stdout
 
 

@@ -22,7 +22,7 @@ def test_no_room_leads_back_to_itself() -> None:
 
 def test_the_doctor_is_seen_at_a_glance() -> None:
     visible = [path for path in (ROOT / "nsa_doctor").iterdir() if path.name != "__pycache__"]
-    assert sorted(path.name for path in visible if path.is_file()) == ["__init__.py", "__main__.py"]
+    assert sorted(path.name for path in visible if path.is_file()) == ["__init__.py", "__main__.py", "py.typed"]
     rooms = [path for path in visible if path.is_dir()]
     assert len(rooms) <= 16
     for room in rooms:

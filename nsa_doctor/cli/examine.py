@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 from nsa_doctor.cli import options, progress
 from nsa_doctor.cli.option_groups import FunctionOptions, SubjectOptions
+from nsa_doctor.cli.search_path import paths_inherited
 from nsa_doctor.core import handed_over
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.examination_request import COMPILE_SECONDS
@@ -129,7 +130,7 @@ def examine(
 
     if given is not None:  # threads of OpenMP are not forked
         run_request = replace(run_request, examination_request=replace(run_request.examination_request, threads=1))
-    with given or _paths_inherited(), progress.of_steps(quiet) as listener:
+    with given or paths_inherited(), progress.of_steps(quiet) as listener:
         try:
             report = running.run(run_request, listener)
         except UsageError as error:
@@ -205,14 +206,6 @@ def _module_name(module: ModuleType | None) -> str | None:
     file = getattr(module, "__file__", None)
     stem = "" if file is None else Path(file).stem
     return stem if stem.isidentifier() and Path(str(file)).suffix == ".py" else None
-
-
-@contextmanager
-def _paths_inherited() -> Iterator[None]:
-    """Processes that are started meanwhile look for modules where this one does."""
-    path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
-    with patch.dict(os.environ, PYTHONPATH=path):
-        yield
 
 
 @contextmanager

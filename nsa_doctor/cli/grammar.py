@@ -9,16 +9,25 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from nsa_doctor.cli.project_file import ProjectFile, find_project_file
+from nsa_doctor.cli.search_path import looked_in_first
 from nsa_doctor.core.errors import UsageError
+from nsa_doctor.core.finding import ExitCode
+from nsa_doctor.core.nearest import nearest
+from nsa_doctor.core.text import escaped
 from nsa_doctor.core.writing import say
 
 FIRST_WORDS = """\
 nsa-doctor: a command is needed: one of these to begin with, or --help for all
+  nsa-doctor init                                      look for attention code here, and write nsa-doctor.toml
+  nsa-doctor run                                       examine what nsa-doctor.toml names
   nsa-doctor run --subject my_package.my_module:make   examine a module of yours
   nsa-doctor watch RUN_DIR                             examine a training run, live or finished
   nsa-doctor explain CODE                              what a finding means, and what to do
 """
-_NEED_NO_FOLDER = ("explain", "list", "render", "watch")
+_NEED_NO_FOLDER = ("compare", "explain", "list", "render", "watch")
+_READ_THE_PROJECT_FILE = ("anomaly", "gate-init", "go-no-go", "run", "sweep", "throughput")
+_NAME_THE_SUBJECT = ("subject", "config")
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
@@ -33,15 +42,45 @@ class Command(TyperCommand):
         """Run the command with what was parsed."""
         if ctx.info_name not in _NEED_NO_FOLDER:
             require_folder()
-        return super().invoke(ctx)
+        project = find_project_file(Path.cwd()) if ctx.info_name in _READ_THE_PROJECT_FILE else None
+        if project is None:
+            return super().invoke(ctx)
+        _take_options(project, ctx)
+        with looked_in_first(project.folders):
+            return super().invoke(ctx)
 
 
 class Group(TyperGroup):
     """All commands; their help is printed as theirs is."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Say what to do first where nothing was asked for."""
+        if not args and not ctx.resilient_parsing:
+            say(FIRST_WORDS, sys.stderr)
+            ctx.exit(ExitCode.USAGE)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is asked for; a slip of the fingers is answered with what it may have meant."""
+        if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
+            raise UsageError(f"No such command {args[0]!r}: {nearest(args[0], self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
     def get_help_option(self, ctx: Any) -> Any:
         """The option -h, --help."""
         return _spoken(super().get_help_option(ctx))
+
+
+def _take_options(project: ProjectFile, ctx: Any) -> None:
+    """Options that the command line leaves open, as the project's file has them, unless it names a subject itself."""
+    given = {name for name in ctx.params if ctx.get_parameter_source(name).name != "DEFAULT"}
+    if given.intersection(_NAME_THE_SUBJECT):
+        return
+    taken = {name: value for name, value in project.options.items() if name in ctx.params and name not in given}
+    ctx.params.update(taken)
+    if taken and not ctx.params.get("quiet"):
+        words = ", ".join(f"{name.removesuffix('_kind')} {value}" for name, value in taken.items())
+        say(f"nsa-doctor: {project.name} says {escaped(words)}\n", sys.stderr)
 
 
 def require_folder() -> None:

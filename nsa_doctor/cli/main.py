@@ -7,12 +7,14 @@ from typing import NoReturn, Protocol, runtime_checkable
 import typer
 
 from nsa_doctor.cli.commands.anomaly import anomaly
+from nsa_doctor.cli.commands.compare import compare
 from nsa_doctor.cli.commands.data import data
 from nsa_doctor.cli.commands.env import env
 from nsa_doctor.cli.commands.fuzz import fuzz
 from nsa_doctor.cli.commands.gate_init import gate_init
 from nsa_doctor.cli.commands.gate_stats import gate_stats
 from nsa_doctor.cli.commands.go_no_go import go_no_go
+from nsa_doctor.cli.commands.init import init
 from nsa_doctor.cli.commands.manuals import explain, list_checks
 from nsa_doctor.cli.commands.matrix import matrix
 from nsa_doctor.cli.commands.regressions import regressions
@@ -23,7 +25,7 @@ from nsa_doctor.cli.commands.sweep import sweep
 from nsa_doctor.cli.commands.throughput import throughput
 from nsa_doctor.cli.commands.watch import watch
 from nsa_doctor.cli.delivery import ENDED_EARLY
-from nsa_doctor.cli.grammar import FIRST_WORDS, HELP_NAMES, Command, Group, general
+from nsa_doctor.cli.grammar import HELP_NAMES, Command, Group, general
 from nsa_doctor.core import signals
 from nsa_doctor.core.check_file import CheckFileError
 from nsa_doctor.core.errors import Caught, InternalError, OptionError, UsageError, attempt
@@ -34,6 +36,8 @@ from nsa_doctor.core.writing import CannotWriteError, say
 _LONGEST = 800
 # What a machine runs out of: disk, quota, size of a file, open files, processes or memory. Not the doctor's own faults.
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+
+_COMPLETION = ("--install-completion", "--show-completion")  # typer ends these, and a shell's questions, by itself
 
 
 @runtime_checkable
@@ -50,7 +54,6 @@ app = typer.Typer(
     cls=Group,
     callback=general,
     context_settings=HELP_NAMES,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Examines sparse-attention code: says what is wrong, where, and what to do about it.",
@@ -59,7 +62,24 @@ app = typer.Typer(
     f"{ExitCode.INTERRUPTED} interrupted, 143 or 129 ended by SIGTERM or SIGHUP; "
     "what was interrupted reports what it measured.",
 )
-for _command in (sweep, run, anomaly, fuzz, throughput, smoke, watch, matrix, regressions, env, render, data):
+for _command in (
+    init,
+    run,
+    sweep,
+    anomaly,
+    fuzz,
+    throughput,
+    smoke,
+    watch,
+    matrix,
+    regressions,
+    env,
+    render,
+    compare,
+    data,
+):
+    app.command(cls=Command)(_command)
+for _command in (render, compare, data):
     app.command(cls=Command)(_command)
 app.command("go-no-go", cls=Command)(go_no_go)
 app.command("gate-stats", cls=Command)(gate_stats)
@@ -84,9 +104,6 @@ def serve(arguments: list[str]) -> int:
 
 
 def _served(arguments: list[str]) -> int:
-    if not arguments:
-        say(FIRST_WORDS, sys.stderr)
-        return ExitCode.USAGE
     answer = attempt(lambda: app(args=arguments, prog_name="nsa-doctor", standalone_mode=False))
     if answer == ENDED_EARLY:
         return signals.exit_code()
@@ -95,6 +112,8 @@ def _served(arguments: list[str]) -> int:
     if not isinstance(answer, Caught):
         return answer if isinstance(answer, int) else 0
     error = answer.error
+    if isinstance(error, SystemExit) and (not arguments or arguments[0] in _COMPLETION):
+        return error.code if isinstance(error.code, int) else 0
     if isinstance(error, (typer.Abort, KeyboardInterrupt)):
         return _complain("interrupted", signals.exit_code())
     if "--traceback" in arguments:

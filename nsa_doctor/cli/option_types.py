@@ -5,18 +5,25 @@ from typing import Annotated
 
 import typer
 
+from nsa_doctor.cli import completion
 from nsa_doctor.core.like import CONVENTIONS
 from nsa_doctor.render.formats import FORMATS
 
 Lengths = Annotated[str, typer.Option("--seq", help="Lengths, separated by commas.")]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Dtype = Annotated[str | None, typer.Option(help="Examine it in this dtype in place of its own.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.", autocompletion=completion.DEVICES)]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="Examine it in this dtype in place of its own.", autocompletion=completion.OF_DTYPES),
+]
 Config = Annotated[str | None, typer.Option(help="Configuration file or built-in name for nsa.")]
 Subject = Annotated[
     str | None,
     typer.Option(help="package.module:factory in place of nsa, fn:package.module:function or hf:MODEL_TYPE."),
 ]
-Input = Annotated[str | None, typer.Option("--input", help="embeddings or tokens; found out when not given.")]
+Input = Annotated[
+    str | None,
+    typer.Option("--input", help="embeddings or tokens; found out when not given.", autocompletion=completion.INPUTS),
+]
 Width = Annotated[int | None, typer.Option(help="Width of embeddings, or size of the vocabulary.")]
 Spec = Annotated[
     str | None,
@@ -30,19 +37,32 @@ Train = Annotated[
     ),
 ]
 Like = Annotated[
-    str | None, typer.Option(help=f"How a --subject fn:package.module:function is called: {', '.join(CONVENTIONS)}.")
+    str | None,
+    typer.Option(
+        help=f"How a --subject fn:package.module:function is called: {', '.join(CONVENTIONS)}.",
+        autocompletion=completion.OF_CONVENTIONS,
+    ),
 ]
 Reference = Annotated[
     str | None, typer.Option(help="A function fn: called alike that is right: package.module:function.")
 ]
 Inputs = Annotated[str | None, typer.Option(help="A safetensors file with q, k and v as a function fn: takes them.")]
+Profile = Annotated[
+    str,
+    typer.Option(help="smoke (10 s), quick (a minute) or full (ten minutes).", autocompletion=completion.OF_PROFILES),
+]
 Seed = Annotated[int, typer.Option(help="Seed of weights and inputs.")]
 Select = Annotated[str | None, typer.Option(help="Only these codes or families: FWD,NAN.")]
 Ignore = Annotated[str | None, typer.Option(help="Not these codes or families.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes to work in; as many as cores, at most 4.")]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first check that fails.")]
 Format = Annotated[
-    str | None, typer.Option("--format", help=f"{', '.join(FORMATS)}; else what the name of --output says.")
+    str | None,
+    typer.Option(
+        "--format",
+        help=f"{', '.join(FORMATS)}; else what the name of --output says.",
+        autocompletion=completion.OF_FORMATS,
+    ),
 ]
 Output = Annotated[Path | None, typer.Option(help="Write the report to this file too.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
@@ -53,6 +73,7 @@ PolicyFile = Annotated[
         "--policy",
         "--gate",
         help="ci, smoke, production, foreign, function or a file; else as the subject is: production for none.",
+        autocompletion=completion.policies,
     ),
 ]
 RunFolder = Annotated[Path | None, typer.Option(help="Folder of a training run, for the policy's limits.")]

@@ -40,8 +40,8 @@ _PICTURES: Sequence[tuple[str, Callable[[Report], Picture | None]]] = (
 def render(report: Report, *, excerpts: bool = True) -> str:
     """The report as HTML; `excerpts` shows source around each finding, where the file can be read here and now."""
     pictures, not_drawn = _pictures(report)
-    return _environment().get_template("page.html").render(
-        style=Markup((_PAGE / "style.css").read_text(encoding="utf-8")),  # noqa: S704 (a file of ours)
+    return page_templates().get_template("page.html").render(
+        style=page_style(),
         report=report,
         kind=_KINDS[report.decision],
         title=f"{report.decision.value}: {short(str(report.subject.get('name', '')))}",
@@ -67,8 +67,13 @@ def render(report: Report, *, excerpts: bool = True) -> str:
     )  # fmt: skip
 
 
+def page_style() -> Markup:
+    """What every page of ours looks like."""
+    return Markup((_PAGE / "style.css").read_text(encoding="utf-8"))  # noqa: S704 (a file of ours)
+
+
 @cache
-def _environment() -> jinja2.Environment:
+def page_templates() -> jinja2.Environment:
     """Where every value is made inert on its way into the page, whatever the template says."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PAGE),

@@ -24,23 +24,23 @@ from nsa_doctor.render.summary import (
     scalar,
 )
 
-_MOST_CHARACTERS = 60_000  # GitHub takes 65,536 in a comment
+MOST_CHARACTERS = 60_000  # GitHub takes 65,536 in a comment
 _MOST_IN_A_LIST = 10_000
 
 
 def render(report: Report) -> str:
     """The report as GitHub's Markdown; what does not fit into a comment is counted and left out."""
     pairs, manuals = list(ordered_findings(report)), registry.manuals()
-    opening, room = _fitting([*_verdict(report), *_table(report, pairs)], _MOST_CHARACTERS)
-    closing, room = _fitting(list(_closing(report)), room)
+    opening, room = fitting([*_verdict(report), *_table(report, pairs)], MOST_CHARACTERS)
+    closing, room = fitting(list(_closing(report)), room)
     cards = [_card(result, finding, manuals.get(finding.code), report) for result, finding in pairs]
-    kept, _ = _fitting(cards, room)
+    kept, _ = fitting(cards, room)
     left_out = len(cards) - len(kept)
     more = [f"The details of {left_out} more findings are in the JSON report."] if left_out else []
     return "\n\n".join([*opening, *kept, *more, *closing]) + "\n"
 
 
-def _fitting(blocks: Sequence[str], room: int) -> tuple[list[str], int]:
+def fitting(blocks: Sequence[str], room: int) -> tuple[list[str], int]:
     """The blocks there is room for, and how much is left."""
     kept = []
     for block in blocks:
@@ -186,13 +186,13 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _bulleted(lines: Sequence[str]) -> str:
-    kept, _ = _fitting([f"- {line}" for line in lines], _MOST_IN_A_LIST)
+    kept, _ = fitting([f"- {line}" for line in lines], _MOST_IN_A_LIST)
     more = [f"- and {len(lines) - len(kept)} more"] if len(kept) < len(lines) else []
     return "\n".join([*kept, *more])
 
 
 def _tabled(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    kept, _ = _fitting([f"| {' | '.join(cells)} |" for cells in rows], _MOST_IN_A_LIST)
+    kept, _ = fitting([f"| {' | '.join(cells)} |" for cells in rows], _MOST_IN_A_LIST)
     more = [f"\nand {len(rows) - len(kept)} more"] if len(kept) < len(rows) else []
     return "\n".join([f"| {' | '.join(heading)} |", f"| {' | '.join(['---'] * len(heading))} |", *kept, *more])
 

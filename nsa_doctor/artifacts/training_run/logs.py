@@ -10,7 +10,9 @@ from typing import Any
 from nsa_doctor.artifacts.training_run.columns import Columns, beat_of, number, time_of, whole
 from nsa_doctor.artifacts.training_run.growing_lines import Tail
 from nsa_doctor.artifacts.training_run.record import Beat, Evaluation
+from nsa_doctor.artifacts.training_run.stores import StoreError, is_store, rows_of, signature
 
+_STORE = "store"
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".json")
 _LARGEST_DOCUMENT = 256 << 20
 _SUMMARIES = frozenset({"train_runtime", "total_flos"})  # of a whole run, at the end of Hugging Face's history
@@ -34,7 +36,7 @@ class Log:
 
     def __post_init__(self) -> None:
         self.tail, self.columns = Tail(self.path), Columns(self.mapping)
-        self._form = self.path.suffix.lower()
+        self._form = _STORE if is_store(self.path) else self.path.suffix.lower()
         self._header: list[str] = []
         self._separator = ","
         self._epoch = self._before = self._last_step = 0
@@ -49,6 +51,8 @@ class Log:
         """Take in what was added since; whether anything changed."""
         if self._form == ".json":
             return self._read_document()
+        if self._form == _STORE:
+            return self._read_store()
         is_anew = self.tail.is_anew()
         if is_anew:
             self._forget()
@@ -61,7 +65,7 @@ class Log:
     def ending(self) -> tuple[list[Beat], int]:
         """The heartbeat in the last line, where it lacks its line break, and whether it is none: a line cut short."""
         rest = self.tail.rest
-        if not rest.strip() or self._form == ".json":
+        if not rest.strip() or self._form in (".json", _STORE):
             return [], 0
         aside = Log(self.path, self.rank, self.mapping)
         aside._header, aside._separator = self._header, self._separator
@@ -169,6 +173,25 @@ class Log:
             return True
         numbers = [cell for cell in filled if number(cell) is not None]
         return bool(numbers) and all(cell in numbers or time_of(cell) is not None for cell in filled)
+
+    def _read_store(self) -> bool:
+        """What a tracker has stored, all of it again where anything was added."""
+        try:
+            now = signature(self.path)
+            if now == self._document:
+                return False
+            rows = rows_of(self.path)
+        except OSError as error:
+            self.tail.trouble = f"cannot be read: {error.strerror}"
+            return False
+        except StoreError as error:
+            self.tail.trouble = str(error)
+            return False
+        self._forget()
+        self._document = now
+        for row in rows:
+            self._take(row)
+        return True
 
     def _read_document(self) -> bool:
         """One JSON document: a list of steps, or Hugging Face's trainer_state.json."""

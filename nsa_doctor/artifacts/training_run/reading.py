@@ -19,6 +19,7 @@ from nsa_doctor.artifacts.training_run.columns import MappingError
 from nsa_doctor.artifacts.training_run.logs import SUFFIXES, Log
 from nsa_doctor.artifacts.training_run.misleading import misleading
 from nsa_doctor.artifacts.training_run.record import Beat, Evaluation, RunRecord
+from nsa_doctor.artifacts.training_run.stores import is_store, stores_below
 
 _HEARTBEATS = re.compile(r"heartbeat_rank(\d{1,6})\.jsonl")
 _OF_A_RANK = re.compile(r".*rank[-_.]?(\d{1,6})\b.*\.(jsonl|ndjson|csv|tsv)")
@@ -26,6 +27,7 @@ _NO_LOGS = ("evaluations.csv", "gates.csv", "retrieval.csv")
 _PLACES = ("", "logs", "log", "metrics", "csv_logs", "lightning_logs")
 _PLACES_BELOW = ("version_*", "checkpoint-*")
 _MOST_LOGS = 64
+_MOST_STORES = 4
 _MOST_NOTES = 4
 _A_DATE = 946_684_800.0
 
@@ -59,7 +61,7 @@ class RunReader:
     def read(self) -> RunRecord:
         """The run as it stands now; raises RunError."""
         try:
-            if self._place.is_file() and self._place.suffix.lower() in SUFFIXES:
+            if is_store(self._place) or (self._place.is_file() and self._place.suffix.lower() in SUFFIXES):
                 return self._of_file()
             if not self._place.is_dir():
                 raise RunError(_no_folder(self._place), is_final=self._place.exists())
@@ -139,7 +141,7 @@ class RunReader:
         logs = [self._log(path) for path in dict.fromkeys((*known, *self._candidates()))]
         for log in logs:
             log.read()
-        found = [log for log in logs if _is_of_steps(log)]
+        found = [log for log in logs if _is_of_steps(log)] or self._stored()
         if not found:
             return []
         best = max(found, key=lambda log: sum(beat.loss is not None for beat in log.beats))
@@ -150,6 +152,15 @@ class RunReader:
         return [
             log for log in found if (rank := _OF_A_RANK.fullmatch(log.name)) and log.name.replace(rank[1], "") == shape
         ]
+
+    def _stored(self) -> list[Log]:
+        """What trackers have stored below, where no log is of steps."""
+        with contextlib.suppress(OSError):
+            logs = [self._log(path) for path in itertools.islice(stores_below(self._place), _MOST_STORES)]
+            for log in logs:
+                log.read()
+            return [log for log in logs if _is_of_steps(log)]
+        return []
 
     def _tell_of_others(self, best: Log, found: Sequence[Log], notes: list[str]) -> None:
         others = [log.path.relative_to(self._place).as_posix() for log in found if log is not best]

@@ -26,7 +26,7 @@ _FILE = Path("gate.yaml")
 def gate_init(
     subject: given.Subject = None,
     config: given.Config = None,
-    profile: Annotated[str, typer.Option(help="smoke, quick or full.")] = "quick",
+    profile: given.Profile = "quick",
     run: given.RunFolder = None,
     device: given.Device = "cpu",
     dtype: given.Dtype = None,

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from nsa_doctor.cli import completion
 from nsa_doctor.core import registry
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.writing import say
@@ -19,7 +20,11 @@ def list_checks() -> None:
 
 def explain(
     code: Annotated[
-        str | None, typer.Argument(help="A code or a name, as `nsa-doctor list` has them; all of them when left out.")
+        str | None,
+        typer.Argument(
+            help="A code or a name, as `nsa-doctor list` has them; all of them when left out.",
+            autocompletion=completion.codes,
+        ),
     ] = None,
 ) -> None:
     """Explain a check: what it detects, why, the fix, an example.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from nsa_doctor.cli import options
+from nsa_doctor.cli import completion, options
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.writing import check_writable, is_terminal, require_not_read, say, write_whole
 from nsa_doctor.render.formats import FORMATS, render_as
@@ -15,7 +15,12 @@ from nsa_doctor.render.reading import STANDARD_INPUT, UnreadableReportError, rea
 
 def render(
     file: Annotated[str | None, typer.Argument(help="A report.json, or - for standard input.")] = None,
-    to: Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; else what the name of --output says.")] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{', '.join(FORMATS)}; else what the name of --output says.", autocompletion=completion.OF_FORMATS
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Write to this file in place of standard output.")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of report.json.")] = False,
 ) -> int:

@@ -1,9 +1,5 @@
 """`nsa-doctor run`."""
 
-from typing import Annotated
-
-import typer
-
 from nsa_doctor.cli import option_types as given
 from nsa_doctor.cli import options
 from nsa_doctor.cli.delivery import Delivery
@@ -17,7 +13,7 @@ def run(
     *,
     select: given.Select = None,
     ignore: given.Ignore = None,
-    profile: Annotated[str, typer.Option(help="smoke (10 s), quick (a minute) or full (ten minutes).")] = "quick",
+    profile: given.Profile = "quick",
     device: given.Device = "cpu",
     dtype: given.Dtype = None,
     whom: SubjectOptions,

@@ -63,6 +63,7 @@ class FamilyRecall(Part):
     of: int = Field(description="0 where it was never measured.")
     low: Number
     high: Number
+    measured: str = optional("On what, with which doctor and when, where by itself.")
 
 
 class Power(Part):

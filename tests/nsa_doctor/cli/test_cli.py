@@ -204,7 +204,8 @@ def test_no_word_at_all_is_answered_with_what_to_begin_with(capsys: pytest.Captu
     assert serve([]) == 2
     first, *examples = capsys.readouterr().err.splitlines()
     assert first.startswith("nsa-doctor: a command is needed")
-    assert [line.split()[:2] for line in examples] == [["nsa-doctor", word] for word in ("run", "watch", "explain")]
+    words = ("init", "run", "run", "watch", "explain")
+    assert [line.split()[:2] for line in examples] == [["nsa-doctor", word] for word in words]
 
 
 def test_explain_gives_the_manual(capsys: pytest.CaptureFixture[str]) -> None:

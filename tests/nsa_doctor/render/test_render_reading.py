@@ -58,6 +58,7 @@ ADDED_LATER = {
     "Place": {"library"},
     "Result": {"further", "examined"},
     "PolicyVerdict": {"power"},
+    "FamilyRecall": {"measured"},
     "Proof": {"counts"},
 }
 

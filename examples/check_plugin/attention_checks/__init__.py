@@ -1,0 +1,1 @@
+"""Checks of ours for nsa-doctor."""

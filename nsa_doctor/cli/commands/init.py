@@ -1,0 +1,135 @@
+"""`nsa-doctor init`."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nsa_doctor.cli import option_types as given
+from nsa_doctor.cli import options
+from nsa_doctor.cli.option_groups import FunctionOptions, SubjectOptions
+from nsa_doctor.cli.project_file import FILE, find_project_file
+from nsa_doctor.cli.proposals import Proposal, proposals
+from nsa_doctor.core.errors import UsageError
+from nsa_doctor.core.like import FUNCTION
+from nsa_doctor.core.text import counted, escaped, joined
+from nsa_doctor.core.writing import check_writable, say, write_whole
+
+_MOST_OTHERS = 5
+_HEAD = """\
+# Read by nsa-doctor in this folder and below it, where a command line names no --subject: `nsa-doctor run` examines
+# this one, `nsa-doctor go-no-go` decides by the policy. Every key is the option of that name: `nsa-doctor run -h`.
+"""
+
+
+def init(
+    subject: given.Subject = None,
+    like: given.Like = None,
+    policy: given.PolicyFile = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+) -> int:
+    """Look for attention code here, and write nsa-doctor.toml.
+
+    For example `nsa-doctor init`, then `nsa-doctor run`.
+
+    Source is read and not run. Name a --subject where another one is meant.
+    """
+    here = Path.cwd()
+    path = Path(FILE)
+    _require_none(here, overwrite)
+    check_writable(path)
+    found = proposals(here)
+    chosen = _named(subject, like, found) if subject is not None else _likeliest(found, like)
+    options.examined(
+        SubjectOptions(subject=chosen.subject),
+        device="cpu",
+        seed=0,
+        timeout=1.0,
+        function=FunctionOptions(like=chosen.like),
+    )
+    text = _text(chosen, policy or ("function" if chosen.like else "foreign"), found)
+    if policy is not None:
+        from nsa_doctor.cli.evidence import read_gate_option
+
+        read_gate_option(policy)
+    write_whole(path, text)
+    others = [each for each in found if each != chosen and not each.missing]
+    more = f"; {counted(len(others), 'other candidate')}, in its comments" if others else ""
+    say(
+        f"written: {FILE}: examines {escaped(chosen.subject)} ({escaped(chosen.place)}){more}\n"
+        "next: nsa-doctor run --profile smoke\n",
+        sys.stdout,
+    )
+    return 0
+
+
+def _require_none(here: Path, overwrite: bool) -> None:
+    """Refuse to write beside what is there."""
+    if (here / FILE).is_symlink() or (here / FILE).exists():
+        if not overwrite:
+            raise UsageError(f"{FILE}: is there already; add --overwrite to replace it")
+        return
+    present = find_project_file(here)
+    if present is not None and present.path.parent == here:
+        raise UsageError(f"{present.name} has [tool.nsa-doctor] already: change it there")
+
+
+def _named(subject: str, like: str | None, found: Sequence[Proposal]) -> Proposal:
+    """What was asked for by name, with what was read of it."""
+    known = next((each for each in found if each.subject == subject), None)
+    if known is not None and known.missing:
+        raise UsageError(_needs(known))
+    if known is not None:
+        return replace(known, like=like or known.like)
+    module, _, name = subject.removeprefix(FUNCTION).partition(":")
+    return Proposal(module=module, name=name, place="not found in this folder", weight=0, like=like, words=subject)
+
+
+def _likeliest(found: Sequence[Proposal], like: str | None) -> Proposal:
+    """The first that can be built; raises UsageError, which says what would help, where there is none."""
+    if like is not None:
+        raise UsageError("--like is for a --subject fn:package.module:function; leave it out")
+    if not found:
+        raise UsageError(
+            "no Python file here defines an nn.Module or an attention function of q, k and v: change to the folder of "
+            "your code, or name it: nsa-doctor init --subject package.module:factory"
+        )
+    likely = max(found, key=lambda each: each.weight)
+    if found[0].missing or (likely.missing and found[0].weight == 0):
+        raise UsageError(_needs(likely))
+    return found[0]
+
+
+def _needs(proposal: Proposal) -> str:
+    call = ", ".join(f"{name}=…" for name in proposal.missing)
+    return (
+        f"{escaped(proposal.place)} {proposal.name} needs {joined(proposal.missing)}: write below it "
+        f"def make(): return {proposal.name}({call}), and say nsa-doctor init --subject {proposal.module}:make"
+    )
+
+
+def _text(chosen: Proposal, policy: str, found: Sequence[Proposal]) -> str:
+    lines = [_HEAD, f"subject = {_quoted(chosen.subject)}  # {escaped(chosen.place)}"]
+    if chosen.like:
+        lines.append(f"like = {_quoted(chosen.like)}  # how it is called; `nsa-doctor run -h` lists the others")
+    if chosen.folder != ".":
+        lines.append(f"path = [{_quoted(chosen.folder)}]  # where its package lies")
+    lines.append(f"policy = {_quoted(policy)}  # what go-no-go requires; `nsa-doctor gate-init` drafts one of your own")
+    lines.append('profile = "quick"  # smoke (10 s), quick (a minute) or full (ten minutes)')
+    others = [each for each in found if each.subject != chosen.subject]
+    if others:
+        lines.append("\n# Found here too:")
+    for each in others[:_MOST_OTHERS]:
+        like = f", like = {_quoted(each.like)}" if each.like else ""
+        needs = f", which needs {joined(each.missing)}" if each.missing else ""
+        lines.append(f"# subject = {_quoted(each.subject)}{like}  ({escaped(each.place)}{escaped(needs)})")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """The text as TOML writes it; a basic string of TOML is written as JSON's."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,203 @@
+"""What in a folder may be examined: modules, factories and attention functions, read from their source, never run."""
+
+import ast
+import os
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_MOST_FILES, _MOST_BYTES, _DEEPEST = 2000, 1 << 20, 8
+_PASSED_OVER = re.compile(
+    r"(\..*|__pycache__|build|dist|node_modules|site-packages|v?env|tests?|test_.*|.*_test\.py|conftest\.py|setup\.py)"
+)
+_NAMES = {  # the larger, the likelier it is what a person wants examined
+    4: re.compile(r"att(entio)?n|sdpa", re.IGNORECASE),
+    3: re.compile(r"mixer|mamba|ssm|retention|linear_?rnn|decoder|transformer|llama|gpt", re.IGNORECASE),
+    2: re.compile(r"model|layer|block|lm$", re.IGNORECASE),
+}
+_BODY = re.compile(r"softmax|scaled_dot_product_attention|flash_attn|flex_attention")
+_QUERY, _KEY, _VALUE = ("q", "query", "queries"), ("k", "key", "keys"), ("v", "value", "values")
+_MADE = {"Module": 0, "Adapter": 10, "Subject": 10}  # what a factory may return; the last two are made for nsa-doctor
+_BY_PARAMETER = {  # convention of calling: parameters that it alone has
+    "hf": ("module", "attention_mask"),
+    "flex": ("score_mod", "block_mask"),
+    "flash": ("softmax_scale", "window_size", "causal", "alibi_slopes"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """One thing that may be examined; `missing` are arguments it cannot be built without, `folder` where it is from."""
+
+    module: str
+    name: str
+    place: str
+    weight: int
+    like: str | None = None
+    missing: tuple[str, ...] = ()
+    folder: str = "."
+    words: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What `--subject` takes; `words`, where a person has given them."""
+        return self.words or f"{'fn:' if self.like else ''}{self.module}:{self.name}"
+
+
+@dataclass(frozen=True)
+class _File:
+    module: str
+    folder: str
+    place: str
+    tree: ast.Module
+
+
+def proposals(root: Path) -> list[Proposal]:
+    """All that was found, what is most probably meant first; what cannot be built without arguments comes last."""
+    files = list(_files(root))
+    classes = {node.name: node for file in files for node in file.tree.body if isinstance(node, ast.ClassDef)}
+    modules = {name for name in classes if _is_module(name, classes, 0)}
+    found = [each for file in files for each in _in_file(file, modules, classes)]
+    return sorted(found, key=lambda each: (bool(each.missing), -each.weight, each.place.count("/"), each.subject))
+
+
+def _files(root: Path) -> Iterator[_File]:
+    sources = root / "src"
+    has_sources = sources.is_dir() and not (sources / "__init__.py").exists()
+    for count, path in enumerate(_python_files(root, 0)):
+        if count == _MOST_FILES:
+            return
+        folder = "src" if has_sources and path.is_relative_to(sources) else "."
+        parts = path.relative_to(root / folder).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        tree = _tree(path)
+        if tree is not None and parts and all(part.isidentifier() for part in parts):
+            yield _File(".".join(parts), folder, str(path.relative_to(root)), tree)
+
+
+def _python_files(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: (entry.is_dir(follow_symlinks=False), entry.name))
+    except OSError:
+        return
+    if depth and any(entry.name == "pyvenv.cfg" for entry in entries):  # an environment, whatever it is called
+        return
+    for entry in entries:
+        if _PASSED_OVER.fullmatch(entry.name):
+            continue
+        if entry.is_dir(follow_symlinks=False) and depth < _DEEPEST:
+            yield from _python_files(folder / entry.name, depth + 1)
+        elif entry.name.endswith(".py") and entry.is_file(follow_symlinks=False):
+            yield folder / entry.name
+
+
+def _tree(path: Path) -> ast.Module | None:
+    """The file's source as a tree; None for what is too large or no Python."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _in_file(file: _File, modules: set[str], classes: dict[str, ast.ClassDef]) -> Iterator[Proposal]:
+    for node in file.tree.body:
+        if isinstance(node, ast.ClassDef) and node.name in modules and not node.name.startswith("_"):
+            if _method(node, "forward") is not None:
+                missing = _required(_constructor(node, classes, 0), is_method=True)
+                yield _proposed(file, node, missing=missing)
+        elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            if (like := _convention(node)) is not None:
+                yield _proposed(file, node, like=like)
+            elif not _required(node, is_method=False) and (made := _made(node, modules)) is not None:
+                yield _proposed(file, node, made=made)
+
+
+def _proposed(
+    file: _File,
+    node: ast.ClassDef | ast.FunctionDef,
+    *,
+    made: str = "",
+    like: str | None = None,
+    missing: Sequence[str] = (),
+) -> Proposal:
+    named = max((weight for weight, pattern in _NAMES.items() if pattern.search(f"{node.name} {made}")), default=0)
+    weight = named + bool(made) + _MADE.get(made, 0) + 2 * bool(_BODY.search(ast.unparse(node)))
+    place = f"{file.place}:{node.lineno}"
+    return Proposal(
+        module=file.module,
+        name=node.name,
+        place=place,
+        weight=weight,
+        like=like,
+        missing=tuple(missing),
+        folder=file.folder,
+    )
+
+
+def _is_module(name: str, classes: dict[str, ast.ClassDef], depth: int) -> bool:
+    """Whether a class of the folder comes from nn.Module, as far as its bases are named so or are of the folder."""
+    node = classes.get(name)
+    bases = [_last(base) for base in node.bases] if node is not None and depth < _DEEPEST else []
+    return any(base.endswith(("Module", "PreTrainedModel")) or _is_module(base, classes, depth + 1) for base in bases)
+
+
+def _constructor(node: ast.ClassDef, classes: dict[str, ast.ClassDef], depth: int) -> ast.FunctionDef | None:
+    """Its __init__, or that of the first base of the folder which has one."""
+    own = _method(node, "__init__")
+    if own is not None or depth == _DEEPEST:
+        return own
+    bases = [classes[_last(base)] for base in node.bases if _last(base) in classes]
+    return next((found for base in bases if (found := _constructor(base, classes, depth + 1))), None)
+
+
+def _method(node: ast.ClassDef, name: str) -> ast.FunctionDef | None:
+    return next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == name), None)
+
+
+def _required(function: ast.FunctionDef | None, *, is_method: bool) -> list[str]:
+    """Names of the parameters without a default."""
+    if function is None:
+        return []
+    given = function.args
+    positional = [each.arg for each in (*given.posonlyargs, *given.args)]
+    positional = positional[: len(positional) - len(given.defaults)][int(is_method) :]
+    keywords = [each.arg for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
+    return positional + keywords
+
+
+def _convention(function: ast.FunctionDef) -> str | None:
+    """How an attention function is called, by the names of its parameters; None for any other function."""
+    given = function.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args)]
+    start = names[:1] == ["module"]
+    heads = [name.lower().removesuffix("_states") for name in names[start : start + 3]]
+    if len(heads) < 3 or any(name not in known for name, known in zip(heads, (_QUERY, _KEY, _VALUE), strict=True)):
+        return None
+    every = {*names, *(each.arg for each in given.kwonlyargs)}
+    matching = [like for like, special in _BY_PARAMETER.items() if every.intersection(special)]
+    return matching[0] if matching else "sdpa"
+
+
+def _made(function: ast.FunctionDef, modules: set[str]) -> str | None:
+    """The class that a factory returns, by its annotation or its last line; None where it returns no module."""
+    annotated = _last(function.returns) if function.returns is not None else ""
+    if annotated in modules or annotated in _MADE:
+        return annotated
+    returned = [each.value for each in ast.walk(function) if isinstance(each, ast.Return)]
+    names = [_last(each.func) for each in returned if isinstance(each, ast.Call)]
+    return next((name for name in names if name in modules), None)
+
+
+def _last(node: ast.AST) -> str:
+    """The last name of a dotted one: Module of torch.nn.Module."""
+    if isinstance(node, ast.Subscript):
+        return _last(node.value)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value.rpartition(".")[2]
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -1,0 +1,143 @@
+"""`nsa-doctor init` reads the source of a folder, runs none of it, and writes a file that `run` takes."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nsa_doctor.cli.main import serve
+from nsa_doctor.cli.project_file import FILE, find_project_file
+from nsa_doctor.cli.proposals import proposals
+
+BARE = "import nowhere\nraise SystemExit('run')\nclass Attention(nn.Module):\n    def forward(self, x): return x\n"
+NEEDY = """
+class Norm(nn.Module):
+    def forward(self, x): return x
+class Attention(nn.Module):
+    def __init__(self, dim, *, heads): ...
+    def forward(self, x): return x
+"""
+FACTORY = "\ndef build():\n    return Attention(64, heads=4)\n"
+DERIVED = "class Mine(Base):\n    def forward(self, x): return x.softmax(-1)\nclass Base(torch.nn.Module):\n    pass\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / ".git").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+SUBJECTS = {
+    "class": ({"attn.py": BARE}, "attn:Attention", "foreign"),
+    "package": ({"my_pkg/attn.py": BARE, "my_pkg/__init__.py": ""}, "my_pkg.attn:Attention", "foreign"),
+    "factory": ({"attn.py": NEEDY + FACTORY}, "attn:build", "foreign"),
+    "derived": (
+        {"a.py": DERIVED, "b.py": "class Norm(Base):\n    def forward(self, x): return x\n"},
+        "a:Mine",
+        "foreign",
+    ),
+    "in a package's own file": ({"my_pkg/__init__.py": BARE}, "my_pkg:Attention", "foreign"),
+    "adapter": (
+        {"a.py": BARE, "doctor.py": "def make() -> Adapter:\n    return Adapter()\n"},
+        "doctor:make",
+        "foreign",
+    ),
+    "function": ({"kernels.py": "def attend(q, k, v, scale=1.0): ...\n"}, "fn:kernels:attend", "function"),
+    "not tests": ({"tests/attn.py": BARE, "test_a.py": BARE, "mixer.py": BARE}, "mixer:Attention", "foreign"),
+}
+
+
+@pytest.mark.parametrize(("files", "subject", "policy"), SUBJECTS.values(), ids=SUBJECTS.keys())
+def test_the_likeliest_subject_is_proposed(
+    folder: Path, files: dict[str, str], subject: str, policy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in files.items():
+        write(folder, name, text)
+    assert serve(["init"]) == 0, capsys.readouterr().err
+    found = find_project_file(folder)
+    assert found is not None
+    assert (found.options["subject"], found.options["policy"]) == (subject, policy)
+    assert "next: nsa-doctor run --profile smoke" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "like"),
+    [
+        ("q, k, v", "sdpa"),
+        ("query, key, value, attn_mask=None", "sdpa"),
+        ("q, k, v, softmax_scale=None, causal=False", "flash"),
+        ("query, key, value, score_mod=None", "flex"),
+        ("module, query, key, value, attention_mask", "hf"),
+    ],
+)
+def test_a_function_is_called_as_its_parameters_are_named(folder: Path, arguments: str, like: str) -> None:
+    write(folder, "kernels.py", f"def attend({arguments}): ...\n")
+    (found,) = proposals(folder)
+    assert found.like == like
+
+
+def test_a_package_in_src_is_found_there(folder: Path) -> None:
+    write(folder, "src/my_pkg/attn.py", BARE)
+    assert serve(["init"]) == 0
+    found = find_project_file(folder)
+    assert found is not None
+    assert (found.options["subject"], found.folders) == ("my_pkg.attn:Attention", (str(folder / "src"),))
+
+
+REFUSED = {
+    "nothing": ({}, [], "no Python file here defines an nn.Module"),
+    "needs arguments": ({"a.py": NEEDY}, [], "a.py:4 Attention needs dim and heads: write below it def make()"),
+    "needs arguments, named": ({"a.py": NEEDY}, ["--subject", "a:Attention"], "Attention needs dim and heads"),
+    "there": ({FILE: "x"}, [], "is there already; add --overwrite"),
+    "a table is there": ({"pyproject.toml": "[tool.nsa-doctor]\nseed = 1\n"}, [], "[tool.nsa-doctor] already"),
+    "no subject": ({"a.py": BARE}, ["--subject", "mine"], "--subject must be package.module:factory"),
+    "a function": ({"a.py": BARE}, ["--subject", "fn:a:f"], "say how it is called with --like"),
+    "like": ({"a.py": BARE}, ["--like", "sdpa"], "--like is for a --subject fn:"),
+    "policy": ({"a.py": BARE}, ["--policy", "nowhere"], "--policy 'nowhere': cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("files", "words", "sentence"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_proposed_is_one_sentence_and_writes_nothing(
+    folder: Path, files: dict[str, str], words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in files.items():
+        write(folder, name, text)
+    before = sorted(folder.iterdir())
+    assert serve(["init", *words]) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert captured.err.count("\n") == 1
+    assert sorted(folder.iterdir()) == before
+
+
+def test_files_that_are_no_python_of_ours_are_passed_over(folder: Path) -> None:
+    write(folder, "good.py", BARE)
+    write(folder, "broken.py", "class (")
+    write(folder, "no identifier.py", BARE)
+    write(folder, "env/pyvenv.cfg", "")
+    write(folder, "env/other.py", BARE)
+    write(folder, "other/pyvenv.cfg", "")
+    write(folder, "other/attn.py", BARE)
+    (folder / "zeros.py").write_bytes(b"\0" * 100)
+    (folder / "large.py").write_text("#" * (1 << 20) + "\n" + BARE)
+    (folder / "deep.py").write_text("x = " + "(" * 5000 + ")" * 5000)
+    (folder / "loop").symlink_to(folder)
+    os.mkfifo(folder / "pipe.py")
+    assert [each.subject for each in proposals(folder)] == ["good:Attention"]
+
+
+def test_names_of_files_that_a_terminal_would_obey_are_escaped(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder, "\x1b[31m/attn.py", BARE)  # no identifier: not proposed
+    write(folder, "attn.py", BARE)
+    assert serve(["init"]) == 0
+    assert "\x1b" not in (folder / FILE).read_text() + capsys.readouterr().out

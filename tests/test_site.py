@@ -1,0 +1,110 @@
+"""The sources of the site: a page for every check, links that lead somewhere, and a picture that can be drawn."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from nsa_doctor.core import registry
+from tests.arrows import ROOMS
+
+ROOT = Path(__file__).parents[1]
+CONFIGURATION = yaml.safe_load((ROOT / "docs" / "mkdocs.yml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def sources() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_sources", ROOT / "docs" / "site_sources.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def site(sources: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site") / "docs"
+    sources.write_site(folder)
+    return folder
+
+
+def test_every_check_has_a_page_with_what_its_manual_says(site: Path) -> None:
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in (site / "checks").glob("*.md")}
+    assert set(pages) == {"index", *registry.manuals()}
+    for code, manual in registry.manuals().items():
+        assert pages[code].startswith(f"# {code} {manual.name}\n")
+        assert "## Why it matters" in pages[code]
+        assert "## How to mend it" in pages[code]
+        assert "## Faulty" in pages[code]
+        assert "## Mended" in pages[code]
+        assert f"]({code}.md)" in pages["index"]
+
+
+def test_every_link_between_pages_leads_to_one(site: Path) -> None:
+    for path in site.rglob("*.md"):
+        text = re.sub(r"(?ms)^```.*?^```|`[^`\n]*`", "", path.read_text(encoding="utf-8"))
+        links = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text)
+        assert [link for link in links if not (path.parent / link).exists()] == [], path.name
+
+
+def test_a_code_in_a_page_leads_to_its_check_and_code_stays_code(sources: ModuleType) -> None:
+    text = "FWD201 and `FWD202`, [FWD203](x.md), XYZ999.\n```\nFWD201\n```\n"
+    link = "[FWD201](checks/FWD201.md)"
+    assert sources.linked(text) == text.replace("FWD201", link, 1)
+
+
+def test_a_link_that_leads_nowhere_is_an_error(sources: ModuleType) -> None:
+    with pytest.raises(ValueError, match=r"nowhere\.md is linked from docs"):
+        sources.turned("[x](nowhere.md)", Path("docs"))
+
+
+def test_the_menu_names_every_page_and_no_other(site: Path) -> None:
+    def pages(entries: Any) -> list[str]:
+        if isinstance(entries, str):
+            return [entries]
+        return [page for each in entries for page in pages(each if isinstance(entries, list) else entries[each])]
+
+    written = {str(path.relative_to(site)) for path in site.rglob("*.md")}
+    assert set(pages(CONFIGURATION["nav"])) == {
+        page for page in written if not re.fullmatch(r"checks/[A-Z]+\d+.md", page)
+    }
+
+
+def test_the_reference_holds_what_the_packages_export(site: Path) -> None:
+    import nsa
+    import nsa_doctor
+
+    named = re.findall(r"^::: (\S+)\.(\w+)$", (site / "api.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert {name for _, name in named} == {*nsa.__all__, *nsa_doctor.__all__, "run_check"}
+    for module, name in named:
+        assert hasattr(importlib.import_module(module), name)
+
+
+def test_the_picture_shows_every_room_above_those_it_imports_from(site: Path, sources: ModuleType) -> None:
+    drawn = [each.text for each in ElementTree.parse(site / "architecture.svg").iter() if each.tag.endswith("text")]
+    assert sorted(map(str, drawn)) == sorted({room.split(".")[0] for room in ROOMS} - {""})
+    level = {name: number for number, row in enumerate(sources.layers()) for name in row}
+    for room, targets in ROOMS.items():
+        above = room.split(".")[0]
+        below = {each.split(".")[0] for each in targets} - {above}
+        assert not above or all(level[above] < level[each] for each in below)
+
+
+@pytest.mark.full
+def test_it_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
+    words = ("-m", "mkdocs", "build", "--strict", "-f", str(ROOT / "docs" / "mkdocs.yml"), "-d", str(tmp_path))
+    subprocess.run(
+        [sys.executable, "docs/site_sources.py", "build/docs"], cwd=ROOT, check=True, env={"PYTHONPATH": "."}
+    )
+    subprocess.run([sys.executable, *words], cwd=ROOT, check=True, timeout=110)
+    assert (tmp_path / "checks" / "FWD201.html").exists()
