@@ -1,4 +1,4 @@
-"""What half precision does to the positions of a module of float32: FWD304's other question."""
+"""What half precision does to positions and to choices in a module of float32: FWD304's other question."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,11 +6,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.numerics.position_collisions import Merging, first_merging
+from nsa_doctor.probes.numerics.rounded_choices import first_rounded_choice
 from nsa_doctor.subject.contract import Subject
 
 _HALF = torch.bfloat16
@@ -25,10 +27,16 @@ def merged(subject: Subject) -> Iterator[Finding | Note]:
     Autocast is how a module of float32 is trained in half precision, and it leaves parameters and buffers alone; nobody
     has said that the whole of it will be converted, so what merges then is a note. How far the output strays is not
     judged here: running sums of logarithms and long memories rightly keep to float32, while positions that merge are
-    wrong however little it shows.
+    wrong however little it shows. So are choices by values that were rounded for nothing.
     """
     length = min(_LENGTH, subject.max_length)
-    if subject.dtype != "float32" or length < _LEAST:
+    if subject.dtype != "float32":
+        return
+    sp = built(subject)
+    if (rounded := attempt(lambda: first_rounded_choice(sp, sp.input(length)))) and not isinstance(rounded, Caught):
+        yield _finding(subject, sp, f"{rounded.what}, at S={length}", rounded.place, "as it is", length)
+        return
+    if length < _LEAST:
         return
     for condition, asked, dtype in _ways(subject):
         try:
@@ -58,15 +66,20 @@ def _ways(subject: Subject) -> Iterator[tuple[str, Subject, str]]:
 
 
 def _reported(subject: Subject, sp: BuiltModule, length: int, condition: str, found: Merging) -> Finding | Note:
-    place = found.place
-    if not place.module_class:
-        place = replace(place, module_class=type(sp.module).__name__)
     first = int(2 / torch.finfo(found.half).eps)
     message = (
         f"{condition}{found.what}, at S={length}: {str(found.half)[6:]} has not all whole numbers beyond {first:,}"
     )
     if sp.dtype != subject.dtype:
-        return Note(message=message, where=place)
-    way = condition.rstrip(", ") or "as it is"
+        return Note(message=message, where=_of_a_class(found.place, sp))
+    return _finding(subject, sp, message, found.place, condition.rstrip(", ") or "as it is", length)
+
+
+def _finding(subject: Subject, sp: BuiltModule, message: str, place: Place, way: str, length: int) -> Finding:
     evidence: dict[str, str | int] = {"length": length, "way": way}
-    return Finding(message=message, where=place, evidence=evidence, repro=command_for(subject, "FWD304"))
+    where = _of_a_class(place, sp)
+    return Finding(message=message, where=where, evidence=evidence, repro=command_for(subject, "FWD304"))
+
+
+def _of_a_class(place: Place, sp: BuiltModule) -> Place:
+    return place if place.module_class else replace(place, module_class=type(sp.module).__name__)

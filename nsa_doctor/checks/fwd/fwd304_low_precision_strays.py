@@ -1,6 +1,7 @@
 """FWD304 low-precision-strays
 
-Detects: an output further from float64 than its precision explains; positions that merge in it or under autocast.
+Detects: an output further from float64 than its precision explains; positions that merge in it or under autocast;
+values that are rounded to less than the module's own precision before they are sorted or the largest are chosen.
 Matters: sums kept in half precision stop growing, positions merge beyond 256, squares cancel; nothing says why.
 Fix: keep running sums, variances, positions and softmax denominators in float32, whatever the inputs are in.
 

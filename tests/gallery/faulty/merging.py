@@ -1,5 +1,7 @@
 """Positions and masks that half precision merges: by design inside, or once a module of float32 is converted."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softmax
@@ -160,6 +162,32 @@ class _LogDecay(nn.Module):
         return weights @ x / x.shape[1] ** 0.5
 
 
+class _BestTokens(nn.Module):
+    """Attends to the eight earlier tokens of the highest scores, as they are ordered by `order`."""
+
+    def __init__(self, order: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.q, self.k, self.order = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM), order
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = (self.q(x) @ self.k(x).mT).masked_fill(_later(x), float("-inf"))
+        hidden = torch.ones_like(scores, dtype=torch.bool).scatter(-1, self.order(scores)[..., :8], False)
+        return _attention(x, x, x, hidden | _later(x))
+
+
+def _sorted_in_half(scores: Tensor) -> Tensor:
+    return scores.bfloat16().sort(descending=True, stable=True).indices  # here
+
+
+def _top_in_half(scores: Tensor) -> Tensor:
+    return scores.bfloat16().topk(min(8, scores.shape[-1])).indices  # here
+
+
+def _by_what_was_computed_in_half(scores: Tensor) -> Tensor:
+    """A choice by products of low precision, as an indexer makes it on purpose."""
+    return (scores.detach().nan_to_num(0).bfloat16() * 2).topk(min(8, scores.shape[-1])).indices
+
+
 positions_of_the_buffer = lambda: Host(_PositionsOfTheBuffer())  # noqa: E731
 positions_cast = lambda: Host(_PositionsCast())  # noqa: E731
 angles_by_product = lambda: Host(_AnglesByProduct())  # noqa: E731
@@ -171,6 +199,8 @@ mask_in_its_dtype = lambda: Host(_Masked(_in_its_dtype))  # noqa: E731
 mask_in_half = lambda: Host(_Masked(_in_half))  # noqa: E731
 alibi_of_positions = hosting(_alibi_of_positions)
 indices = lambda: Host(_Indices())  # noqa: E731
+sorted_in_half = lambda: Host(_BestTokens(_sorted_in_half))  # noqa: E731
+top_in_half = lambda: Host(_BestTokens(_top_in_half))  # noqa: E731
 
 rotary = lambda: Host(_Rotary())  # noqa: E731
 mask = lambda: Host(_Masked(lambda x: torch.arange(x.shape[1])))  # noqa: E731
@@ -178,3 +208,5 @@ alibi = hosting(_alibi)
 mean_so_far = hosting(_mean_so_far)
 slow_decay = lambda: Host(_SlowDecay())  # noqa: E731
 log_decay = lambda: Host(_LogDecay())  # noqa: E731
+computed_in_half = lambda: Host(_BestTokens(_by_what_was_computed_in_half))  # noqa: E731
+top_in_float32 = lambda: Host(_BestTokens(lambda x: x.topk(min(8, x.shape[-1])).indices))  # noqa: E731

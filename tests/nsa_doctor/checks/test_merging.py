@@ -29,6 +29,8 @@ MERGING = [  # name, how it runs, what the message says
     ("float16_positions", "as it is", "at S=2112: float16 has not all whole numbers beyond 2,048"),
     ("packed_keys", "as it is", "positions that have merged are compared"),
     ("mask_in_half", "as it is", "positions that have merged are compared"),
+    ("sorted_in_half", "as it is", "values are rounded to bfloat16 before a choice is made by them"),
+    ("top_in_half", "as it is", "values are rounded to bfloat16 before a choice is made by them"),
     ("positions_cast", "under autocast to bfloat16", "cos is taken of angles"),
     ("angles_by_product", "under autocast to bfloat16", "cos is taken of angles"),
     ("mask_in_its_dtype", "under autocast to bfloat16", "positions that have merged are compared"),
@@ -54,7 +56,9 @@ def test_positions_that_merge_when_the_whole_module_is_converted_are_a_note(exam
     assert ["converted to bfloat16, cos" in note for note in result.notes] == [True]
 
 
-@pytest.mark.parametrize("name", ["rotary", "mask", "alibi", "mean_so_far", "slow_decay", "log_decay"])
+@pytest.mark.parametrize(
+    "name", ["rotary", "mask", "alibi", "mean_so_far", "slow_decay", "log_decay", "top_in_float32", "computed_in_half"]
+)
 def test_positions_that_stay_apart_and_sums_that_keep_to_float32_pass(name: str, examined) -> None:
     result = examined(name)
     assert (result.verdict, result.notes) == (Verdict.PASS, ())

@@ -250,6 +250,12 @@ def machinery_of_a_module_is_known() -> None:
     assert set(kept) <= internal.registries(module)
 
 
+def hooks_of_a_module_are_found() -> None:
+    module = nn.Linear(2, 2)
+    handle = module.register_forward_hook(lambda *_: None)
+    assert any(handle.id in held for held in internal.hooks_of(module))
+
+
 def a_module_is_converted() -> None:
     module = nn.BatchNorm1d(2)
     internal.convert_tensors(module, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
@@ -322,6 +328,7 @@ LOST: dict[str, tuple[Callable[[], None], str]] = {
     "flops_of": (products_are_counted, "products cost nothing (PRF202, and how far is examined)"),
     "registered": (parts_of_a_module_are_found, "tensors beside the parameter list are missed (GRD203)"),
     "registries": (machinery_of_a_module_is_known, "torch's own attributes count as the subject's (GRD203, PRF301)"),
+    "hooks_of": (hooks_of_a_module_are_found, "a watch is lost where running state is put back (FWD207, GRD104)"),
     "convert_tensors": (a_module_is_converted, "subjects cannot be examined in another dtype (FWD304, NAN105)"),
     "NORMS_BY_BATCH": (what_depends_on_the_mode_is_known, "false alarm of FWD207 for batch norm"),
     "DROPOUTS": (dropouts_are_known, "false alarm of FWD207 for dropout"),
