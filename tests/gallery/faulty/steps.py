@@ -79,5 +79,53 @@ def clears_in_place_and_adds_up(module: nn.Module, optimizer: torch.optim.Optimi
     return total / 2
 
 
+def clips_each_part(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Tensor:
+    optimizer.zero_grad()
+    parts = ids.chunk(2)
+    for part in parts:
+        loss = loss_of(module, part) / len(parts)
+        loss.backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)  # here
+    optimizer.step()
+    return loss
+
+
+def clamps_each_part(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Tensor:
+    optimizer.zero_grad(set_to_none=False)
+    for part in ids.split(1):
+        loss = loss_of(module, part)
+        loss.backward()
+        for parameter in module.parameters():
+            parameter.grad.clamp_(-0.1, 0.1)  # here
+    optimizer.step()
+    return loss
+
+
+def skips_and_goes_on(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Tensor:
+    """A step that is left out where its gradients are too large, between others; and one for each part."""
+    for index, part in enumerate(ids.split(1)):
+        loss = loss_of(module, part)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        if index % 2 and norm > 0:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=index > 1)
+    return loss
+
+
+def keeps_a_mean(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Tensor:
+    """Gradients are a mean over the parts at every moment."""
+    optimizer.zero_grad()
+    for index, part in enumerate(ids.split(1)):
+        loss = loss_of(module, part) / (index + 1)
+        for parameter in module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(index / (index + 1))
+        loss.backward()
+    nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+    optimizer.step()
+    return loss
+
+
 def of_one_argument(module: nn.Module) -> float:
     return 0.0

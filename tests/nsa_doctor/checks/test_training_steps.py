@@ -47,7 +47,20 @@ def test_gradients_that_are_changed_after_the_step_are_found_with_their_line(
     assert is_marked(finding.where.file, finding.where.line)
 
 
-@pytest.mark.parametrize("step", ["right", "logs_the_norm", "clears_in_place_and_adds_up"])
+@pytest.mark.parametrize(("step", "operation"), [("clips_each_part", "mul_"), ("clamps_each_part", "clamp_")])
+def test_gradients_that_are_limited_before_all_are_summed_are_found_with_their_line(
+    step: str, operation: str, trained: Trained
+) -> None:
+    (finding,) = findings(trained(step))
+    assert str(finding.evidence["operation"]).endswith(operation)
+    assert "before the last backward pass" in finding.message
+    assert is_marked(finding.where.file, finding.where.line)
+
+
+RIGHT = ("right", "logs_the_norm", "clears_in_place_and_adds_up", "skips_and_goes_on", "keeps_a_mean")
+
+
+@pytest.mark.parametrize("step", RIGHT)
 def test_what_is_right_is_left_alone(step: str, trained: Trained) -> None:
     assert findings(trained(step)) == ()
 
