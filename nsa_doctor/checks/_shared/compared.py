@@ -1,5 +1,6 @@
 """What checks that compare two runs have in common: lengths, a finding only when it repeats, and its words."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -17,7 +18,8 @@ from nsa_doctor.subject.contract import Subject
 _LENGTHS: dict[Profile, tuple[int, ...]] = {"smoke": (67,), "quick": (67, 211), "full": (67, 211, 523, 1031)}
 _WHOLE = (192, 384, 640)
 ANOTHER_SEED = 31337
-_COUNTED, _NOMINAL_SECONDS = 211, 0.7
+_LENGTH_OF_MANY, _MANY_TOKENS = 211, (5155, 2062)
+_NOMINAL_SECONDS = 0.7
 
 
 def odd_lengths(subject: Subject) -> list[int]:
@@ -36,14 +38,18 @@ def long_length(subject: Subject) -> list[int]:
     return [] if subject.profile == "smoke" else [subject.max_length]
 
 
-def has_time_for(subject: Subject, length: int, rows: int) -> bool:
-    """Whether a call on so many tokens is little work, as what is counted of one row grows with the square."""
-    if subject.profile == "smoke" or subject.max_length < length:
-        return False
-    sp = comparable_module(subject)
+def many_tokens(subject: Subject, calls: int = 1) -> list[tuple[int, int]]:
+    """A length, and rows enough for more tokens in all than a limit counted over the batch is likely to allow.
+
+    The most that so many calls have time for; none where they have not, and in the shortest profile.
+    """
+    if subject.profile == "smoke":
+        return []
+    sp, length = comparable_module(subject), min(_LENGTH_OF_MANY, subject.max_length)
     with torch.no_grad():
-        counted = nominal_seconds(lambda: sp(sp.input(_COUNTED)))
-    return rows * counted * (length / _COUNTED) ** 2 <= _NOMINAL_SECONDS
+        counted = nominal_seconds(lambda: sp(sp.input(length)))
+    most = (math.ceil(tokens / length) for tokens in _MANY_TOKENS)
+    return [(length, rows) for rows in most if rows > 1 and calls * rows * counted <= _NOMINAL_SECONDS][:1]
 
 
 def confirmed(subject: Subject, find: Callable[[Subject], Departure | None]) -> Departure | None:

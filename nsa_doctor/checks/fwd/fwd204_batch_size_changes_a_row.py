@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, departure_finding, has_time_for, odd_lengths, one
+from nsa_doctor.checks._shared.compared import confirmed, departure_finding, many_tokens, odd_lengths, one
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
@@ -29,7 +29,6 @@ from nsa_doctor.subject.contract import Subject
 _BATCHES = (2, 5)
 _MORE_BATCHES = {"smoke": (3, 4, 8), "quick": (3, 4, 6, 7, 8, 9, 17), "full": (3, 4, 6, 7, 8, 9, 12, 16, 17, 33)}
 _SHORT, _PADDED = 19, 9
-_MANY = (1031, 5)  # more tokens in all than a capacity counted over the batch may have room for
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -38,7 +37,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     plans = [Plan(length, batch) for batch in _BATCHES]
     plans += [Plan(short, batch) for batch in _MORE_BATCHES[subject.profile]]
     plans += [Plan(short, _PADDED, is_padded=True)] if subject.profile != "smoke" else []
-    plans += [Plan(*_MANY)] if has_time_for(subject, *_MANY) else []
+    plans += [Plan(*many) for many in many_tokens(subject)]
     yield from one(_examine(subject, plan) for plan in plans)
 
 

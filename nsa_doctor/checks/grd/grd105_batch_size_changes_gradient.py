@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.compared import many_tokens
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
@@ -34,6 +35,7 @@ from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 19
 _BATCHES = (2, 3, 4, 5, 8)
+_CALLS = 6  # a forward and a backward pass, of all rows and of each, in calls without gradients
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -41,6 +43,8 @@ def run(subject: Subject) -> Iterator[Finding]:
         raise NotApplicableError("it has no gradients in eval()")
     sp, length = comparable_module(subject), min(_LENGTH, subject.max_length)
     found = first_departure(sp, length, _BATCHES)
+    for long, rows in [] if found else many_tokens(subject, _CALLS):
+        found, length = first_departure(sp, long, (rows,)), long
     if found is None:
         return
     place, what = definition_place(sp.module), ""

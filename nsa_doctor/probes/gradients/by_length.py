@@ -12,6 +12,7 @@ from nsa_doctor.core.lengths import boundary_lengths, evenly
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.nominal_time import nominal_seconds
+from nsa_doctor.probes.numerics.long_sequence import longest_affordable
 from nsa_doctor.probes.numerics.precision import effective_precision
 from nsa_doctor.probes.tensors.finite import isfinite
 
@@ -28,6 +29,9 @@ _LONG, _BEYOND = (1031, 2048), 2093
 _NUM_BOUNDARIES: dict[Profile, int] = {"smoke": 4, "quick": 10, "full": 1 << 16}
 _NOMINAL_SECONDS: dict[Profile, float] = {"smoke": 0.05, "quick": 1.3, "full": 9.0}  # for each kind of lengths
 _FARTHEST = 421
+_CALLS = (
+    6  # in calls without gradients: a forward and a backward pass at the longest length, and again where they differ
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,9 @@ class GradientsByLength:
         self._long = [length for length in _LONG if length <= self._limit]
         if self._long[-1:] == [max(_LONG)] and sp.subject.longest >= _BEYOND:
             self._long[-1] = _BEYOND
-        self.x = sp.input(max([min(self._limit, max(_LONG)), *self._long]), max(_ROWS.values()))
+        self._longest = longest_affordable(sp, _CALLS)
+        longest = max([min(self._limit, max(_LONG)), *self._long, *(self._longest or ())])
+        self.x = sp.input(longest, max(_ROWS.values()))
         self._generator_seed = sp.subject.seed + 1
         self._eps = effective_precision(sp, min(_REFERENCE, self._limit)).eps
         self.reference = min(_REFERENCE, self._limit)
@@ -77,6 +83,8 @@ class GradientsByLength:
                 left -= needed
                 tried.add(length)
                 yield length, rows
+        if self._longest is not None and self._longest[0] not in tried:
+            yield self._longest[0], 1
 
     def _nominal_seconds(self, length: int) -> float:
         """The work counted at one length, as it grows with others: linear below it, quadratic above."""

@@ -47,9 +47,9 @@ class Fault:
     place: Place | None = None
 
 
-def longest_affordable(sp: BuiltModule) -> tuple[int, int] | None:
-    """The longest of the lengths that is served and that there is time for, and how many rows; None where none is."""
-    limit, allowed = sp.subject.max_length, _NOMINAL_SECONDS[sp.subject.profile] / _NUM_CALLS
+def longest_affordable(sp: BuiltModule, calls: int = _NUM_CALLS) -> tuple[int, int] | None:
+    """The longest length served that there is time for so many calls at, and for how many rows; None where none is."""
+    limit, allowed = sp.subject.max_length, _NOMINAL_SECONDS[sp.subject.profile] / calls
     longer = min(_COUNTED, limit)
     shorter = longer // 2
     served = [length for length in _LENGTHS if limit < length <= sp.subject.longest]

@@ -138,6 +138,17 @@ def test_a_last_token_that_is_the_first_one_again_is_tried_too() -> None:
     assert "the first token again in the place of tokens >= 66 change the output before them" in finding.message
 
 
+@pytest.mark.parametrize("most", [1500, 40_000])
+def test_gradients_of_many_tokens_in_all_are_tried_too(most: int) -> None:
+    has_many = lambda x: x.shape[0] * x.shape[1] > most and x.shape[0] > 1  # noqa: E731
+    cut = lambda y: (y + y.detach()) / 2  # noqa: E731
+    result = run_check(
+        registry.load("GRD105"), embedding_subject(lambda: _UnderACondition(nn.Linear(8, 8), has_many, cut))
+    )
+    assert ["first in detach" in finding.message for finding in result.findings] == [True] * (most < 2000)
+    assert result.verdict is (Verdict.FAIL if most < 2000 else Verdict.PASS)
+
+
 class _Mode(nn.Module):
     """One of torch's layers that depend on the mode, and a scale that does too, or does not."""
 

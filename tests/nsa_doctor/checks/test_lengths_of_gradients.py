@@ -58,6 +58,11 @@ class Blocks(nn.Linear):
         return y.flatten(1, 2)[:, :length]
 
 
+class Running(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).cumsum(1)
+
+
 class Alternating(nn.Linear):
     """Gradients that are another from call to call are for other checks."""
 
@@ -96,6 +101,21 @@ def test_a_gradient_that_the_first_tokens_do_not_show_is_found() -> None:
 def test_a_gradient_that_mixes_rows_beyond_the_longest_length_is_found() -> None:
     (finding,) = examined(lambda: RowsMixedFarAway(8, 8), max_length=2048, longest=4096).findings
     assert finding.evidence["length"] == 2093
+
+
+class CutFarOut(Running):
+    """A running sum through which no gradient comes from far away."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return torch.cat((y[:, :64].detach(), y[:, 64:]), dim=1) if x.shape[1] > 5000 else y
+
+
+def test_a_gradient_that_thousands_of_tokens_cut_is_found() -> None:
+    (finding,) = examined(lambda: CutFarOut(8, 8), max_length=1024, longest=8237).findings
+    assert finding.evidence["length"] == 8237
+    assert "first in detach" in finding.message
+    assert examined(lambda: Running(8, 8), max_length=1024, longest=8237).verdict is Verdict.PASS
 
 
 CONDITIONS = {
