@@ -60,6 +60,11 @@ def confirmed(subject: Subject, find: Callable[[Subject], Departure | None]) -> 
     return found
 
 
+def said_of(values: str) -> str:
+    """The kind of values that an input is of, in words behind what is said of it."""
+    return f" where all of the input is {values}" if values else ""
+
+
 def departure_finding(
     subject: Subject, code: str, message: str, divergence: Divergence, departure: Departure, **evidence: Scalar
 ) -> Finding:

@@ -57,13 +57,16 @@ def in_this_process(history: CallHistory, expected: Mapping[Call, Outcome], judg
 def in_an_interpreter(subject: Subject, dtype: str, calls: Sequence[Call], judge: Judge) -> dict[str, Any]:
     """What differs in an interpreter started for it from what is seen here; {} for nothing."""
     here, here_again = (CallHistory(subject, dtype=dtype) for _ in range(2))
-    for call, other in zip(calls, outcomes_elsewhere(here, calls, _HASH_SEED, _SECONDS), strict=True):
+    elsewhere = outcomes_elsewhere(here, calls, _HASH_SEED, _SECONDS)
+    for index, call in enumerate(calls):
         first, second = here.step(call), here_again.step(call)
         if first is None or second is None or judge(first, second) is not None:
             return {}  # it is built otherwise each time: nothing can be compared
-        if (symptom := judge(first, other)) is not None:
-            facts = {"words": symptom.words, "symptom": symptom.kind, "call": asdict(call), "operation": ""}
-            return {**facts, "place": asdict(definition_place(first.module)), "way": "in another interpreter"}
+        for built, outcomes in enumerate(elsewhere):
+            if (symptom := judge(first, outcomes[index])) is not None:
+                way = "in another interpreter" + (f", from module {built + 1} that is built there" if built else "")
+                facts = {"words": symptom.words, "symptom": symptom.kind, "call": asdict(call), "operation": ""}
+                return {**facts, "place": asdict(definition_place(first.module)), "way": way}
     return {}
 
 

@@ -10,7 +10,7 @@ from nsa_doctor.checks._shared.compared import cuts_of, long_length, middle_leng
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
-from nsa_doctor.probes.model.inputs import ascending, begun_again
+from nsa_doctor.probes.model.inputs import ascending, begun_again, values_to_try, with_values
 from nsa_doctor.probes.numerics.compare import Baseline, Departure, baseline, with_other_future
 from nsa_doctor.subject.contract import Subject
 
@@ -23,7 +23,7 @@ class Plan:
     """A length, where to cut it, and `scale` times as large values behind the cut: padding where that is 0.
 
     Where it `begins_again`, the last token alone is another: the first one again, of tokens that ascend where it is
-    ids that are given.
+    ids that are given. The input may be of a kind of `values` that is no ordinary one.
     """
 
     length: int
@@ -31,6 +31,7 @@ class Plan:
     mode: Mode = "eval"
     scale: float = 1.0
     begins_again: bool = False
+    values: str = ""
 
     @property
     def words(self) -> str:
@@ -38,6 +39,10 @@ class Plan:
         if self.begins_again:
             return "the first token again in the place of "
         return {1.0: "", 0.0: "zeros in "}.get(self.scale, "large values in ")
+
+    def of(self, subject: Subject) -> Subject:
+        """The subject behind these values."""
+        return with_values(subject, self.values)
 
     def inputs(self, built: BuiltModule, cut: int) -> tuple[Tensor, Tensor]:
         """The input, and one that is another from the cut on."""
@@ -62,6 +67,7 @@ def plans(subject: Subject) -> list[Plan]:
     found += [Plan(found[0].length, 3, scale=0.0)]
     whole = found[0].length if subject.input == "embeddings" else min(found[0].length, subject.width)
     found += [Plan(whole, 1, begins_again=True)]
+    found += [Plan(found[0].length, 2, values=kind) for kind in values_to_try(subject)]
     found += [Plan(length, 2) for length in middle_lengths(subject)]
     found += [Plan(length, 2, "train") for length in middle_lengths(subject)[1:2]]
     found += [Plan(length, 2) for length in long_length(subject)]
@@ -72,7 +78,7 @@ def plans(subject: Subject) -> list[Plan]:
 
 def leak(subject: Subject, plan: Plan) -> tuple[int, Departure | None]:
     """The first cut behind which other values change what comes before it, and how."""
-    built = comparable_module(subject, mode=plan.mode)
+    built = comparable_module(plan.of(subject), mode=plan.mode)
     base: Baseline | None = None
     for cut in plan.cuts():
         x, other = plan.inputs(built, cut)

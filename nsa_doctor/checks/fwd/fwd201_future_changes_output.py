@@ -20,7 +20,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, departure_finding, one
+from nsa_doctor.checks._shared.compared import confirmed, departure_finding, one, said_of
 from nsa_doctor.checks._shared.future import Plan, leak, plans
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.declared import Declaration
@@ -52,10 +52,10 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
     cut, again = leak(subject, plan)
     if again is None:
         return None  # what comes and goes from run to run is reported by FWD206
-    built = comparable_module(subject, mode=plan.mode)
+    built = comparable_module(plan.of(subject), mode=plan.mode)
     x, other = plan.inputs(built, cut)
     divergence = first_divergence(built, lambda: built(x), lambda: built(other), {plan.length: cut})
-    changed = f"{plan.words}tokens >= {cut} change the output before them"
+    changed = f"{plan.words}tokens >= {cut} change the output before them{said_of(plan.values)}"
     message = f"causality violation at S={plan.length} ({plan.mode}): {changed}"
     finding = departure_finding(
         subject, "FWD201", message, divergence, found, length=plan.length, mode=plan.mode, cut=cut

@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, departure_finding, many_tokens, odd_lengths, one
+from nsa_doctor.checks._shared.compared import confirmed, departure_finding, many_tokens, odd_lengths, one, said_of
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
+from nsa_doctor.probes.model.inputs import values_to_try, with_values
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
@@ -37,17 +38,19 @@ def run(subject: Subject) -> Iterator[Finding]:
     plans = [Plan(length, batch) for batch in _BATCHES]
     plans += [Plan(short, batch) for batch in _MORE_BATCHES[subject.profile]]
     plans += [Plan(short, _PADDED, is_padded=True)] if subject.profile != "smoke" else []
+    plans += [Plan(short, _BATCHES[0], values=kind) for kind in values_to_try(subject)]
     plans += [Plan(*many) for many in many_tokens(subject)]
     yield from one(_examine(subject, plan) for plan in plans)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A batch of rows; padded ones begin and end with zeros, each with another number of them."""
+    """A batch of rows, of values of a kind; padded ones begin and end with zeros, each with another number of them."""
 
     length: int
     batch: int
     is_padded: bool = False
+    values: str = ""
 
     def input(self, built: BuiltModule) -> Tensor:
         x = built.input(self.length, self.batch)
@@ -58,6 +61,7 @@ class Plan:
 
 
 def _examine(subject: Subject, plan: Plan) -> Finding | None:
+    subject = with_values(subject, plan.values)
     found = confirmed(subject, lambda subject: _changed(subject, plan))
     if found is None:
         return None
@@ -65,9 +69,8 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
     x, row = plan.input(built), found.first_row
     alone, kept = x[row : row + 1].clone(), -1 if row == plan.batch - 1 else row + 1
     divergence = first_divergence(built, lambda: built(x), lambda: built(alone), {plan.batch: kept})
-    message = (
-        f"row {row} of {plan.batch}{' padded with zeros' if plan.is_padded else ''} gets another output than alone"
-    )
+    padded = " padded with zeros" if plan.is_padded else ""
+    message = f"row {row} of {plan.batch}{padded} gets another output than alone{said_of(plan.values)}"
     evidence = {"length": plan.length, "batch": plan.batch}
     return departure_finding(subject, "FWD204", f"{message} at S={plan.length}", divergence, found, **evidence)
 

@@ -1,5 +1,8 @@
 """Inputs to examine a subject with: ordinary ones, and the valid ones that break careless code."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -30,6 +33,33 @@ def ascending(x: Tensor, vocabulary: int) -> Tensor:
 def begun_again(x: Tensor) -> Tensor:
     """The input [B, S, ...] with its first token in the place of the last: one id often begins and ends a text."""
     return torch.cat((x[:, :-1], x[:, :1]), dim=1)
+
+
+def values_to_try(subject: Subject) -> list[str]:
+    """Kinds of values that ordinary input is not of, by the names that `with_values` takes."""
+    return [] if subject.profile == "smoke" or subject.is_slow else list(_KINDS[subject.input])
+
+
+def with_values(subject: Subject, kind: str) -> Subject:
+    """The subject behind a change of each value of its input alone: what holds of it holds for such values too."""
+    if not kind:
+        return subject
+    change, forward = _KINDS[subject.input][kind], subject.forward
+    return replace(subject, forward=lambda module, x: forward(module, change(x, subject.width)))
+
+
+_KINDS: dict[str, dict[str, Callable[[Tensor, int], Tensor]]] = {
+    "embeddings": {
+        "negative": lambda x, width: -x.abs(),
+        "positive": lambda x, width: x.abs(),
+        "small": lambda x, width: x * 1e-5,
+        "large": lambda x, width: x * 30,
+    },
+    "tokens": {
+        "of few ids": lambda x, vocabulary: x % min(3, vocabulary),
+        "of the last ids": lambda x, vocabulary: vocabulary - 1 - x % min(3, vocabulary),
+    },
+}
 
 
 def make_cotangent(output: Tensor, seed: int) -> Tensor:

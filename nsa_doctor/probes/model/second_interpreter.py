@@ -21,6 +21,7 @@ from nsa_doctor.subject.contract import Subject
 
 _MAIN = "nsa_doctor.worker.second_main"
 _STATE, _ANSWER = "state.pt", "answer.pt"
+_BUILDS = 3
 _OPTIONS = {"--subject": "spec", "--config": "config", "--input": "input", "--width": "width", "--dtype": "dtype"}
 
 
@@ -32,8 +33,10 @@ def can_be_named(subject: Subject) -> bool:
     return (is_built_in or bool(words)) and len(words) % 2 == 0 and set(words[::2]) <= set(_OPTIONS)
 
 
-def outcomes_elsewhere(history: CallHistory, calls: Sequence[Call], hash_seed: int, seconds: float) -> list[Outcome]:
-    """What the calls give there, one after another, on the weights and buffers of this module.
+def outcomes_elsewhere(
+    history: CallHistory, calls: Sequence[Call], hash_seed: int, seconds: float
+) -> list[list[Outcome]]:
+    """What the calls give there, one after another, on the weights and buffers of this module: of each module built.
 
     Raises NotComparableError when there is no answer in time.
     """
@@ -72,18 +75,26 @@ def outcomes_elsewhere(history: CallHistory, calls: Sequence[Call], hash_seed: i
             raise NotComparableError(f"a second interpreter gave no answer ({why.partition('[')[0].strip()})")
     if "raised" in answer:
         raise NotComparableError(f"a second interpreter could not load the subject: {answer['raised']}")
-    return [_outcome(call, facts, history.built.module) for call, facts in zip(calls, answer["outcomes"], strict=True)]
+    module = history.built.module
+    return [[_outcome(*each, module) for each in zip(calls, of_one, strict=True)] for of_one in answer["outcomes"]]
 
 
 def answer_request(subject: Subject, request: dict[str, Any], folder: str) -> None:
-    """There: build the subject, give it the weights, make the calls, and write down what came of them."""
-    history = CallHistory(subject, dtype=request["dtype"], mode="eval")
+    """There: build the subject, give it the weights, make the calls, and write down what came of them; all thrice.
+
+    A process that examines has built and called modules before; what is wrong with the second one of a process shows
+    in a new one alone.
+    """
+    calls = [Call(**call) for call in request["calls"]]
     state = torch.load(Path(folder) / _STATE, weights_only=True)
-    with torch.no_grad():
-        for name, value in _state(history.built.module).items():
-            if name in state and state[name].shape == value.shape:
-                value.copy_(state[name])
-    outcomes = [_plain(history.step(Call(**call))) for call in request["calls"]]
+    histories, outcomes = [], []
+    for _ in range(_BUILDS):
+        histories.append(history := CallHistory(subject, dtype=request["dtype"], mode="eval"))
+        with torch.no_grad():
+            for name, value in _state(history.built.module).items():
+                if name in state and state[name].shape == value.shape:
+                    value.copy_(state[name])
+        outcomes.append([_plain(history.step(call)) for call in calls])
     torch.save({"outcomes": outcomes}, Path(folder) / _ANSWER)
 
 

@@ -138,6 +138,39 @@ def test_a_last_token_that_is_the_first_one_again_is_tried_too() -> None:
     assert "the first token again in the place of tokens >= 66 change the output before them" in finding.message
 
 
+MIXES = {
+    "FWD201": lambda y: y.roll(-1, 1),
+    "FWD203": lambda y: y + y.sum(0, keepdim=True),
+    "FWD204": lambda y: y * (1 + y.shape[0]),
+}
+KINDS = {
+    "negative": lambda x: bool((x <= 0).all()),
+    "positive": lambda x: bool((x >= 0).all()),
+    "small": lambda x: bool(x.abs().max() < 1e-3),
+    "large": lambda x: bool(x[:, :1].abs().mean() > 10),  # the first token too
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("code", MIXES)
+def test_values_of_other_kinds_are_tried_too(code: str, kind: str) -> None:
+    make = lambda: _UnderACondition(nn.Linear(8, 8), KINDS[kind], MIXES[code])  # noqa: E731
+    (finding,) = run_check(registry.load(code), embedding_subject(make)).findings
+    assert f"where all of the input is {kind}" in finding.message
+    assert finding.where.function in {"forward", "<lambda>"}
+
+
+@pytest.mark.parametrize("code", MIXES)
+def test_ids_of_other_kinds_are_tried_too(code: str) -> None:
+    class OfFewIds(nn.Embedding):
+        def forward(self, x: Tensor) -> Tensor:
+            return MIXES[code](super().forward(x)) if x.max() < 3 else super().forward(x)
+
+    subject = replace(embedding_subject(lambda: OfFewIds(40, 8)), input="tokens", width=40)
+    (finding,) = run_check(registry.load(code), subject).findings
+    assert "where all of the input is of few ids" in finding.message
+
+
 @pytest.mark.parametrize("most", [1500, 40_000])
 def test_gradients_of_many_tokens_in_all_are_tried_too(most: int) -> None:
     has_many = lambda x: x.shape[0] * x.shape[1] > most and x.shape[0] > 1  # noqa: E731

@@ -1,0 +1,74 @@
+"""Where other rows of a batch change a row's output: FWD203's question, asked of many kinds of rows."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.checks._shared.compared import middle_lengths, odd_lengths
+from nsa_doctor.core.measurement import Mode
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
+from nsa_doctor.probes.model.inputs import values_to_try
+from nsa_doctor.probes.numerics.compare import Baseline, Departure, baseline
+from nsa_doctor.subject.contract import Subject
+
+NUM_ROWS = 5
+_SHORT = 19
+_MODES: tuple[Mode, ...] = ("eval", "train")
+_ORDINARY = "other rows"
+_ROWS_LIKE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of ordinary ones, and of the row that is held
+    _ORDINARY: lambda x, own: x,
+    "other rows of zeros": lambda x, own: torch.zeros_like(x),
+    "other rows of one value": lambda x, own: x.amax((1, *range(2, x.ndim)), keepdim=True).expand_as(x),
+    "other rows that begin with zeros": lambda x, own: torch.cat((torch.zeros_like(x[:, ::2]), x[:, 1::2]), 1),
+    "other rows that end with zeros": lambda x, own: torch.cat((x[:, 1::2], torch.zeros_like(x[:, ::2])), 1),
+    "other rows equal to it in place of others": lambda x, own: own.expand_as(x),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A length, a mode, and which rows are held while the others change: a call each, beside one without a change.
+
+    And the kind of values of the input, where it is no ordinary one.
+    """
+
+    length: int
+    mode: Mode
+    held: tuple[tuple[str, int], ...]
+    values: str = ""
+
+
+def plans(subject: Subject) -> Iterator[Plan]:
+    """The first row and the last are held in turn; at the first length both are, and all kinds of others are tried."""
+    modes = [mode for mode in _MODES if mode in subject.modes]
+    lengths = [(length, mode) for mode in modes for length in odd_lengths(subject)[:2]]
+    lengths += [(length, "eval") for length in middle_lengths(subject)[1:2]]
+    kinds = list(_ROWS_LIKE) if "eval" in modes and subject.profile != "smoke" else [_ORDINARY]
+    for number, (length, mode) in enumerate(lengths[:1] if subject.is_slow else lengths):
+        turns = [(kind, -((number + turn) % 2)) for turn, kind in enumerate([_ORDINARY] if number else kinds)]
+        yield Plan(length, mode, tuple(turns if number else [*turns, (_ORDINARY, -1)]))
+    for kind in values_to_try(subject) if "eval" in modes else []:
+        yield Plan(min(_SHORT, subject.max_length), "eval", ((_ORDINARY, -1),), kind)
+
+
+def mixed(subject: Subject, plan: Plan) -> tuple[str, int, Departure] | None:
+    """The first kind of other rows that changes the row held, that row, and how."""
+    built = comparable_module(subject, mode=plan.mode)
+    base = baseline(built, built.input(plan.length, NUM_ROWS))
+    changes = ((like, row, _change(base, like, row)) for like, row in plan.held)
+    return next(((like, row, found) for like, row, found in changes if found is not None), None)
+
+
+def _change(base: Baseline, like: str, row: int) -> Departure | None:
+    row %= NUM_ROWS
+    changed = base.built(with_other_rows(base.built, base.x, row, like)).detach()
+    found = base.departure(changed[row : row + 1], rows=slice(row, row + 1))
+    return None if found is None else replace(found, first_row=row)
+
+
+def with_other_rows(built: BuiltModule, x: Tensor, row: int, like: str) -> Tensor:
+    """The batch x [B, S, ...] with rows of that kind in the place of all but one."""
+    own, others = x[row : row + 1], built.input(x.shape[1], NUM_ROWS, seed=built.subject.seed + 1)
+    return torch.cat(((others := _ROWS_LIKE[like](others, own))[:row], own, others[row + 1 :]))
