@@ -10,6 +10,7 @@ from nsa_doctor.probes.gradients.derivative import has_steps
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.length_dependent import length_that_loses_more
 from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
+from nsa_doctor.probes.model.inputs import values_to_try, with_values
 from nsa_doctor.probes.model.training import forward_backward
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
@@ -18,6 +19,7 @@ Make = Callable[[int], DerivativeProbe]
 
 _LENGTHS = {"smoke": (37,), "quick": (5, 37, 130), "full": (1, 2, 5, 37, 65, 130, 257, 521)}
 _LENGTH_IN_TRAINING = 37
+_LENGTH_OF_VALUES, _NEAR_STEPS = 19, "small"  # which many a step of a ReLU lies near to
 _LONGEST_WITH_NEIGHBOUR = 37
 _SHORTER = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 
@@ -44,6 +46,15 @@ def benches(subject: Subject, only_one_length: bool = False) -> Iterator[tuple[M
         length = min(_LENGTH_IN_TRAINING, subject.max_length)
         if _is_repeatable(make, length):
             yield "train", length, make
+
+
+def valued_benches(subject: Subject) -> Iterator[tuple[str, Mode, int, Make]]:
+    """(kind, mode, length, what makes a bench) of kinds of values that ordinary input is not of, at a short length."""
+    mode: Mode = "eval" if "eval" in subject.modes else "train"
+    length = min(_LENGTH_OF_VALUES, subject.max_length)
+    for kind in values_to_try(subject):
+        if kind != _NEAR_STEPS:
+            yield kind, mode, length, _maker(_differentiable(with_values(subject, kind), mode, [length]))
 
 
 def shortest(make: Make, length: int, is_wrong: Callable[[DerivativeProbe], bool]) -> tuple[int, int | None]:

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.gradient import Make, benches, distinct_texts, shortest
+from nsa_doctor.checks._shared.compared import said_of
+from nsa_doctor.checks._shared.gradient import Make, benches, distinct_texts, shortest, valued_benches
 from nsa_doctor.checks._shared.halved import half_findings, in_half_alone
 from nsa_doctor.checks._shared.unlearned import where_it_is_cut
 from nsa_doctor.core.check import Check
@@ -46,11 +47,17 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             least, right = shortest(make, length, lambda bench: bench.agreement(_SEEDS) is Agreement.DIFFERS)
             yield _reported(subject, mode, least, right, make)
             return
+    for kind, mode, length, make in valued_benches(subject) if could_tell else ():
+        if make(length).agreement(_SEEDS) is Agreement.DIFFERS:
+            yield _reported(subject, mode, length, None, make, said_of(kind))
+            return
     if not could_tell:
         raise NotComparableError("central differences change with their step at every length, so nothing can be said")
 
 
-def _reported(subject: Subject, mode: str, length: int, right: int | None, make: Make) -> Finding | Note:
+def _reported(
+    subject: Subject, mode: str, length: int, right: int | None, make: Make, values: str = ""
+) -> Finding | Note:
     bench = make(length)
     fault = find_fault(bench)
     slope, words = (fault.slope, "") if fault is not None else first_wrong_pass(make(length))
@@ -60,7 +67,7 @@ def _reported(subject: Subject, mode: str, length: int, right: int | None, make:
         place, sought = fault.place, f"; it goes wrong in {fault.what}"
     gradient, difference = distinct_texts(slope.autograd, slope.numeric)
     message = f"the gradient is {gradient} along a random direction and central differences give {difference} "
-    message += f"(to {slope.uncertainty:.1g}) at S={length} in {mode} mode{words}{sought}"
+    message += f"(to {slope.uncertainty:.1g}) at S={length} in {mode} mode{values}{words}{sought}"
     reason = fault.reason if fault else ""
     if right and fault and not reason and (cut := truncation(make, length, place)):
         message, reason = f"{message}; {cut}", "truncated on purpose" if cut.is_documented else ""
