@@ -43,6 +43,8 @@ Step = Callable[[nn.Module, Tensor, Any], tuple[Tensor, Any]]
 class Decoding:
     """A way to decode, in words; `is_certain` where its names alone leave no doubt about what a step does.
 
+    And it `goes_on` where they leave none that a step may be given several tokens.
+
     `others` are steps that a module may want in its place, given all tokens so far.
     """
 
@@ -50,6 +52,7 @@ class Decoding:
     prefill: Prefill
     step: Step
     is_certain: bool
+    goes_on: bool = False
     others: tuple[Step, ...] | None = None
 
 
@@ -60,9 +63,10 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
     ways = [*_by_methods(module), *_by_forward(subject, module)]
     for way in ways:
         if attempt(lambda way=way: _proves_itself(subject, way)) is True:
-            takes_several = way.is_certain or attempt(lambda way=way: _takes_several(subject, way)) is True
+            takes_several = way.goes_on or attempt(lambda way=way: _takes_several(subject, way)) is True
             step = way.step if takes_several else _by_single_tokens(way.step)
             note = f"decoded by {way.words}, which was found by its names"
+            note += "" if takes_several else ", one token at a time: several at once give something else"
             return replace(subject, prefill=way.prefill, step=step, notes=(*subject.notes, note))
     for way in ways:
         if way.others is not None and attempt(lambda way=way: _is_meant(subject, way)) is True:
@@ -75,17 +79,25 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
 
 def _by_methods(module: nn.Module) -> Iterator[Decoding]:
     """Methods of the module by which it reads a prompt, and goes on from what that has left."""
-    if _required(getattr(module, "prefill", None)) != 1:
+    prefill = getattr(module, "prefill", None)
+    if _required(prefill) != 1:
         return
+    more = next((each for each in list(inspect.signature(prefill).parameters)[1:2] if _names_a_cache(each)), "")
     for name in _STEPS:
         step = getattr(module, name, None)
         names = [] if _required(step) != 2 else list(inspect.signature(step).parameters)  # type: ignore[arg-type]
         if len(names) > 1 and _names_a_cache(names[1]):
+
+            def step_of(module: nn.Module, x: Tensor, cache: Any, name: str = name) -> tuple[Tensor, Any]:
+                by = "prefill" if more and x.shape[1] > 1 else name  # which goes on from what it is given
+                return _pair(_called(module, by, x, cache), cache)
+
             yield Decoding(
-                f"prefill(x) and {name}(x, {names[1]})",
+                f"prefill(x{', ' * bool(more)}{more}) and {name}(x, {names[1]})",
                 lambda module, x: _pair(_called(module, "prefill", x)),
-                lambda module, x, cache, name=name: _pair(_called(module, name, x, cache), cache),
+                step_of,
                 is_certain=True,
+                goes_on=bool(more),
             )
 
 
@@ -213,12 +225,19 @@ def _is_near(one: Tensor, other: Tensor, whole: Tensor) -> bool:
 
 
 def _takes_several(subject: Subject, way: Decoding) -> bool:
+    """Whether several tokens at once give what one whole pass does, or what they give one by one."""
     sp = built(subject)
     x = sp.input(_LENGTH)
     with torch.no_grad():
         cache = way.prefill(sp.module, x[:, :2].clone())[1]
         output, _ = way.step(sp.module, x[:, 2:].clone(), cache)
-        return _is_close(output, sp(x), _LENGTH)
+        if _is_close(output, whole := sp(x), _LENGTH):
+            return True
+        cache, one_by_one = way.prefill(sp.module, x[:, :2].clone())[1], []
+        for token in x[:, 2:].split(1, 1):
+            following, cache = way.step(sp.module, token.clone(), cache)
+            one_by_one.append(following.clone())
+        return output.shape[1] == len(one_by_one) and _is_near(output, torch.cat(one_by_one, 1), whole)
 
 
 def _by_single_tokens(step: Step) -> Step:

@@ -87,6 +87,27 @@ class OneByOne(ByForward):
         return super().forward(x, state if x.shape[1] == 1 else None)
 
 
+class GoesOn(ByMethods):
+    """A prompt may come in parts; a step takes one token, and is wrong where it is given more."""
+
+    def prefill(self, x: Tensor, state: tuple[Tensor, int] | None = None) -> tuple[Tensor, tuple[Tensor, int]]:
+        total, start = (x.new_zeros(()), 0) if state is None else state
+        y, total = self.run(x, total, start + (self.slip if start else 0))
+        return y, (total, start + x.shape[1])
+
+    def step(self, x: Tensor, state: tuple[Tensor, int]) -> tuple[Tensor, tuple[Tensor, int]]:
+        total = state[0] + x[:, :1]
+        return self.mix(total / (state[1] + 1)).expand_as(x), (total, state[1] + 1)
+
+
+class OneToken(GoesOn):
+    prefill = ByMethods.prefill
+
+    def step(self, x: Tensor, cache: dict[str, Any]) -> Tensor:
+        y, (cache["total"], cache["length"]) = super().step(x, (cache["total"], cache["length"]))
+        return y
+
+
 class OtherSteps(ByMethods):
     def prefill(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return 2 * self(x), x
@@ -139,6 +160,23 @@ def test_a_step_that_serves_one_token_alone_is_given_no_more() -> None:
     subject = found(OneByOne)
     assert run_check(registry.load("DEC101"), subject).findings == ()
     assert run_check(registry.load("DEC102"), subject).verdict == "SKIP"
+
+
+def test_a_step_of_one_token_is_given_one_at_a_time() -> None:
+    subject = found(OneToken)
+    assert any("one token at a time" in note for note in subject.notes)
+    assert run_check(registry.load("DEC101"), subject).verdict == "PASS"
+    assert run_check(registry.load("DEC111"), subject).findings == ()
+    assert run_check(registry.load("DEC102"), subject).verdict == "SKIP"
+
+
+@pytest.mark.parametrize(("slip", "num_findings"), [(0, 0), (1, 1)])
+def test_parts_of_a_prompt_are_fed_as_prompts_where_a_prompt_goes_on(slip: int, num_findings: int) -> None:
+    subject = found(lambda: GoesOn(slip))
+    assert any("prefill(x, state) and step(x, state)" in note for note in subject.notes)
+    assert run_check(registry.load("DEC101"), subject).findings == ()
+    assert len(run_check(registry.load("DEC102"), subject).findings) == num_findings
+    assert run_check(registry.load("DEC111"), subject).findings == ()  # the state that it leaves is right
 
 
 def test_a_cache_in_half_precision_is_found_where_it_is_rounded() -> None:
