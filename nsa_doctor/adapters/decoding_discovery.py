@@ -79,7 +79,7 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
 
 def _by_methods(module: nn.Module) -> Iterator[Decoding]:
     """Methods of the module by which it reads a prompt, and goes on from what that has left."""
-    prefill = getattr(module, "prefill", None)
+    prefill: Any = getattr(module, "prefill", None)
     if _required(prefill) != 1:
         return
     more = next((each for each in list(inspect.signature(prefill).parameters)[1:2] if _names_a_cache(each)), "")
