@@ -13,7 +13,7 @@ from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.decoding import Decoded, decode, differs, guilty_module
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.numerics.compare import Departure, baseline
-from nsa_doctor.probes.numerics.precision import noise_floor, precision_of
+from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor, precision_of
 
 _ROUNDINGS_OF_A_CACHE = 4.0
 
@@ -47,7 +47,7 @@ def departures(
         narrow = own.input(length, rows)
         if differs(own, narrow, decode(own, narrow, sizes)) is None and found.error <= _rounding_to_own(sp, x):
             return
-    place = _narrowing(sp, x, sizes, found) or guilty_module(sp, x, sizes, found.first_token)
+    place = narrowing(sp, x, sizes, found) or guilty_module(sp, x, sizes, found.first_token)
     weights = "as the module starts" if _shows_at_start(sp, x, sizes) else "moved away from their start"
     yield Finding(
         message=f"{what}: {found.text} at S={length}, with weights {weights}",
@@ -64,10 +64,10 @@ def departures(
     )
 
 
-def _narrowing(sp: BuiltModule, x: Tensor, sizes: Sequence[int], found: Departure) -> Place | None:
+def narrowing(sp: BuiltModule, x: Tensor, sizes: Sequence[int], found: Departure) -> Place | None:
     """Where decoding rounds to a dtype narrower than the whole pass knows, if that is what the departure is like."""
     narrow = precision_of(sp, lambda: decode(sp, x, sizes))
-    own = max(precision_of(sp, lambda: sp(x)).eps, torch.finfo(getattr(torch, sp.subject.dtype)).eps)
+    own = max(effective_precision(sp, x.shape[1]).eps, torch.finfo(getattr(torch, sp.subject.dtype)).eps)
     is_rounding = narrow.eps > own and found.error <= float(noise_floor(sp, x, narrow.eps).max())
     return narrow.place if is_rounding else None
 

@@ -18,9 +18,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.decoded import narrowing
 from nsa_doctor.checks._shared.of_state import Blamed, blamed, lengths_to_leave, shows_in_own_dtype
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.cache_ways import Way, Ways, differences, ways_to_feed
 from nsa_doctor.probes.attention.decoding import decoding_module
@@ -51,12 +53,13 @@ def _compared(sp: BuiltModule, length: int, further: int, feeds: list[tuple[str,
         if way is None or not apart or (departure := ways.depart(way, one_by_one)) is None:
             continue
         if shows_in_own_dtype(sp, way, one_by_one):
-            causes = blamed(ways, way, one_by_one, apart)
-            return [_finding(sp.subject, cause, way, departure) for cause in causes]
+            rounded = narrowing(sp, x, [*sizes, *[1] * further], departure)
+            causes = list(blamed(ways, way, one_by_one, apart))[: 1 if rounded else None]
+            return [_finding(sp.subject, cause, way, departure, rounded) for cause in causes]
     return None
 
 
-def _finding(subject: Subject, cause: Blamed, way: Way, departure: Departure) -> Finding:
+def _finding(subject: Subject, cause: Blamed, way: Way, departure: Departure, rounded: Place | None) -> Finding:
     (first, place), *others = cause.fields
     also = "".join(f", as does {each.path} (line {at.line})" for each, at in others[:2])
     more = f" and {len(others) - 2} more" if len(others) > 2 else ""
@@ -65,8 +68,9 @@ def _finding(subject: Subject, cause: Blamed, way: Way, departure: Departure) ->
     return Finding(
         message=f"state after {way.at} tokens, fed as {way.name} (first way) and as single tokens (second way): "
         f"{first.path} {first.text}{also}{more}; what is decoded from it departs at token {at}, by up to "
-        f"{departure.error:.2g} (tolerance {departure.floor:.1g}){cure}",
-        where=place,
+        f"{departure.error:.2g} (tolerance {departure.floor:.1g}){cure}"
+        f"{', and no more than rounding at the line named does' if rounded else ''}",
+        where=rounded or place,
         evidence={
             "branch": first.path,
             "fields": ", ".join(each.path for each, _ in cause.fields),

@@ -15,6 +15,7 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 
 _NUM_PERTURBATIONS = 3
 _SAFETY = 8.0
+_NUDGE = 4
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,37 @@ class Precision:
 
 
 def effective_precision(built: BuiltModule, length: int) -> Precision:
-    """Watch one forward pass for casts to a narrower floating dtype; its own dtype when there is none."""
-    return precision_of(built, lambda: built(built.input(length)))
+    """Watch one forward pass for casts to a narrower floating dtype that bear on its output; its own where none does.
+
+    What is rounded for a cache that the pass hands out, or for a choice, leaves the output as fine as it was.
+    """
+    x, without_effect = built.input(length), frozenset[torch.dtype]()
+    while True:
+        found, output = _watched(built, lambda: built(x), without_effect)
+        if found.dtype == getattr(torch, built.dtype):
+            return found
+        nudged = _Nudge(found.dtype)
+        with torch.no_grad(), nudged:
+            other = built(x)
+        if not torch.equal(output, other):
+            return found
+        without_effect |= {found.dtype}
 
 
 def precision_of(built: BuiltModule, run: Callable[[], object]) -> Precision:
-    """The same of any run of the module."""
+    """The lowest of any run of the module, whatever it bears on."""
+    return _watched(built, run)[0]
+
+
+def _watched(
+    built: BuiltModule, run: Callable[[], Any], without_effect: frozenset[torch.dtype] = frozenset()
+) -> tuple[Precision, Any]:
     places = Places(FrameFilter(built.subject.packages))
     places.know(built.module)
-    own = getattr(torch, built.dtype)
-    watcher = _CastWatcher(places, own)
+    watcher = _CastWatcher(places, getattr(torch, built.dtype), without_effect)
     with torch.no_grad(), watcher, places.watching():
-        run()
-    return Precision(watcher.narrowest, watcher.place)
+        result = run()
+    return Precision(watcher.narrowest, watcher.place), result
 
 
 def noise_floor(built: BuiltModule, x: Tensor, eps: float) -> Tensor:
@@ -66,20 +85,45 @@ def least_noise(output: Tensor, eps: float) -> Tensor:
 
 
 class _CastWatcher(DispatchWatcher):
-    def __init__(self, places: Places, own: torch.dtype) -> None:
+    def __init__(self, places: Places, own: torch.dtype, without_effect: frozenset[torch.dtype]) -> None:
         super().__init__()
         self.narrowest, self.place = own, Place()
-        self._places = places
+        self._places, self._without_effect = places, without_effect
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation; a result narrower than its floating-point input lowers the precision."""
         result = func(*args, **kwargs)
-        given = next((value for value in args if isinstance(value, Tensor) and value.is_floating_point()), None)
-        if isinstance(result, Tensor) and result.is_floating_point() and given is not None and result.numel() > 1:
-            eps = torch.finfo(result.dtype).eps
-            if torch.finfo(given.dtype).eps < eps and eps > torch.finfo(self.narrowest).eps:
-                self.narrowest, self.place = result.dtype, self._places.here()[0]
+        narrow = _narrowed(args, result)
+        is_new = narrow is not None and narrow not in self._without_effect
+        if narrow is not None and is_new and torch.finfo(narrow).eps > torch.finfo(self.narrowest).eps:
+            self.narrowest, self.place = narrow, self._places.here()[0]
         return result
+
+
+class _Nudge(DispatchWatcher):
+    """Moves what is cast to a narrower dtype by a few of its roundings."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation."""
+        result = func(*args, **kwargs)
+        if _narrowed(args, result) != self._dtype:
+            return result
+        factor = 1 + _NUDGE * torch.finfo(self._dtype).eps
+        return (result.double() * factor).to(self._dtype)
+
+
+def _narrowed(args: tuple[Any, ...], result: Any) -> torch.dtype | None:
+    """The dtype of a result that is narrower than the first floating-point input."""
+    if not isinstance(result, Tensor) or not result.is_floating_point() or result.numel() < 2:
+        return None
+    given = next((value for value in args if isinstance(value, Tensor) and value.is_floating_point()), None)
+    if given is None or torch.finfo(given.dtype).eps >= torch.finfo(result.dtype).eps:
+        return None
+    return result.dtype
 
 
 def _perturbed(built: BuiltModule, x: Tensor, eps: float, index: int) -> Tensor:
