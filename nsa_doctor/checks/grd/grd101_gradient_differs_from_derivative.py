@@ -45,17 +45,17 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         could_tell = could_tell or agreement is not Agreement.UNKNOWN
         if agreement is Agreement.DIFFERS:
             least, right = shortest(make, length, lambda bench: bench.agreement(_SEEDS) is Agreement.DIFFERS)
-            yield _told(subject, mode, least, right, make)
+            yield _found(subject, mode, least, right, make)
             return
     for kind, mode, length, make in valued_benches(subject) if could_tell else ():
         if make(length).agreement(_SEEDS) is Agreement.DIFFERS:
-            yield _told(subject, mode, length, None, make, said_of(kind))
+            yield _found(subject, mode, length, None, make, said_of(kind))
             return
     if not could_tell:
         raise NotComparableError("central differences change with their step at every length, so nothing can be said")
 
 
-def _told(subject: Subject, mode: str, length: int, right: int | None, make: Make, values: str = "") -> Finding | Note:
+def _found(subject: Subject, mode: str, length: int, right: int | None, make: Make, values: str = "") -> Finding | Note:
     bench = make(length)
     fault = find_fault(bench)
     slope, words = (fault.slope, "") if fault is not None else first_wrong_pass(make(length))
