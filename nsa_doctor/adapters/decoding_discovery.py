@@ -32,6 +32,7 @@ _CERTAIN = (
     *("past_key_values", "past_key_value", "kv_cache", "kv_caches", "cache", "caches", "past_kv", "past", "layer_past"),
     *("state", "states", "cache_params"),
 )
+_KEYS_AND_VALUES = ("past_key_values", "past_key_value", "layer_past", "kv_cache", "kv_caches", "past_kv")
 _POSITIONS = ("position_ids", "positions", "cache_position", "input_pos")  # tensors of whole numbers
 _OFFSETS = ("start_pos", "offset", "position_offset", "past_length", "start")
 _ASKING = ("use_cache", "return_cache", "return_state", "return_past")
@@ -43,7 +44,8 @@ Step = Callable[[nn.Module, Tensor, Any], tuple[Tensor, Any]]
 class Decoding:
     """A way to decode, in words; `is_certain` where its names alone leave no doubt about what a step does.
 
-    And it `goes_on` where they leave none that a step may be given several tokens.
+    It `goes_on` where they leave none that a step may be given several tokens, as a forward is that takes past keys and
+    values, unless it does not look at them then.
 
     `others` are steps that a module may want in its place, given all tokens so far.
     """
@@ -63,7 +65,7 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
     ways = [*_by_methods(module), *_by_forward(subject, module)]
     for way in ways:
         if attempt(lambda way=way: _proves_itself(subject, way)) is True:
-            takes_several = way.goes_on or attempt(lambda way=way: _takes_several(subject, way)) is True
+            takes_several = attempt(lambda way=way: _takes_several(subject, way)) is True
             step = way.step if takes_several else _by_single_tokens(way.step)
             note = f"decoded by {way.words}, which was found by its names"
             note += "" if takes_several else ", one token at a time: several at once give something else"
@@ -144,7 +146,8 @@ def _by_forward(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
                 return _split(subject, _run(module, x, way, {**asking, name: cache}), x, name)
 
             others = tuple(_other_steps(subject, way, asking, name, parameters)) if name in _CERTAIN else None
-            yield Decoding(f"forward(x, {name}=...)", prefill, step, is_certain=False, others=others)
+            words, goes_on = f"forward(x, {name}=...)", name in _KEYS_AND_VALUES
+            yield Decoding(words, prefill, step, is_certain=False, goes_on=goes_on, others=others)
 
 
 def _other_steps(
@@ -225,19 +228,28 @@ def _is_near(one: Tensor, other: Tensor, whole: Tensor) -> bool:
 
 
 def _takes_several(subject: Subject, way: Decoding) -> bool:
-    """Whether several tokens at once give what one whole pass does, or what they give one by one."""
+    """Whether several tokens at once give what one whole pass does, or one by one, or are meant to."""
     sp = built(subject)
-    x = sp.input(_LENGTH)
+    x, another = sp.input(_LENGTH), sp.input(_LENGTH, seed=subject.seed + 1)
     with torch.no_grad():
-        cache = way.prefill(sp.module, x[:, :2].clone())[1]
-        output, _ = way.step(sp.module, x[:, 2:].clone(), cache)
-        if _is_close(output, whole := sp(x), _LENGTH):
+        output = _several(sp, way, x, x)
+        if _is_close(output, whole := sp(x), _LENGTH) or _is_near(output, _one_by_one(sp, way, x), whole):
             return True
-        cache, one_by_one = way.prefill(sp.module, x[:, :2].clone())[1], []
-        for token in x[:, 2:].split(1, 1):
-            following, cache = way.step(sp.module, token.clone(), cache)
-            one_by_one.append(following.clone())
-        return output.shape[1] == len(one_by_one) and _is_near(output, torch.cat(one_by_one, 1), whole)
+        return way.goes_on and not _is_near(output, _several(sp, way, another, x), whole)
+
+
+def _several(sp: BuiltModule, way: Decoding, prompt: Tensor, x: Tensor) -> Tensor:
+    """All but two tokens of x at once, behind the two of a prompt."""
+    cache = way.prefill(sp.module, prompt[:, :2].clone())[1]
+    return way.step(sp.module, x[:, 2:].clone(), cache)[0].clone()
+
+
+def _one_by_one(sp: BuiltModule, way: Decoding, x: Tensor) -> Tensor:
+    cache, outputs = way.prefill(sp.module, x[:, :2].clone())[1], []
+    for token in x[:, 2:].split(1, 1):
+        output, cache = way.step(sp.module, token.clone(), cache)
+        outputs.append(output.clone())
+    return torch.cat(outputs, 1)
 
 
 def _by_single_tokens(step: Step) -> Step:

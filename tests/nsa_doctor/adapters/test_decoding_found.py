@@ -108,6 +108,24 @@ class OneToken(GoesOn):
         return y
 
 
+class KeysAndValues(Means):
+    """A forward that takes past keys and values: `slip` tells how several tokens behind them go wrong."""
+
+    def forward(
+        self, x: Tensor, past_key_values: tuple[Tensor, int] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, int]]:
+        total, start = (x.new_zeros(()), 0) if past_key_values is None else past_key_values
+        y, total = self.run(x, total, start + (self.slip if start and x.shape[1] > 1 else 0))
+        return y, (total, start + x.shape[1])
+
+
+class LooksAtNoPast(KeysAndValues):
+    def forward(
+        self, x: Tensor, past_key_values: tuple[Tensor, int] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, int]]:
+        return super().forward(x, past_key_values if x.shape[1] == 1 else None)
+
+
 class OtherSteps(ByMethods):
     def prefill(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return 2 * self(x), x
@@ -177,6 +195,19 @@ def test_parts_of_a_prompt_are_fed_as_prompts_where_a_prompt_goes_on(slip: int, 
     assert run_check(registry.load("DEC101"), subject).findings == ()
     assert len(run_check(registry.load("DEC102"), subject).findings) == num_findings
     assert run_check(registry.load("DEC111"), subject).findings == ()  # the state that it leaves is right
+
+
+@pytest.mark.parametrize(("slip", "num_findings"), [(0, 0), (1, 1)])
+def test_several_tokens_behind_past_keys_and_values_are_held_to_one_pass(slip: int, num_findings: int) -> None:
+    subject = found(lambda: KeysAndValues(slip))
+    assert run_check(registry.load("DEC101"), subject).findings == ()
+    assert len(run_check(registry.load("DEC102"), subject).findings) == num_findings
+
+
+def test_several_tokens_that_look_at_no_past_are_not() -> None:
+    subject = found(LooksAtNoPast)
+    assert any("one token at a time" in note for note in subject.notes)
+    assert run_check(registry.load("DEC102"), subject).verdict == "SKIP"
 
 
 def test_a_cache_in_half_precision_is_found_where_it_is_rounded() -> None:
