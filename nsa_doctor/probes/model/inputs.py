@@ -36,19 +36,25 @@ def begun_again(x: Tensor) -> Tensor:
 
 
 def values_to_try(subject: Subject) -> list[str]:
-    """Kinds of values that ordinary input is not of, by the names that `with_values` takes."""
+    """Kinds of values that ordinary input is not of, each made of the value that stood there, for `with_values`."""
     return [] if subject.profile == "smoke" or subject.is_slow else list(_KINDS[subject.input])
 
 
+def repetitions_to_try(subject: Subject) -> list[str]:
+    """The same of kinds that make tokens or rows equal, which mixes them."""
+    return [] if subject.profile == "smoke" or subject.is_slow else list(_REPEATED)
+
+
 def with_values(subject: Subject, kind: str) -> Subject:
-    """The subject behind a change of each value of its input alone: what holds of it holds for such values too."""
+    """The subject behind a change of its input alone: what holds of it holds for such values too."""
     if not kind:
         return subject
-    change, forward = _KINDS[subject.input][kind], subject.forward
+    change, forward = (_KINDS[subject.input] | _REPEATED)[kind], subject.forward
     return replace(subject, forward=lambda module, x: forward(module, change(x, subject.width)))
 
 
-_KINDS: dict[str, dict[str, Callable[[Tensor, int], Tensor]]] = {
+Change = Callable[[Tensor, int], Tensor]
+_KINDS: dict[str, dict[str, Change]] = {
     "embeddings": {
         "negative": lambda x, width: -x.abs(),
         "positive": lambda x, width: x.abs(),
@@ -59,6 +65,10 @@ _KINDS: dict[str, dict[str, Callable[[Tensor, int], Tensor]]] = {
         "of few ids": lambda x, vocabulary: x % min(3, vocabulary),
         "of the last ids": lambda x, vocabulary: vocabulary - 1 - x % min(3, vocabulary),
     },
+}
+_REPEATED: dict[str, Change] = {
+    "the same in every row": lambda x, width: x[:1].expand_as(x).clone(),
+    "the same in every token": lambda x, width: x[:, :1].expand_as(x).clone(),
 }
 
 

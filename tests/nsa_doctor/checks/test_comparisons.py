@@ -161,6 +161,19 @@ def test_values_of_other_kinds_are_tried_too(code: str, kind: str) -> None:
     assert finding.where.function in {"forward", "<lambda>"}
 
 
+REPEATED = {
+    "the same in every row": lambda x: len(x) > 1 and bool((x == x[:1]).all()),
+    "the same in every token": lambda x: x.shape[1] > 1 and bool((x == x[:, :1]).all()),
+}
+
+
+@pytest.mark.parametrize("kind", REPEATED)
+def test_gradients_of_equal_rows_and_of_equal_tokens_are_tried_too(kind: str) -> None:
+    make = lambda: _UnderACondition(nn.Linear(8, 8), REPEATED[kind], lambda y: y.detach())  # noqa: E731
+    (finding,) = run_check(registry.load("GRD101"), embedding_subject(make)).findings
+    assert f"where all of the input is {kind}" in finding.message
+
+
 @pytest.mark.parametrize("code", MIXES)
 def test_ids_of_other_kinds_are_tried_too(code: str) -> None:
     class OfFewIds(nn.Embedding):
