@@ -23,12 +23,12 @@ from nsa_doctor.checks._shared.compared import odd_lengths
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.measurement import Mode
+from nsa_doctor.core.measurement import VALUES, Mode, Point
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.handed import Handed, handed
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule, built
-from nsa_doctor.probes.model.inputs import ascending, begun_again
+from nsa_doctor.probes.model.inputs import ascending, begun_again, make_input
 from nsa_doctor.probes.numerics.writes import first_written
 from nsa_doctor.subject.contract import Subject
 
@@ -52,7 +52,7 @@ def _of_odd_input(subject: Subject, length: int) -> Iterator[Finding | None]:
     for dtype in dict.fromkeys((subject.dtype, "bfloat16", "float64")):
         sp = built(subject, dtype=dtype, is_randomised=False)
         x = sp.input(length, batch=_NUM_ROWS)
-        alike = [begun_again(x), torch.zeros_like(x)]
+        alike = [begun_again(x), *_of_values(sp, length)]
         if not x.is_floating_point():
             alike.append(ascending(x[:, : subject.width], subject.width))
         for given in (x, x.transpose(0, 1).contiguous().transpose(0, 1), *alike):
@@ -62,6 +62,11 @@ def _of_odd_input(subject: Subject, length: int) -> Iterator[Finding | None]:
                 yield found
             except SubjectFailedError:  # a dtype or layout that it refuses is for other checks to tell
                 continue
+
+
+def _of_values(sp: BuiltModule, length: int) -> Iterator[Tensor]:
+    points = (Point(length=length, dtype=sp.dtype, values=values) for values in VALUES)
+    return (make_input(sp.subject, point, sp.subject.seed, torch.device(sp.subject.device)) for point in points)
 
 
 def _written(subject: Subject, sp: BuiltModule, one: Handed, mode: Mode) -> Finding | None:

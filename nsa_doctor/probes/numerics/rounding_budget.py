@@ -12,7 +12,7 @@ from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.probes.internal import is_transformed, tree_leaves, tree_map
 from nsa_doctor.probes.model.built_module import BuiltModule, built, require_finite
 from nsa_doctor.probes.model.state import seed_everything
-from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.probes.numerics.precision import precision_of
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.probes.tensors.widened import Widened
 from nsa_doctor.subject.contract import Subject
@@ -68,7 +68,7 @@ def twins(subject: Subject, dtype: str) -> Twins:
         length = min(_LENGTH_FOR_TRYING, subject.max_length)
         with Widened():
             wide(wide.input(length))
-    return Twins(low, wide, effective_precision(low, length).dtype)
+    return Twins(low, wide, precision_of(low, lambda: low(low.input(length))).dtype)  # a choice by rounded values too
 
 
 def stray(pair: Twins, x: Tensor) -> Stray:

@@ -4,6 +4,7 @@ Trailing zeros of a row count for nothing, nor do values that only hide: a row o
 is the row that is as long as the sequence. Rows of equal values, and rows of one, tell nothing and count as known.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -67,8 +68,9 @@ class KnownRows:
         """Numbers of the rows that are not known, where some are not; None where all are.
 
         Where known tensors of the same operation have this one's shape, or its shape for all tokens, a row has to stand
-        at the same place in one of them, of its own token; failing these, in one that another operation made; failing
-        that too, anywhere. A row of as many columns as there are tokens so far may be the beginning of a longer one.
+        at the same place in one of them, of its own token; failing these, in one that another operation made, or, where
+        there is one row of each token, at its own in any; where there is no such tensor at all, anywhere. A row of as
+        many columns as there are tokens so far may be the beginning of a longer one.
         """
         if not tells(tensor) or not self._parts or tensor.ndim > _MOST_DIMS + 1:
             return None
@@ -107,8 +109,11 @@ class KnownRows:
                 found = self._constants.setdefault((operation, tensor.ndim, tensor.dtype), [])
                 found.append(tensor.detach().clone())
 
-    def _comparable(self, shape: Sequence[int], asked: Asked) -> list[int]:
-        """The tensors in which a row has to stand at its own place; none where it may stand anywhere."""
+    def _comparable(self, shape: Sequence[int], asked: Asked) -> tuple[list[int], bool]:
+        """The tensors in which a row has to stand at its own place; none where it may stand anywhere.
+
+        And whether the same operation made them: else one row of a token may stand at it in any other too.
+        """
 
         def fits(own: int, known: int) -> bool:
             return own == known or (known == self.length and own == asked.width)
@@ -119,7 +124,7 @@ class KnownRows:
             if asked.operation and len(known) == len(shape) and all(map(fits, shape[:-1], known[:-1]))
         ]
         same = [number for number in alike if self._tensors[number][0] == asked.operation]
-        return same or alike
+        return (same or alike), bool(same)
 
     def _not_cut(self, tensor: Tensor, numbers: Tensor, end: int) -> Tensor | None:
         """Those of the rows that are no beginning of a longer row either."""
@@ -138,7 +143,10 @@ class KnownRows:
         values, numbers, indices = self._table()
         due = _indices(tensor)[:_MOST_ROWS]
         comparable = torch.zeros(len(self._tensors), dtype=torch.bool)
-        comparable[(chosen := self._comparable(tensor.shape, asked))] = True
+        chosen, are_same = self._comparable(tensor.shape, asked)
+        comparable[chosen] = True
+        is_strict = are_same or len(projected) != asked.width
+        of_tokens = torch.tensor([self._dims_of_tokens(shape, is_strict) for _, shape in self._tensors])
         shifted = torch.zeros((len(self._tensors), _MOST_DIMS), dtype=torch.long)
         for number in chosen:  # in these dimensions they have all tokens, and the other its own
             sizes = zip(tensor.shape[:-1], self._tensors[number][1][:-1], strict=True)
@@ -149,9 +157,17 @@ class KnownRows:
             at = (low + offset).clamp_max(len(values) - 1)
             same = ((values[at] - projected).abs() <= bound[:, None]).all(1)
             is_there = indices[at] == due + asked.start * shifted[numbers[at]]
-            known = known | (same & (comparable[numbers[at]] & is_there.all(1) if chosen else True))
+            is_of_token = of_tokens[numbers[at]] & (indices[at] >= asked.start) & (indices[at] < asked.end)
+            in_place = (comparable[numbers[at]] & is_there.all(1)) | is_of_token.any(1)
+            known = known | (same & (in_place if chosen else True))
         unknown = (~known).nonzero()[:, 0]
         return unknown if len(unknown) else None
+
+    def _dims_of_tokens(self, shape: Sequence[int], is_strict: bool) -> list[bool]:
+        """Which dimension before the last counts tokens, where one row of each is all there is."""
+        is_enough = not is_strict and math.prod(shape[:-1]) == self.length
+        sizes = [size == self.length and is_enough for size in shape[:-1]]
+        return sizes + [False] * (_MOST_DIMS - len(sizes))
 
     def _table(self) -> tuple[Tensor, ...]:
         if self._sorted is None:

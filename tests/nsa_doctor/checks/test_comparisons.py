@@ -113,6 +113,15 @@ def test_ids_that_ascend_are_tried_too() -> None:
     assert "values of the input are overwritten by copy_" in finding.message
 
 
+def test_input_with_an_outlier_is_tried_too() -> None:
+    class Clipped(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.clamp_(-100, 100))
+
+    (finding,) = run_check(registry.load("FWD208"), embedding_subject(lambda: Clipped(8, 8))).findings
+    assert "values of the input are overwritten by clamp_" in finding.message
+
+
 class _UnderACondition(nn.Module):
     """A layer followed by something else under a condition on its input."""
 
