@@ -66,7 +66,7 @@ def _found(subject: Subject, mode: str, length: int, right: int | None, make: Ma
     gradient, difference = distinct_texts(slope.autograd, slope.numeric)
     message = f"the gradient is {gradient} along a random direction and central differences give {difference} "
     message += f"(to {slope.uncertainty:.1g}) at S={length} in {mode} mode{values}{words}{sought}"
-    reason = fault.reason if fault else ""
+    reason = fault.reason if fault and not values else ""  # on purpose is what ordinary input shows too
     if right and fault and not reason and (cut := truncation(make, length, place)):
         message, reason = f"{message}; {cut}", "truncated on purpose" if cut.is_documented else ""
     if reason:

@@ -176,9 +176,12 @@ REPEATED = {
 }
 
 
+@pytest.mark.parametrize("effect", [lambda y: y.detach(), lambda y: 2 * y - y.detach()], ids=["cut", "doubled"])
 @pytest.mark.parametrize("kind", REPEATED)
-def test_gradients_of_equal_rows_and_of_equal_tokens_are_tried_too(kind: str) -> None:
-    make = lambda: _UnderACondition(nn.Linear(8, 8), REPEATED[kind], lambda y: y.detach())  # noqa: E731
+def test_gradients_of_equal_rows_and_of_equal_tokens_are_tried_too(
+    kind: str, effect: Callable[[Tensor], Tensor]
+) -> None:
+    make = lambda: _UnderACondition(nn.Linear(8, 8), REPEATED[kind], effect)  # noqa: E731
     (finding,) = run_check(registry.load("GRD101"), embedding_subject(make)).findings
     assert f"where all of the input is {kind}" in finding.message
 
