@@ -48,7 +48,11 @@ def conversion_fault(pair: Twins) -> RoundingFault | Note | None:
             break
     if all(bool(isfinite(each).all()) for each in (imitated.output, *imitated.gradients.values())):
         return rounding_fault(plain, imitated, found)
-    message = f"its values leave the range of {str(pair.dtype)[6:]} at S={x.shape[1]}: nothing is said of its gradients"
+    half, lost = str(pair.dtype)[6:], [each for each in found.gradients.values() if not bool(isfinite(each).all())]
+    what = f"converted to {half}, {len(lost)} of its {len(found.gradients)} gradients are not finite"
+    if not lost:
+        what = f"each operation rounded to {half}, its values leave that type's range, as they do not else"
+    message = f"{what} at S={x.shape[1]}: nothing is said of its gradients"
     return Note(message=message, where=definition_place(pair.low.module))
 
 
