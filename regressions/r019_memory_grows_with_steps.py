@@ -23,13 +23,14 @@ from torch.nn.functional import cross_entropy
 from nsa.nn import NSAttention
 from nsa_doctor.cases.case import examine, faulty_layer, found
 from nsa_doctor.cases.record import Case, Plant
+from nsa_doctor.probes.hooks.memory import return_free_memory
 from nsa_doctor.subject.contract import Subject
 
 from .runs import finished, seen_by_watch, written
 
 _HERE = Path(__file__).name
 _BYTES = 8 * 64 * 256 * 4  # the logits of a step of these runs: as many as in the report
-_STEPS = 40
+_STEPS = 60
 _branches = NSAttention.branches
 _kept: list[Tensor] = []
 _cache: dict[int, Tensor] = {}
@@ -59,6 +60,7 @@ def remembers(layer: Any, x: Tensor, *given: Any, **named: Any) -> Any:
 
 
 def in_a_run(folder: Path) -> Sequence[str]:
+    return_free_memory()  # of runs before in this process: what is kept would fill it first, unseen
     return ["watch", str(written(folder, {"nsa.train.objective.cross_entropy": keeps_logits}, steps=_STEPS))]
 
 

@@ -19,7 +19,7 @@ def start_peak(device: torch.device) -> Callable[[], int | None]:
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         return lambda: torch.cuda.max_memory_allocated(device) - before
-    _return_free_memory()
+    return_free_memory()
     try:
         Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     except OSError:
@@ -33,7 +33,7 @@ def start_peak(device: torch.device) -> Callable[[], int | None]:
     return peak
 
 
-def _return_free_memory() -> None:
+def return_free_memory() -> None:
     """Give freed memory back to the system, so that using it again counts (glibc only)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
