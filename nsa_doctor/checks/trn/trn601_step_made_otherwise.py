@@ -89,7 +89,7 @@ def _message(subject: RunSubject, found: Departure, replay: Replay) -> str:
 
 def _evidence(found: Departure) -> dict[str, Any]:
     names = {"parameters": ", ".join(found.names[:_MOST_NAMES])} if found.names else {}
-    return {"property": found.kind, "step": found.step, "told": found.recorded, "again": found.replayed, **names}
+    return {"property": found.kind, "step": found.step, "logged": found.recorded, "recomputed": found.replayed, **names}
 
 
 CHECK = Check(

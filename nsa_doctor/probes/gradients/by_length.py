@@ -29,9 +29,7 @@ _LONG, _BEYOND = (1031, 2048), 2093
 _NUM_BOUNDARIES: dict[Profile, int] = {"smoke": 4, "quick": 10, "full": 1 << 16}
 _NOMINAL_SECONDS: dict[Profile, float] = {"smoke": 0.05, "quick": 1.3, "full": 9.0}  # for each kind of lengths
 _FARTHEST = 421
-_CALLS = (
-    6  # in calls without gradients: a forward and a backward pass at the longest length, and again where they differ
-)
+_CALLS = 6  # without gradients, for a pass forward and backward at the longest length, twice
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def answer_request(subject: Subject, request: dict[str, Any], folder: str) -> No
     """
     calls = [Call(**call) for call in request["calls"]]
     state = torch.load(Path(folder) / _STATE, weights_only=True)
-    histories, outcomes = [], []
+    histories, outcomes = [], []  # each module stays while the next is built
     for _ in range(_BUILDS):
         histories.append(history := CallHistory(subject, dtype=request["dtype"], mode="eval"))
         with torch.no_grad():

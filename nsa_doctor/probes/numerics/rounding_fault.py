@@ -73,7 +73,7 @@ def _excess(plain: Tensor, imitated: Tensor, found: Tensor) -> tuple[float, floa
     size = max(float(_per_token(plain).median()), torch.finfo(torch.float32).tiny)
     moved, error = _per_token(imitated - plain), _per_token(found - imitated)
     budget = _SAFETY * moved.clamp(min=float(moved.median())) + _LEAST * size
-    if not float((error > budget).double().mean()) > _SHARE:
+    if float((~(error <= budget)).double().mean()) <= _SHARE:  # what is no number is beyond any budget
         return None
     return float(error.median()) / size, float(moved.median()) / size
 
