@@ -26,6 +26,11 @@ class Holder:
 
 def holders(root: nn.Module) -> Iterator[Holder]:
     """Every tensor that wants a gradient and hangs on a module otherwise than as a parameter."""
+    yield from (holder for holder in tensors_held(root) if holder.tensor.requires_grad)
+
+
+def tensors_held(root: nn.Module) -> Iterator[Holder]:
+    """Every tensor that hangs on a module otherwise than as a parameter."""
     seen = {id(module) for module in root.modules()}
     for path, module in root.named_modules():
         apart = registries(module) - {BUFFERS}
@@ -62,8 +67,7 @@ def roots_of(tensor: Tensor) -> list[Tensor]:
 
 def _tensors(value: Any, way: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
-        if value.requires_grad:
-            yield way, value
+        yield way, value
         return
     if depth == 0 or id(value) in seen or isinstance(value, (str, bytes, int, float, complex, type)) or value is None:
         return

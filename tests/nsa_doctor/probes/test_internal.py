@@ -177,6 +177,21 @@ def the_node_that_runs_is_known() -> None:
     assert [node.name() for node in running] == ["ExpBackward0"]
 
 
+def backward_keeps_modes_on() -> None:
+    class Seeing(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x, seen = leaf(), list[Any]()
+    with Seeing():
+        x.register_hook(lambda gradient: torch.full((2,), 3.0) + gradient * 0)
+        internal.backward_under_modes((2 * x).sum())
+    assert torch.full in seen
+    assert x.grad is not None
+    assert x.grad.tolist() == [3, 3]
+
+
 def nodes_are_numbered() -> None:
     x, begun = leaf(), internal.next_number()
     first, second = x.exp(), x.sin()
@@ -317,6 +332,7 @@ LOST: dict[str, tuple[Callable[[], None], str]] = {
     "is_view": (views_are_known, "a view counts as a tensor of the graph (GRD101)"),
     "hooks_on": (hooks_are_found, "hooks that change a gradient are not blamed (GRD101)"),
     "running_node": (the_node_that_runs_is_known, "what goes wrong in backward has no place (NAN102, GRD401)"),
+    "backward_under_modes": (backward_keeps_modes_on, "a hand-written backward is not followed on a GPU (FWD225)"),
     "number_of": (nodes_are_numbered, "a node of backward is not traced to its forward line (NAN102, PRF301)"),
     "next_number": (nodes_are_numbered, "a graph of an earlier call is not distinguished from a new one (GRD403)"),
     "function_of": (hand_written_nodes_are_known, "backward by hand is not blamed (GRD101, GRD107)"),
