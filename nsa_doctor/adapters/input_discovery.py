@@ -15,6 +15,7 @@ from nsa_doctor.probes.model.perform import Conditions, perform
 from nsa_doctor.subject.contract import InputKind, Subject, SubjectUnusableError, WrongOutputError
 
 _MOST_LENGTHS_ASKED = 2
+WHOLE_IN_MANY = 960  # for what serves whole multiples of its block alone, of any usual size
 _NAMES: dict[str, tuple[str, ...]] = {
     "embeddings": ("inputs_embeds", "hidden_states", "x"),
     "tokens": ("input_ids", "ids", "tokens", "x"),
@@ -61,7 +62,8 @@ def ask(
     if len(guesses) == 1 and is_declared:
         return guesses[0]
     failures: list[tuple[Subject, SubjectFailedError]] = []
-    for length in dict.fromkeys([*lengths[:_MOST_LENGTHS_ASKED], lengths[-1]] if lengths else []):
+    tried = [*lengths[:_MOST_LENGTHS_ASKED], lengths[-1], WHOLE_IN_MANY] if lengths else []
+    for length in dict.fromkeys(tried):
         asking(length)
         for guess in guesses:
             failure = _failure(guess, module, Point(length=length, dtype=guess.dtype, mode=_mode(guess)))

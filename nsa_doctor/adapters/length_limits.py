@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from nsa_doctor.adapters.refusals import in_whole_multiples, is_on_purpose
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.lengths import LARGEST_LENGTH
@@ -40,13 +41,18 @@ def within_limits(
     when it reads beyond the end of a table that it owns at every greater length, unless it declares to serve twice as
     long; otherwise it stays within what is examined, and is a finding there. `asking` gets each length before it is
     tried. Where calls are slow, it is the length that leaves time for what the profile has. One that serves all of them
-    serves longer ones, unless it declares how long.
+    serves longer ones, unless it declares how long. What it refuses on purpose is no length that it serves.
     """
-    works = 1
+    subject = _in_whole_multiples(subject, module, asking)
+    works = 0
     for length in _LENGTHS:
         if length in avoid:
             continue
         seconds = _asked_seconds(subject, module, length, asking)
+        if seconds is None and not works:
+            works = 1 if _asked_seconds(subject, module, 1, asking) is not None else 0
+            if not works:
+                continue  # too short: what it raises there is a finding
         if seconds is None:
             limit, why = _limit(subject, module, works, length, asking)
             if limit is None:
@@ -60,6 +66,8 @@ def within_limits(
         if length < _LENGTHS[-1] and (why := _too_much(seconds, counted)):
             note = f"examined up to S={length}: {why}"
             return _paced(_with_a_shorter(replace(subject, max_length=length), module, asking), profile, note)
+    if not works:
+        return replace(subject, max_length=_LENGTHS[0])
     asking(_BEYOND)
     serves_more = _seconds(subject, module, _BEYOND) is not None
     longest = (_declared(module) or LARGEST_LENGTH) if serves_more else 0
@@ -70,6 +78,7 @@ def within_time(
     subject: Subject, module: nn.Module, asking: Callable[[int], None], avoid: Collection[int], profile: Profile
 ) -> Subject:
     """The subject, whose `max_length` was declared; a lesser one where calls are too slow for what the profile has."""
+    subject = _in_whole_multiples(subject, module, asking)
     for length in _LENGTHS:
         if length in avoid or length > subject.max_length:
             continue
@@ -81,6 +90,14 @@ def within_time(
         if seconds > _MOST_SECONDS:
             break
     return _paced(_with_a_shorter(subject, module, asking), profile)
+
+
+def _in_whole_multiples(subject: Subject, module: nn.Module, asking: Callable[[int], None]) -> Subject:
+    def refusal(length: int) -> SubjectFailedError | None:
+        asking(length)
+        return _failure(subject, module, length)
+
+    return in_whole_multiples(subject, module, refusal)
 
 
 def _with_a_shorter(subject: Subject, module: nn.Module, asking: Callable[[int], None]) -> Subject:
@@ -123,12 +140,15 @@ def _limit(
         middle = (works + too_long) // 2
         asking(middle)
         works, too_long = (middle, too_long) if _seconds(subject, module, middle) is not None else (works, middle)
-    always = all(_seconds(subject, module, length) is None for length in (works + 1, works + 2, works + 3, 2 * works))
+    failures = [_failure(subject, module, length) for length in (works + 1, works + 2, works + 3, 2 * works)]
+    always = all(failures)
     fresh = subject.build(subject.seed)  # what one call keeps may be too short for the next: that is no limit
     if not always or _seconds(subject, fresh, works + 1) is not None:
         return None, ""
     if works in _sizes(module):
         return works, ""
+    if _declared(module) <= works and all(each and is_on_purpose(each, subject.packages) for each in failures):
+        return works, f": it refuses longer ones, by {failures[0].caught.sentence}" if failures[0] else ""
     table = table_read_beyond(module, lambda: _forward(subject, module, works + 1))
     if table is None or _declared(module) > _FEWEST_SHARES * works:
         return None, ""
@@ -163,6 +183,15 @@ def _seconds(subject: Subject, module: nn.Module, length: int) -> float | None:
         return needed_seconds(lambda: _forward(subject, module, length))
     except SubjectFailedError:
         return None
+
+
+def _failure(subject: Subject, module: nn.Module, length: int) -> SubjectFailedError | None:
+    """What a forward pass raises, if it does."""
+    try:
+        _forward(subject, module, length)
+    except SubjectFailedError as failure:
+        return failure
+    return None
 
 
 def _forward(subject: Subject, module: nn.Module, length: int) -> None:

@@ -23,7 +23,11 @@ def findings(examination: Examination, command: CommandLine) -> list[Finding]:
 
 def observed(examination: Examination, command: CommandLine) -> Iterator[tuple[Fact, Finding]]:
     """The fact and the finding of every cause, for whoever knows which check it is."""
-    known = [*examination.measurements, *examination.controls]
+    known = [
+        each
+        for each in (*examination.measurements, *examination.controls)
+        if each.point.length % examination.whole_multiples_of == 0 or not each.is_finite
+    ]
     for cause in causes(examination):
         yield (
             fact_of(cause, known),

@@ -27,11 +27,15 @@ class Measurer(Protocol):
 
 @dataclass
 class Examination:
-    """What was found out so far; it grows as the work goes on, so that an interruption keeps what there is."""
+    """What was found out so far; it grows as the work goes on, so that an interruption keeps what there is.
+
+    Of a subject that serves `whole_multiples_of` a number alone, other lengths were filled up: they are no control.
+    """
 
     measurements: list[Measurement] = field(default_factory=list)
     diagnoses: list[Diagnosis] = field(default_factory=list)
     controls: list[Measurement] = field(default_factory=list)
+    whole_multiples_of: int = 1
 
 
 def points(

@@ -69,6 +69,7 @@ class Session:
         """
         self.examination.measurements += supervisor.load()
         self.facts = supervisor.facts
+        self.examination.whole_multiples_of = self.facts.get("whole_multiples_of", 1)
         self._keep(notes=self.facts.get("notes", ()))
         if not self.facts:
             self._conclude_sweep([])
@@ -95,6 +96,8 @@ class Session:
             result = self._check_what_is_left(entry, supervisor, failed)
         else:
             result = self._run(entry, supervisor)
+            if _only_raised(result):
+                result = self._beside_what_raises(entry, supervisor, result)
         own, observed = result.parted()
         self._keep([own], own.notes, observed)
         return result
@@ -106,10 +109,18 @@ class Session:
         """
         left = remainder(self.examination.measurements, self.facts) if set(failed) <= swept_codes() else None
         result = None if left is None else self._run(entry, supervisor, left)
-        if result is not None and any(each.evidence.get("kind") != "raised" for each in result.findings):
+        if result is not None and result.findings and not _only_raised(result):
             return result
         reason = f"means nothing while {failed[0]} fails"
         return Result(code=entry.manual.code, name=entry.manual.name, verdict=Verdict.SKIP, reason=reason)
+
+    def _beside_what_raises(self, entry: Entry, supervisor: Supervisor, result: Result) -> Result:
+        """The result, with what the check finds where its calls do not raise."""
+        left = remainder(self.examination.measurements, self.facts) if set(self._failed()) & swept_codes() else None
+        again = None if left is None else self._run(entry, supervisor, left)
+        if again is None or again.verdict is not Verdict.FAIL or _only_raised(again):
+            return result
+        return replace(again, findings=(*again.findings, *result.findings))
 
     def _run(self, entry: Entry, supervisor: Supervisor, left: Remainder | None = None) -> Result:
         where, at_most = None if left is None else asdict(left), self._seconds_for_a_check(entry)
@@ -186,6 +197,11 @@ class Session:
 
 def _is_bad(result: Result) -> bool:
     return result.verdict in (Verdict.FAIL, Verdict.TIMEOUT)
+
+
+def _only_raised(result: Result) -> bool:
+    """Whether all that it found is calls that raised."""
+    return bool(result.findings) and all(each.evidence.get("kind") == "raised" for each in result.findings)
 
 
 def _is_looked_at(entry: Entry, planned: Sequence[Point], facts: Mapping[str, Any]) -> bool:

@@ -55,7 +55,7 @@ class Supervisor:
     _last_length: int | None = None
 
     def load(self) -> list[Measurement]:
-        """Start a child and load the subject; what went wrong on the way, which leaves nothing to measure if no facts.
+        """Start a child and load the subject; what went wrong on the way. Nothing can be measured where no facts are.
 
         Raises UsageError and InternalError.
         """
@@ -70,7 +70,7 @@ class Supervisor:
             if length is None:
                 break
             self._not_asked.add(length)
-        return troubles
+        return [*troubles, *(Measurement.from_json(each) for each in self.facts.get("seen", ()))]
 
     def measure(self, point: Point) -> Measurement:
         """Measure one point; a trouble of kind not_measured says that it was not tried and why."""
@@ -266,6 +266,7 @@ class Supervisor:
             "explore": examination_request.explore and not self.facts and examination_request.max_length is None,
             "max_length": self.facts.get("max_length", examination_request.max_length),
             "call_seconds": self.facts.get("call_seconds", ()),
+            "whole_multiples_of": self.facts.get("whole_multiples_of", 1),
             "replaced": dict(examination_request.replaced),
             "avoid": sorted(self._not_asked),
             "conditions": {

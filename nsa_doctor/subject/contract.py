@@ -11,7 +11,7 @@ from nsa_doctor.core.check import Profile
 from nsa_doctor.core.declared import declarations
 from nsa_doctor.core.environment import Environment
 from nsa_doctor.core.lengths import ChangesAtLengths
-from nsa_doctor.core.measurement import MODES, Mode
+from nsa_doctor.core.measurement import MODES, Measurement, Mode
 from nsa_doctor.core.pace import Pace
 
 InputKind = Literal["embeddings", "tokens"]
@@ -46,7 +46,9 @@ class Subject:
     dense method, whose square is right (and 1.5 for memory where there is a `geometry`). `max_slowdown` is how many
     times as long as plain dense attention of the same width a training step may take; None sets no floor. `environment`
     replaces the facts of this machine.
-    `call_seconds` are (length, seconds) of the forward passes that were made to find out how long a sequence it serves.
+    `call_seconds` are (length, seconds) of the forward passes that were made to find out how long a sequence it serves,
+    `seen` those of them that raised where it has to serve, and `whole_multiples_of` a number of tokens of which it
+    serves whole multiples alone: `forward` fills up what is shorter.
 
     build(seed): a fresh module in `dtype` on the CPU, reproducible from the seed (also seeded globally before).
     forward(module, x): [B, S, ...], or what holds it, for x [B, S, width] (embeddings) or ids x [B, S] (tokens).
@@ -106,6 +108,8 @@ class Subject:
     max_slowdown: float | None = None
     environment: Environment | None = None
     call_seconds: tuple[tuple[int, float], ...] = ()
+    seen: tuple[Measurement, ...] = ()
+    whole_multiples_of: int = 1
     configuration: Mapping[str, Any] = field(default_factory=dict)
     branches: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
     attend: Callable[..., Tensor] | None = None

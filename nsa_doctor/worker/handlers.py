@@ -10,6 +10,7 @@ from torch import nn
 
 from nsa_doctor.adapters.any_module import libraries_of, packages_of
 from nsa_doctor.adapters.load import load_subject
+from nsa_doctor.adapters.refusals import filled_up
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
@@ -116,6 +117,8 @@ class RequestHandler:
         subject = subject if request["max_length"] is None else replace(subject, max_length=request["max_length"])
         self.sampler.frames = FrameFilter((*package, *subject.packages))
         subject = replace(subject, call_seconds=subject.call_seconds or request["call_seconds"])
+        if subject.whole_multiples_of == 1:
+            subject = filled_up(subject, request["whole_multiples_of"])
         pace = Pace.of(subject.call_seconds, request["profile"])
         profile: Profile = request["profile"] if pace is None else "smoke"
         examined = under(made_known(subject, self.sampler.know), conditions, profile, request["dtype"])
@@ -233,6 +236,8 @@ def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | Non
         "modes": subject.modes,
         "max_length": subject.max_length,
         "call_seconds": subject.call_seconds,
+        "seen": [to_json(each) for each in subject.seen],
+        "whole_multiples_of": subject.whole_multiples_of,
         "notes": subject.notes,
         "seams": [name for name in SEAMS if subject.offers(name)],
         "boundaries": [] if limit is None else boundary_lengths(subject.geometry, limit),

@@ -1,0 +1,112 @@
+"""Lengths that a module refuses on purpose, by a raise or an assert of its own: those it does not claim to serve."""
+
+import dis
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.adapters.input_discovery import WHOLE_IN_MANY
+from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Measurement, Mode, Point
+from nsa_doctor.probes.model.measure import trouble_of
+from nsa_doctor.probes.tensors.answer import split_answer
+from nsa_doctor.subject.contract import Subject
+
+_WHOLE_IN_NOTHING = (17, 67)
+_MULTIPLES = (1, 2, 3)
+_LARGEST_STEP = 512
+_OUTPUT_DIMS = 3
+_LIBRARY = 2  # the rank of a library's frame: a wrapper is as good as what it wraps
+
+
+def is_on_purpose(failure: SubjectFailedError, packages: Sequence[str]) -> bool:
+    """Whether a statement of the subject's or of a library's raised it, and no operation of torch's that failed."""
+    traceback = failure.caught.error.__traceback__
+    if traceback is None or not isinstance(failure.caught.error, (AssertionError, ValueError, NotImplementedError)):
+        return False
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    code = traceback.tb_frame.f_code
+    if FrameFilter(tuple(packages)).rank(code.co_filename) < _LIBRARY:
+        return False
+    return any(
+        each.offset == traceback.tb_lasti and each.opname == "RAISE_VARARGS" for each in dis.get_instructions(code)
+    )
+
+
+def in_whole_multiples(
+    subject: Subject, module: nn.Module, refusal: Callable[[int], SubjectFailedError | None]
+) -> Subject:
+    """The subject, given whole multiples of a number of tokens alone where its module serves no others.
+
+    `refusal` says what a call of that length raises. What is raised on purpose is noted, and what merely fails at such
+    a length is among what was `seen`.
+    """
+    step = _step(module, lambda length: refusal(length) is not None)
+    failure = None if step is None else refusal(step + 1)
+    if step is None or failure is None:
+        return subject
+    found = filled_up(subject, step)
+    if is_on_purpose(failure, subject.packages):
+        why = f"it refuses others, by {failure.caught.sentence}"
+    else:
+        point = Point(length=step + 1, dtype=subject.dtype, mode=_mode(subject))
+        found = replace(found, seen=(Measurement(point=point, trouble=trouble_of(failure, subject.packages)),))
+        why = "it raises at others"
+    note = f"sequences are filled up at their end to whole multiples of {step} tokens: {why}"
+    return replace(found, notes=(*found.notes, note))
+
+
+def filled_up(subject: Subject, step: int) -> Subject:
+    """The subject whose forward is given whole multiples of `step` tokens: the last token again where some are missing.
+
+    Nothing before the end may depend on that; the answer is cut.
+    """
+    if step == 1:
+        return subject
+    forward = subject.forward
+
+    def filled(module: nn.Module, x: Tensor) -> Any:
+        length = x.shape[1]
+        missing = -length % step
+        if not missing:
+            return forward(module, x)
+        last = x[:, -1:].expand(-1, missing, *x.shape[2:])
+        whole = length + missing
+        answer = forward(module, torch.cat((x, last), dim=1))
+        output, others = split_answer(answer, lambda each: each.ndim == _OUTPUT_DIMS and each.shape[1] == whole)
+        return _cut(output, length, whole), {name: _cut(other, length, whole) for name, other in others.items()}
+
+    return replace(subject, forward=filled, whole_multiples_of=step)
+
+
+def _step(module: nn.Module, refuses: Callable[[int], bool]) -> int | None:
+    """The least number whose multiples are served while others are refused; None where there is none."""
+    if not all(refuses(length) for length in _WHOLE_IN_NOTHING):
+        return None
+    for step in _candidates(module):
+        if refuses(step + 1) and not any(refuses(factor * step) for factor in _MULTIPLES):
+            return step
+    return None
+
+
+def _mode(subject: Subject) -> Mode:
+    return "no_grad" if "no_grad" in subject.modes else subject.modes[0]
+
+
+def _candidates(module: nn.Module) -> Iterator[int]:
+    """Usual sizes of blocks, and whole numbers that the module's parts hold, with twice those; the least first."""
+    held = {value for part in module.modules() for value in vars(part).values() if type(value) is int}
+    usual = {size for size in range(1, _LARGEST_STEP + 1) if WHOLE_IN_MANY % size == 0 or _LARGEST_STEP % size == 0}
+    sizes = usual | held | {2 * value for value in held}
+    yield from sorted(size for size in sizes if 1 < size <= _LARGEST_STEP)
+
+
+def _cut(answer: Any, length: int, whole: int) -> Any:
+    """A tensor without what belongs to the filling."""
+    has_tokens = isinstance(answer, Tensor) and answer.ndim > 1 and answer.shape[1] == whole
+    return answer[:, :length] if has_tokens else answer
