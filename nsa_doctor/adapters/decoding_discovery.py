@@ -47,7 +47,8 @@ class Decoding:
     It `goes_on` where they leave none that a step may be given several tokens, as a forward is that takes past keys and
     values, unless it does not look at them then.
 
-    `others` are steps that a module may want in its place, given all tokens so far.
+    `others` are steps that a module may want in its place, given all tokens so far, each with the one at the first
+    position in its place: a module that gives another output then counts positions by itself.
     """
 
     words: str
@@ -55,7 +56,7 @@ class Decoding:
     step: Step
     is_certain: bool
     goes_on: bool = False
-    others: tuple[Step, ...] | None = None
+    others: tuple[tuple[Step, Step | None], ...] | None = None
 
 
 def with_decoding(subject: Subject, module: nn.Module) -> Subject:
@@ -152,8 +153,11 @@ def _by_forward(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
 
 def _other_steps(
     subject: Subject, way: str | None, asking: Mapping[str, Any], name: str, parameters: Mapping[str, Any]
-) -> Iterator[Step]:
-    """The last token with its position, by each parameter that may stand for one, and all tokens once more."""
+) -> Iterator[tuple[Step, Step | None]]:
+    """The last token with its position, by each parameter that may stand for one, and all tokens once more.
+
+    With each comes the same at the first position, where it is told one.
+    """
 
     def stepping(num_tokens: int | None, more: Callable[[Tensor], Mapping[str, Any]]) -> Step:
         def step(module: nn.Module, x: Tensor, cache: Any) -> Any:
@@ -163,13 +167,15 @@ def _other_steps(
 
         return step
 
-    last = lambda x: torch.tensor([x.shape[1] - 1])  # noqa: E731
-    yield stepping(None, lambda x: {})
+    yield stepping(None, lambda x: {}), None
+    ways: list[tuple[str, Callable[[int, Tensor], Any]]] = []
     for each in (each for each in _POSITIONS if each in parameters):
-        yield stepping(1, lambda x, each=each: {each: last(x).expand(len(x), 1)})
-        yield stepping(1, lambda x, each=each: {each: last(x)})
-    for each in (each for each in _OFFSETS if each in parameters):
-        yield stepping(1, lambda x, each=each: {each: x.shape[1] - 1})
+        ways += [(each, lambda position, x: torch.tensor([position]).expand(len(x), 1))]
+        ways += [(each, lambda position, x: torch.tensor([position]))]
+    ways += [(each, lambda position, x: position) for each in _OFFSETS if each in parameters]
+    for each, told in ways:
+        at_last = stepping(1, lambda x, each=each, told=told: {each: told(x.shape[1] - 1, x)})
+        yield at_last, stepping(1, lambda x, each=each, told=told: {each: told(0, x)})
 
 
 def _run(module: nn.Module, x: Tensor, way: str | None, options: Mapping[str, Any]) -> Any:
@@ -202,7 +208,7 @@ def _proves_itself(subject: Subject, way: Decoding) -> bool:
 
 
 def _is_meant(subject: Subject, way: Decoding) -> bool:
-    """Whether a step reads its cache, gives one output for one token, and no other step is the right one."""
+    """Whether a step reads its cache, gives one output for one token, and no other step is what the module wants."""
     sp = built(subject)
     x, another = sp.input(_LENGTH), sp.input(_LENGTH, seed=subject.seed + 1)
     with torch.no_grad():
@@ -215,11 +221,15 @@ def _is_meant(subject: Subject, way: Decoding) -> bool:
         if _is_near(after_another, following, whole):
             return False
 
-        def is_right(step: Step) -> bool:
+        def gives(step: Step, expected: Tensor) -> bool:
             cache = way.prefill(sp.module, x[:, :_PROMPT].clone())[1]
-            return _is_near(step(sp.module, x.clone(), cache)[0], whole[:, -1:], whole)
+            return _is_near(step(sp.module, x.clone(), cache)[0], expected, whole)
 
-        return not any(attempt(lambda each=each: is_right(each)) is True for each in way.others or ())
+        def is_right(at_last: Step, at_first: Step | None) -> bool:
+            """Whether it is what the module wants: one that counts positions by itself wants none."""
+            return gives(at_last, whole[:, -1:]) and (at_first is None or gives(at_first, following))
+
+        return not any(attempt(lambda pair=pair: is_right(*pair)) is True for pair in way.others or ())
 
 
 def _is_near(one: Tensor, other: Tensor, whole: Tensor) -> bool:

@@ -41,8 +41,14 @@ def benches(subject: Subject, only_one_length: bool = False) -> Iterator[tuple[M
         longer = length_that_loses_more(built(subject, mode=evaluated), lengths[-1])
         if longer is not None:
             yield evaluated, longer, _maker(wide)
-    if evaluated == "eval" and "train" in subject.modes and subject.profile != "smoke":
-        make = _maker(built(subject, dtype=wide.dtype, mode="train"))
+    if evaluated == "eval" and subject.profile != "smoke":
+        yield from training_bench(subject, wide.dtype)
+
+
+def training_bench(subject: Subject, dtype: str) -> Iterator[tuple[Mode, int, Make]]:
+    """(mode, length, what makes a bench) in training mode, where it has that and two runs of it do not differ."""
+    if "train" in subject.modes:
+        make = _maker(built(subject, dtype=dtype, mode="train"))
         length = min(_LENGTH_IN_TRAINING, subject.max_length)
         if _is_repeatable(make, length):
             yield "train", length, make

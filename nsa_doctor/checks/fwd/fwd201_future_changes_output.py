@@ -83,7 +83,6 @@ CHECK = Check(
     planted=planted,
     profile="smoke",
     blocked_by=("FWD206",),
-    explained_by=("FWD203",),
     priority=460,
     fuzzed=("future changes output",),
     commands=("throughput",),

@@ -22,13 +22,16 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.earlier import Replays
 from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.text import joined
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.random_draws import first_draw
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.call_schedule import evaluated, evaluation_steps, further_draws, further_repeats
 from nsa_doctor.probes.model.draws import Generators
 from nsa_doctor.probes.model.state import seed_everything
+from nsa_doctor.probes.model.training import forward_backward
 from nsa_doctor.probes.numerics.earlier_calls import differs_by, first_seen
 from nsa_doctor.probes.numerics.long_sequence import longest_affordable
 from nsa_doctor.probes.numerics.precision import effective_precision
@@ -56,23 +59,29 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
 
 
 def _far_longer(sp: BuiltModule) -> list[int]:
-    """Lengths at which tables grow and bases change: the longest that other checks look at, and one beyond."""
+    """Lengths at which tables grow and bases change: the longest that other checks look at, and one that is served."""
     if sp.subject.profile == "smoke":
         return []
     beyond = longest_affordable(sp)
-    return [sp.subject.max_length, *(() if beyond is None else beyond[:1])]
+    return [sp.subject.max_length, *(() if beyond is None or not _serves(sp, beyond[0]) else beyond[:1])]
+
+
+def _serves(sp: BuiltModule, length: int) -> bool:
+    """Whether a fresh module takes a sequence of that length: one that refuses it has a limit, and no memory."""
+    fresh = comparable_module(sp.subject)
+    with torch.no_grad(), unobserved():
+        return not isinstance(attempt(lambda: fresh(fresh.input(length))), Caught)
 
 
 def _drawn_from(sp: BuiltModule) -> tuple[str, ...]:
-    """By a call without gradients or with them."""
+    """By a call without gradients, or by one with them and its backward."""
     seed_everything(sp.subject.seed)
     generators = Generators()
-    for has_grad in (False, True):
-        with torch.set_grad_enabled(has_grad):
-            sp(_input(sp))
-        if drawn := generators.drawn_from():
-            return drawn
-    return ()
+    with torch.no_grad():
+        sp(_input(sp))
+    if not generators.drawn_from() and "eval" in sp.subject.modes:
+        forward_backward(sp, _input(sp))
+    return generators.drawn_from()
 
 
 def _input(sp: BuiltModule) -> Tensor:

@@ -42,7 +42,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         consequence = watched.consequence(site)
         if consequence is not None:
             yield _finding(subject, swallowed, f"{words}: {consequence.call.words} {consequence.words}")
-        elif swallowed.is_slip(subject.packages):
+        elif swallowed.is_slip(subject.packages) and not watched.is_of_building(site):
             yield _finding(subject, swallowed, f"{words}: nobody means to raise it, and the clause hides every other")
         elif not swallowed.is_a_question:
             notes.append(Note(message=words, where=swallowed.caught))

@@ -20,16 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import said_of
-from nsa_doctor.checks._shared.gradient import Make, benches, distinct_texts, shortest, valued_benches
+from nsa_doctor.checks._shared.gradient import benches, shortest, valued_benches
 from nsa_doctor.checks._shared.halved import half_findings, in_half_alone
-from nsa_doctor.checks._shared.unlearned import where_it_is_cut
+from nsa_doctor.checks._shared.wrong_gradient import wrong_gradient
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.derivative import Agreement
-from nsa_doctor.probes.gradients.gradient_fault import find_fault, first_wrong_pass
-from nsa_doctor.probes.gradients.truncation import truncation
 from nsa_doctor.subject.contract import Subject
 
 _SEEDS = (0, 1, 2)
@@ -45,40 +42,14 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         could_tell = could_tell or agreement is not Agreement.UNKNOWN
         if agreement is Agreement.DIFFERS:
             least, right = shortest(make, length, lambda bench: bench.agreement(_SEEDS) is Agreement.DIFFERS)
-            yield _found(subject, mode, least, right, make)
+            yield wrong_gradient(subject, "GRD101", mode, least, right, make)
             return
     for kind, mode, length, make in valued_benches(subject) if could_tell else ():
         if make(length).agreement(_SEEDS) is Agreement.DIFFERS:
-            yield _found(subject, mode, length, None, make, said_of(kind))
+            yield wrong_gradient(subject, "GRD101", mode, length, None, make, said_of(kind))
             return
     if not could_tell:
         raise NotComparableError("central differences change with their step at every length, so nothing can be said")
-
-
-def _found(subject: Subject, mode: str, length: int, right: int | None, make: Make, values: str = "") -> Finding | Note:
-    bench = make(length)
-    fault = find_fault(bench)
-    slope, words = (fault.slope, "") if fault is not None else first_wrong_pass(make(length))
-    if fault is None:
-        place, sought = where_it_is_cut(bench.built, bench.x)
-    else:
-        place, sought = fault.place, f"; it goes wrong in {fault.what}"
-    gradient, difference = distinct_texts(slope.autograd, slope.numeric)
-    message = f"the gradient is {gradient} along a random direction and central differences give {difference} "
-    message += f"(to {slope.uncertainty:.1g}) at S={length} in {mode} mode{values}{words}{sought}"
-    reason = fault.reason if fault and not values else ""  # on purpose is what ordinary input shows too
-    if right and fault and not reason and (cut := truncation(make, length, place)):
-        message, reason = f"{message}; {cut}", "truncated on purpose" if cut.is_documented else ""
-    if reason:
-        return Note(message=f"{message}; {reason}", where=place)
-    numbers = {"gradient": slope.autograd, "central difference": slope.numeric}
-    return Finding(
-        message=message,
-        where=place,
-        evidence={"length": length, "mode": mode, **numbers, "dtype": bench.built.dtype},
-        control=f"they agree at S={right}" if right else "",
-        repro=command_for(subject, "GRD101"),
-    )
 
 
 class _Halved(torch.autograd.Function):

@@ -22,6 +22,7 @@ from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.subject.contract import Subject
 
 _LONGEST, _NUM_LENGTHS, _BATCH, _NUM_DECODED = 260, 8, 3, 3
+_BUILDING = "while it is built"
 _TIMES, _LEAST_MORE = 4, 100  # as many operations for as many tokens, and so many at least
 
 
@@ -78,6 +79,11 @@ class Watched:
             if words := next((words for other in others if (words := self._difference(call, other))), ""):
                 return Consequence(call=call, words=words)
         return None
+
+    def is_of_building(self, site: Site) -> bool:
+        """Whether it is swallowed while the subject is built, and in no forward pass."""
+        calls = [call for call in self.calls if site in call.sites]
+        return any(call.words == _BUILDING for call in calls) and all(call.x is None for call in calls)
 
     def when(self, site: Site) -> str:
         """`in every call`, or in which."""
@@ -174,7 +180,7 @@ def _plan(sp: BuiltModule) -> Iterator[_Planned]:
     longest = min(subject.max_length, _LONGEST)
     lengths = sorted({1, longest, *spread_lengths(subject.geometry, longest, _NUM_LENGTHS)})
     middle, x = lengths[len(lengths) // 2], sp.input(longest, _BATCH)
-    yield "while it is built", None, lambda: _nothing(subject.build(subject.seed))
+    yield _BUILDING, None, lambda: _nothing(subject.build(subject.seed))
     for length in lengths:
         yield _forward(sp, f"at S={length}", x[:1, :length])
     yield _forward(sp, f"at S={middle} with {_BATCH} rows", x[:, :middle])

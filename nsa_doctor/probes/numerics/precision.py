@@ -113,17 +113,22 @@ class _Nudge(DispatchWatcher):
         if _narrowed(args, result) != self._dtype:
             return result
         factor = 1 + _NUDGE * torch.finfo(self._dtype).eps
-        return (result.double() * factor).to(self._dtype)
+        wide = torch.complex128 if result.is_complex() else torch.float64
+        return (result.to(wide) * factor).to(result.dtype)
 
 
 def _narrowed(args: tuple[Any, ...], result: Any) -> torch.dtype | None:
-    """The dtype of a result that is narrower than the first floating-point input."""
-    if not isinstance(result, Tensor) or not result.is_floating_point() or result.numel() < 2:
+    """The dtype of a result, or of its parts if it is complex, that is narrower than the first such input."""
+    if not isinstance(result, Tensor) or not _is_rounded(result) or result.numel() < 2:
         return None
-    given = next((value for value in args if isinstance(value, Tensor) and value.is_floating_point()), None)
+    given = next((value for value in args if isinstance(value, Tensor) and _is_rounded(value)), None)
     if given is None or torch.finfo(given.dtype).eps >= torch.finfo(result.dtype).eps:
         return None
-    return result.dtype
+    return result.dtype.to_real()
+
+
+def _is_rounded(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _perturbed(built: BuiltModule, x: Tensor, eps: float, index: int) -> Tensor:

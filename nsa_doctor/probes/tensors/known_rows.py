@@ -20,6 +20,7 @@ _ROUNDINGS_OF_FEW_DIGITS = 64.0  # or everything would be like something else
 _LARGEST = 1e30  # beyond it a value hides and is not one
 _MOST_ROWS, _MOST_ALIKE = 20_000, 64
 _MOST_CUT, _MOST_DIMS = 32, 6
+_WAYS = (False, True)  # of asking which dimension counts tokens
 _MOST_BYTES = 1 << 28
 _MOST_COLUMNS = 8192
 
@@ -46,6 +47,8 @@ class KnownRows:
     _parts: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
     _tensors: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     _sorted: tuple[Tensor, ...] | None = None
+    _operations: dict[str, int] = field(default_factory=dict)
+    _described: tuple[Tensor, Tensor, dict[bool, Tensor]] | None = None
     _wide: list[Tensor] = field(default_factory=list)
     _cut: dict[int, Tensor] = field(default_factory=dict)
     _constants: dict[tuple[str, int, torch.dtype], list[Tensor]] = field(default_factory=dict)
@@ -59,10 +62,11 @@ class KnownRows:
             projected = _projected(tensor)[0]
             self._parts.append((projected, torch.full((len(projected),), len(self._tensors)), _indices(tensor)))
             self._tensors.append((operation, tuple(tensor.shape)))
+            self._operations.setdefault(operation, len(self._operations))
             if tensor.shape[-1] <= self.length and self._num_bytes < _MOST_BYTES:
                 self._num_bytes += tensor.nbytes
                 self._wide.append(tensor.detach().reshape(-1, tensor.shape[-1]).clone())
-        self._sorted = None
+        self._sorted = self._described = None
 
     def unknown(self, tensor: Tensor, asked: Asked) -> Tensor | None:
         """Numbers of the rows that are not known, where some are not; None where all are.
@@ -109,22 +113,28 @@ class KnownRows:
                 found = self._constants.setdefault((operation, tensor.ndim, tensor.dtype), [])
                 found.append(tensor.detach().clone())
 
-    def _comparable(self, shape: Sequence[int], asked: Asked) -> tuple[list[int], bool]:
-        """The tensors in which a row has to stand at its own place; none where it may stand anywhere.
+    def _comparable(self, shape: Sequence[int], asked: Asked) -> tuple[Tensor, bool]:
+        """Which tensors a row has to stand at its own place in [N]; none where it may stand anywhere.
 
         And whether the same operation made them: else one row of a token may stand at it in any other too.
         """
+        sizes, kinds, _ = self._shapes()
+        own = _padded(shape)
+        fits = (sizes == own) | ((sizes == self.length) & (own == asked.width))
+        fits[:, len(shape) :] = True  # the number of dimensions is compared by itself, and rows may be of any width
+        alike = (kinds[:, 0] == len(shape)) & fits[:, : len(shape) - 1].all(1) & bool(asked.operation)
+        same = alike & (kinds[:, 1] == self._operations.get(asked.operation, -1))
+        is_same = bool(same.any())
+        return same if is_same else alike, is_same
 
-        def fits(own: int, known: int) -> bool:
-            return own == known or (known == self.length and own == asked.width)
-
-        alike = [
-            number
-            for number, (_, known) in enumerate(self._tensors)
-            if asked.operation and len(known) == len(shape) and all(map(fits, shape[:-1], known[:-1]))
-        ]
-        same = [number for number in alike if self._tensors[number][0] == asked.operation]
-        return (same or alike), bool(same)
+    def _shapes(self) -> tuple[Tensor, Tensor, dict[bool, Tensor]]:
+        """Sizes [N, dimensions] of the tensors, how many and which operation [N, 2], and those that count tokens."""
+        if self._described is None:
+            shapes = [shape for _, shape in self._tensors]
+            kinds = [(len(shape), self._operations[operation]) for operation, shape in self._tensors]
+            of_tokens = {way: torch.tensor([self._dims_of_tokens(shape, way) for shape in shapes]) for way in _WAYS}
+            self._described = (torch.stack([_padded(shape) for shape in shapes]), torch.tensor(kinds), of_tokens)
+        return self._described
 
     def _not_cut(self, tensor: Tensor, numbers: Tensor, end: int) -> Tensor | None:
         """Those of the rows that are no beginning of a longer row either."""
@@ -140,26 +150,24 @@ class KnownRows:
 
     def _unknown(self, tensor: Tensor, asked: Asked) -> Tensor | None:
         projected, bound, is_even = (each[:_MOST_ROWS] for each in _projected(tensor))
-        values, numbers, indices = self._table()
+        keys, values, numbers, indices = self._table()
         due = _indices(tensor)[:_MOST_ROWS]
-        comparable = torch.zeros(len(self._tensors), dtype=torch.bool)
-        chosen, are_same = self._comparable(tensor.shape, asked)
-        comparable[chosen] = True
-        is_strict = are_same or len(projected) != asked.width
-        of_tokens = torch.tensor([self._dims_of_tokens(shape, is_strict) for _, shape in self._tensors])
+        comparable, are_same = self._comparable(tensor.shape, asked)
+        has_comparable = bool(comparable.any())
+        sizes, _, of_tokens_by_way = self._shapes()
+        of_tokens = of_tokens_by_way[are_same or len(projected) != asked.width]
         shifted = torch.zeros((len(self._tensors), _MOST_DIMS), dtype=torch.long)
-        for number in chosen:  # in these dimensions they have all tokens, and the other its own
-            sizes = zip(tensor.shape[:-1], self._tensors[number][1][:-1], strict=True)
-            shifted[number, : tensor.ndim - 1] = torch.tensor([own != known for own, known in sizes])
+        inner = slice(tensor.ndim - 1)  # in these dimensions they have all tokens, and the other its own
+        shifted[:, inner] = (comparable[:, None] & (sizes != _padded(tensor.shape)))[:, inner].long()
         known = is_even
-        low, high = (torch.searchsorted(values[:, 0].contiguous(), projected[:, 0] + s * bound) for s in (-1.0, 1.0))
+        low, high = (torch.searchsorted(keys, projected[:, 0] + s * bound) for s in (-1.0, 1.0))
         for offset in range(min(_MOST_ALIKE, int((high - low).max()) + 1)):
             at = (low + offset).clamp_max(len(values) - 1)
             same = ((values[at] - projected).abs() <= bound[:, None]).all(1)
             is_there = indices[at] == due + asked.start * shifted[numbers[at]]
             is_of_token = of_tokens[numbers[at]] & (indices[at] >= asked.start) & (indices[at] < asked.end)
             in_place = (comparable[numbers[at]] & is_there.all(1)) | is_of_token.any(1)
-            known = known | (same & (in_place if chosen else True))
+            known = known | (same & (in_place if has_comparable else True))
         unknown = (~known).nonzero()[:, 0]
         return unknown if len(unknown) else None
 
@@ -173,8 +181,14 @@ class KnownRows:
         if self._sorted is None:
             joined = [torch.cat(parts) for parts in zip(*self._parts, strict=True)]
             order = joined[0][:, 0].argsort()
-            self._sorted = tuple(each[order] for each in joined)
+            ordered = [each[order] for each in joined]
+            self._sorted = (ordered[0][:, 0].contiguous(), *ordered)
         return self._sorted
+
+
+def _padded(shape: Sequence[int]) -> Tensor:
+    """A shape of so many sizes as the most that is looked at has."""
+    return torch.tensor([*shape, *[-1] * (_MOST_DIMS + 1 - len(shape))])
 
 
 def row_of(tensor: Tensor, number: int) -> Tensor:

@@ -8,7 +8,11 @@ import time
 import torch
 from torch import Tensor, nn
 
-from .half_and_rare import _AfterHalfPrecision, _GradientByRareDraw  # noqa: F401, looked up by name
+from .half_and_rare import (  # noqa: F401, looked up by name
+    _AfterHalfPrecision,
+    _GradientByDrawInBackward,
+    _GradientByRareDraw,
+)
 from .host import DIM, Host
 
 
@@ -380,6 +384,7 @@ CASES = {
     "AfterTraining": ("FWD210", "step"),
     "AfterHalfPrecision": ("FWD210", "step"),
     "GradientByRareDraw": ("FWD210", "draw"),
+    "GradientByDrawInBackward": ("FWD210", "draw"),
     "AfterEval": ("GRD104", "step"),
     "AfterNoGrad": ("GRD104", "step"),
     "WrongAtEverySecondBackward": ("GRD104", "again"),

@@ -106,6 +106,20 @@ class _Asks(nn.Module):
             raise _UnservedError from error
 
 
+class _MadeOfAny(nn.Module):
+    """Takes a class, an object or a name for its activation, and asks by calling it."""
+
+    def __init__(self, activation: object) -> None:
+        super().__init__()
+        try:
+            self.activation = activation()  # type: ignore[operator]
+        except TypeError:
+            self.activation = getattr(nn, str(activation))()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(x)
+
+
 def other_scale() -> nn.Module:
     return Host(_OtherScale())
 
@@ -132,6 +146,10 @@ def of_all_tokens() -> nn.Module:
 
 def counts() -> nn.Module:
     return Host(_Counts())
+
+
+def made_of_any() -> nn.Module:
+    return Host(_MadeOfAny("SiLU"))
 
 
 def asks() -> nn.Module:

@@ -65,6 +65,31 @@ class WantsPosition(Means):
         return self.run(x, x.new_zeros(()) if cache is None else cache, start)
 
 
+class CountsOrIsTold(Means):
+    """Positions are counted by the cache unless they are given; `slip` is how many too many each call counts."""
+
+    def forward(
+        self,
+        x: Tensor,
+        past_key_values: tuple[Tensor, int] | None = None,
+        position_ids: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, int]]:
+        total, start = (x.new_zeros(()), 0) if past_key_values is None else past_key_values
+        given = start if position_ids is None else int(position_ids.flatten()[0])
+        y, total = self.run(x, total, given)
+        return y, (total, start + x.shape[1] + self.slip)
+
+
+class IsTold(Means):
+    """Positions start at the first unless they are given."""
+
+    def forward(
+        self, x: Tensor, past_key_values: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        total = x.new_zeros(()) if past_key_values is None else past_key_values
+        return self.run(x, total, 0 if position_ids is None else int(position_ids.flatten()[0]))
+
+
 class Cached(Means):
     def forward(self, x: Tensor, cache: tuple[Tensor, int] | None = None) -> tuple[Tensor, tuple[Tensor, int]]:
         total, start = (x.new_zeros(()), 0) if cache is None else cache
@@ -155,8 +180,8 @@ def test_a_way_to_decode_is_found(make: type[nn.Module], words: str) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [WantsPosition, AllTokensAgain, OtherSteps, lambda: nn.Linear(DIM, DIM)],
-    ids=["start", "again", "other", "no"],
+    [WantsPosition, IsTold, AllTokensAgain, OtherSteps, lambda: nn.Linear(DIM, DIM)],
+    ids=["start", "positions", "again", "other", "no"],
 )
 def test_what_is_no_decoding_is_left_alone(make: Callable[[], nn.Module]) -> None:
     assert not found(make).offers("step")
@@ -172,6 +197,12 @@ def test_a_wrong_step_by_a_cache_is_examined_though_it_proves_nothing(make: type
     (finding,) = run_check(registry.load("DEC101"), found(lambda: make(1))).findings
     assert "first token" in finding.message
     assert run_check(registry.load("DEC101"), found(make)).findings == ()
+
+
+def test_positions_that_a_cache_counts_wrongly_are_found_though_right_ones_can_be_given() -> None:
+    (finding,) = run_check(registry.load("DEC101"), found(lambda: CountsOrIsTold(1))).findings
+    assert "first token" in finding.message
+    assert run_check(registry.load("DEC101"), found(CountsOrIsTold)).findings == ()
 
 
 def test_a_step_that_serves_one_token_alone_is_given_no_more() -> None:

@@ -57,6 +57,11 @@ def test_warnings_and_counters_that_tell_of_another_way_are_notes(examine: Exami
     assert any("the counter faulty.swallowing.COUNTS.fallbacks rises by" in note for note in result.notes)
 
 
+def test_asking_by_a_call_while_it_is_built_is_a_note(examine: Examine) -> None:
+    result = examine("made_of_any")
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
 def test_asking_by_an_exception_is_not_even_noted(examine: Examine) -> None:
     result = examine("asks")
     assert (result.verdict, result.notes) == (Verdict.PASS, ())

@@ -1,0 +1,48 @@
+"""A gradient that is not the derivative, in words, at the operation that goes wrong."""
+
+from nsa_doctor.checks._shared.gradient import Make, distinct_texts
+from nsa_doctor.checks._shared.unlearned import where_it_is_cut
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.gradients.gradient_fault import find_fault, first_wrong_pass
+from nsa_doctor.probes.gradients.truncation import truncation
+from nsa_doctor.subject.contract import Subject
+
+
+def wrong_gradient(
+    subject: Subject,
+    code: str,
+    mode: str,
+    length: int,
+    right: int | None,
+    make: Make,
+    values: str = "",
+    of: str = "the gradient",
+) -> Finding | Note:
+    """The finding of a bench whose gradient differs from its derivative; a note where it does so on purpose.
+
+    `right` is a length at which they agree, `values` the kind of input, in words, and `of` what is differentiated.
+    """
+    bench = make(length)
+    fault = find_fault(bench)
+    slope, words = (fault.slope, "") if fault is not None else first_wrong_pass(make(length))
+    if fault is None:
+        place, sought = where_it_is_cut(bench.built, bench.x)
+    else:
+        place, sought = fault.place, f"; it goes wrong in {fault.what}"
+    gradient, difference = distinct_texts(slope.autograd, slope.numeric)
+    message = f"{of} is {gradient} along a random direction and central differences give {difference} "
+    message += f"(to {slope.uncertainty:.1g}) at S={length} in {mode} mode{values}{words}{sought}"
+    reason = fault.reason if fault and not values else ""  # on purpose is what ordinary input shows too
+    if right and fault and not reason and (cut := truncation(make, length, place)):
+        message, reason = f"{message}; {cut}", "truncated on purpose" if cut.is_documented else ""
+    if reason:
+        return Note(message=f"{message}; {reason}", where=place)
+    numbers = {"gradient": slope.autograd, "central difference": slope.numeric}
+    return Finding(
+        message=message,
+        where=place,
+        evidence={"length": length, "mode": mode, **numbers, "dtype": bench.built.dtype},
+        control=f"they agree at S={right}" if right else "",
+        repro=command_for(subject, code),
+    )
