@@ -15,10 +15,10 @@ import torch
 hypothesis.settings.register_profile("reproducible", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("reproducible")
 
-TRITON = ("compress", "gate", "score", "select", "slide")
+TRITON = ("compress", "decode", "gate", "score", "select", "slide")
 KERNELS = {
-    *("nsa.ops.kernel_tiles", "nsa.ops.band_kernels", "nsa.ops.select.block_kernels"),
-    "nsa.train.loss_kernels",
+    *("nsa.ops.kernel_tiles", "nsa.ops.kernel_launch", "nsa.ops.band_kernels", "nsa.ops.select.block_kernels"),
+    *("nsa.ops.decode.token", "nsa.train.loss_kernels"),
     *(f"nsa.ops.{folder}.triton" for folder in TRITON),
 }
 
