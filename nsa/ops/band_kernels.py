@@ -18,9 +18,9 @@ from nsa.ops.kernel_tiles import (
     attend_tile,
     current,
     finish_rows,
-    load_norm,
     load_rows,
-    make_delta,
+    load_terms,
+    make_terms,
     rows_from,
     rows_that_fit,
     scale,
@@ -61,24 +61,26 @@ def attend_backward(
     out: Tensor,
     norm: Tensor,
     grad_q: Tensor,
-    delta: Tensor,
+    terms: Tensor,
     grad_k: Tensor,
     grad_v: Tensor,
 ) -> None:
-    """Writes the gradient of q and delta [B, T, H] of the band's queries, and of the first keys as many as grad_k has.
+    """Writes the gradient of q and terms [B, T, H, 4] of the band's queries, and of as many first keys as grad_k has.
 
     Every key that the band's queries see is among these. All tensors are contiguous.
     """
     lengths = _lengths(q, k, band)
     with current(q.device):
-        sides, launched = _BACKWARD_Q[max(q.shape[-1], v.shape[-1]) <= SMALL]
+        # For larger heads the compiler has one product wait for the other where terms are loaded as tiles.
+        is_small = max(q.shape[-1], v.shape[-1]) <= SMALL
+        sides, launched = _BACKWARD_Q[is_small]
         sizes = _sizes(q, k, v, sides, launched["num_stages"])
         _attend_backward_q[_by_rows(k, band, sizes)](
-            q, k, v, out, norm, grad, grad_q, delta, *lengths, **sizes, **launched
+            q, k, v, out, norm, grad, grad_q, terms, *lengths, **sizes, **launched
         )
         sizes = _sizes(q, k, v, _SIDES_BACKWARD_KV, _BACKWARD_KV["num_stages"])
         _attend_backward_kv[(k.shape[0] * k.shape[2] * -(-grad_k.shape[1] // sizes["KEYS"]),)](
-            q, k, v, norm, grad, delta, grad_k, grad_v, grad_k.shape[1], *lengths, **sizes, **_BACKWARD_KV
+            q, k, v, grad, terms, grad_k, grad_v, grad_k.shape[1], *lengths, **sizes, AS_TILE=is_small, **_BACKWARD_KV
         )
 
 
@@ -140,19 +142,20 @@ def _attend(
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_backward_q(
-    q, k, v, out, norm, grad, grad_q, delta, num_streams, num_queries, num_served, num_keys, window,
+    q, k, v, out, norm, grad, grad_q, terms, num_streams, num_queries, num_served, num_keys, window,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of q, and delta, of one tile of rows."""
+    """Gradient of q, and terms, of one tile of rows."""
     first_key, first_row, row, is_row, position, begin, first_whole, last_whole, stop = _place(
         num_streams, num_queries, num_served, num_keys, window, HEADS, GROUPS, ROWS, KEYS
     )
     q_tile = load_rows(q + first_row * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
     grad_tile = load_rows(grad + first_row * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
     out_tile = load_rows(out + first_row * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
-    row_delta = make_delta(delta + first_row, row, is_row, grad_tile, out_tile)
-    peak, log_total = load_norm(norm + first_row * 2, row, is_row)
+    peak, log_total, delta = make_terms(
+        terms + first_row * 4, norm + first_row * 2, row, is_row, position, grad_tile, out_tile, ROWS
+    )
     k += first_key * SIZE_K
     v += first_key * SIZE_V
     sum_q = tl.zeros([ROWS, WIDTH_K], tl.float32)
@@ -164,17 +167,17 @@ def _attend_backward_q(
         is_visible = _is_visible((start + key)[None, :], position[:, None], window)
         is_edge = (start < first_whole) | (start > last_whole)
         sum_q = add_grad_q(
-            sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K, is_edge
+            sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, delta, SIZE_K, is_edge
         )
     store_rows(grad_q + first_row * SIZE_K, row, is_row, sum_q * scale(SIZE_K), SIZE_K, WIDTH_K)
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_backward_kv(
-    q, k, v, norm, grad, delta, grad_k, grad_v, num_written, num_streams, num_queries, num_served, num_keys,
+    q, k, v, grad, terms, grad_k, grad_v, num_written, num_streams, num_queries, num_served, num_keys,
     window,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, AS_TILE: tl.constexpr,
 ):  # fmt: skip
     """Gradients [B, num_written, G, D] of one tile of keys and values of one stream; zero where no query sees a key."""
     batch, group, tile = stream_of(num_streams, GROUPS)
@@ -187,8 +190,7 @@ def _attend_backward_kv(
     first_row = (batch * num_queries * GROUPS + group) * HEADS
     q += first_row * SIZE_K
     grad += first_row * SIZE_V
-    norm += first_row * 2
-    delta += first_row
+    terms += first_row * 4
     sum_k = tl.zeros([KEYS, WIDTH_K], tl.float32)
     sum_v = tl.zeros([KEYS, WIDTH_V], tl.float32)
     first_query = num_keys - num_queries
@@ -202,12 +204,12 @@ def _attend_backward_kv(
         is_row = start + tl.arange(0, ROWS) < stop
         q_tile = load_rows(q + first * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
         grad_tile = load_rows(grad + first * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
-        peak, log_total = load_norm(norm + first * 2, row, is_row)
-        row_delta = tl.load(delta + first + row, mask=is_row, other=0.0)
-        is_visible = _is_visible(key[:, None], (first_query + query)[None, :], window)
+        peak, log_total, delta, kept = load_terms(terms + first * 4, row, is_row, ROWS, AS_TILE)
+        position = kept if AS_TILE else first_query + query
+        is_visible = _is_visible(key[:, None], position[None, :], window)
         is_edge = (start < first_whole) | (start > last_whole)
         sum_k, sum_v, _ = add_grad_kv(
-            sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K, is_edge
+            sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, delta, SIZE_K, is_edge
         )
     first_key = (batch * num_written + tile * KEYS) * GROUPS + group
     is_key = key < num_written

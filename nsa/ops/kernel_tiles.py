@@ -1,11 +1,13 @@
 """What the Triton kernels of the branches share; pointers are named as the tensors they point to.
 
 Layouts: q [B, T, G·h, Dk]; out and grad [B, T, G·h, Dv]; norm [B, T, G·h, 2] as `nsa.ops.tiles.normaliser` has it;
-delta [B, T, G·h]. A program adds where its own batch row begins to the pointers, in int64. Within a batch row offsets
-are int32, which halves the registers of addresses, and int64 where a row holds 2^31 elements or more (WIDE).
+terms [B, T, G·h, 4], what the gradients of keys take of each row: see `make_terms`. A program adds where its own batch
+row begins to the pointers, in int64. Within a batch row offsets are int32, which halves the registers of addresses,
+and int64 where a row holds 2^31 elements or more (WIDE).
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ LEAST_SIDE = 16  # of a matrix product
 SMALL = 64  # head size up to which tiles are larger, or have fewer warps
 _MOST_OFFSETS = 2**31 - 1
 _LOG2_E = tl.constexpr(LOG2_E)
+_OF_NO_ROW = tl.constexpr(1e30)  # finite, for it is multiplied by zero
 
 
 def side(size: int) -> int:
@@ -39,12 +42,17 @@ def rows_that_fit(most: int, device: torch.device, *widths: int, num_stages: int
     """
     if device.type != "cuda":
         return most
-    properties = torch.cuda.get_device_properties(device)
-    room = getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block) // 2
-    rows = most
+    room, rows = _shared_memory(device) // 2, most
     while rows > LEAST_SIDE and rows * sum(widths) * num_stages * 2 > room:
         rows //= 2
     return rows
+
+
+@cache  # asking takes several microseconds, and a layer asks ten times
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that one program may have."""
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
 
 
 def tiles_of(x: Tensor, rows: int, width: int) -> Any:
@@ -176,11 +184,36 @@ def load_norm(norm, row, is_row):
 
 
 @triton.jit
-def make_delta(delta, row, is_row, grad_tile, out_tile):
-    """Delta = Σ grad · output over Dv; written for the kernel that follows, and returned."""
-    found = tl.sum(grad_tile.to(tl.float32) * out_tile.to(tl.float32), 1)
-    tl.store(delta + row, found, mask=is_row)
-    return found
+def make_terms(terms, norm, row, is_row, position, grad_tile, out_tile, ROWS: tl.constexpr):
+    """Peak, log2 of the sum, and delta = Σ grad · output over Dv; for the kernel that follows written beside position.
+
+    As one tile: numbers of which a thread takes a whole row are loaded ahead, and once, not by every thread that needs
+    one of them.
+    """
+    peak, log_total = load_norm(norm, row, is_row)
+    delta = tl.sum(grad_tile.to(tl.float32) * out_tile.to(tl.float32), 1)
+    bits = (tl.zeros([ROWS], tl.int32) + position).to(tl.float32, bitcast=True)
+    tile = tl.reshape(tl.join(tl.join(peak, delta), tl.join(log_total, bits)), [ROWS, 4])
+    tl.store(terms + (row[:, None] * 4 + tl.arange(0, 4)[None, :]), tile, mask=is_row[:, None])
+    return peak, log_total, delta
+
+
+@triton.jit
+def load_terms(terms, row, is_row, ROWS: tl.constexpr, AS_TILE: tl.constexpr = True):
+    """The same of rows, and their positions; a row that is none has a peak so high that its probabilities are zero."""
+    if AS_TILE:
+        at = terms + (row[:, None] * 4 + tl.arange(0, 4)[None, :])
+        tile = tl.load(at, mask=is_row[:, None], other=_OF_NO_ROW)
+        first, second = tl.split(tl.reshape(tile, [ROWS, 2, 2]))
+        peak, delta = tl.split(first)
+        log_total, bits = tl.split(second)
+    else:
+        at = terms + row * 4
+        peak = tl.load(at, mask=is_row, other=_OF_NO_ROW)
+        log_total = tl.load(at + 1, mask=is_row, other=0.0)
+        delta = tl.load(at + 2, mask=is_row, other=0.0)
+        bits = tl.load(at + 3, mask=is_row, other=0.0)
+    return peak, log_total, delta, bits.to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -209,7 +242,7 @@ def add_grad_kv(
     """Gradients of the keys (not scaled yet) and values, with the part of one tile of rows; is_visible [keys, rows].
 
     And the gradient of the scores [keys, rows], rounded as its products take it. A row that is none adds nothing,
-    is_masked or not: see `load_norm`.
+    is_masked or not: see `load_terms`.
     """
     weights = tl.exp2(tl.dot(k_tile, tl.trans(q_tile)) * factor(SIZE_K) - peak[None, :] - log_total[None, :])
     if is_masked:

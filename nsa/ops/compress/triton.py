@@ -16,16 +16,15 @@ from torch import Tensor
 from nsa.autocast import without_autocast
 from nsa.ops.geometry import Geometry
 from nsa.ops.kernel_tiles import (
-    SMALL,
     add_grad_kv,
     add_grad_q,
     attend_tile,
     current,
     finish_rows,
     load_keys,
-    load_norm,
     load_rows,
-    make_delta,
+    load_terms,
+    make_terms,
     rows_from,
     rows_that_fit,
     scale,
@@ -38,9 +37,9 @@ from nsa.ops.tiles import refuse_second_derivatives
 from nsa.types import CompressedKey, CompressedValue, Output, Query
 
 _ROWS, _KEYS = 64, 64  # of one product; fastest on an H200, as is what follows
-_ROWS_BACKWARD = {True: 128, False: 64}  # of heads up to SMALL, and of larger ones
+_ROWS_BACKWARD_Q, _ROWS_BACKWARD_KV = 64, 32
 _FORWARD = {"num_warps": 4, "num_stages": 3}
-_BACKWARD = {"num_warps": 4, "num_stages": 2}
+_BACKWARD_Q, _BACKWARD_KV = {"num_warps": 4, "num_stages": 2}, {"num_warps": 4, "num_stages": 3}
 _LEAST_TILED = 512  # compressed blocks
 _MOST_SPANS, _LEAST_SPAN = 32, 256  # of queries, for the gradients of keys and values
 
@@ -96,20 +95,20 @@ def gradients(
     """Gradients of contiguous q, k and v."""
     grad = grad.to(q.dtype).contiguous()
     grad_q = torch.empty_like(q)
-    delta = q.new_empty(q.shape[:3], dtype=torch.float32)
-    rows = _ROWS_BACKWARD[max(q.shape[-1], v.shape[-1]) <= SMALL]
-    lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, rows, _BACKWARD["num_stages"])
+    terms = q.new_empty(*q.shape[:3], 4, dtype=torch.float32)
+    lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, _ROWS_BACKWARD_Q, _BACKWARD_Q["num_stages"])
     tiles, tiled = _key_tiles(k, v, sizes)
     span = max(_LEAST_SPAN, -(-q.shape[1] // _MOST_SPANS))
     num_spans = -(-q.shape[1] // span)
     part_k, part_v = (x.new_empty(num_spans, *x.shape, dtype=torch.float32) for x in (k, v))
     with current(q.device):
         _attend_backward_q[_by_rows(q, k, sizes)](
-            q, k, v, *tiles, out, norm, grad, grad_q, delta, *lengths, **sizes, TILED=tiled, **_BACKWARD
+            q, k, v, *tiles, out, norm, grad, grad_q, terms, *lengths, **sizes, TILED=tiled, **_BACKWARD_Q
         )
         if k.shape[1]:
+            sizes = _sizes(q, k, v, geometry, _ROWS_BACKWARD_KV, _BACKWARD_KV["num_stages"])
             _attend_backward_kv[k.shape[0] * k.shape[2] * -(-k.shape[1] // sizes["KEYS"]), num_spans](
-                q, k, v, norm, grad, delta, part_k, part_v, *lengths, span, **sizes, **_BACKWARD
+                q, k, v, grad, terms, part_k, part_v, *lengths, span, **sizes, **_BACKWARD_KV
             )
     return grad_q, part_k.sum(0).to(k.dtype), part_v.sum(0).to(v.dtype)
 
@@ -194,12 +193,12 @@ def _attend(
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_backward_q(
-    q, k, v, k_tiles, v_tiles, out, norm, grad, grad_q, delta, num_streams, num_queries, num_keys, first_query,
+    q, k, v, k_tiles, v_tiles, out, norm, grad, grad_q, terms, num_streams, num_queries, num_keys, first_query,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, LENGTH: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     TILED: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of q, and delta, of one tile of rows."""
+    """Gradient of q, and terms, of one tile of rows."""
     batch, group, tile = stream_of(num_streams, GROUPS)
     tile = tl.num_programs(0) // num_streams - 1 - tile  # those that see most come first
     first_row, row, is_row, position, whole, stop = _place(
@@ -208,8 +207,9 @@ def _attend_backward_q(
     q_tile = load_rows(q + first_row * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
     grad_tile = load_rows(grad + first_row * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
     out_tile = load_rows(out + first_row * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
-    row_delta = make_delta(delta + first_row, row, is_row, grad_tile, out_tile)
-    peak, log_total = load_norm(norm + first_row * 2, row, is_row)
+    peak, log_total, delta = make_terms(
+        terms + first_row * 4, norm + first_row * 2, row, is_row, position, grad_tile, out_tile, ROWS
+    )
     sum_q = tl.zeros([ROWS, WIDTH_K], tl.float32)
     key = tl.arange(0, KEYS)
     for start in range(0, whole, KEYS):
@@ -220,7 +220,7 @@ def _attend_backward_q(
             v, v_tiles, batch, group, start, whole, num_keys, GROUPS, SIZE_V, WIDTH_V, KEYS, TILED
         )  # fmt: skip
         sum_q = add_grad_q(
-            sum_q, q_tile, k_tile, v_tile, grad_tile, None, peak, log_total, row_delta, SIZE_K, False
+            sum_q, q_tile, k_tile, v_tile, grad_tile, None, peak, log_total, delta, SIZE_K, False
         )  # fmt: skip
     for start in range(whole, stop, KEYS):
         k_tile = load_keys(
@@ -230,13 +230,13 @@ def _attend_backward_q(
             v, v_tiles, batch, group, start, stop, num_keys, GROUPS, SIZE_V, WIDTH_V, KEYS, False
         )  # fmt: skip
         is_visible = ((start + key) * STRIDE + LENGTH - 1)[None, :] <= position[:, None]
-        sum_q = add_grad_q(sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K)
+        sum_q = add_grad_q(sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, delta, SIZE_K)
     store_rows(grad_q + first_row * SIZE_K, row, is_row, sum_q * scale(SIZE_K), SIZE_K, WIDTH_K)
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_backward_kv(
-    q, k, v, norm, grad, delta, part_k, part_v, num_streams, num_queries, num_keys, first_query, span,
+    q, k, v, grad, terms, part_k, part_v, num_streams, num_queries, num_keys, first_query, span,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, LENGTH: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -254,8 +254,7 @@ def _attend_backward_kv(
     first_row = (batch * num_queries * GROUPS + group) * HEADS
     q += first_row * SIZE_K
     grad += first_row * SIZE_V
-    norm += first_row * 2
-    delta += first_row
+    terms += first_row * 4
     sum_k = tl.zeros([KEYS, WIDTH_K], tl.float32)
     sum_v = tl.zeros([KEYS, WIDTH_V], tl.float32)
     # The first query that sees one of the keys, and the first that sees them all.
@@ -268,21 +267,19 @@ def _attend_backward_kv(
         is_row = start + tl.arange(0, ROWS) < stop
         q_tile = load_rows(q + first * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
         grad_tile = load_rows(grad + first * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
-        peak, log_total = load_norm(norm + first * 2, row, is_row)
-        row_delta = tl.load(delta + first + row, mask=is_row, other=0.0)
+        peak, log_total, delta, _kept = load_terms(terms + first * 4, row, is_row, ROWS)
         is_visible = (key * STRIDE + LENGTH - 1)[:, None] <= (first_query + query)[None, :]
         sum_k, sum_v, _ = add_grad_kv(
-            sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K
+            sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, delta, SIZE_K
         )
     for start in range(whole, stop, ROWS):
         query, first, row = rows_from(start, HEADS, GROUPS, ROWS)
         is_row = start + tl.arange(0, ROWS) < stop
         q_tile = load_rows(q + first * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
         grad_tile = load_rows(grad + first * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
-        peak, log_total = load_norm(norm + first * 2, row, is_row)
-        row_delta = tl.load(delta + first + row, mask=is_row, other=0.0)
+        peak, log_total, delta, _kept = load_terms(terms + first * 4, row, is_row, ROWS)
         sum_k, sum_v, _ = add_grad_kv(
-            sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, None, peak, log_total, row_delta, SIZE_K, False
+            sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, None, peak, log_total, delta, SIZE_K, False
         )
     first_part = tl.program_id(1).to(tl.int64) * num_streams * num_keys + first_key
     store_rows(part_k + first_part * SIZE_K, key_row, is_key, sum_k * scale(SIZE_K), SIZE_K, WIDTH_K)

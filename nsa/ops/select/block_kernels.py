@@ -22,9 +22,9 @@ from nsa.ops.kernel_tiles import (
     finish_rows,
     index,
     is_wide,
-    load_norm,
     load_rows,
-    make_delta,
+    load_terms,
+    make_terms,
     rows_that_fit,
     scale,
     side,
@@ -38,7 +38,7 @@ _MOST_HEADS = 8  # of a group whose output is computed this way; fastest on an H
 _MOST_SLOTS = 64  # of a query computed so, since a loop over them is unrolled
 _READERS = 512  # of one part of a block of MOST_KEYS tokens; as many times more as it is longer
 _ROWS, _FORWARD = 64, {"num_warps": 4, "num_stages": 2}  # (query, head) pairs that meet a block at once
-_ROWS_BACKWARD, _BACKWARD = 32, {"num_warps": 4, "num_stages": 2}
+_ROWS_BACKWARD, _BACKWARD = 64, {"num_warps": 4, "num_stages": 2}
 _ROWS_BACKWARD_ALL, _BACKWARD_ALL = 64, {"num_warps": 4, "num_stages": 2}  # where the gradient of q is computed too
 _ROWS_ADDED, _ADDED = 32, {"num_warps": 4, "num_stages": 1}
 _SUMMED = 16  # tokens of a block whose parts one program adds up
@@ -101,8 +101,7 @@ def attend_backward(
     slots: Tensor,
     geometry: Geometry,
     num_dense: int,
-    norm: Tensor,
-    delta: Tensor,
+    terms: Tensor,
     dense: list[Tensor],
     grad_q: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
@@ -123,7 +122,7 @@ def attend_backward(
         part_k, part_v = (q.new_empty(readers.num, length, x.shape[-1], dtype=torch.float32) for x in (k, v))
         lengths = q.shape[1], num_tokens, num_blocks, part.shape[0] * num_groups
         _attend_backward[readers.num, tiles_of_keys](
-            q[batch], k[batch], v[batch], norm[batch], grad[batch], delta[batch], *readers[:5], given, part_k, part_v,
+            q[batch], k[batch], v[batch], grad[batch], terms[batch], *readers[:5], given, part_k, part_v,
             *lengths, readers.most,
             **sizes, ROWS=rows, WITH_Q=grad_q is not None, **launched,
         )  # fmt: skip
@@ -143,11 +142,11 @@ def attend_backward(
     return grads[0], grads[1]
 
 
-def deltas(grad: Tensor, out: Tensor, num_dense: int, delta: Tensor) -> None:
-    """Writes Σ grad · output over Dv [B, T, H] of all queries but the first num_dense."""
-    num_rows = (grad.shape[1] - num_dense) * grad.shape[2]
-    _deltas[-(-num_rows // _ROWS_ADDED), grad.shape[0]](
-        grad, out, delta, grad.shape[1] * grad.shape[2], num_dense * grad.shape[2],
+def write_terms(grad: Tensor, out: Tensor, norm: Tensor, num_dense: int, num_tokens: int, terms: Tensor) -> None:
+    """Writes terms [B, T, H, 4] of all queries but the first num_dense; the queries are the last T of num_tokens."""
+    num_queries, num_heads = grad.shape[1:3]
+    _terms[-(-(num_queries - num_dense) * num_heads // _ROWS_ADDED), grad.shape[0]](
+        grad, out, norm, terms, num_queries * num_heads, num_dense * num_heads, num_tokens - num_queries, num_heads,
         SIZE=grad.shape[-1], WIDTH=side(grad.shape[-1]), ROWS=_ROWS_ADDED, **_ADDED,
     )  # fmt: skip
 
@@ -184,7 +183,7 @@ def _added(sizes: dict[str, Any], which: str, slots: Tensor) -> dict[str, Any]:
 
 _VARYING = [  # vary, and are no reason to compile again
     *("num_queries", "num_tokens", "num_blocks", "num_streams", "readers", "num_batch", "start", "num_tile"),
-    *("num_dense", "num_rows", "first_row"),
+    *("num_dense", "num_rows", "first_row", "first_query", "num_heads"),
 ]
 
 
@@ -261,8 +260,8 @@ def _merge(
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_backward(
-    q, k, v, norm, grad, delta, pairs, queries, first, first_part, blocks, given, part_k, part_v, num_queries,
-    num_tokens, num_blocks, num_streams, readers,
+    q, k, v, grad, terms, pairs, queries, first, first_part, blocks, given, part_k, part_v, num_queries, num_tokens,
+    num_blocks, num_streams, readers,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, LENGTH: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
     WITH_Q: tl.constexpr,
@@ -287,8 +286,7 @@ def _attend_backward(
     pairs += begin
     q += first_row * SIZE_K
     grad += first_row * SIZE_V
-    norm += first_row * 2
-    delta += first_row
+    terms += first_row * 4
     sum_k = tl.zeros([KEYS, WIDTH_K], tl.float32)
     sum_v = tl.zeros([KEYS, WIDTH_V], tl.float32)
     for start in range(0, num_rows, ROWS):
@@ -298,12 +296,10 @@ def _attend_backward(
         row = index(query, WIDE) * (GROUPS * HEADS) + reader % HEADS
         q_tile = load_rows(q, row, is_row, SIZE_K, WIDTH_K)
         grad_tile = load_rows(grad, row, is_row, SIZE_V, WIDTH_V)
-        peak, log_total = load_norm(norm, row, is_row)
-        row_delta = tl.load(delta + row, mask=is_row, other=0.0)
-        position = num_tokens - num_queries + query
-        is_visible = is_key[:, None] & is_row[None, :] & (key[:, None] <= position[None, :])
+        peak, log_total, delta, position = load_terms(terms, row, is_row, ROWS)
+        is_visible = is_key[:, None] & (key[:, None] <= position[None, :])
         sum_k, sum_v, grad_scores = add_grad_kv(
-            sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, row_delta, SIZE_K
+            sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, delta, SIZE_K
         )
         if WITH_Q:
             place = tl.load(pairs + reader // HEADS, mask=is_row, other=0).to(tl.int64) * HEADS + reader % HEADS
@@ -331,12 +327,16 @@ def _add_slots(
 
 
 @triton.jit(do_not_specialize=_VARYING)
-def _deltas(grad, out, delta, num_rows, first_row, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """Delta of ROWS of the rows first_row, first_row + 1 … of one batch row, which has num_rows."""
+def _terms(
+    grad, out, norm, terms, num_rows, first_row, first_query, num_heads,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Terms of ROWS of the rows first_row, first_row + 1 … of one batch row, which has num_rows."""
     place = first_row + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    position = first_query + place // num_heads
     row, is_row = tl.program_id(1).to(tl.int64) * num_rows + place, place < num_rows
     grad_tile = load_rows(grad, row, is_row, SIZE, WIDTH)
-    make_delta(delta, row, is_row, grad_tile, load_rows(out, row, is_row, SIZE, WIDTH))
+    make_terms(terms, norm, row, is_row, position, grad_tile, load_rows(out, row, is_row, SIZE, WIDTH), ROWS)
 
 
 @triton.jit(do_not_specialize=_VARYING)

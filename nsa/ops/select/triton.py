@@ -24,9 +24,8 @@ from nsa.ops.kernel_tiles import (
     current,
     finish_rows,
     index,
-    load_norm,
     load_rows,
-    make_delta,
+    make_terms,
     scale,
     side,
     store_rows,
@@ -103,7 +102,7 @@ def gradients(
     """Gradients of contiguous q, k and v."""
     grad = grad.to(q.dtype).contiguous()
     grad_q = torch.empty_like(q)
-    delta = q.new_empty(q.shape[:3], dtype=torch.float32)
+    terms = q.new_empty(*q.shape[:3], 4, dtype=torch.float32)
     num_dense = _num_dense(q, k, geometry) if is_chosen else 0
     is_whole = num_dense == q.shape[1]
     num_keys = k.shape[1] if is_whole else k.shape[1] - q.shape[1] + num_dense if num_dense else 0
@@ -111,20 +110,20 @@ def gradients(
     dense = [x.new_empty(x.shape[0], num_keys, *x.shape[2:], dtype=None if is_whole else torch.float32) for x in (k, v)]
     if num_dense:
         band = Band(num_dense, k.shape[1])
-        band_kernels.attend_backward(grad, q, k, v, band, out, norm, grad_q, delta, *dense)
+        band_kernels.attend_backward(grad, q, k, v, band, out, norm, grad_q, terms, *dense)
     if is_whole:
         return grad_q, dense[0], dense[1]
     inverted = block_kernels.is_inverted(q, k, v, geometry)
     with current(q.device):
         if inverted:
-            block_kernels.deltas(grad, out, num_dense, delta)
+            block_kernels.write_terms(grad, out, norm, num_dense, k.shape[1], terms)
         else:
             grid, sizes = _by_query(q, k, v, slots, geometry, num_dense)
             _attend_backward_q[grid](
-                q, k, v, slots, out, norm, grad, grad_q, delta, q.shape[1], num_dense, k.shape[1], **sizes
+                q, k, v, slots, out, norm, grad, grad_q, terms, q.shape[1], num_dense, k.shape[1], **sizes
             )
         grad_k, grad_v = block_kernels.attend_backward(
-            grad, q, k, v, slots, geometry, num_dense, norm, delta, dense, grad_q if inverted else None
+            grad, q, k, v, slots, geometry, num_dense, terms, dense, grad_q if inverted else None
         )
     return grad_q, grad_k, grad_v
 
@@ -180,20 +179,21 @@ def _attend(
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_backward_q(
-    q, k, v, slots, out, norm, grad, grad_q, delta, num_queries, num_dense, num_tokens,
+    q, k, v, slots, out, norm, grad, grad_q, terms, num_queries, num_dense, num_tokens,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, LENGTH: tl.constexpr, KEYS: tl.constexpr, NUM_SLOTS: tl.constexpr, SLOTS: tl.constexpr,
     ROWS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of q, and delta, of one query and group."""
+    """Gradient of q, and terms, of one query and group."""
     position, slot_row, key_row, first_row, row, is_row = _place(
         num_queries, num_dense, num_tokens, HEADS, GROUPS, ROWS
     )
     q_tile = load_rows(q + first_row * SIZE_K, row, is_row, SIZE_K, WIDTH_K)
     grad_tile = load_rows(grad + first_row * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
     out_tile = load_rows(out + first_row * SIZE_V, row, is_row, SIZE_V, WIDTH_V)
-    row_delta = make_delta(delta + first_row, row, is_row, grad_tile, out_tile)
-    peak, log_total = load_norm(norm + first_row * 2, row, is_row)
+    peak, log_total, delta = make_terms(
+        terms + first_row * 4, norm + first_row * 2, row, is_row, position, grad_tile, out_tile, ROWS
+    )
     slots += slot_row * NUM_SLOTS
     k += key_row * SIZE_K
     v += key_row * SIZE_V
@@ -203,7 +203,7 @@ def _attend_backward_q(
         k_tile = load_rows(k, token * GROUPS, is_visible, SIZE_K, WIDTH_K)
         v_tile = load_rows(v, token * GROUPS, is_visible, SIZE_V, WIDTH_V)
         sum_q = add_grad_q(
-            sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible[None, :], peak, log_total, row_delta, SIZE_K
+            sum_q, q_tile, k_tile, v_tile, grad_tile, is_visible[None, :], peak, log_total, delta, SIZE_K
         )
     store_rows(grad_q + first_row * SIZE_K, row, is_row, sum_q * scale(SIZE_K), SIZE_K, WIDTH_K)
 

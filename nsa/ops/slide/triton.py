@@ -49,6 +49,6 @@ def gradients(
     """Gradients of contiguous q, k and v."""
     grad = grad.to(q.dtype).contiguous()
     grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    delta = q.new_empty(q.shape[:3], dtype=torch.float32)
-    attend_backward(grad, q, k, v, Band(q.shape[1], geometry.w), out, norm, grads[0], delta, *grads[1:])
+    terms = q.new_empty(*q.shape[:3], 4, dtype=torch.float32)
+    attend_backward(grad, q, k, v, Band(q.shape[1], geometry.w), out, norm, grads[0], terms, *grads[1:])
     return grads
