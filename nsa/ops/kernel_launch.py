@@ -49,17 +49,23 @@ def fit_at_once(num_programs: int, device: torch.device) -> bool:
     return device.type == "cuda" and num_programs <= torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def overlap(num_programs: int, device: torch.device) -> bool:
-    """Whether kernels are launched while the one before still runs: on a Hopper GPU or a newer one, and if they fit.
-
-    Where they do not, programs that wait would keep others from starting; measured on an H200.
-    """
-    return fit_at_once(num_programs, device) and torch.cuda.get_device_capability(device) >= (9, 0)
+def overlap(device: torch.device) -> bool:
+    """Whether kernels are launched while the one before still runs: on a Hopper GPU or a newer one."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 @triton.jit
 def take_turn(OVERLAPS: tl.constexpr):
-    """Let the next kernel be launched, and wait until the one before has written all."""
+    """Wait until the kernel before has written all."""
+    if OVERLAPS:
+        gdc_wait()
+
+
+@triton.jit
+def pass_turn(OVERLAPS: tl.constexpr):
+    """Let the next kernel be launched once every program has come this far or ended.
+
+    Behind what takes long: programs that wait would keep those of this kernel from starting.
+    """
     if OVERLAPS:
         gdc_launch_dependents()
-        gdc_wait()

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from nsa.ops.decode.memory import GateParameters, StepMemory
-from nsa.ops.kernel_launch import Launch, overlap, take_turn
+from nsa.ops.kernel_launch import Launch, overlap, pass_turn, take_turn
 from nsa.ops.kernel_tiles import LEAST_SIDE, current, load_rows, side, store_rows
 
 # Of one product, and how the kernels are launched; fastest on an H200.
@@ -60,7 +60,7 @@ def _projecting(m: StepMemory, dim: int, is_apart: bool) -> Launch:
         "OUTPUTS": _OUTPUTS,
         "INPUTS": _INPUTS,
         "IS_APART": is_apart,
-        "OVERLAPS": overlap(m.num_programs, m.q.device),
+        "OVERLAPS": overlap(m.q.device),
     }
     of_kv = -(-sizes["SIZE_KEYS"] // _OUTPUTS) + -(-sizes["SIZE_VALUES"] // _OUTPUTS)
     tiles = -(-sizes["SIZE_Q"] // _OUTPUTS) + of_kv * (3 if is_apart else 1)
@@ -99,7 +99,7 @@ def _adding(m: StepMemory, gate: GateParameters, averages: bool) -> Launch:
         "ROWS": LEAST_SIDE,
         "TOKENS": _TOKENS,
         "UNITS": _UNITS,
-        "OVERLAPS": overlap(m.num_programs, m.q.device),
+        "OVERLAPS": overlap(m.q.device),
     }  # fmt: skip
     args = (
         m.projected, m.frequencies, m.q, m.gates, m.k_cmp, m.k_sel, m.k_win, m.k_new, m.v_cmp, m.v_sel, m.v_win,
@@ -110,7 +110,7 @@ def _adding(m: StepMemory, gate: GateParameters, averages: bool) -> Launch:
         (m.k_sel.shape[0] * m.k_sel.shape[1], 4, 1),
         args,
         sizes,
-        _ADD | {"launch_pdl": overlap(m.num_programs, m.q.device)},
+        _ADD | {"launch_pdl": overlap(m.q.device)},
     )
 
 
@@ -159,6 +159,7 @@ def _project(
         at = output.to(tl.int64)[:, None] * DIM + start + column[None, :]
         w_tile = tl.load(w + at, mask=(output < size)[:, None] & is_input[None, :], other=0.0)
         total = tl.dot(x_tile, tl.trans(w_tile), total)
+    pass_turn(OVERLAPS)
     at = row[:, None] * STRIDE_ROW + first + output[None, :]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=(row < num_rows)[:, None] & (output < size)[None, :])
 
@@ -282,3 +283,4 @@ def _add_token(
             load_rows(v + 2 * next_v, row, is_row, SIZE_V, WIDTH_V),
             SIZE_V, WIDTH_V, LENGTH, STRIDE, AVERAGES, TOKENS,
         )  # fmt: skip
+    pass_turn(OVERLAPS)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nsa.ops.decode.memory import SPLIT, GateParameters, StepMemory
 from nsa.ops.geometry import NUM_FORCED
-from nsa.ops.kernel_launch import Launch, fit_at_once, overlap, take_turn
+from nsa.ops.kernel_launch import Launch, fit_at_once, overlap, pass_turn, take_turn
 from nsa.ops.kernel_tiles import best_ranked, current, factor, load_rows, rows_that_fit, side, store_rows
 
 # Of one product, and how the kernels are launched; fastest on an H200.
@@ -22,6 +22,7 @@ _READ, _READ_FEW = {"num_warps": 4, "num_stages": 2}, {"num_warps": 4, "num_stag
 _SCORE, _READ_SELECTED, _MERGE = {"num_warps": 4}, {"num_warps": 4, "num_stages": 1}, {"num_warps": 1}
 _BLOCKS = 64  # whose importance one program computes
 _PARTS = 32  # merged at once
+_UNROLLED = 8  # loads of scores that are under way at once
 
 
 def attend(memory: StepMemory, gate: GateParameters) -> Tensor:
@@ -39,7 +40,7 @@ def _attending(m: StepMemory, alone: int) -> list[Launch]:
     geometry, sizes, streams = m.geometry, _sizes(m), _num_streams(m)
     heads, num_cmp, num_win, num_parts = sizes["HEADS"], m.k_cmp.shape[2], m.k_win.shape[2], m.parts.shape[2]
     (splits_cmp, splits_win, _), num_blocks = m.num_splits, m.importance.shape[2]
-    overlapping, rows = {"OVERLAPS": overlap(m.num_programs, m.q.device)}, {"ROWS": min(_MOST_ROWS, side(heads))}
+    overlapping, rows = {"OVERLAPS": overlap(m.q.device)}, {"ROWS": min(_MOST_ROWS, side(heads))}
     tiles = -(-heads // rows["ROWS"])
     stairs = {"LENGTH": geometry.l, "STRIDE": geometry.d, "SPLIT": SPLIT}
     blocks = {"L_SEL": geometry.l_sel, "NUM_SLOTS": geometry.n_sel}
@@ -54,7 +55,8 @@ def _attending(m: StepMemory, alone: int) -> list[Launch]:
           num_parts), sizes | rows | stairs | {"KEYS": keys}, reading),
         (_score, (-(-num_blocks // _BLOCKS), streams, 1),
          (m.scores, m.norms, m.importance, m.count, num_cmp, num_parts, num_blocks),
-         {"HEADS": heads, "PADDED": side(heads), "PARTS": side(splits_cmp), "BLOCKS": _BLOCKS} | stairs | blocks,
+         {"HEADS": heads, "PADDED": side(heads), "PARTS": side(splits_cmp), "BLOCKS": _BLOCKS,
+          "UNROLLED": min(_UNROLLED, (geometry.l + geometry.l_sel) // geometry.d - 1)} | stairs | blocks,
          _SCORE),
         (_read_selected, (splits_sel, streams, tiles),
          (m.q, m.k_sel, m.v_sel, m.count, m.importance, m.slots, m.parts, m.norms, m.capacity, num_blocks,
@@ -184,6 +186,7 @@ def _read(
             q_tile, k_win + stream * num_win * SIZE_K, v_win + stream * num_win * SIZE_V,
             scores, begin, stop, num_cmp, row, is_row, SIZE_K, SIZE_V, WIDTH_K, WIDTH_V, ROWS, KEYS, False,
         )  # fmt: skip
+    pass_turn(OVERLAPS)
     _store_part(parts, norms, part, num_parts, first_row, row, is_row, peak, total, mixed, SIZE_V, WIDTH_V)
 
 
@@ -191,7 +194,7 @@ def _read(
 def _score(
     scores, norms, importance, count, num_cmp, num_parts, num_blocks, HEADS: tl.constexpr, PADDED: tl.constexpr,
     L_SEL: tl.constexpr, NUM_SLOTS: tl.constexpr, BLOCKS: tl.constexpr, PARTS: tl.constexpr, LENGTH: tl.constexpr,
-    STRIDE: tl.constexpr, SPLIT: tl.constexpr, OVERLAPS: tl.constexpr,
+    STRIDE: tl.constexpr, SPLIT: tl.constexpr, UNROLLED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """The importance of BLOCKS selection blocks of one row and group (Eq. 9 and 10), of those that are not forced."""
     take_turn(OVERLAPS)
@@ -210,12 +213,13 @@ def _score(
     per_compressed: tl.constexpr = LENGTH // STRIDE
     per_block: tl.constexpr = L_SEL // STRIDE
     found = tl.zeros([BLOCKS], tl.float32)
-    for place in range(1 - per_compressed, per_block):
+    for place in tl.range(1 - per_compressed, per_block, loop_unroll_factor=UNROLLED):
         key = block * per_block + place
         is_score = (head < HEADS)[:, None] & ((key >= 0) & (key < num_seen))[None, :]
         score = tl.load(scores + key[None, :], mask=is_score, other=float("-inf"))
         shared = tl.minimum(place + per_compressed, per_block) - tl.maximum(place, 0)  # strides
         found += shared * tl.sum(tl.exp2(score - peak[:, None] - log_total[:, None]), 0)
+    pass_turn(OVERLAPS)
     tl.store(importance + stream * num_blocks + block, found, mask=block < num_blocks)
 
 
@@ -275,6 +279,7 @@ def _read_selected(
         v_tile = load_rows(v_sel, token, is_key, SIZE_V, WIDTH_V)
         scores = tl.where(is_key[None, :], tl.dot(q_tile, tl.trans(k_tile)) * factor(SIZE_K), float("-inf"))
         peak, total, mixed = _meet(scores, v_tile, peak, total, mixed)
+    pass_turn(OVERLAPS)
     part = first_part + tl.program_id(0)
     _store_part(parts, norms, part, num_parts, first_row, row, is_row, peak, total, mixed, SIZE_V, WIDTH_V)
 
@@ -333,6 +338,7 @@ def _merge(
         weights = by * tl.exp2(tl.load(norms + part * 2, mask=is_part, other=float("-inf")) - peak)
         tile = load_rows(parts, part, is_part, SIZE_V, WIDTH_V)
         mixed += tl.sum(tl.where(is_part, weights, 0.0)[:, None] * tile, 0)
+    pass_turn(OVERLAPS)
     column = tl.arange(0, WIDTH_V)
     tl.store(out + row * SIZE_V + column, mixed.to(out.dtype.element_ty), mask=column < SIZE_V)
     if row == 0:
