@@ -17,7 +17,7 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Literal, get_args
 
 import torch
@@ -135,8 +135,7 @@ def _why_no_kernel(name: str, package: str, device: torch.device, dtype: torch.d
     """What flash-attn and our own kernels need alike."""
     if device.type != "cuda":
         return f"{name} needs a CUDA device, got {device.type}"
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:  # a folder of that name is no package
+    if not _is_installed(package):
         return f"{package.replace('_', '-')} is not installed"
     if dtype not in (torch.float16, torch.bfloat16):
         return f"{name} needs float16 or bfloat16, got {dtype}"
@@ -145,6 +144,12 @@ def _why_no_kernel(name: str, package: str, device: torch.device, dtype: torch.d
     if torch.cuda.get_device_capability(device) < (8, 0):
         return f"{name} needs compute capability 8.0 or newer"
     return None
+
+
+@cache  # the path is searched once: that takes as long as a short kernel
+def _is_installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None  # a folder of that name is no package
 
 
 def prefill_is_batched() -> bool:

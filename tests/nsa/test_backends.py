@@ -35,6 +35,7 @@ def spec(name: str, origin: str | None = "/there/__init__.py") -> ModuleSpec:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, packages: set[str], capability: tuple[int, int] = (9, 0)) -> None:
+    monkeypatch.setattr(backends, "_is_installed", backends._is_installed.__wrapped__)  # not the answer of this machine
     monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: spec(name) if name in packages else None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
