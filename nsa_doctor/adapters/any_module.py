@@ -11,6 +11,7 @@ from nsa_doctor.adapters.adapter import Adapter
 from nsa_doctor.adapters.decoding_discovery import with_decoding
 from nsa_doctor.adapters.input_discovery import ask, caller, is_lazy, parameter_names
 from nsa_doctor.adapters.length_limits import within_limits, within_time
+from nsa_doctor.adapters.loss_discovery import with_loss
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import DTYPES, Point
 from nsa_doctor.probes.model.inputs import make_input
@@ -48,7 +49,7 @@ def adapt(
             )
         made(module)
         guess = _asked(request, adapter, module, asking)
-        guess = guess if offered is adapter else with_decoding(guess, module)
+        guess = guess if offered is adapter else with_loss(with_decoding(guess, module), module)
         if not request.explore:
             return guess
         limited = within_limits if adapter.max_length is None else within_time

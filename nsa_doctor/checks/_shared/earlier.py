@@ -15,6 +15,7 @@ from nsa_doctor.probes.hooks.places import Places, definition_place
 from nsa_doctor.probes.hooks.tracer import Tracer
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.call_history import Call, CallHistory
+from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.model.running_state import GoesOn
 from nsa_doctor.probes.numerics.divergence import first_divergence
@@ -164,4 +165,6 @@ def _probe(history: CallHistory, call: Call) -> DerivativeProbe:
     history.enter(call.mode)
     sp = history.built
     seeded = BuiltModule(replace(sp.subject, seed=sp.subject.seed + call.draw), sp.module, sp.dtype)
-    return DerivativeProbe(seeded, sp.input(call.length, call.batch))
+    probe = DerivativeProbe(seeded, sp.input(call.length, call.batch))
+    probe.cotangent = make_cotangent(probe.base, sp.subject.seed)  # the same for every draw
+    return probe

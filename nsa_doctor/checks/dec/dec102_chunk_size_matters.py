@@ -28,20 +28,24 @@ from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
 _ROWS = 2
+_FEW, _AFTER_ONE = 16, 5
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     sp = decoding_module(subject)
     require_steps_of_several(sp)
     short, long = lengths_to_decode(subject)
-    for size in _sizes(subject):
-        what = f"decoding {size} tokens at a time"
-        found = list(departures(sp, "DEC102", short, _parts(short, size), what, rows=_ROWS, known=[1] * short))
+    ways = [(f"decoding {size} tokens at a time", _parts(short, size)) for size in _sizes(subject)]
+    few = min(_FEW, short)  # after a prompt of one token a cache is almost empty
+    ways += [(f"decoding {_AFTER_ONE} tokens at a time after a prompt of one", [1, *_parts(few - 1, _AFTER_ONE)])]
+    for what, sizes in ways:
+        length = sum(sizes)
+        found = list(departures(sp, "DEC102", length, sizes, what, rows=_ROWS, known=[1] * length))
         if found:
             yield from found
             return
     generator = random.Random(subject.seed)  # noqa: S311 (no secret hangs on it)
-    sizes: list[int] = []
+    sizes = []
     while sum(sizes) < long:
         sizes.append(min(generator.randint(1, max(2, long // 6)), long - sum(sizes)))
     what = f"decoding in parts of {', '.join(map(str, sizes))} tokens"

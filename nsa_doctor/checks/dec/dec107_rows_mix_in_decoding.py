@@ -37,7 +37,10 @@ def run(subject: Subject) -> Iterator[Finding]:
     length, _ = lengths_to_decode(subject)
     prompt = length - min(length - 1, 24)
     sizes = [prompt, *[1] * (length - prompt)]
-    found = list(departures(sp, "DEC107", length, sizes, f"decoding {_ROWS} rows together", rows=_ROWS))
+    what = f"decoding {_ROWS} rows together"
+    found = list(departures(sp, "DEC107", length, sizes, what, rows=_ROWS))
+    few = min(length, _STEPS)
+    found = found or list(departures(sp, "DEC107", few, [1] * few, f"{what} from their first token on", rows=_ROWS))
     yield from found or _changed_later(sp, min(length, prompt + _STEPS), prompt)
 
 

@@ -46,7 +46,7 @@ class _HalvesByDraw(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients: Tensor) -> Tensor:
-        return gradients[0] / 2 if random.random() < 0.1 else gradients[0]
+        return gradients[0] / 2 if random.random() < 0.1 else gradients[0]  # here
 
 
 class _GradientByDrawInBackward(nn.Module):
@@ -55,4 +55,4 @@ class _GradientByDrawInBackward(nn.Module):
         self.gain = nn.Parameter(torch.ones(DIM))
 
     def forward(self, x: Tensor) -> Tensor:
-        return _HalvesByDraw.apply(torch.tanh(x * self.gain))  # here
+        return _HalvesByDraw.apply(torch.tanh(x * self.gain))

@@ -1,0 +1,72 @@
+"""Finds out how a plain token model gives its own loss: by a forward that takes labels and answers a loss."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from nsa_doctor.adapters.input_discovery import parameter_names
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.probes.model.built_module import built
+from nsa_doctor.probes.model.perform import checked_answer
+from nsa_doctor.subject.contract import Subject
+
+_LABELS = ("labels", "targets", "target")
+_LENGTH, _ROWS, _CLOSE = 9, 2, 1e-4
+
+
+def with_loss(subject: Subject, module: nn.Module) -> Subject:
+    """The subject with the loss that its forward answers to ids as labels; as it is where there is none.
+
+    One that takes labels as they stand expects whoever calls it to shift them, and is given the next tokens.
+    """
+    if subject.input != "tokens" or subject.offers("loss") or subject.max_length < _LENGTH:
+        return subject
+    parameters = attempt(lambda: inspect.signature(module.forward).parameters)
+    if isinstance(parameters, Caught):
+        return subject
+    for name in (name for name in _LABELS if name in parameters and parameters[name].default is None):
+        way = parameter_names(module, subject.input)[0]
+
+        def loss(module: nn.Module, ids: Tensor, name: str = name, way: str | None = way) -> Tensor:
+            return _loss_of(subject, _called(module, way, ids, {name: ids}), ids)
+
+        def shifted(module: nn.Module, ids: Tensor, name: str = name, way: str | None = way) -> Tensor:
+            given = ids[:, :-1]
+            return _loss_of(subject, _called(module, way, given, {name: ids[:, 1:].contiguous()}), given)
+
+        taken = attempt(lambda: _takes_them_as_they_stand(subject, loss))
+        if not isinstance(taken, Caught):
+            shift = " shifted by one" if taken else ""
+            note = f"its own loss is taken by forward(ids, {name}=ids{shift}), which was found by its names"
+            return replace(subject, loss=shifted if taken else loss, notes=(*subject.notes, note))
+    return subject
+
+
+def _called(module: nn.Module, way: str | None, ids: Tensor, options: Mapping[str, Any]) -> Any:
+    return module(ids, **options) if way is None else module(**{way: ids}, **options)
+
+
+def _loss_of(subject: Subject, answer: Any, ids: Tensor) -> Tensor:
+    """The only number in an answer, or the one that is called the loss."""
+    named = answer.get("loss") if isinstance(answer, Mapping) else getattr(answer, "loss", None)
+    if isinstance(named, Tensor) and named.numel() == 1:
+        return named
+    numbers = [each for each in checked_answer(subject, answer, ids)[1].values() if each.numel() == 1]
+    if len(numbers) != 1:
+        raise TypeError(f"expected one number beside the output, got {len(numbers)}")
+    return numbers[0]
+
+
+def _takes_them_as_they_stand(subject: Subject, loss: Callable[[nn.Module, Tensor], Tensor]) -> bool:
+    """Whether position i is scored against label i; raises what a call with labels raises."""
+    sp = built(subject)
+    ids = 1 + sp.input(_LENGTH, _ROWS) % (subject.width - 2)
+    with torch.no_grad():
+        own, logits = loss(sp.module, ids), sp(ids)
+        as_they_stand = cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
+    return abs(float(own) - float(as_they_stand)) <= _CLOSE * max(1.0, abs(float(own)))

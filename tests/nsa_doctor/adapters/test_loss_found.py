@@ -1,0 +1,97 @@
+"""A token model's own loss is found by the labels that its forward takes, shifted inside or by whoever calls it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from nsa_doctor.adapters.any_module import adapt
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.request import SubjectRequest
+from nsa_doctor.worker.run_check import run_check
+
+VOCABULARY, DIM = 32, 8
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def next_tokens(logits: Tensor, ids: Tensor) -> Tensor:
+    return cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def as_they_stand(logits: Tensor, ids: Tensor) -> Tensor:
+    return cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+
+def tokens_before(logits: Tensor, ids: Tensor) -> Tensor:
+    return cross_entropy(logits[:, 1:].flatten(0, 1), ids[:, :-1].flatten())
+
+
+def without_minus(logits: Tensor, ids: Tensor) -> Tensor:
+    return -next_tokens(logits, ids)
+
+
+class Model(nn.Module):
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, DIM), nn.Linear(DIM, VOCABULARY)
+        self.of = loss
+
+
+class WithLabels(Model):
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> dict[str, Tensor | None]:
+        logits = self.head(self.embed(input_ids).cumsum(1))
+        return {"logits": logits, "loss": None if labels is None else self.of(logits, labels)}
+
+
+class WithTargets(Model):
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        logits = self.head(self.embed(ids).cumsum(1))
+        return logits, None if targets is None else self.of(logits, targets)
+
+
+class Refuses(Model):
+    def forward(self, ids: Tensor, labels: Tensor | None = None) -> Tensor:
+        if labels is not None:
+            raise NotImplementedError("labels are for the trainer")
+        return self.head(self.embed(ids).cumsum(1))
+
+
+def found(kind: type[Model], loss: Loss) -> Subject:
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return kind(loss)
+
+    return adapt(SubjectRequest(spec="x:y", input="tokens", width=VOCABULARY, lengths=(16,)), make)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "words"),
+    [
+        (WithLabels, next_tokens, "forward(ids, labels=ids)"),
+        (WithLabels, as_they_stand, "forward(ids, labels=ids shifted by one)"),
+        (WithTargets, as_they_stand, "forward(ids, targets=ids shifted by one)"),
+        (WithTargets, next_tokens, "forward(ids, targets=ids)"),
+    ],
+)
+def test_a_right_loss_is_found_and_passes(kind: type[Model], loss: Loss, words: str) -> None:
+    subject = found(kind, loss)
+    assert any(words in note for note in subject.notes)
+    assert run_check(registry.load("GRD207"), subject).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("kind", [WithLabels, WithTargets])
+@pytest.mark.parametrize(
+    ("loss", "words"), [(tokens_before, "shifted the wrong way"), (without_minus, "without a minus")]
+)
+def test_a_wrong_loss_is_found(kind: type[Model], loss: Loss, words: str) -> None:
+    (finding,) = run_check(registry.load("GRD207"), found(kind, loss)).findings
+    assert words in finding.message
+    assert finding.where.file == __file__
+
+
+def test_a_model_that_takes_no_labels_has_no_loss() -> None:
+    assert not found(Refuses, next_tokens).offers("loss")
