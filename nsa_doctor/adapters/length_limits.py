@@ -38,10 +38,11 @@ def within_limits(
     """The subject with the `max_length` its module serves, tried without gradients at growing lengths.
 
     A length at which it raises is the module's own limit when a size in it says so (a table of positions, a mask), or
-    when it reads beyond the end of a table that it owns at every greater length, unless it declares to serve twice as
-    long; otherwise it stays within what is examined, and is a finding there. `asking` gets each length before it is
-    tried. Where calls are slow, it is the length that leaves time for what the profile has. One that serves all of them
-    serves longer ones, unless it declares how long. What it refuses on purpose is no length that it serves.
+    when it reads beyond the end of a table of as many rows that it owns at every greater length, unless it declares to
+    serve twice as long; otherwise it stays within what is examined, and is a finding there. What it refuses on purpose
+    is no length that it serves. `asking` gets each length before it is tried. Where calls are slow, it is the length
+    that leaves time for what the profile has. One that serves all of them serves longer ones, unless it declares how
+    long.
     """
     subject = _in_whole_multiples(subject, module, asking)
     works = 0
@@ -145,11 +146,13 @@ def _limit(
     fresh = subject.build(subject.seed)  # what one call keeps may be too short for the next: that is no limit
     if not always or _seconds(subject, fresh, works + 1) is not None:
         return None, ""
+    table = table_read_beyond(module, lambda: _forward(subject, module, works + 1))
+    if table is not None and max(table.shape) < works:
+        return None, ""  # it is read at what is computed of positions, and may have to be clamped
     if works in _sizes(module):
         return works, ""
     if _declared(module) <= works and all(each and is_on_purpose(each, subject.packages) for each in failures):
         return works, f": it refuses longer ones, by {failures[0].caught.sentence}" if failures[0] else ""
-    table = table_read_beyond(module, lambda: _forward(subject, module, works + 1))
     if table is None or _declared(module) > _FEWEST_SHARES * works:
         return None, ""
     return works, f": beyond it, it reads past the end of {table}"

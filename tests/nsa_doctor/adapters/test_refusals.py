@@ -119,6 +119,22 @@ def test_what_is_too_short_does_not_end_the_search_for_the_longest() -> None:
     assert adapted(lambda: Attention(fails_below(20))).max_length >= 512
 
 
+def test_a_table_of_fewer_rows_than_tokens_is_no_limit() -> None:
+    class ByDistance(Attention):
+        """A row for every eight tokens of distance, without an end."""
+
+        def __init__(self) -> None:
+            super().__init__(anything)
+            self.rows = nn.Parameter(torch.randn(12, WIDTH))
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return super().forward(x + self.rows[torch.arange(x.shape[1], device=x.device) // 8])
+
+    subject = adapt(SubjectRequest(spec="tests:make", lengths=(16,), explore=True), ByDistance)
+    assert subject.max_length > 96
+    assert not any("longest the subject serves" in note for note in subject.notes)
+
+
 def test_a_table_of_few_positions_is_the_limit() -> None:
     class WithTable(Attention):
         def __init__(self) -> None:
