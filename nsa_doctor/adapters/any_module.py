@@ -12,6 +12,7 @@ from nsa_doctor.adapters.decoding_discovery import with_decoding
 from nsa_doctor.adapters.input_discovery import ask, caller, is_lazy, parameter_names
 from nsa_doctor.adapters.length_limits import within_limits, within_time
 from nsa_doctor.adapters.loss_discovery import with_loss
+from nsa_doctor.adapters.padding_discovery import with_padding
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import DTYPES, Point
 from nsa_doctor.probes.model.inputs import make_input
@@ -49,11 +50,16 @@ def adapt(
             )
         made(module)
         guess = _asked(request, adapter, module, asking)
-        guess = guess if offered is adapter else with_loss(with_decoding(guess, module), module)
+        guess = guess if offered is adapter else _found_by_names(guess, module)
         if not request.explore:
             return guess
         limited = within_limits if adapter.max_length is None else within_time
         return limited(guess, module, asking, request.avoid, request.profile)
+
+
+def _found_by_names(guess: Subject, module: nn.Module) -> Subject:
+    """With what the names of its parameters and methods say that it offers beside its forward."""
+    return with_padding(with_loss(with_decoding(guess, module), module), module)
 
 
 def packages_of(module: nn.Module) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ Format = Annotated[
     ),
 ]
 Output = Annotated[Path | None, typer.Option(help="Write the report to this file too.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, and no report beside that of --output.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show tracebacks.")]
 PolicyFile = Annotated[
     str | None,

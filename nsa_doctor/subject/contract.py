@@ -17,8 +17,8 @@ from nsa_doctor.core.pace import Pace
 InputKind = Literal["embeddings", "tokens"]
 SEAMS = (
     *("build", "forward", "branches", "attend", "select", "choose", "gate", "prefill", "step", "fill_unwritten"),
-    *("cache_bytes", "cache_reads", "packed", "loss", "train_step", "variants", "routes", "oracle", "anatomy", "twins"),
-    *("spans", "generate", "draw", "max_slowdown"),
+    *("cache_bytes", "cache_reads", "packed", "padded", "loss", "train_step", "variants", "routes", "oracle"),
+    *("anatomy", "twins", "spans", "generate", "draw", "max_slowdown"),
 )
 
 
@@ -70,6 +70,7 @@ class Subject:
     cache_reads(module, x): per step t and branch, the keys read in decoding the S tokens of x one by one:
         {branch: [B, G, S]}.
     packed(module, x, cu_seqlens): x [1, S, ...] holding sequences that start at cu_seqlens [N + 1] int32.
+    padded(module, x, keep): the output for x, of which tokens where keep [B, S] is False are padding.
     loss(module, ids): the scalar a training step differentiates.
     train_step(module, optimizer, x): one step of the training loop, the optimizer's own step included; its loss.
     variants(seed): modules by the name of the option they differ in from build(seed), same weights, other results.
@@ -122,6 +123,7 @@ class Subject:
     cache_bytes: Callable[[Any], int] | None = None
     cache_reads: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
     packed: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
+    padded: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
     loss: Callable[[nn.Module, Tensor], Tensor] | None = None
     train_step: Callable[[nn.Module, torch.optim.Optimizer, Tensor], Tensor] | None = None
     variants: Callable[[int], Mapping[str, nn.Module]] | None = None

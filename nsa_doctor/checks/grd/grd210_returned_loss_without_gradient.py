@@ -75,7 +75,7 @@ def _alone(subject: Subject, name: str) -> Callable[[nn.Module, Tensor], Tensor]
 
 def planted(subject: Subject) -> Subject:
     def with_detached_loss(module: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        output: Tensor = subject.forward(module, x)
+        output, _ = checked_answer(subject, subject.forward(module, x), x)
         return output, {"aux_loss": output.detach().square().mean()}
 
     return replace(subject, forward=with_detached_loss)

@@ -1,0 +1,87 @@
+"""Rows of which some tokens are padding, told by a mask: what comes of their own tokens, and where it goes wrong."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import OUTPUT, Place
+from nsa_doctor.probes.hooks.origin import origin
+from nsa_doctor.probes.hooks.phase import ask
+from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.hooks.tracer import Tracer
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.state import seed_everything
+from nsa_doctor.probes.numerics.divergence import first_divergence
+from nsa_doctor.probes.numerics.nonfinite_origin import Returned, origins
+
+_ROWS = 2  # the second is padded
+
+
+@dataclass(frozen=True)
+class PaddedRow:
+    """A row of `length` tokens, `num_padding` of them padding on one side, in a batch with one that has none."""
+
+    sp: BuiltModule
+    length: int
+    num_padding: int
+    is_left: bool
+
+    @property
+    def own(self) -> slice:
+        """Where the row's own tokens stand."""
+        return slice(self.num_padding, None) if self.is_left else slice(self.length - self.num_padding)
+
+    @property
+    def input(self) -> Tensor:
+        """Both rows [2, S, ...], the same own tokens with one padding."""
+        return self._filled(0)
+
+    def _filled(self, padding: int) -> Tensor:
+        x = self.sp.input(self.length, _ROWS)
+        other = self.sp.input(self.length, _ROWS, seed=self.sp.subject.seed + 1 + padding)
+        other[:1], other[1:, self.own] = x[:1], x[1:, self.own]
+        return other
+
+    def output(self, padding: int = 0) -> Tensor:
+        """What comes of the padded row's own tokens [1, s, ...] with one padding or another in it."""
+        return self._told(padding)[1:, self.own]
+
+    def alone(self) -> Tensor:
+        """What the row's own tokens give by themselves."""
+        return self.sp(self.input[1:, self.own])
+
+    def whole(self) -> Tensor:
+        """What both rows give without a mask."""
+        return self.sp(self.input)
+
+    def _told(self, padding: int) -> Tensor:
+        padded, module = self.sp.subject.padded, self.sp.module
+        assert padded is not None
+        x, keep = self._filled(padding), torch.zeros(_ROWS, self.length, dtype=torch.bool)
+        keep[0], keep[1, self.own] = True, True
+        seed_everything(self.sp.subject.seed)
+        return ask("forward with padding", lambda: padded(module, x, keep.to(x.device)), module)
+
+    def birth(self) -> Place:
+        """Where values that are not finite begin; the module where that is not seen."""
+
+        def rerun(tracer: Tracer) -> Returned:
+            tracer.know(self.sp.module, self.input)
+            with torch.no_grad(), tracer.phase("forward"):
+                return [(OUTPUT, {OUTPUT: self.output()})]
+
+        found = origins(rerun, FrameFilter(self.sp.subject.packages))
+        return found[1][0].place if found is not None and found[1] else definition_place(self.sp.module)
+
+    def reading(self) -> Place:
+        """Where own tokens first differ with the padding."""
+        num_own = self.length - self.num_padding
+        kept = {self.length: -num_own if self.is_left else num_own}
+        try:
+            found = first_divergence(self.sp, lambda: self._told(0)[1:], lambda: self._told(1)[1:], kept)
+        except NotComparableError:
+            return definition_place(self.sp.module)
+        return found.place if found.place.file else origin(self.sp.subject, self.sp.module, lambda: self._told(0))

@@ -1,0 +1,112 @@
+"""What padding does to a row's own tokens is found, where a module's forward is told of padding by its mask."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.adapters.any_module import adapt
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.request import SubjectRequest
+from nsa_doctor.worker.run_check import run_check
+
+DIM = 8
+Hide = Callable[[Tensor, Tensor], Tensor]
+
+
+class Layer(nn.Module):
+    def __init__(self, hide: Hide) -> None:
+        super().__init__()
+        self.qkv, self.hide = nn.Linear(DIM, 3 * DIM), hide
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        return x + self.hide(q @ k.mT / DIM**0.5, seen & keep[:, None, :]).softmax(-1) @ v
+
+
+class Model(nn.Module):
+    """Two causal layers without positions; `meant` makes of the mask what each token is."""
+
+    def __init__(self, hide: Hide, meant: Hide = lambda mask, x: mask.bool()) -> None:
+        super().__init__()
+        self.layers, self.meant = nn.ModuleList(Layer(hide) for _ in range(2)), meant
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        ones = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        keep = ones if attention_mask is None else self.meant(attention_mask, x)
+        for layer in self.layers:
+            x = layer(x, keep)
+        return x
+
+
+def by_finite(scores: Tensor, seen: Tensor) -> Tensor:
+    return scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+
+
+def by_infinity(scores: Tensor, seen: Tensor) -> Tensor:
+    return scores.masked_fill(~seen, -torch.inf)
+
+
+def by_little(scores: Tensor, seen: Tensor) -> Tensor:
+    causal = torch.ones_like(seen).tril()
+    return scores.masked_fill(~causal, -torch.inf) - 3.0 * (~seen & causal)
+
+
+def all_but_the_last_padding(mask: Tensor, x: Tensor) -> Tensor:
+    return mask.bool() | mask.roll(-1, 1).bool()
+
+
+def wants_whole_rows(mask: Tensor, x: Tensor) -> Tensor:
+    if not mask.all():
+        raise ValueError("rows must be full")
+    return mask.bool()
+
+
+FAULTY = {
+    "not finite": (by_infinity, None, "27 of 27 of the row's own tokens are not finite", "left"),
+    "too little": (by_little, None, "padding is read: its content changes the row's own tokens", "left"),
+    "one too many": (by_finite, all_but_the_last_padding, "padding is read", "left"),
+    "refuses": (by_finite, wants_whole_rows, "the subject raises ValueError: rows must be full", "left"),
+}
+
+
+def adapted(*args: Hide) -> Subject:
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return Model(*args)
+
+    return adapt(SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(16,)), make)
+
+
+def examined(subject: Subject) -> Result:
+    return run_check(registry.load("FWD226"), subject)
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_padding_that_reaches_a_rows_own_tokens_is_found(name: str) -> None:
+    hide, meant, words, side = FAULTY[name]
+    (finding,) = examined(adapted(hide) if meant is None else adapted(hide, meant)).findings
+    assert words in finding.message
+    assert finding.message.endswith(f"on the {side}")
+    assert finding.where.file == __file__
+
+
+def test_padding_that_is_masked_is_silent() -> None:
+    subject = adapted(by_finite)
+    assert "padding is told by forward(x, attention_mask=...)" in subject.notes
+    assert (examined(subject).verdict, examined(subject).notes) == (Verdict.PASS, ())
+
+
+def test_a_mask_that_changes_nothing_is_a_note() -> None:
+    result = examined(adapted(by_finite, lambda mask, x: torch.ones_like(mask, dtype=torch.bool)))
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+    assert "its mask changes nothing" in result.notes[0]
+
+
+@pytest.mark.parametrize("meant", [lambda mask, x: mask == 0, lambda mask, x: mask[:, :3].bool()])
+def test_a_mask_of_another_meaning_is_left_alone(meant: Hide) -> None:
+    assert not adapted(by_finite, meant).offers("padded")
