@@ -121,6 +121,7 @@ SLIDING = {
     "the-last-queries": Sizes(5, 187, 2, 3, (16, 32), _window(64)),
     "head-sizes-of-no-tile": Sizes(80, 80, 2, 3, (10, 18), _window(40)),
     "keys-that-no-query-sees": Sizes(40, 340, 1, 2, (16, 16), _window(64)),
+    "large-heads": Sizes(70, 90, 1, 3, (96, 128), _window(40)),
     "more-heads-than-a-tile-has-rows": Sizes(20, 40, 1, 140, (16, 16), _window(8)),
 }
 MIXED = {
