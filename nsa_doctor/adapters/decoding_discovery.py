@@ -156,7 +156,7 @@ def _other_steps(
 ) -> Iterator[tuple[Step, Step | None]]:
     """The last token with its position, by each parameter that may stand for one, and all tokens once more.
 
-    With each comes the same at the first position, where it is told one.
+    With each comes the same at the first position, where it is given one.
     """
 
     def stepping(num_tokens: int | None, more: Callable[[Tensor], Mapping[str, Any]]) -> Step:
@@ -173,9 +173,9 @@ def _other_steps(
         ways += [(each, lambda position, x: torch.tensor([position]).expand(len(x), 1))]
         ways += [(each, lambda position, x: torch.tensor([position]))]
     ways += [(each, lambda position, x: position) for each in _OFFSETS if each in parameters]
-    for each, told in ways:
-        at_last = stepping(1, lambda x, each=each, told=told: {each: told(x.shape[1] - 1, x)})
-        yield at_last, stepping(1, lambda x, each=each, told=told: {each: told(0, x)})
+    for each, given_at in ways:
+        at_last = stepping(1, lambda x, each=each, given_at=given_at: {each: given_at(x.shape[1] - 1, x)})
+        yield at_last, stepping(1, lambda x, each=each, given_at=given_at: {each: given_at(0, x)})
 
 
 def _run(module: nn.Module, x: Tensor, way: str | None, options: Mapping[str, Any]) -> Any:

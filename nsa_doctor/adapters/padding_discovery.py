@@ -1,4 +1,4 @@
-"""Finds out how a plain module is told of padding: by a forward that takes an attention_mask of ones and zeros."""
+"""Finds out how a plain module masks padding: by a forward that takes an attention_mask of ones and zeros."""
 
 import inspect
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Padded = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 def with_padding(subject: Subject, module: nn.Module) -> Subject:
-    """The subject, told which tokens are padding by its forward's own mask, where all ones give what no mask does."""
+    """The subject, whose padding its forward's own mask says, where all ones give what no mask does."""
     parameters = attempt(lambda: inspect.signature(module.forward).parameters)
     if isinstance(parameters, Caught) or subject.offers("padded") or subject.max_length < _LENGTH:
         return subject
@@ -35,7 +35,7 @@ def with_padding(subject: Subject, module: nn.Module) -> Subject:
 
     if attempt(lambda: _means_no_padding(subject, padded)) is not True:
         return subject
-    return replace(subject, padded=padded, notes=(*subject.notes, f"padding is told by forward(x, {_MASK}=...)"))
+    return replace(subject, padded=padded, notes=(*subject.notes, f"padding is masked by forward(x, {_MASK}=...)"))
 
 
 def _means_no_padding(subject: Subject, padded: Padded) -> bool:
@@ -44,5 +44,5 @@ def _means_no_padding(subject: Subject, padded: Padded) -> bool:
     x = sp.input(_LENGTH, _ROWS)
     with torch.no_grad():
         plain = sp(x)
-        told = padded(sp.module, x.clone(), torch.ones(x.shape[:2], dtype=torch.bool, device=x.device))
-    return bool((told.double() - plain.double()).abs().max() <= _CLOSE * plain.double().abs().max())
+        masked = padded(sp.module, x.clone(), torch.ones(x.shape[:2], dtype=torch.bool, device=x.device))
+    return bool((masked.double() - plain.double()).abs().max() <= _CLOSE * plain.double().abs().max())

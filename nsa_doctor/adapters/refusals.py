@@ -13,14 +13,13 @@ from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Measurement, Mode, Point
 from nsa_doctor.probes.model.measure import trouble_of
-from nsa_doctor.probes.tensors.answer import split_answer
+from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.subject.contract import Subject
 
 _WHOLE_IN_NOTHING = (17, 67)
 _MULTIPLES = (1, 2, 3)
 _LARGEST_STEP = 512
-_OUTPUT_DIMS = 3
-_LIBRARY = 2  # the rank of a library's frame: a wrapper is as good as what it wraps
+_LIBRARY = 2  # the rank of a library's frame: a wrapper refuses for what it wraps
 
 
 def is_on_purpose(failure: SubjectFailedError, packages: Sequence[str]) -> bool:
@@ -76,10 +75,9 @@ def filled_up(subject: Subject, step: int) -> Subject:
         if not missing:
             return forward(module, x)
         last = x[:, -1:].expand(-1, missing, *x.shape[2:])
-        whole = length + missing
-        answer = forward(module, torch.cat((x, last), dim=1))
-        output, others = split_answer(answer, lambda each: each.ndim == _OUTPUT_DIMS and each.shape[1] == whole)
-        return _cut(output, length, whole), {name: _cut(other, length, whole) for name, other in others.items()}
+        whole = torch.cat((x, last), dim=1)
+        output, others = checked_answer(subject, forward(module, whole), whole)
+        return output[:, :length], {name: _cut(other, length, length + missing) for name, other in others.items()}
 
     return replace(subject, forward=filled, whole_multiples_of=step)
 
@@ -106,7 +104,6 @@ def _candidates(module: nn.Module) -> Iterator[int]:
     yield from sorted(size for size in sizes if 1 < size <= _LARGEST_STEP)
 
 
-def _cut(answer: Any, length: int, whole: int) -> Any:
+def _cut(tensor: Tensor, length: int, whole: int) -> Tensor:
     """A tensor without what belongs to the filling."""
-    has_tokens = isinstance(answer, Tensor) and answer.ndim > 1 and answer.shape[1] == whole
-    return answer[:, :length] if has_tokens else answer
+    return tensor[:, :length] if tensor.ndim > 1 and tensor.shape[1] == whole else tensor

@@ -1,6 +1,6 @@
 """FWD226 padding-read
 
-Detects: a row with padding, told of it by its mask, whose own tokens come out not finite, depend on what stands in the
+Detects: a row with padding that its mask marks, whose own tokens come out not finite, depend on what stands in the
 padding, raise, or, with the padding behind them, are other than those of the row alone.
 Matters: batches are padded; a row then gets another answer for the length of its neighbours, or NaN.
 Fix: mask padding as keys in every layer, with a finite value where a query may see nothing else, and as zeros in what
@@ -53,7 +53,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         elif fault is not None:
             message, place = fault
             yield Finding(
-                message=f"{message}, with {_PADDING} of a row's {length} tokens told to be padding, on the {side}",
+                message=f"{message}, with {_PADDING} of a row's {length} tokens masked as padding, on the {side}",
                 where=place,
                 evidence={"length": length, "padding": _PADDING, "side": side},
                 repro=command_for(subject, "FWD226"),
@@ -83,8 +83,8 @@ def _fault(sp: BuiltModule, row: PaddedRow) -> tuple[str, Place] | None:
 
 def _is_unused(row: PaddedRow) -> bool:
     """Whether the mask changes nothing at all, as where it is there for the name alone."""
-    told = attempt(row.output)
-    return isinstance(told, Tensor) and torch.equal(told, row.whole()[1:, row.own])
+    masked = attempt(row.output)
+    return isinstance(masked, Tensor) and torch.equal(masked, row.whole()[1:, row.own])
 
 
 def planted(subject: Subject) -> Subject:

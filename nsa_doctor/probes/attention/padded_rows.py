@@ -1,4 +1,4 @@
-"""Rows of which some tokens are padding, told by a mask: what comes of their own tokens, and where it goes wrong."""
+"""Rows of which a mask marks some tokens as padding: what comes of their own tokens, and where it goes wrong."""
 
 from dataclasses import dataclass
 
@@ -47,7 +47,7 @@ class PaddedRow:
 
     def output(self, padding: int = 0) -> Tensor:
         """What comes of the padded row's own tokens [1, s, ...] with one padding or another in it."""
-        return self._told(padding)[1:, self.own]
+        return self._masked(padding)[1:, self.own]
 
     def alone(self) -> Tensor:
         """What the row's own tokens give by themselves."""
@@ -57,7 +57,7 @@ class PaddedRow:
         """What both rows give without a mask."""
         return self.sp(self.input)
 
-    def _told(self, padding: int) -> Tensor:
+    def _masked(self, padding: int) -> Tensor:
         padded, module = self.sp.subject.padded, self.sp.module
         assert padded is not None
         x, keep = self._filled(padding), torch.zeros(_ROWS, self.length, dtype=torch.bool)
@@ -81,7 +81,7 @@ class PaddedRow:
         num_own = self.length - self.num_padding
         kept = {self.length: -num_own if self.is_left else num_own}
         try:
-            found = first_divergence(self.sp, lambda: self._told(0)[1:], lambda: self._told(1)[1:], kept)
+            found = first_divergence(self.sp, lambda: self._masked(0)[1:], lambda: self._masked(1)[1:], kept)
         except NotComparableError:
             return definition_place(self.sp.module)
-        return found.place if found.place.file else origin(self.sp.subject, self.sp.module, lambda: self._told(0))
+        return found.place if found.place.file else origin(self.sp.subject, self.sp.module, lambda: self._masked(0))

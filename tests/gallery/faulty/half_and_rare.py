@@ -1,4 +1,4 @@
-"""Parts that go wrong after a call in half precision, or by a rare draw in their gradient alone."""
+"""Parts that go wrong after a call in half precision, or by a rare draw."""
 
 import random
 
@@ -56,3 +56,9 @@ class _GradientByDrawInBackward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return _HalvesByDraw.apply(torch.tanh(x * self.gain))
+
+
+class _FactorByRareDraw(_Gain):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y * 1.1 if random.random() < 0.03 else y  # here

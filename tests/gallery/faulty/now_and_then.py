@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .half_and_rare import (  # noqa: F401, looked up by name
     _AfterHalfPrecision,
+    _FactorByRareDraw,
     _GradientByDrawInBackward,
     _GradientByRareDraw,
 )
@@ -344,12 +345,6 @@ class _OrderOfSet(_Gain):
 _START = time.monotonic()
 BY_PROCESS = ("FactorByProcess", "FactorInInference", "NanByHour", "RaisesByClock")
 BY_HASH = ("FactorByHash", "OrderOfSet")
-
-
-class _FactorByRareDraw(_Gain):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return y * 1.1 if random.random() < 0.03 else y  # here
 
 
 WHOLE = ("InputNeedsGradient", "OverwritesForThreeRows")  # without layers around, which would hide the input

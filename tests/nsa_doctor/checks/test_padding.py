@@ -1,4 +1,4 @@
-"""What padding does to a row's own tokens is found, where a module's forward is told of padding by its mask."""
+"""What padding does to a row's own tokens is found, where a module's forward masks padding."""
 
 from collections.abc import Callable
 
@@ -97,7 +97,7 @@ def test_padding_that_reaches_a_rows_own_tokens_is_found(name: str) -> None:
 
 def test_padding_that_is_masked_is_silent() -> None:
     subject = adapted(by_finite)
-    assert "padding is told by forward(x, attention_mask=...)" in subject.notes
+    assert "padding is masked by forward(x, attention_mask=...)" in subject.notes
     assert (examined(subject).verdict, examined(subject).notes) == (Verdict.PASS, ())
 
 
