@@ -16,16 +16,18 @@ from nsa_doctor.probes.gradients.stuck import is_zero
 from nsa_doctor.probes.hooks.attribute_lines import line_that_makes, read_for_nothing, taken_in_place_of
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.tensor_owners import holders, roots_of
-from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.model.stepping import step
-from nsa_doctor.probes.model.training import new_optimizer
+from nsa_doctor.probes.model.training import forward_backward, new_optimizer
 from nsa_doctor.subject.contract import Subject
 
 _FURTHER = (3, 131, 260, 521)
 _NUM_SHUFFLED = 3
 _LARGE = 30.0
 _HANDLING = re.compile("init|reset|repr|param|optim|state_dict|load|freez|tie|apply|cuda|device")  # not computing
+_BIAS = re.compile("(^|_)(b|bias)(_|$)")
+_ROUNDINGS = 1e3
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
@@ -61,9 +63,10 @@ def idle(subject: Subject) -> list[Idle]:
     sp = built(subject, mode="train")
     every = [name for name, _ in trainable(sp.module)]
     looked = Looked()
+    cancelled = [name for name in _cancelled(subject) if not _matters(subject, name)]
     for look in _passes(subject):
         if set(every) <= looked.moved:
-            return []
+            return _topmost(sp.module, cancelled, is_used=True)
         found = attempt(look)
         if isinstance(found, Caught):
             if isinstance(found.error, NotComparableError):
@@ -73,8 +76,30 @@ def idle(subject: Subject) -> list[Idle]:
     routed = set(_routed(sp.module, looked))
     unused = [name for name in every if name not in looked.used and not name.startswith(tuple(routed))]
     flat = [name for name in every if name in looked.zero - looked.moved and not name.startswith(tuple(routed))]
-    flat = [name for name in flat if not _matters(subject, name)]
+    flat = [*(name for name in flat if not _matters(subject, name)), *cancelled]
     return [*_topmost(sp.module, unused, is_used=False), *_topmost(sp.module, flat, is_used=True)]
+
+
+def _cancelled(subject: Subject) -> Iterator[str]:
+    """Matrices whose gradient in float64 is rounding alone, at several lengths, and whose values change no output.
+
+    A shift that a softmax forgets does so to them. Of biases that is known and left in: that of keys is one.
+    """
+    sp = comparable_module(subject, mode="train")
+    if sp.dtype != "float64":
+        return
+    left = {name for name, p in trainable(sp.module) if p.ndim > 1 and not _BIAS.search(name.rpartition(".")[2])}
+    for length in lengths_for(subject):
+        found = attempt(lambda length=length: forward_backward(sp, sp.input(length, batch=2)).gradients)
+        gradients = {} if isinstance(found, Caught) else found
+        sizes = {name: float(each.to_dense().abs().max()) for name, each in gradients.items() if each.numel()}
+        due = _ROUNDINGS * torch.finfo(torch.float64).eps * max(sizes.values(), default=0.0)
+        left = {name for name in left if 0 < sizes.get(name, 0.0) <= due}
+        if not left:
+            return
+    influence = attempt(lambda: Influence(sp, sp.input(lengths_for(subject)[-1])))
+    if isinstance(influence, Influence):
+        yield from (name for name, p in trainable(sp.module) if name in left and not influence.of_large(p))
 
 
 def _passes(subject: Subject) -> Iterator[Callable[[], tuple[set[str], set[str], set[str]]]]:

@@ -37,7 +37,8 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     root = built(subject, mode="train").module
     for each in _together(root, [each for each in found if not each.is_mentioned or each.is_used])[:MOST_FINDINGS]:
         place, why = _place(root, each)
-        what = "without effect on any output, with a gradient of exact zeros" if each.is_used else "that no call uses"
+        flat = "without effect on any output, with a gradient of zeros or of rounding alone"
+        what = flat if each.is_used else "that no call uses"
         yield Finding(
             message=f"{listed(each.names)} {what}, at several lengths, batches and weights{why}",
             where=place,

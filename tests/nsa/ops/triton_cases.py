@@ -21,6 +21,9 @@ from nsa.ops.slide import reference as slide_reference
 from nsa.ops.tiles import LOG2_E
 
 
+QKV = ("out", "q", "k", "v")
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Two rows of the last `num_queries` of `num_tokens`."""
@@ -350,11 +353,7 @@ def is_alike_compiled() -> bool:
 
 
 def _errors(
-    out: Tensor,
-    truth: Tensor,
-    leaves: list[Tensor],
-    exact: list[Tensor],
-    names: tuple[str, ...] = ("out", "q", "k", "v"),
+    out: Tensor, truth: Tensor, leaves: list[Tensor], exact: list[Tensor], names: tuple[str, ...] = QKV
 ) -> dict[str, float]:
     weight = torch.randn(out.shape, dtype=torch.float64)
     wanted = torch.autograd.grad((truth * weight).sum(), exact, allow_unused=True, materialize_grads=True)

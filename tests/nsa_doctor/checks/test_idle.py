@@ -140,7 +140,29 @@ def test_what_is_read_and_may_be_used_is_a_note() -> None:
 def test_what_changes_no_output_is_found(way: str) -> None:
     (finding,) = check(lambda: idle.gated(way)).findings
     assert finding.where.module == "part.gate"
-    assert "without effect on any output, with a gradient of exact zeros" in finding.message
+    assert "without effect on any output, with a gradient of zeros or of rounding alone" in finding.message
+
+
+class Distances(nn.Module):
+    """Causal attention with a bias for each distance, which `slip` takes for the same one everywhere."""
+
+    def __init__(self, *, slip: bool) -> None:
+        super().__init__()
+        self.qkv, self.table, self.slip = nn.Linear(DIM, 3 * DIM), nn.Embedding(16, 1), slip
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        places = torch.arange(x.shape[1], device=x.device)
+        relative = places[None] - places[:, None]
+        distance = relative.clamp(min=0) if self.slip else (-relative).clamp(min=0)
+        scores = q @ k.mT + self.table(distance.clamp(max=15))[..., 0]
+        return scores.masked_fill(relative > 0, -torch.inf).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("slip", [False, True])
+def test_a_table_that_a_softmax_forgets_is_found(slip: bool) -> None:
+    findings = check(lambda: Distances(slip=slip)).findings
+    assert [finding.evidence["parameters"] for finding in findings] == ["table.weight"] * slip
 
 
 @pytest.mark.parametrize("make", idle.HEALTHY.values(), ids=idle.HEALTHY.keys())
