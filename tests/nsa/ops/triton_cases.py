@@ -20,7 +20,6 @@ from nsa.ops.select import vectorized as select_vectorized
 from nsa.ops.slide import reference as slide_reference
 from nsa.ops.tiles import LOG2_E
 
-
 QKV = ("out", "q", "k", "v")
 
 
