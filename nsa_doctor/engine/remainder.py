@@ -35,7 +35,9 @@ def remainder(measurements: Sequence[Measurement], facts: Mapping[str, Any]) -> 
     every = tuple(facts["modes"])
     if max(good) < min(bad):
         return Remainder(modes=every, max_length=max(good))
-    if max(bad) < min(good) or len(bad) <= _MOST_AVOIDED * len(good | bad):
+    if max(bad) < min(good):  # what is too short
+        return Remainder(modes=every, max_length=facts["max_length"], avoided=tuple(range(1, max(bad) + 1)))
+    if len(bad) <= _MOST_AVOIDED * len(good | bad):
         return Remainder(modes=every, max_length=facts["max_length"], avoided=tuple(sorted(bad)))
     return None
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import confirmed, departure_finding, long_length, odd_lengths, one
 from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.lengths import boundary_lengths, evenly
 from nsa_doctor.probes.model.built_module import comparable_module
@@ -78,15 +79,23 @@ def _others(subject: Subject, length: int, planned: Collection[int]) -> Iterator
 
 
 def _first(subject: Subject, length: int, prefixes: Iterable[int]) -> tuple[int, Departure | None]:
-    """The first of the prefixes whose own output departs from the whole's."""
-    built = comparable_module(subject)
+    """The first of the prefixes whose own output departs from the whole's; what one raises is raised if none does."""
+    built, failure = comparable_module(subject), None
     base = baseline(built, built.input(length))
     for prefix in prefixes:
-        with torch.no_grad():
-            alone = built(base.x[:, :prefix])
+        try:
+            with torch.no_grad():
+                alone = built(base.x[:, :prefix])
+        except NotComparableError:  # a length that is not tried again
+            continue
+        except SubjectFailedError as error:
+            failure = failure or error
+            continue
         found = base.departure(alone, tokens=slice(prefix))
         if found is not None:
             return prefix, found
+    if failure is not None:
+        raise failure
     return length, None
 
 

@@ -27,10 +27,11 @@ def measured(length: int, mode: Mode, *, is_fine: bool) -> Measurement:
         (lambda length, mode: mode != "train", Remainder(modes=("eval", "no_grad"), max_length=600)),
         (lambda length, mode: length < 128, Remainder(modes=EVERY, max_length=64)),
         (lambda length, mode: length != 65, Remainder(modes=EVERY, max_length=600, avoided=(65,))),
+        (lambda length, mode: length > 1, Remainder(modes=EVERY, max_length=600, avoided=(1,))),
         (lambda length, mode: False, None),
         (lambda length, mode: length in (16, 129, 512), None),
     ],
-    ids=["a mode", "long ones", "one length", "everything", "most lengths"],
+    ids=["a mode", "long ones", "one length", "short ones", "everything", "most lengths"],
 )
 def test_what_is_left(is_fine: Callable[[int, str], bool], left: Remainder | None) -> None:
     lengths = (1, 16, 64, 65, 128, 129, 512) if left is None or left.avoided else (1, 16, 64, 128, 512)
