@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import nn
 
-from nsa_doctor.adapters.refusals import in_whole_multiples, is_on_purpose
+from nsa_doctor.adapters.refusals import in_whole_multiples
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.lengths import LARGEST_LENGTH
 from nsa_doctor.core.measurement import Point
 from nsa_doctor.core.pace import Pace
+from nsa_doctor.probes.model.deliberate import is_on_purpose
 from nsa_doctor.probes.model.needed_time import needed_seconds
 from nsa_doctor.probes.model.nominal_time import nominal_seconds
 from nsa_doctor.probes.model.perform import Conditions, perform

@@ -1,13 +1,12 @@
 """Finds out how a plain token model gives its own loss: by a forward that takes labels and answers a loss."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from nsa_doctor.adapters.input_discovery import parameter_names
 from nsa_doctor.core.errors import Caught, attempt
@@ -16,7 +15,7 @@ from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.subject.contract import Subject
 
 _LABELS = ("labels", "targets", "target")
-_LENGTH, _ROWS, _CLOSE = 9, 2, 1e-4
+_LENGTH, _ROWS = 9, 2
 
 
 def with_loss(subject: Subject, module: nn.Module) -> Subject:
@@ -39,7 +38,7 @@ def with_loss(subject: Subject, module: nn.Module) -> Subject:
             given = ids[:, :-1]
             return _loss_of(subject, _called(module, way, given, {name: ids[:, 1:].contiguous()}), given)
 
-        taken = attempt(lambda: _takes_them_as_they_stand(subject, loss))
+        taken = attempt(lambda name=name, way=way: _takes_them_as_they_stand(subject, name, way))
         if not isinstance(taken, Caught):
             shift = " shifted by one" if taken else ""
             note = f"its own loss is taken by forward(ids, {name}=ids{shift}), which was found by its names"
@@ -62,11 +61,15 @@ def _loss_of(subject: Subject, answer: Any, ids: Tensor) -> Tensor:
     return numbers[0]
 
 
-def _takes_them_as_they_stand(subject: Subject, loss: Callable[[nn.Module, Tensor], Tensor]) -> bool:
-    """Whether position i is scored against label i; raises what a call with labels raises."""
+def _takes_them_as_they_stand(subject: Subject, name: str, way: str | None) -> bool:
+    """Whether position i is scored against label i: its gradient falls at that label's logit and nowhere else.
+
+    Raises what a call with labels raises, and where the loss is not computed from the logits that are returned.
+    """
     sp = built(subject)
     ids = 1 + sp.input(_LENGTH, _ROWS) % (subject.width - 2)
-    with torch.no_grad():
-        own, logits = loss(sp.module, ids), sp(ids)
-        as_they_stand = cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
-    return abs(float(own) - float(as_they_stand)) <= _CLOSE * max(1.0, abs(float(own)))
+    with torch.enable_grad():
+        answer = _called(sp.module, way, ids, {name: ids})
+        logits = checked_answer(subject, answer, ids)[0]
+        (gradient,) = torch.autograd.grad(_loss_of(subject, answer, ids), logits)
+    return bool((gradient.argmin(-1) == ids).all())

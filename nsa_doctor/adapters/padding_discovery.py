@@ -14,13 +14,13 @@ from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.subject.contract import Subject
 
-_MASK = "attention_mask"  # the one name that means the same everywhere: 1 for a token, 0 for padding
-_LENGTH, _ROWS, _CLOSE = 9, 2, 1e-3
-Padded = Callable[[nn.Module, Tensor, Tensor], Tensor]
+_MASK = "attention_mask"
+_LENGTH, _ROWS, _CLOSE, _LOUD = 9, 2, 1e-3, -10_000
+Masked = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 def with_padding(subject: Subject, module: nn.Module) -> Subject:
-    """The subject, whose padding its forward's own mask says, where all ones give what no mask does."""
+    """The subject, whose forward masks padding where a mask of ones gives what none does and one of zeros does not."""
     parameters = attempt(lambda: inspect.signature(module.forward).parameters)
     if isinstance(parameters, Caught) or subject.offers("padded") or subject.max_length < _LENGTH:
         return subject
@@ -28,21 +28,42 @@ def with_padding(subject: Subject, module: nn.Module) -> Subject:
         return subject
     way = parameter_names(module, subject.input)[0]
 
-    def padded(module: nn.Module, x: Tensor, keep: Tensor) -> Tensor:
-        given: dict[str, Any] = {_MASK: keep.long()}
+    def masked(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+        given: dict[str, Any] = {_MASK: mask}
         answer = module(x, **given) if way is None else module(**{way: x}, **given)
         return checked_answer(subject, answer, x)[0]
 
-    if attempt(lambda: _means_no_padding(subject, padded)) is not True:
+    def padded(module: nn.Module, x: Tensor, keep: Tensor) -> Tensor:
+        return masked(module, x, keep.long())
+
+    if attempt(lambda: _marks_padding(subject, masked)) is not True:
         return subject
     return replace(subject, padded=padded, notes=(*subject.notes, f"padding is masked by forward(x, {_MASK}=...)"))
 
 
-def _means_no_padding(subject: Subject, padded: Padded) -> bool:
-    """Whether a mask of ones changes nothing."""
+def _marks_padding(subject: Subject, masked: Masked) -> bool:
+    """Whether a mask of ones changes nothing, others do, and it is none that is added to scores.
+
+    What is added changes nothing where it is zero everywhere, and its size counts and not only whether it is zero.
+    """
     sp = built(subject)
     x = sp.input(_LENGTH, _ROWS)
+    ones = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
+    one = ones * 0
+    one[:, 0] = 1
+
+    def like(first: Tensor | Caught, second: Tensor) -> bool:
+        due = _CLOSE * float(plain.abs().max())
+        return isinstance(first, Tensor) and bool((first - second).abs().max() <= due)
+
+    def given(mask: Tensor) -> Tensor | Caught:
+        return attempt(lambda: masked(sp.module, x.clone(), mask).double())
+
     with torch.no_grad():
-        plain = sp(x)
-        masked = padded(sp.module, x.clone(), torch.ones(x.shape[:2], dtype=torch.bool, device=x.device))
-    return bool((masked.double() - plain.double()).abs().max() <= _CLOSE * plain.double().abs().max())
+        plain = sp(x).double()
+        if not like(given(ones), plain):
+            return False
+        if not like(given(ones * 0), plain):
+            return True
+        alone = given(one)
+        return isinstance(alone, Tensor) and not like(alone, plain) and like(given(one * _LOUD), alone)

@@ -1,7 +1,6 @@
 """Lengths that a module refuses on purpose, by a raise or an assert of its own: those it does not claim to serve."""
 
-import dis
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +9,8 @@ from torch import Tensor, nn
 
 from nsa_doctor.adapters.input_discovery import WHOLE_IN_MANY
 from nsa_doctor.core.errors import SubjectFailedError
-from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Measurement, Mode, Point
+from nsa_doctor.probes.model.deliberate import is_on_purpose
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.subject.contract import Subject
@@ -19,22 +18,6 @@ from nsa_doctor.subject.contract import Subject
 _WHOLE_IN_NOTHING = (17, 67)
 _MULTIPLES = (1, 2, 3)
 _LARGEST_STEP = 512
-_LIBRARY = 2  # the rank of a library's frame: a wrapper refuses for what it wraps
-
-
-def is_on_purpose(failure: SubjectFailedError, packages: Sequence[str]) -> bool:
-    """Whether a statement of the subject's or of a library's raised it, and no operation of torch's that failed."""
-    traceback = failure.caught.error.__traceback__
-    if traceback is None or not isinstance(failure.caught.error, (AssertionError, ValueError, NotImplementedError)):
-        return False
-    while traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    code = traceback.tb_frame.f_code
-    if FrameFilter(tuple(packages)).rank(code.co_filename) < _LIBRARY:
-        return False
-    return any(
-        each.offset == traceback.tb_lasti and each.opname == "RAISE_VARARGS" for each in dis.get_instructions(code)
-    )
 
 
 def in_whole_multiples(

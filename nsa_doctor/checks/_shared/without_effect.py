@@ -26,7 +26,7 @@ _FURTHER = (3, 131, 260, 521)
 _NUM_SHUFFLED = 3
 _LARGE = 30.0
 _HANDLING = re.compile("init|reset|repr|param|optim|state_dict|load|freez|tie|apply|cuda|device")  # not computing
-_BIAS = re.compile("(^|_)(b|bias)(_|$)")
+_WEIGHTED = (nn.Embedding, nn.Linear, nn.Conv1d)
 _ROUNDINGS = 1e3
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
@@ -81,14 +81,15 @@ def idle(subject: Subject) -> list[Idle]:
 
 
 def _cancelled(subject: Subject) -> Iterator[str]:
-    """Matrices whose gradient in float64 is rounding alone, at several lengths, and whose values change no output.
+    """Weights of maps and tables whose gradient in float64 is rounding alone, and whose values change no output.
 
-    A shift that a softmax forgets does so to them. Of biases that is known and left in: that of keys is one.
+    A shift that a softmax forgets does so to them. A vector that is added at each token may be left in: that of keys.
     """
     sp = comparable_module(subject, mode="train")
     if sp.dtype != "float64":
         return
-    left = {name for name, p in trainable(sp.module) if p.ndim > 1 and not _BIAS.search(name.rpartition(".")[2])}
+    every = {f"{path}.weight".removeprefix(".") for path, m in sp.module.named_modules() if isinstance(m, _WEIGHTED)}
+    left = {name for name, _ in trainable(sp.module) if name in every}
     for length in lengths_for(subject):
         found = attempt(lambda length=length: forward_backward(sp, sp.input(length, batch=2)).gradients)
         gradients = {} if isinstance(found, Caught) else found

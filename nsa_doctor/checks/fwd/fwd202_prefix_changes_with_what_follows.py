@@ -11,9 +11,7 @@ Example:
     positions = torch.arange(S)
 """
 
-import random
-import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 
@@ -21,17 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import confirmed, departure_finding, long_length, odd_lengths, one
+from nsa_doctor.checks._shared.prefixes import other_prefixes, planned_prefixes
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.lengths import boundary_lengths, evenly
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
 _NUM_PREFIXES = {"smoke": 6, "quick": 12, "full": 1 << 16}
-_SECONDS = {"smoke": 0.3, "quick": 0.6, "full": 10.0}  # for further prefixes, at each length
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -42,8 +39,8 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 
 def _examine(subject: Subject, length: int, count: int) -> Finding | None:
-    planned = _planned(subject, length, count)
-    prefix, departure = _first(subject, length, chain(planned, _others(subject, length, planned)))
+    planned = planned_prefixes(subject, length, count)
+    prefix, departure = _first(subject, length, chain(planned, other_prefixes(subject, length, planned)))
     if departure is None:
         return None
     prefixes = planned if prefix in planned else [prefix]
@@ -58,24 +55,6 @@ def _examine(subject: Subject, length: int, count: int) -> Finding | None:
     divergence = first_divergence(built, lambda: built(x), lambda: built(head), kept)
     message = f"the first {prefix} tokens alone give another output than at the head of {length}"
     return departure_finding(subject, "FWD202", message, divergence, departure, length=length, prefix=prefix)
-
-
-def _planned(subject: Subject, length: int, count: int) -> list[int]:
-    """The prefixes at which block code breaks, ascending."""
-    inner = [prefix for prefix in boundary_lengths(subject.geometry, length - 1) if prefix < length]
-    return sorted({*evenly(inner, count), length - 1})
-
-
-def _others(subject: Subject, length: int, planned: Collection[int]) -> Iterator[int]:
-    """Every other prefix in a random order, short ones first where there are many, for as long as there is time."""
-    chance = random.Random(subject.seed)  # noqa: S311 (an order, no secret)
-    end = time.monotonic() + _SECONDS[subject.profile]
-    shorter = max((each for each in odd_lengths(subject) if each < length), default=1)  # examined with its own prefixes
-    others = [prefix for prefix in range(shorter, length) if prefix not in planned]
-    for prefix in sorted(others, key=lambda prefix: prefix * chance.random()):
-        if time.monotonic() > end:
-            return
-        yield prefix
 
 
 def _first(subject: Subject, length: int, prefixes: Iterable[int]) -> tuple[int, Departure | None]:

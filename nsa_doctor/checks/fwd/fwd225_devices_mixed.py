@@ -76,7 +76,7 @@ def _refused(subject: Subject, refusal: Refusal, length: int, *, on_second_alone
     origin = f"; {refusal.origin}" if refusal.origin else ""
     elsewhere = "; on the first GPU it does not" if on_second_alone else ""
     message = f"with module and input on {refusal.device}, {refusal.phase} raises: {sentence}{origin}{elsewhere}"
-    if not refusal.is_certain and (refusal.is_of_devices or not on_second_alone):
+    if not refusal.is_certain:
         return Note(message=message, where=refusal.place)
     return Finding(
         message=f"device mismatch at S={length}: {message}",

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError, attempt
-from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
+from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.padded_rows import PaddedRow
 from nsa_doctor.probes.hooks.phase import unobserved
-from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.numerics.compare import baseline
@@ -37,7 +36,7 @@ _LENGTH, _PADDING = 37, 10
 _SECOND = slice(1, 2)  # of two rows
 
 
-def run(subject: Subject) -> Iterator[Finding | Note]:
+def run(subject: Subject) -> Iterator[Finding]:
     sp, length = comparable_module(subject), min(_LENGTH, subject.max_length)
     if length <= 2 * _PADDING:
         raise NotApplicableError(f"it serves {length} tokens, which leave no room for padding")
@@ -46,11 +45,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         side = "left" if is_left else "right"
         with torch.no_grad(), unobserved():  # what it raises, and padded tokens that are not finite, are judged here
             fault = _fault(sp, row)
-            is_unused = fault is not None and _is_unused(row)
-        if is_unused:
-            message = f"its mask changes nothing: {_PADDING} tokens of padding on the {side} are read"
-            yield Note(message=message, where=definition_place(sp.module))
-        elif fault is not None:
+        if fault is not None:
             message, place = fault
             yield Finding(
                 message=f"{message}, with {_PADDING} of a row's {length} tokens masked as padding, on the {side}",
@@ -79,12 +74,6 @@ def _fault(sp: BuiltModule, row: PaddedRow) -> tuple[str, Place] | None:
     if found is None:
         return None
     return f"a row's own tokens are other than those of the row alone: {found.text}", row.reading()
-
-
-def _is_unused(row: PaddedRow) -> bool:
-    """Whether the mask changes nothing at all, as where it is there for the name alone."""
-    masked = attempt(row.output)
-    return isinstance(masked, Tensor) and torch.equal(masked, row.whole()[1:, row.own])
 
 
 def planted(subject: Subject) -> Subject:

@@ -13,10 +13,13 @@ Example:
     aux_loss = num_experts * (load * probs.mean(0)).sum()
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from nsa_doctor.checks._shared.gradient import training_bench
 from nsa_doctor.checks._shared.wrong_gradient import wrong_gradient
@@ -25,35 +28,60 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.probes.gradients.derivative import Agreement
 from nsa_doctor.probes.hooks.tensor_owners import tensors_held
+from nsa_doctor.probes.internal import memory_of
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.training import forward_backward
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _SEEDS = 19, (0, 1, 2)
+_LOSS = re.compile(r"loss[^.]*$", re.IGNORECASE)  # in the last part of a name
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
     if "train" not in subject.modes:
         raise NotApplicableError("it does not run in training mode")
     sp = comparable_module(subject, mode="train")
-    done = forward_backward(sp, sp.input(min(_LENGTH, subject.max_length)))
-    losses = {**_kept(sp.module), **_named(done.others)}
+    with _Detached() as detached:
+        done = forward_backward(sp, sp.input(min(_LENGTH, subject.max_length)))
+    returned = _named(done.others)
+    losses = {**_kept(sp.module), **returned}
     if not losses:
         raise NotApplicableError("it returns no loss beside its output, and keeps none")
     if any(loss.requires_grad for loss in losses.values()):  # what is detached beside one that trains is for the log
         return
-    for name in losses:
+    for name, loss in losses.items():
         alone = replace(subject, forward=_alone(subject, name))
         for mode, length, make in training_bench(alone, sp.dtype):
             if make(length).agreement(_SEEDS) is Agreement.DIFFERS:
-                yield wrong_gradient(subject, "GRD210", mode, length, None, make, of=f"the gradient of {name}")
+                found = wrong_gradient(subject, "GRD210", mode, length, None, make, of=f"the gradient of {name}")
+                is_for_the_log = name not in returned or memory_of(loss) in detached.results
+                yield Note(message=found.message, where=found.where) if is_for_the_log else found
                 return
+
+
+class _Detached(TorchFunctionMode):
+    """The memory of what was detached as it is: a copy for the log, where it is all of a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: set[int] = set()
+        self._alive: list[Tensor] = []  # or memory would be given to another tensor
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one function."""
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") == "detach" and isinstance(result, Tensor):
+            self._alive.append(result)
+            self.results.add(memory_of(result))
+        return result
 
 
 def _named(others: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Numbers beside the output that their names call a loss."""
-    losses = {name: each for name, each in others.items() if "loss" in name.lower() and each.numel() == 1}
+    losses = {name: each for name, each in others.items() if _LOSS.search(name) and each.numel() == 1}
     return {name.strip("."): each for name, each in losses.items()}
 
 

@@ -53,10 +53,6 @@ class PaddedRow:
         """What the row's own tokens give by themselves."""
         return self.sp(self.input[1:, self.own])
 
-    def whole(self) -> Tensor:
-        """What both rows give without a mask."""
-        return self.sp(self.input)
-
     def _masked(self, padding: int) -> Tensor:
         padded, module = self.sp.subject.padded, self.sp.module
         assert padded is not None

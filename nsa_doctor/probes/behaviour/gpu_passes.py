@@ -18,6 +18,7 @@ from nsa_doctor.probes.hooks.tensor_owners import Holder, tensors_held
 from nsa_doctor.probes.internal import backward_under_modes, recomputing_where
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.claimed_device import ClaimedDevices
+from nsa_doctor.probes.model.deliberate import is_on_purpose
 from nsa_doctor.probes.model.device_ledger import CPU, MixedDevicesError, NotOnHostError, Stray, memory_key
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.subject.contract import Subject
@@ -31,7 +32,7 @@ class Refusal:
     """What stopped a pass on a claimed device; `origin` says in words where a tensor of another device came from.
 
     It `is_certain` where a GPU would refuse it for sure: a line made the tensor without naming a device, it hangs on
-    the module and `.to()` leaves it behind, or its values are asked for on the host.
+    the module and `.to()` leaves it behind, its values are asked for on the host, or a statement of its own raises.
     """
 
     phase: str
@@ -65,11 +66,11 @@ def _passed(subject: Subject, claims: ClaimedDevices, device: torch.device, leng
         with warnings.catch_warnings(), unobserved(), recomputing_where(lambda: False), claims.on(device):
             warnings.simplefilter("ignore")  # that this torch has no CUDA
             try:
-                sp.module.to(device)
+                ask("moving to the device", lambda sp=sp: sp.module.to(device), sp.module)
                 outputs.append(run(sp, x.to(device)))
             except SubjectFailedError as failure:
                 return _refusal(sp, phase, device, failure)
-    return outputs[0]
+    return outputs[0].detach().as_subclass(Tensor)
 
 
 def _passes(subject: Subject) -> Iterator[tuple[str, Mode, Callable[[BuiltModule, Tensor], Tensor]]]:
@@ -97,7 +98,8 @@ def _refusal(sp: BuiltModule, phase: str, device: torch.device, failure: Subject
     error = failure.caught.error
     if isinstance(error, MixedDevicesError):
         return _traced(refusal, error.stray, sp)
-    return replace(refusal, is_certain=isinstance(error, NotOnHostError))
+    is_certain = isinstance(error, NotOnHostError) or is_on_purpose(failure, sp.subject.packages)
+    return replace(refusal, is_certain=is_certain)
 
 
 def _traced(refusal: Refusal, stray: Stray, sp: BuiltModule) -> Refusal:
@@ -112,13 +114,14 @@ def _traced(refusal: Refusal, stray: Stray, sp: BuiltModule) -> Refusal:
             # A name that was chosen by what is there when the code is imported would be another beside a GPU.
             is_certain=not (is_named and stray.record.device == CPU),
         )
-    key = stray.record.source
-    holder = next((each for each in tensors_held(sp.module) if memory_key(each.tensor) == key), None)
+    key, moved = stray.record.source, {id(each) for each in sp.module.buffers()}
+    held = (each for each in tensors_held(sp.module) if id(each.tensor) not in moved)
+    holder = next((each for each in held if key and memory_key(each.tensor) == key), None)
     if holder is not None:
         origin = f"{other} is {holder.way} of {holder.module_class}, no parameter and no buffer, so .to() leaves it"
         return replace(refusal, origin=origin, place=_place_of(holder, sp, refusal.place), is_certain=True)
-    if name := _name_in_modules(key, sp.subject):
-        return replace(refusal, origin=f"{other} is {name}, made at import", is_certain=True)
+    if key and (name := _name_in_modules(key, sp)):
+        return replace(refusal, origin=f"{other} is {name}", is_certain=True)
     return refusal
 
 
@@ -129,9 +132,13 @@ def _place_of(holder: Holder, sp: BuiltModule, place: Place) -> Place:
     return place if line is None else replace(place, file=line.file, line=line.line, function=line.function)
 
 
-def _name_in_modules(key: int, subject: Subject) -> str:
-    """The global variable of the subject's code that holds the memory; empty where none does."""
-    frames = FrameFilter(subject.packages)
+def _name_in_modules(key: int, sp: BuiltModule) -> str:
+    """The variable of the subject's classes or modules of Python that holds the memory; empty where none does."""
+    for kind in {each for part in sp.module.modules() for each in type(part).__mro__}:
+        for name, value in list(vars(kind).items()):
+            if isinstance(value, Tensor) and memory_key(value) == key:
+                return f"{kind.__name__}.{name}"
+    frames = FrameFilter(sp.subject.packages)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or frames.rank(file) != 3:

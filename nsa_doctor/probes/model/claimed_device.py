@@ -62,13 +62,14 @@ class _Functions(TorchFunctionMode):
             answer = self._answer(name, args)
             if answer is not None:
                 return answer
-        if name in ("numpy", "__array__") and self._of(args[0]) != CPU:
+        if name in ("numpy", "__array__") and self._of(args[0]) != CPU and not (kwargs or {}).get("force"):
             raise NotOnHostError(self._of(args[0]))
         call = self._on_cpu(func, str(name), args, dict(kwargs or {}))
         result = call.func(*call.args, **call.kwargs)
         if call.wanted is not None and isinstance(result, Tensor):
             return self._moved(result, call)
-        self._record_new(result, tensors_in(call.args, call.kwargs))
+        of_numbers = name in _OF_NUMBERS and not isinstance(args[0] if args else None, Tensor)  # read one by one
+        self._record_new(result, [] if of_numbers else tensors_in(call.args, call.kwargs))
         return result
 
     def _answer(self, name: str, args: tuple[Any, ...]) -> Any:
@@ -121,6 +122,9 @@ class _Functions(TorchFunctionMode):
             if self._ledger.of(result).device in (None, call.wanted):
                 return result
             result = result.clone()
+        source = call.args[0] if call.args else None
+        if isinstance(source, Tensor) and result.requires_grad and self._of(source) != call.wanted:
+            result = _Crossing.apply(result, self._ledger, self._ledger.of(source))
         is_there = call.wanted == self._device
         self._ledger.write(
             result, Record(call.wanted) if is_there else self._ledger.made_here(call.wanted, is_asked_for=True)
@@ -139,6 +143,22 @@ class _Functions(TorchFunctionMode):
             self._ledger.write(each, records[0] if records else self._ledger.made_here())
 
 
+class _Crossing(torch.autograd.Function):
+    """A copy to another device, whose gradient comes back to where its source lies."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, ledger: Ledger, source: Record) -> Tensor:
+        ctx.ledger, ctx.source = ledger, source
+        return result.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        back = gradients[0].clone()
+        ctx.ledger.write(back, ctx.source)
+        return back, None, None
+
+
+_OF_NUMBERS = frozenset({"tensor", "as_tensor", "asarray"})
 _QUESTIONS = frozenset({"device", "get_device"})
 _IS_DEVICE = frozenset({"is_cuda", "is_cpu", "is_xpu"})
 _GETTER = type(Tensor.device.__get__)

@@ -68,8 +68,10 @@ class Ledger:
         self._records: dict[int, tuple[StorageWeakRef, Record]] = {}  # the reference keeps its key from being reused
 
     def of(self, tensor: Tensor) -> Record:
-        """What is known of a tensor's memory."""
+        """What is known of a tensor's memory; what has none of its own goes with any."""
         key = memory_key(tensor)
+        if not key:
+            return Record(None)
         _, record = self._records.get(key, (None, None))
         return Record(CPU, source=key) if record is None else record
 

@@ -34,6 +34,10 @@ def without_minus(logits: Tensor, ids: Tensor) -> Tensor:
     return -next_tokens(logits, ids)
 
 
+def smoothed(logits: Tensor, ids: Tensor) -> Tensor:
+    return cross_entropy(logits.flatten(0, 1), ids.flatten(), label_smoothing=0.1)
+
+
 class Model(nn.Module):
     def __init__(self, loss: Loss) -> None:
         super().__init__()
@@ -74,6 +78,7 @@ def found(kind: type[Model], loss: Loss) -> Subject:
         (WithLabels, next_tokens, "forward(ids, labels=ids)"),
         (WithLabels, as_they_stand, "forward(ids, labels=ids shifted by one)"),
         (WithTargets, as_they_stand, "forward(ids, targets=ids shifted by one)"),
+        (WithTargets, smoothed, "forward(ids, targets=ids shifted by one)"),
         (WithTargets, next_tokens, "forward(ids, targets=ids)"),
     ],
 )

@@ -24,11 +24,14 @@ CHOSEN_AT_IMPORT = "cuda" if torch.cuda.is_available() else "cpu"
 class Mixer(nn.Linear):
     """A layer that hands its output on through `effect`."""
 
+    TABLE = torch.full((WIDTH,), 2.0)
+
     def __init__(self, effect: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__(WIDTH, WIDTH)
         self.effect = effect
         self.table = torch.full((WIDTH,), 2.0)
         self.tables = {"slopes": [torch.full((WIDTH,), 2.0)]}
+        self.register_buffer("mix", torch.eye(WIDTH).to_sparse(), persistent=False)
         self.register_buffer("held", torch.full((WIDTH,), 2.0), persistent=False)
         self.kept: Tensor | None = None
 
@@ -98,7 +101,9 @@ FAULTY = {  # an effect, and words of the finding
     "attribute": (lambda m, y: y * m.table, "is table of Mixer, no parameter and no buffer"),
     "computed from an attribute": (lambda m, y: y * m.table.exp()[None], "is table of Mixer"),
     "attribute in containers": (lambda m, y: y * m.tables["slopes"][0], "is tables['slopes'][0] of Mixer"),
-    "global": (lambda m, y: y * OF_MODULE, "test_devices.OF_MODULE, made at import"),
+    "global": (lambda m, y: y * OF_MODULE, "test_devices.OF_MODULE"),
+    "of the class": (lambda m, y: y * m.TABLE, "the tensor on cpu is Mixer.TABLE"),
+    "numbers of a GPU": (lambda m, y: y * torch.tensor([y.max()] * WIDTH), "with no device named"),
     "named": (lambda m, y: masked(y, causal(y.shape[1], device=NAMED)), "with that device named; on the first GPU"),
     "host": (lambda m, y: y + float(y.detach().numpy().max()), "can't convert cuda:0 device type tensor to numpy"),
     "backward": (lambda m, y: Scaled.apply(y), "backward raises"),
@@ -106,7 +111,26 @@ FAULTY = {  # an effect, and words of the finding
     "second raises": (raises_on_second, "one GPU alone is served; on the first GPU it does not"),
     "cached by length": (lambda m, y: y * table_by_length(y.shape[1]), "is made in table_by_length"),
 }
+
+
+def through_the_cpu(module: nn.Module, y: Tensor) -> Tensor:
+    bent = y.cpu() * torch.linspace(0.5, 1.0, WIDTH)
+    return y + bent.to(y.device).tanh() + y.to("cpu").double().to(y)
+
+
+def by_sparse(module: nn.Module, y: Tensor) -> Tensor:
+    return torch.sparse.mm(module.mix, y.flatten(0, 1).mT).mT.view_as(y)
+
+
+def asks_the_second(module: nn.Module, y: Tensor) -> Tensor:
+    return y if y.get_device() != 1 else y.unflatten(1, (5, 5, 5))  # what torch raises, as of a GPU that is not there
+
+
 HEALTHY = {
+    "by way of the CPU": through_the_cpu,
+    "sparse": by_sparse,
+    "forced to the host": lambda m, y: y + float(y.detach().numpy(force=True).mean()) * 0,
+    "numbers on the CPU": lambda m, y: y * float(torch.tensor([y.max(), y.min()]).numpy().sum()) * 0,
     "device of the input": lambda m, y: masked(y, causal(y.shape[1], device=y.device)),
     "buffer": lambda m, y: y * m.held,
     "moved when used": lambda m, y: y * m.table.to(y) + OF_MODULE.to(y.device),
@@ -167,6 +191,31 @@ def test_what_was_kept_for_another_gpu_is_a_note() -> None:
     result = examined(lambda m, y: y * kept.setdefault(y.shape[1], torch.ones(WIDTH, device=y.device)))
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
     assert "cuda:1 and cuda:0" in result.notes[0]
+
+
+def test_what_another_statement_refuses_on_the_second_gpu_is_a_note() -> None:
+    result = examined(asks_the_second)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+    assert "unflatten" in result.notes[0]
+
+
+def test_a_module_that_refuses_to_move_is_a_note() -> None:
+    class Stays(Mixer):
+        def to(self, *args, **kwargs):
+            if any(isinstance(each, torch.device) for each in args):
+                raise NotImplementedError("use load_on() instead")
+            return super().to(*args, **kwargs)
+
+    result = examined(lambda m, y: y, build=lambda seed: Stays(lambda m, y: y))
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+    assert "use load_on() instead" in result.notes[0]
+
+
+def test_a_subclass_of_tensors_is_judged() -> None:
+    class Named(Tensor):
+        pass
+
+    assert examined(lambda m, y: y.as_subclass(Named) * m.held).findings == ()
 
 
 def test_a_cache_made_without_a_device_is_found_in_decoding() -> None:

@@ -101,12 +101,26 @@ def test_padding_that_is_masked_is_silent() -> None:
     assert (examined(subject).verdict, examined(subject).notes) == (Verdict.PASS, ())
 
 
-def test_a_mask_that_changes_nothing_is_a_note() -> None:
-    result = examined(adapted(by_finite, lambda mask, x: torch.ones_like(mask, dtype=torch.bool)))
-    assert (result.verdict, result.findings) == (Verdict.PASS, ())
-    assert "its mask changes nothing" in result.notes[0]
+OTHERS = {
+    "reversed": lambda mask, x: mask == 0,
+    "of another length": lambda mask, x: mask[:, :3].bool(),
+    "unused": lambda mask, x: torch.ones_like(mask, dtype=torch.bool),
+}
 
 
-@pytest.mark.parametrize("meant", [lambda mask, x: mask == 0, lambda mask, x: mask[:, :3].bool()])
-def test_a_mask_of_another_meaning_is_left_alone(meant: Hide) -> None:
-    assert not adapted(by_finite, meant).offers("padded")
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_mask_of_another_meaning_is_left_alone(name: str) -> None:
+    assert not adapted(by_finite, OTHERS[name]).offers("padded")
+
+
+def test_a_mask_that_is_added_is_left_alone() -> None:
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(DIM, DIM)
+
+        def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            scores = (x @ x.mT).masked_fill(torch.ones(x.shape[1], x.shape[1]).triu(1).bool(), -torch.inf)
+            return self.mix((scores if attention_mask is None else scores + attention_mask[:, None]).softmax(-1) @ x)
+
+    assert not adapt(SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(16,)), Adds).offers("padded")
