@@ -1,7 +1,8 @@
 """GRD210 returned-loss-without-gradient
 
-Detects: a loss that a training call returns beside its output, or keeps on a module, that depends on the parameters and
-carries no gradient to any of them: a balancing or auxiliary loss that is detached, or computed under no_grad.
+Detects: a loss that a training call returns beside its output, that depends on the parameters and carries no gradient
+to any of them: a balancing or auxiliary loss of detached values, or computed under no_grad. One that is kept on a
+module, or detached as a whole, may be for the log: a note.
 Matters: it is added to the loss, falls or rises by itself, and trains nothing: experts collapse, and the curve looks
 fine.
 Fix: compute it of what carries the gradient (the router's probabilities), and detach only a copy that is logged.
