@@ -66,7 +66,7 @@ def ask(
     for length in dict.fromkeys(tried):
         asking(length)
         for guess in guesses:
-            failure = _failure(guess, module, Point(length=length, dtype=guess.dtype, mode=_mode(guess)))
+            failure = _failure(guess, module, Point(length=length, dtype=guess.dtype, mode=lightest_mode(guess)))
             if failure is None:
                 return guess
             failures.append((guess, failure))
@@ -90,7 +90,7 @@ def ask(
     )
 
 
-def _mode(guess: Subject) -> Mode:
+def lightest_mode(guess: Subject) -> Mode:
     """The mode to try it in: the lightest it runs in."""
     return "no_grad" if "no_grad" in guess.modes else guess.modes[-1]
 
@@ -113,7 +113,7 @@ def _is_taken_in(guess: Subject, module: nn.Module, length: int) -> bool:
     held = [part for part in module.modules() if part is not module and any(True for _ in part.parameters(False))]
     handles = [part.register_forward_hook(lambda part, _given, _made: done.append(part)) for part in held]
     try:
-        _failure(guess, module, Point(length=length, dtype=guess.dtype, mode=_mode(guess)))
+        _failure(guess, module, Point(length=length, dtype=guess.dtype, mode=lightest_mode(guess)))
     finally:
         for handle in handles:
             handle.remove()
@@ -129,7 +129,7 @@ def _largest_vocabulary(
         return None
 
     def works(vocabulary: int) -> bool:
-        point = Point(length=length, dtype=guess.dtype, mode=_mode(guess), values="constant")
+        point = Point(length=length, dtype=guess.dtype, mode=lightest_mode(guess), values="constant")
         return _failure(replace(guess, width=vocabulary), module, point) is None
 
     least, least_bad = 1, guess.width

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.adapters.input_discovery import WHOLE_IN_MANY
+from nsa_doctor.adapters.input_discovery import WHOLE_IN_MANY, lightest_mode
 from nsa_doctor.core.errors import SubjectFailedError
-from nsa_doctor.core.measurement import Measurement, Mode, Point
+from nsa_doctor.core.measurement import Measurement, Point
 from nsa_doctor.probes.model.deliberate import is_on_purpose
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.model.perform import checked_answer
@@ -36,7 +36,7 @@ def in_whole_multiples(
     if is_on_purpose(failure, subject.packages):
         why = f"it refuses others, by {failure.caught.sentence}"
     else:
-        point = Point(length=step + 1, dtype=subject.dtype, mode=_mode(subject))
+        point = Point(length=step + 1, dtype=subject.dtype, mode=lightest_mode(subject))
         found = replace(found, seen=(Measurement(point=point, trouble=trouble_of(failure, subject.packages)),))
         why = "it raises at others"
     note = f"sequences are filled up at their end to whole multiples of {step} tokens: {why}"
@@ -73,10 +73,6 @@ def _step(module: nn.Module, refuses: Callable[[int], bool]) -> int | None:
         if refuses(step + 1) and not any(refuses(factor * step) for factor in _MULTIPLES):
             return step
     return None
-
-
-def _mode(subject: Subject) -> Mode:
-    return "no_grad" if "no_grad" in subject.modes else subject.modes[0]
 
 
 def _candidates(module: nn.Module) -> Iterator[int]:
