@@ -19,7 +19,7 @@ from nsa_doctor.probes.internal import backward_under_modes, recomputing_where
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.claimed_device import ClaimedDevices
 from nsa_doctor.probes.model.deliberate import is_on_purpose
-from nsa_doctor.probes.model.device_ledger import CPU, MixedDevicesError, NotOnHostError, Stray, memory_key
+from nsa_doctor.probes.model.device_ledger import CPU, MixedDevicesError, RefusedError, Stray, memory_key
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.subject.contract import Subject
 
@@ -45,7 +45,7 @@ class Refusal:
     @property
     def is_of_devices(self) -> bool:
         """Whether it is about where tensors lie."""
-        return isinstance(self.failure.caught.error, (MixedDevicesError, NotOnHostError))
+        return isinstance(self.failure.caught.error, (MixedDevicesError, RefusedError))
 
 
 def outputs_on(subject: Subject, devices: Sequence[torch.device], length: int) -> list[Tensor | Refusal]:
@@ -98,7 +98,7 @@ def _refusal(sp: BuiltModule, phase: str, device: torch.device, failure: Subject
     error = failure.caught.error
     if isinstance(error, MixedDevicesError):
         return _traced(refusal, error.stray, sp)
-    is_certain = isinstance(error, NotOnHostError) or is_on_purpose(failure, sp.subject.packages)
+    is_certain = isinstance(error, RefusedError) or is_on_purpose(failure, sp.subject.packages)
     return replace(refusal, is_certain=is_certain)
 
 

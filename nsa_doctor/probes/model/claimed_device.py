@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.probes.internal import is_transformed
-from nsa_doctor.probes.model.device_ledger import CPU, Ledger, NotOnHostError, Operations, Record, memory_key
+from nsa_doctor.probes.model.device_ledger import CPU, Ledger, Operations, Record, RefusedError, memory_key
 from nsa_doctor.probes.tensors.operations import tensors_in
 
 
@@ -29,7 +29,7 @@ class ClaimedDevices:
     def on(self, device: torch.device) -> Iterator[None]:
         """A region in which `.to(device)` makes tensors claim to lie on a GPU that need not be there, the current one.
 
-        `MixedDevicesError` and `NotOnHostError` are raised in it where torch raises on a GPU.
+        `MixedDevicesError` and `RefusedError` are raised in it where torch raises on a GPU.
         """
         with Operations(self._ledger, device), _Functions(self._ledger, device):
             yield
@@ -62,8 +62,9 @@ class _Functions(TorchFunctionMode):
             answer = self._answer(name, args)
             if answer is not None:
                 return answer
-        if name in ("numpy", "__array__") and self._of(args[0]) != CPU and not (kwargs or {}).get("force"):
-            raise NotOnHostError(self._of(args[0]))
+        if name == "pin_memory":
+            return args[0]
+        self._refuse(str(name), args, kwargs or {})
         call = self._on_cpu(func, str(name), args, dict(kwargs or {}))
         result = call.func(*call.args, **call.kwargs)
         if call.wanted is not None and isinstance(result, Tensor):
@@ -79,9 +80,25 @@ class _Functions(TorchFunctionMode):
         device = self._of(args[0])
         if name == "device":
             return device
+        if name == "type":
+            return None if len(args) > 1 or device == CPU else args[0].type().replace(".", f".{device.type}.", 1)
         if name == "get_device":
             return -1 if device.index is None else device.index
         return device.type == name.removeprefix("is_") if name in _IS_DEVICE else None
+
+    def _refuse(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise what torch raises before anything runs: of values asked for on the host, and a generator elsewhere."""
+        if name in ("numpy", "__array__") and self._of(args[0]) != CPU and not kwargs.get("force"):
+            raise RefusedError(
+                f"can't convert {self._of(args[0])} device type tensor to numpy. Use Tensor.cpu() first."
+            )
+        lengths = args[1] if name in _LENGTHS_ON_HOST and len(args) > 1 else None
+        if isinstance(lengths, Tensor) and self._of(lengths) != CPU:
+            raise RefusedError(f"{name.strip('_')} expects its lengths on cpu, but they are on {self._of(lengths)}")
+        wanted, generator = kwargs.get("device"), kwargs.get("generator")
+        if generator is not None and wanted is not None and self._resolved(wanted).type != generator.device.type:
+            kind = self._resolved(wanted).type
+            raise RefusedError(f"Expected a '{kind}' device type for generator but found '{generator.device.type}'")
 
     def _of(self, tensor: Tensor) -> torch.device:
         """What is not known of the innards of a transform, and of what torch made for itself, goes with the others."""
@@ -99,6 +116,9 @@ class _Functions(TorchFunctionMode):
         second = kwargs.get("other") if len(args) < 2 else args[1]
         if name in ("to", "type_as") and isinstance(second, Tensor):
             return _Call(func, args, kwargs, self._of(second))
+        if name == "type" and isinstance(second, str):  # "torch.FloatTensor", "torch.cuda.FloatTensor"
+            on_cpu = second.replace(f".{self._device.type}.", ".")
+            return _Call(func, (args[0], on_cpu), kwargs, CPU if on_cpu == second else self._device)
         if name == "to" and isinstance(second, (str, int, torch.device)):
             wanted = self._resolved(second)
             return _Call(func, (args[0], self._real(wanted), *args[2:]), kwargs, wanted)
@@ -159,7 +179,8 @@ class _Crossing(torch.autograd.Function):
 
 
 _OF_NUMBERS = frozenset({"tensor", "as_tensor", "asarray"})
-_QUESTIONS = frozenset({"device", "get_device"})
+_LENGTHS_ON_HOST = frozenset({"tensor_split", "_pack_padded_sequence"})
+_QUESTIONS = frozenset({"device", "get_device", "type"})
 _IS_DEVICE = frozenset({"is_cuda", "is_cpu", "is_xpu"})
 _GETTER = type(Tensor.device.__get__)
 _ATTRIBUTES = {getattr(Tensor, name).__get__: name for name in ("device", *_IS_DEVICE)}

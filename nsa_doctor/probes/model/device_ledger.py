@@ -53,11 +53,8 @@ class MixedDevicesError(RuntimeError):
         self.stray = stray
 
 
-class NotOnHostError(TypeError):
-    """What torch raises where a tensor on a GPU is asked for its memory on the host."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(f"can't convert {device} device type tensor to numpy. Use Tensor.cpu() first.")
+class RefusedError(TypeError):
+    """What torch raises on a GPU of one argument, whatever lies where: memory or numbers of the host asked of it."""
 
 
 class Ledger:
@@ -75,10 +72,21 @@ class Ledger:
         _, record = self._records.get(key, (None, None))
         return Record(CPU, source=key) if record is None else record
 
+    def is_known(self, tensor: Tensor) -> bool:
+        """Whether anything was recorded of a tensor's memory."""
+        return memory_key(tensor) in self._records
+
     def write(self, tensor: Tensor, record: Record) -> None:
         """Record where a tensor's memory lies, and that of its views with it."""
         if key := memory_key(tensor):
             self._records[key] = (StorageWeakRef(tensor.untyped_storage()), record)
+
+    def taken_in(self, frame: FrameType) -> Record:
+        """The record of memory that torch takes in from outside (numbers, an array) for the code of a frame.
+
+        Torch's own code puts it where it wants it, and of `torch.tensor` the function is seen as well.
+        """
+        return self.made_here() if self._frames.rank_of(frame.f_code) >= 2 else Record(None)
 
     def made_here(self, device: torch.device = CPU, *, is_asked_for: bool = False) -> Record:
         """The record of what the running line of the subject makes on a device."""
@@ -102,16 +110,20 @@ class Operations(DispatchWatcher):
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation; MixedDevicesError in place of what a GPU refuses."""
-        given = tensors_in(args, kwargs)
-        found = self._of_results(operation_name(func), given)
+        name, given = operation_name(func), tensors_in(args, kwargs)
+        if name == "lift_fresh" and not self._ledger.is_known(given[0]):
+            self._ledger.write(given[0], self._ledger.taken_in(frame_above(2)))
+        found = self._of_results(name, given, tensors_in(args[2:3]) if name in _PICKING else [])
         keys = {memory_key(each) for each in given}
         results = func(*args, **kwargs)
         for each in tensors_in(results):
             if memory_key(each) not in keys:
                 self._ledger.write(each, found)
+        if name == "pack_padded_sequence":
+            self._ledger.write(results[1], Record(CPU))  # rows per step: numbers for the host
         return results
 
-    def _of_results(self, name: str, given: list[Tensor]) -> Record:
+    def _of_results(self, name: str, given: list[Tensor], stored: list[Tensor]) -> Record:
         held = [(each, self._ledger.of(each)) for each in given]
         if not held:
             return Record(None)
@@ -121,7 +133,8 @@ class Operations(DispatchWatcher):
         placed = [
             (tensor, record)
             for tensor, record in held
-            if record.device is not None and not (record.device == CPU and _goes_along(name, tensor, first))
+            if record.device is not None
+            and not (record.device == CPU and _goes_along(name, tensor, given[0], first, stored))
         ]
         if other := next((each for each in placed if each[1].device != placed[0][1].device), None):
             pair = (placed[0], other)
@@ -137,14 +150,24 @@ def memory_key(tensor: Tensor) -> int:
     return storage_key(tensor.untyped_storage())
 
 
-def _goes_along(name: str, tensor: Tensor, first: Record) -> bool:
-    """Whether a GPU takes a tensor on the CPU: a number, and what picks from a tensor that lies there."""
-    return tensor.ndim == 0 or (name in _PICKING and first.is_on_gpu and tensor.dtype in _PICKS)
+def _goes_along(name: str, tensor: Tensor, written: Tensor, first: Record, stored: list[Tensor]) -> bool:
+    """Whether a GPU takes a tensor on the CPU: a number that is read, and what picks from a tensor that lies there."""
+    if tensor.ndim == 0:
+        return name not in _WITHOUT_NUMBERS and not (name.endswith("_") and tensor is written)
+    is_index = tensor.dtype in _PICKS and not any(tensor is each for each in stored)
+    return name in _PICKING and first.is_on_gpu and is_index
 
 
 # Copies, and operations whose lengths belong on the CPU.
-_CROSSING = frozenset({"copy_", "to_copy", "set_", "lift_fresh", "local_scalar_dense", "tensor_split"}) | frozenset(
+_CROSSING = frozenset({"copy_", "to_copy", "set_", "lift_fresh", "local_scalar_dense"}) | frozenset(
     {"pack_padded_sequence", "pad_packed_sequence"}
+    | {"as_strided_scatter", "diagonal_scatter", "select_scatter", "slice_scatter"}
 )
 _PICKING = frozenset({"index", "unsafe_index", "index_put", "index_put_", "unsafe_index_put", "index_put_impl_"})
 _PICKS = frozenset({torch.int64, torch.int32, torch.bool, torch.uint8})
+# Operations that refuse a number on the CPU beside tensors on a GPU: measured, as docs/benchmarks.md says.
+_WITHOUT_NUMBERS = frozenset(
+    {"addmm", "addr", "bucketize", "cat", "clamp", "clamp_max", "clamp_min", "complex", "embedding", "equal", "gcd"}
+    | {"igamma", "igammac", "index_add", "index_copy", "index_reduce", "index_select", "inner", "lcm", "logaddexp"}
+    | {"masked_scatter", "nextafter", "polar", "prelu", "stack", "take"}
+)
