@@ -10,7 +10,7 @@ from nsa_doctor.probes.gradients.derivative import has_steps
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.length_dependent import length_that_loses_more
 from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
-from nsa_doctor.probes.model.inputs import repetitions_to_try, values_to_try, with_values
+from nsa_doctor.probes.model.inputs import arrangements_to_try, values_to_try, with_values
 from nsa_doctor.probes.model.training import forward_backward
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
@@ -58,7 +58,7 @@ def valued_benches(subject: Subject) -> Iterator[tuple[str, Mode, int, Make]]:
     """(kind, mode, length, what makes a bench) of kinds of values that ordinary input is not of, at a short length."""
     mode: Mode = "eval" if "eval" in subject.modes else "train"
     length = min(_LENGTH_OF_VALUES, subject.max_length)
-    for kind in (*values_to_try(subject), *repetitions_to_try(subject)):
+    for kind in (*values_to_try(subject), *arrangements_to_try(subject)):
         if kind != _NEAR_STEPS:
             yield kind, mode, length, _maker(_differentiable(with_values(subject, kind), mode, [length]))
 

@@ -40,16 +40,16 @@ def values_to_try(subject: Subject) -> list[str]:
     return [] if subject.profile == "smoke" or subject.is_slow else list(_KINDS[subject.input])
 
 
-def repetitions_to_try(subject: Subject) -> list[str]:
-    """The same of kinds that make tokens or rows equal, which mixes them."""
-    return [] if subject.profile == "smoke" or subject.is_slow else list(_REPEATED)
+def arrangements_to_try(subject: Subject) -> list[str]:
+    """The same of kinds that take a token's value from others, which mixes them."""
+    return [] if subject.profile == "smoke" or subject.is_slow else list(_ARRANGED[subject.input])
 
 
 def with_values(subject: Subject, kind: str) -> Subject:
     """The subject behind a change of its input alone: what holds of it holds for such values too."""
     if not kind:
         return subject
-    change, forward = (_KINDS[subject.input] | _REPEATED)[kind], subject.forward
+    change, forward = (_KINDS[subject.input] | _ARRANGED[subject.input])[kind], subject.forward
     return replace(subject, forward=lambda module, x: forward(module, change(x, subject.width)))
 
 
@@ -69,6 +69,11 @@ _KINDS: dict[str, dict[str, Change]] = {
 _REPEATED: dict[str, Change] = {
     "the same in every row": lambda x, width: x[:1].expand_as(x).clone(),
     "the same in every token": lambda x, width: x[:, :1].expand_as(x).clone(),
+}
+_ARRANGED: dict[str, dict[str, Change]] = {
+    "embeddings": _REPEATED,
+    "tokens": _REPEATED
+    | {"in ascending order": ascending, "in descending order": lambda x, n: ascending(x, n).flip(1)},
 }
 
 
