@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 FIRST_CAPACITY = 64
@@ -86,6 +86,12 @@ class TokenBuffer:
         if self._memory is not None:
             self._memory[:, :, : self._start] = value
             self._memory[:, :, self._end :] = value
+
+    def select_rows(self, rows: Int[Tensor, " R"]) -> None:
+        """Hold these rows, in this order, in memory of their own; marks made before are void."""
+        if self._memory is not None:
+            with torch.inference_mode(False):  # memory made in inference mode could not be written outside it
+                self._memory = self._memory.index_select(0, rows.to(self._memory.device))
 
     def num_bytes(self) -> int:
         """Memory allocated."""

@@ -66,6 +66,8 @@ class NSACache:
         self.geometry, self.batch, self.counts_reads = geometry, batch, count_reads
         self.length = 0
         self.reads: CacheReads | None = None
+        self.records_past = False
+        self._records: list[_Record] = []  # one for each append since the past is recorded, the newest last
         self._kind: tuple[torch.dtype, torch.device] | None = None
         self._steps: StepMemory | None = None  # in place of the buffers, while kernels decode
         length = max_length or FIRST_CAPACITY
@@ -80,8 +82,46 @@ class NSACache:
         rows, dtype or device differ from what is held. Whatever is raised, nothing is added.
         """
         self._check(new)
+        mark = self.mark() if self.records_past else None
         with added_whole(self):
-            return self._append(new, compress_k, compress_v)
+            added = self._append(new, compress_k, compress_v)
+        if mark is not None:
+            self._records.append(_Record(mark, new, compress_k, compress_v))
+        return added
+
+    def record_past(self) -> None:
+        """Keep what every append adds from here on, so that `crop` can take it back; plain torch alone serves then."""
+        if self.counts_reads:
+            raise ValueError("a cache that counts reads cannot record its past: tokens taken back were read")
+        self._take_back()
+        self.records_past = True
+
+    def crop(self, num_tokens: int) -> None:
+        """Forget the newest tokens, as if they had never been added, and what was recorded to do so.
+
+        Raises ValueError where some of them were added before `record_past` or before the last `crop`.
+        """
+        most = self.length - self._records[0].mark.length if self._records else 0
+        if not 0 <= num_tokens <= most:
+            raise ValueError(f"num_tokens must be 0 to {most}, those added since record_past, got {num_tokens}")
+        left = self.length - num_tokens
+        while self.length > left:
+            record = self._records[-1]
+            self.go_back(record.mark)
+            if self.length < left:
+                kept = Tokens(*(x[:, : left - self.length] for x in record.new))
+                self._append(kept, record.compress_k, record.compress_v)
+        self._records = []
+
+    def select_rows(self, rows: Int[Tensor, " R"]) -> None:
+        """Hold these of its rows, in this order, one as often as it is named; what was recorded is forgotten."""
+        self._take_back()
+        for buffer in self._buffers():
+            buffer.select_rows(rows)
+        if self.reads is not None:
+            reads = (getattr(self.reads, field.name) for field in fields(CacheReads))
+            self.reads = CacheReads(*(count.index_select(0, rows.to(count.device)) for count in reads))
+        self.batch, self._records = rows.shape[0], []
 
     @property
     def kind(self) -> tuple[torch.dtype, torch.device] | None:
@@ -220,6 +260,7 @@ class NSACache:
         """Forget what was appended since; of what the kernels of decoding added, the last token."""
         assert mark.steps is None or self.length <= mark.length + 1 or self._steps is not mark.steps
         self.length, self._kind, self.reads, self._steps = mark.length, mark.kind, mark.reads, mark.steps
+        self._records = [record for record in self._records if record.mark.length < mark.length]
         if mark.steps is not None:
             mark.steps.count[:1].fill_(mark.length)
             return
@@ -235,6 +276,15 @@ class CacheMark(NamedTuple):
     reads: CacheReads | None
     steps: StepMemory | None
     buffers: Sequence[Mark]
+
+
+class _Record(NamedTuple):
+    """One append: where the cache stood before it, and what was added by which compressors."""
+
+    mark: CacheMark
+    new: Tokens
+    compress_k: Compress
+    compress_v: Compress
 
 
 @contextmanager

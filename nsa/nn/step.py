@@ -35,6 +35,8 @@ def why_not_stepped(layer: StepParts, x: Tensor, cache: NSACache) -> str | None:
         return "the kernels of decoding serve inference, uncompiled"
     if cache.counts_reads:
         return "plain torch alone counts reads"
+    if cache.records_past:
+        return "plain torch alone records the past"
     autocast = torch.is_autocast_enabled(x.device.type)
     dtype = torch.get_autocast_dtype(x.device.type) if autocast else layer.qkv.dtype
     if cache.kind != (dtype, x.device) or cache.batch != x.shape[0]:
