@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from nsa_doctor.adapters.adapter import Adapter
+from nsa_doctor.adapters.cache_discovery import with_cache_methods
 from nsa_doctor.adapters.decoding_discovery import with_decoding
 from nsa_doctor.adapters.input_discovery import ask, caller, is_lazy, parameter_names
 from nsa_doctor.adapters.length_limits import within_limits, within_time
 from nsa_doctor.adapters.loss_discovery import with_loss
+from nsa_doctor.adapters.packing_discovery import with_packing
 from nsa_doctor.adapters.padding_discovery import with_padding
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import DTYPES, Point
@@ -59,7 +61,8 @@ def adapt(
 
 def _found_by_names(guess: Subject, module: nn.Module) -> Subject:
     """With what the names of its parameters and methods say that it offers beside its forward."""
-    return with_padding(with_loss(with_decoding(guess, module), module), module)
+    decoding = with_cache_methods(with_decoding(guess, module), module)
+    return with_packing(with_padding(with_loss(decoding, module), module), module)
 
 
 def packages_of(module: nn.Module) -> tuple[str, ...]:

@@ -17,7 +17,19 @@ from nsa_doctor.core.pace import Pace
 InputKind = Literal["embeddings", "tokens"]
 SEAMS = (
     *("build", "forward", "branches", "attend", "select", "choose", "gate", "prefill", "step", "fill_unwritten"),
-    *("cache_bytes", "cache_reads", "packed", "padded", "loss", "train_step", "variants", "routes", "oracle"),
+    *(
+        "cache_bytes",
+        "cache_reads",
+        "reorder",
+        "crop",
+        "packed",
+        "padded",
+        "loss",
+        "train_step",
+        "variants",
+        "routes",
+        "oracle",
+    ),
     *("anatomy", "twins", "spans", "generate", "draw", "max_slowdown"),
 )
 
@@ -67,6 +79,9 @@ class Subject:
     prefill(module, x): (output, cache) of a prompt; step(module, x, cache): (output, cache) of the next tokens, one or
         more; no gradients, and the cache given may be written to.
     fill_unwritten(cache, value): overwrite memory of a cache that holds no token; cache_bytes(cache): memory it holds.
+    reorder(module, cache, rows): the cache of chosen rows [N] int64 of its batch, as beam search asks for; crop(module,
+        cache, num_kept, num_removed): the cache without its last tokens, as a draft that is refused asks for. The cache
+        given may be written to.
     cache_reads(module, x): per step t and branch, the keys read in decoding the S tokens of x one by one:
         {branch: [B, G, S]}.
     packed(module, x, cu_seqlens): x [1, S, ...] holding sequences that start at cu_seqlens [N + 1] int32.
@@ -122,6 +137,8 @@ class Subject:
     fill_unwritten: Callable[[Any, float], None] | None = None
     cache_bytes: Callable[[Any], int] | None = None
     cache_reads: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
+    reorder: Callable[[nn.Module, Any, Tensor], Any] | None = None
+    crop: Callable[[nn.Module, Any, int, int], Any] | None = None
     packed: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
     padded: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
     loss: Callable[[nn.Module, Tensor], Tensor] | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from nsa_doctor.subject.contract import Subject
 _SECONDS = 60
 _HASH_SEED = 1
 _FORKS = 3
+_UNASKED = 391
 _NUMBERS = range(1, 9)  # how many numbers further: one of them leaves any remainder by a number up to 8
 # Hours apart and of every remainder by small numbers, so that whatever is made of a time changes in some of them.
 _AHEAD = tuple(3607.37 * number for number in range(1, 17))
@@ -56,15 +57,17 @@ def in_this_process(history: CallHistory, expected: Mapping[Call, Outcome], judg
 
 def in_an_interpreter(subject: Subject, dtype: str, calls: Sequence[Call], judge: Judge) -> dict[str, Any]:
     """What differs in an interpreter started for it from what is seen here; {} for nothing."""
+    if not subject.is_slow:  # at a length that nobody asked for before: what is kept by length begins there
+        calls = [*calls, replace(calls[0], length=min(_UNASKED, subject.max_length))]
     here, here_again = (CallHistory(subject, dtype=dtype) for _ in range(2))
     elsewhere = outcomes_elsewhere(here, calls, _HASH_SEED, _SECONDS)
     for index, call in enumerate(calls):
         first, second = here.step(call), here_again.step(call)
         if first is None or second is None or judge(first, second) is not None:
             return {}  # it is built otherwise each time: nothing can be compared
-        for built, outcomes in enumerate(elsewhere):
+        for which, outcomes in elsewhere:
             if (symptom := judge(first, outcomes[index])) is not None:
-                way = "in another interpreter" + (f", from module {built + 1} that is built there" if built else "")
+                way = f"in another interpreter{which}"
                 facts = {"words": symptom.words, "symptom": symptom.kind, "call": asdict(call), "operation": ""}
                 return {**facts, "place": asdict(definition_place(first.module)), "way": way}
     return {}

@@ -73,7 +73,8 @@ def _lengths(subject: Subject) -> list[int]:
     try:
         rules = rules_of(subject)
     except NotApplicableError:
-        return [min(length, subject.max_length) for length in _LENGTHS]
+        ends = accumulate(_LENGTHS)
+        return [length for length, end in zip(_LENGTHS, ends, strict=True) if end <= subject.max_length]
     longest = [length for length in rules.telling_lengths(subject.max_length) if length <= _LONGEST]
     return [rules.l + rules.d - 1, 1, *longest[-1:], rules.l_sel + 3, rules.l - 1 or 1]
 

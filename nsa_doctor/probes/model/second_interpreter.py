@@ -17,11 +17,13 @@ from nsa_doctor.core.errors import Caught, NotComparableError, attempt
 from nsa_doctor.core.package import PACKAGE_ROOT
 from nsa_doctor.core.replaced_sources import hand_over
 from nsa_doctor.probes.model.call_history import Call, CallHistory, Outcome
+from nsa_doctor.probes.model.fork import in_fork
+from nsa_doctor.probes.model.state import can_be_forked
 from nsa_doctor.subject.contract import Subject
 
 _MAIN = "nsa_doctor.worker.second_main"
-_STATE, _ANSWER = "state.pt", "answer.pt"
-_BUILDS = 3
+_STATE, _ANSWER, _AFTER_HALF = "state.pt", "answer.pt", "after_half.pt"
+_BUILDS, _HALF = 3, "bfloat16"
 _OPTIONS = {"--subject": "spec", "--config": "config", "--input": "input", "--width": "width", "--dtype": "dtype"}
 
 
@@ -35,10 +37,10 @@ def can_be_named(subject: Subject) -> bool:
 
 def outcomes_elsewhere(
     history: CallHistory, calls: Sequence[Call], hash_seed: int, seconds: float
-) -> list[list[Outcome]]:
+) -> list[tuple[str, list[Outcome]]]:
     """What the calls give there, one after another, on the weights and buffers of this module: of each module built.
 
-    Raises NotComparableError when there is no answer in time.
+    With words for which module it is, none for the first. Raises NotComparableError when there is no answer in time.
     """
     subject = history.built.subject
     words = dict(zip(subject.options[::2], subject.options[1::2], strict=True))
@@ -50,6 +52,7 @@ def outcomes_elsewhere(
         "threads": torch.get_num_threads(),
         "seed": subject.seed,
         "device": subject.device,
+        "seconds": seconds // 2,
         "dtype": history.built.dtype,
     }
     with TemporaryDirectory() as folder:
@@ -76,26 +79,44 @@ def outcomes_elsewhere(
     if "raised" in answer:
         raise NotComparableError(f"a second interpreter could not load the subject: {answer['raised']}")
     module = history.built.module
-    return [[_outcome(*each, module) for each in zip(calls, of_one, strict=True)] for of_one in answer["outcomes"]]
+    return [
+        (which, [_outcome(*each, module) for each in zip(calls, of_one, strict=True)])
+        for which, of_one in answer["outcomes"]
+    ]
 
 
 def answer_request(subject: Subject, request: dict[str, Any], folder: str) -> None:
     """There: build the subject, give it the weights, make the calls, and write down what came of them; all thrice.
 
-    A process that examines has built and called modules before; what is wrong with the second one of a process shows
-    in a new one alone.
+    A process that examines has built and called modules before; what is wrong with the second one of a process, or with
+    one behind another in half precision, shows in a new one alone.
     """
     calls = [Call(**call) for call in request["calls"]]
     state = torch.load(Path(folder) / _STATE, weights_only=True)
-    histories, outcomes = [], []  # each module stays while the next is built
-    for _ in range(_BUILDS):
+    histories: list[CallHistory] = []  # each module stays while the next is built
+
+    def outcomes() -> list[dict[str, Any]]:
         histories.append(history := CallHistory(subject, dtype=request["dtype"], mode="eval"))
         with torch.no_grad():
             for name, value in _state(history.built.module).items():
                 if name in state and state[name].shape == value.shape:
                     value.copy_(state[name])
-        outcomes.append([_plain(history.step(call)) for call in calls])
-    torch.save({"outcomes": outcomes}, Path(folder) / _ANSWER)
+        return [_plain(history.step(call)) for call in calls]
+
+    def after_half() -> dict[str, Any]:
+        CallHistory(subject, dtype=_HALF, mode="eval").make(calls)
+        torch.save(outcomes(), Path(folder) / _AFTER_HALF)
+        return {}
+
+    if request["device"] == "cpu" and can_be_forked():  # a copy, which is new as well
+        in_fork(after_half, request["seconds"])
+    found = [
+        (f", from module {index + 1} that is built there" if index else "", outcomes()) for index in range(_BUILDS)
+    ]
+    behind = attempt(lambda: torch.load(Path(folder) / _AFTER_HALF, weights_only=True))
+    if not isinstance(behind, Caught):
+        found.append((f", from a module that is built there behind one called in {_HALF}", behind))
+    torch.save({"outcomes": found}, Path(folder) / _ANSWER)
 
 
 def write_failure(sentence: str, folder: str) -> None:

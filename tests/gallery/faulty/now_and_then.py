@@ -13,6 +13,7 @@ from .half_and_rare import (  # noqa: F401, looked up by name
     _FactorByRareDraw,
     _GradientByDrawInBackward,
     _GradientByRareDraw,
+    _TableOfTheProcess,
 )
 from .host import DIM, Host
 
@@ -345,6 +346,7 @@ class _OrderOfSet(_Gain):
 _START = time.monotonic()
 BY_PROCESS = ("FactorByProcess", "FactorInInference", "NanByHour", "RaisesByClock")
 BY_HASH = ("FactorByHash", "OrderOfSet")
+BY_ANOTHER_MODULE = ("TableOfTheProcess",)
 
 
 WHOLE = ("InputNeedsGradient", "OverwritesForThreeRows")  # without layers around, which would hide the input
@@ -391,7 +393,7 @@ CASES = {
 
 def __getattr__(name: str):
     """`now_and_then:NAME` is a host of that part."""
-    if name in (*CASES, *BY_BATCH, *BY_PROCESS, *BY_HASH):
+    if name in (*CASES, *BY_BATCH, *BY_PROCESS, *BY_HASH, *BY_ANOTHER_MODULE):
         part = globals()[f"_{name}"]
         return part if name in WHOLE else lambda: Host(part())
     raise AttributeError(name)

@@ -167,7 +167,28 @@ def with_padding(subject: Subject) -> Subject:
     return replace(subject, padded=padded)
 
 
-OFFERING = {"GRD210": with_a_loss, "FWD226": with_padding}  # what the built-in layer does not
+def with_a_cache_of_tokens(subject: Subject) -> Subject:
+    """Its cache holds the tokens, which every step reads again, and rows of it can be chosen and tokens removed."""
+
+    def step(module: nn.Module, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        whole = torch.cat((cache, x), dim=1)
+        return subject.forward(module, whole)[:, -x.shape[1] :], whole
+
+    return replace(
+        subject,
+        prefill=lambda module, x: (subject.forward(module, x), x),
+        step=step,
+        reorder=lambda module, cache, rows: cache[rows],
+        crop=lambda module, cache, num_kept, num_removed: cache[:, :num_kept],
+    )
+
+
+OFFERING = {  # what the built-in layer does not
+    "GRD210": with_a_loss,
+    "FWD226": with_padding,
+    "DEC113": with_a_cache_of_tokens,
+    "DEC114": with_a_cache_of_tokens,
+}
 
 
 @pytest.mark.parametrize("code", IN_PROCESS)

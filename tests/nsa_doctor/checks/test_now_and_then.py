@@ -102,6 +102,11 @@ def test_what_depends_on_the_seed_of_hashes_is_found(faulty: Faulty, name: str) 
     assert finding.evidence["way"] == "in another interpreter"
 
 
+def test_what_a_module_in_half_precision_leaves_to_others_is_found(faulty: Faulty) -> None:
+    (finding,) = checked(faulty, "now_and_then:TableOfTheProcess", "FWD211").findings
+    assert str(finding.evidence["way"]).endswith("built there behind one called in bfloat16")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_another_process_gives_the_same(faulty: Faulty, name: str) -> None:
     result = checked(faulty, f"now_and_then_healthy:{name}", "FWD211", profile="smoke")

@@ -1,6 +1,7 @@
 """Whatever number is shown, what stands there is within one per cent of it, or says its order of magnitude."""
 
 import math
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -37,6 +38,7 @@ def read(text: str) -> float:
 @example(value=999_999.5)
 @example(value=120_000)
 @example(value=1e308)
+@example(value=1.795e308)
 @example(value=5e-324)
 @example(value=1_099)
 def test_a_number_that_is_shown_is_the_number(name: str, value: float) -> None:
@@ -45,7 +47,8 @@ def test_a_number_that_is_shown_is_the_number(name: str, value: float) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         assert read(shown) == value or math.isnan(value)
         return
-    assert math.isclose(read(shown), value, rel_tol=0.01)
+    most = sys.float_info.max  # "1.8e308" is what stands there of 1.795e308, and more than a float holds
+    assert math.isclose(max(-most, min(most, read(shown))), value, rel_tol=0.01)
 
 
 @pytest.mark.parametrize("name", FORMATS)

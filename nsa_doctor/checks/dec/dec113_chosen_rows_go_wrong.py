@@ -1,0 +1,66 @@
+"""DEC113 chosen-rows-go-wrong
+
+Detects: a cache of which rows are chosen, as beam search does after each token, behind which a step gives something
+else than behind the same rows decoded by themselves.
+Matters: every beam goes on with the keys or values of another; the text reads well and is not the most probable.
+Fix: choose the rows of every tensor of every layer, and of lengths and positions that are kept per row.
+
+Example:
+    # faulty
+    self.keys = [k.index_select(0, rows) for k in self.keys]  # and the values as they were
+    # correct
+    self.keys = [k.index_select(0, rows) for k in self.keys]
+    self.values = [v.index_select(0, rows) for v in self.values]
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.changed_cache import departed
+from nsa_doctor.probes.attention.decoding import decoding_module
+from nsa_doctor.probes.hooks.places import callable_place
+from nsa_doctor.subject.contract import Subject
+
+_PROMPT, _ROWS = 5, (2, 0, 0)
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    reorder, sp = subject.reorder, decoding_module(subject)
+    assert reorder is not None
+    if subject.max_length < _PROMPT + 2:
+        return
+    x, rows = sp.input(_PROMPT + 2, len(_ROWS)), torch.tensor(_ROWS, device=subject.device)
+    before = x[:, :-1], [_PROMPT, 1]
+    found = departed(sp, before, lambda cache: reorder(sp.module, cache, rows), x[rows, -1:], x[rows])
+    if found is not None:
+        field = f"; {found.field} is other than theirs" if found.field else ""
+        yield Finding(
+            message=f"rows {', '.join(map(str, _ROWS))} are chosen of a cache of {len(_ROWS)}: the next step departs "
+            f"from that of these rows by themselves, {found.departure.text}{field}",
+            where=callable_place(reorder, sp.module),
+            evidence={"field": found.field, "error": found.departure.error, "floor": found.departure.floor},
+            repro=command_for(subject, "DEC113"),
+        )
+
+
+def planted(subject: Subject) -> Subject:
+    def chooses_nothing(module: nn.Module, cache: Any, rows: Tensor) -> Any:
+        return cache
+
+    return replace(subject, reorder=chooses_nothing)
+
+
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    needs=("prefill", "step", "reorder"),
+    blocked_by=("FWD203", "FWD206", "NAN101", "DEC107", "DEC110"),
+)

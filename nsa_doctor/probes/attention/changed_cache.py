@@ -1,0 +1,58 @@
+"""What a step gives behind a cache that was changed by hand, beside the same tokens without the change."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.probes.attention.decoding import decode
+from nsa_doctor.probes.hooks.phase import ask
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.state_fields import fields_of, kept
+from nsa_doctor.probes.numerics.compare import Departure, departure
+
+_ROUNDINGS = 1e4  # as where two runs are followed to where they part
+
+
+@dataclass(frozen=True)
+class Continued:
+    """How the step departs; `field` is the first of the cache that another way to the same tokens does not hold."""
+
+    departure: Departure
+    field: str
+
+
+def departed(
+    sp: BuiltModule, before: tuple[Tensor, list[int]], change: Callable[[Any], Any], after: Tensor, whole: Tensor
+) -> Continued | None:
+    """What becomes of the step that reads `after` [B, 1, ...] behind a changed cache.
+
+    The cache is that of `before`, tokens [B, S, ...] fed in parts; `whole` [B, T, ...] are all the tokens that the step
+    should have behind it, its own last.
+    """
+    step, module, eager = sp.subject.step, sp.module, [whole.shape[1] - 2, 1, 1]
+    assert step is not None
+    cache = ask("change of the cache", lambda: change(decode(sp, *before).cache), module)
+    rightly = decode(sp, whole[:, :-1], eager[:2]).cache
+    was, due = kept(fields_of(cache, "cache")), kept(fields_of(rightly, "cache"))
+    with torch.no_grad():
+        found = ask("step", lambda: step(module, after.clone(), cache), module)[0]
+    right = decode(sp, whole, eager).output[:, -1:]
+    scale = float(right.abs().max()) * _ROUNDINGS * torch.finfo(right.dtype).eps
+    departing = departure(found[:, -1:], right, torch.full(right.shape[:2], scale, device=right.device))
+    if departing is None:
+        return None
+    return Continued(departing, next((path for path in was if path in due and _differ(was, due, path)), ""))
+
+
+def _differ(one: Any, other: Any, path: str) -> bool:
+    first, second = one[path].value, other[path].value
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return bool(first != second)
+    if first.shape != second.shape:
+        return True
+    scale = float(second.abs().max()) if second.numel() and second.is_floating_point() else 0.0
+    eps = torch.finfo(second.dtype).eps if second.is_floating_point() else 0.0
+    return bool(((first.double() - second.double()).abs() > scale * _ROUNDINGS * eps).any())

@@ -1,0 +1,93 @@
+"""A forward that takes where packed sequences start, or which each token is of, is held to keeping them apart."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.adapters.any_module import adapt
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result
+from nsa_doctor.subject.request import SubjectRequest
+from nsa_doctor.worker.run_check import run_check
+
+DIM = 8
+
+
+class Layer(nn.Module):
+    """Causal attention; `apart` says of (documents of queries, of keys) which see each other."""
+
+    def __init__(self, apart: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.qkv, self.apart = nn.Linear(DIM, 3 * DIM), apart
+
+    def attend(self, x: Tensor, numbers: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        seen = self.apart(numbers[:, :, None], numbers[:, None, :])
+        seen = seen & torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        return (q @ k.mT).masked_fill(~seen, torch.finfo(x.dtype).min).softmax(-1) @ v
+
+
+class ByNumbers(Layer):
+    def forward(self, x: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        nothing = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+        return self.attend(x, nothing if document_ids is None else document_ids.expand(x.shape[:2]))
+
+
+class ByStarts(Layer):
+    """Whose positions begin again where they are given so."""
+
+    def __init__(self, apart: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(apart)
+        self.places = nn.Embedding(200, DIM)
+
+    def forward(
+        self,
+        x: Tensor,
+        position_ids: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
+    ) -> Tensor:
+        tokens = torch.arange(x.shape[1], device=x.device)
+        numbers = torch.zeros_like(tokens)
+        if cu_seqlens is not None:
+            assert max_seqlen == int(cu_seqlens.diff().max())
+            numbers = torch.searchsorted(cu_seqlens[1:].long(), tokens, right=True)
+        return self.attend(x + self.places(tokens if position_ids is None else position_ids), numbers[None])
+
+
+def result(make: Callable[[], nn.Module]) -> Result:
+    def factory() -> nn.Module:
+        torch.manual_seed(0)
+        return make()
+
+    subject = adapt(SubjectRequest(spec="tests:make", input="embeddings", width=DIM, explore=True), factory)
+    assert subject.offers("packed")
+    return run_check(registry.load("FWD306"), subject)
+
+
+@pytest.mark.parametrize("kind", [ByNumbers, ByStarts])
+def test_sequences_that_are_kept_apart_are_silent(kind: type) -> None:
+    assert result(lambda: kind(lambda q, k: q == k)).findings == ()
+
+
+@pytest.mark.parametrize("kind", [ByNumbers, ByStarts])
+def test_sequences_that_see_earlier_ones_are_found(kind: type) -> None:
+    (finding,) = result(lambda: kind(lambda q, k: q >= k)).findings
+    assert "packed, differs" in finding.message
+
+
+def test_a_row_that_is_no_longer_itself_is_no_packed_one() -> None:
+    class Typed(nn.Module):
+        """Whose numbers are kinds of tokens, with an embedding each."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.kinds, self.mix = nn.Embedding(200, DIM), nn.Linear(DIM, DIM)
+
+        def forward(self, x: Tensor, sequence_ids: Tensor | None = None) -> Tensor:
+            return self.mix(x if sequence_ids is None else x + self.kinds(sequence_ids))
+
+    subject = adapt(SubjectRequest(spec="tests:make", input="embeddings", width=DIM, explore=True), Typed)
+    assert not subject.offers("packed")
