@@ -63,6 +63,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.data": ("nsa.data.*", "nsa.config", "nsa.strict", "nsa.types"),
     "nsa.data.*": ("nsa.data.*", "nsa.config", "nsa.strict", "nsa.types"),
     "nsa.train.loss_kernels": ("nsa.ops.kernel_tiles", "nsa.ops.tiles", *LEAVES),
+    "nsa.hf": ("nsa.hf.*",),
+    "nsa.hf.*": ("nsa.hf.*", "nsa.train.checkpoint", "nsa.train.weights", "nsa.strict", *MODEL),
     "nsa.train": ("nsa.train.*", "nsa.data", "nsa.data.*", "nsa", *MODEL),
     "nsa.train.*": ("nsa.train.*", "nsa.data", "nsa.data.*", "nsa", *MODEL),
 }
@@ -128,6 +130,7 @@ KERNELS = (
     *("nsa.ops.*.triton", "nsa.ops.decode.token", "nsa.ops.select.block_kernels"),
     "nsa.train.loss_kernels",
 )  # imported late, and only where Triton came with torch
+HUGGING_FACE = ("nsa.hf.*",)  # nothing else imports these modules, and nsa.hf says what is missing
 # Which flags there are, which of them a subject reads, and bugs that read one.
 READ_THE_ENVIRONMENT = (
     *("nsa.backends", "nsa_doctor.probes.hooks.environment_reads", "nsa_doctor.cli.search_path"),  # for children
@@ -218,6 +221,8 @@ def objection(found: Import, declared: set[str]) -> str | None:
     if target == "pytest" and fits(found.module, PLUGIN_OF_PYTEST):
         return None
     if target == "triton" and fits(found.module, KERNELS):
+        return None
+    if target in ("transformers", "huggingface_hub") and fits(found.module, HUGGING_FACE):
         return None
     if found.at_once and target not in declared and target not in sys.stdlib_module_names:
         return f"{target} is not among the base dependencies"

@@ -18,7 +18,10 @@ from torch import nn
 
 from tests.arrows import IMPORTERS, PACKAGES, dotted, modules
 
-INTERNAL = ("nsa.nn.internal", "nsa.train.internal", "nsa_doctor.core.internal", "nsa_doctor.probes.internal")
+INTERNAL = (
+    *("nsa.nn.internal", "nsa.train.internal", "nsa.hf.internal"),
+    *("nsa_doctor.core.internal", "nsa_doctor.probes.internal"),
+)
 UNPROMISED = ("torch.multiprocessing.reductions", "torch.utils.flop_counter")  # though no underscore says so
 # Public by Python's own reference: of a named tuple, and of `os`.
 DOCUMENTED = frozenset({"_asdict", "_exit", "_fields", "_field_defaults", "_make", "_replace"})

@@ -1,0 +1,286 @@
+"""The Transformer as a PreTrainedModel: what transformers asks of a model, around layers that are written elsewhere."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from nsa.backends import Impl
+from nsa.hf.cache import NSACacheLayer, cache_of
+from nsa.hf.configuration import NSAConfig
+from nsa.hf.internal import implementation_of, is_initialized, mark_initialized
+from nsa.hf.rows import Part, joined, new_tokens, num_whole_columns, parts_of, sequences
+from nsa.nn import NSACache, Transformer
+from nsa.nn.cache import added_whole
+from nsa.nn.linear import Head
+from nsa.nn.transformer import Block
+from nsa.strict import nearest
+from nsa.types import CuSeqlens, Hidden
+
+# Names that transformers has for what our own implementations are nearest to.
+IMPLEMENTATIONS: Mapping[str, Impl] = {"eager": "vectorized", "sdpa": "fused", "flash_attention_2": "flash"}
+_TAKEN = (
+    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "num_items_in_batch"),
+    *("is_causal", "output_attentions", "output_router_logits"),
+)
+
+
+class NSAPreTrainedModel(PreTrainedModel):
+    """What `NSAModel` and `NSAForCausalLM` share: initial weights, implementations, and what transformers may do."""
+
+    config_class = NSAConfig
+    config: NSAConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Block"]  # noqa: RUF012 - as its base class declares it
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_flash_attn = True  # sequences in one row are kept apart, whatever serves them
+
+    def post_init(self) -> None:
+        """As transformers does; weights that the layers have drawn themselves stay: same seed, same weights."""
+        for parameter in self.parameters():
+            if not parameter.is_meta:
+                mark_initialized(parameter)
+        super().post_init()
+
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
+        """Draw what a checkpoint lacks, as its class draws it: parameters that were loaded stay as they are."""
+        for module in self.modules():
+            if isinstance(module, Transformer) and not all(map(is_initialized, module.parameters())):
+                drawn = Transformer(module.config).state_dict()
+                for name, parameter in module.named_parameters():
+                    if not is_initialized(parameter):
+                        parameter.copy_(drawn[name])
+                        mark_initialized(parameter)
+        super().initialize_weights()
+
+    def _set_gradient_checkpointing(self, *given: Any, every_n_layers: int = 1, **named: Any) -> None:
+        """As transformers does, for one block in so many."""
+        super()._set_gradient_checkpointing(*given, **named)
+        for module in self.modules():
+            if isinstance(module, NSAModel):
+                module.checkpointed_every = every_n_layers
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """The name of an implementation; None is `auto`. Raises ValueError for a name that means none here."""
+        name = "auto" if requested_attention is None else requested_attention
+        if name not in (*get_args(Impl), *IMPLEMENTATIONS):
+            allowed = ", ".join((*get_args(Impl), *IMPLEMENTATIONS))
+            raise ValueError(f"attn_implementation must be one of {allowed}, got {name!r}")
+        return name
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *given: Any, **named: Any) -> str:
+        return self.get_correct_attn_implementation(attn_implementation)
+
+
+class NSAModel(NSAPreTrainedModel):
+    """Token ids [B, T] -> the last hidden states [B, T, hidden_size]: a `Transformer` without its head."""
+
+    def __init__(self, config: NSAConfig) -> None:
+        super().__init__(config)
+        without_head = config.model_config().model_copy(update={"tie_embeddings": True})
+        self.transformer = Transformer(without_head, self.impl)
+        self.gradient_checkpointing = False
+        self.checkpointed_every = 1  # one block in so many
+        self.post_init()
+
+    @property
+    def impl(self) -> Impl:
+        """Which implementation serves the branches, as the configuration says."""
+        name = implementation_of(self.config)
+        return IMPLEMENTATIONS[name] if name in IMPLEMENTATIONS else cast(Impl, name)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.transformer.embedding
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.transformer.embedding = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **others: Any,
+    ) -> BaseModelOutputWithPast | tuple[Any, ...]:
+        """The hidden states of input_ids [B, T] or inputs_embeds [B, T, hidden_size] behind what the cache holds.
+
+        attention_mask: [B, past + T], zero for tokens that are left out, whose outputs are zeros. position_ids: what
+        the layers count by themselves, or the positions of several sequences in a row, each beginning at 0. use_cache:
+        by default as the configuration says, and never while gradients are on. Raises ValueError for what the model
+        cannot do (output_attentions, is_causal=False, masks [B, 1, T, S], caches of another kind), and for keywords
+        that it does not know.
+        """
+        refuse_others(others)
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds, and not both")
+        x: Tensor = self.transformer.embedding(input_ids) if inputs_embeds is None else inputs_embeds
+        num_rows, num_columns = x.shape[:2]
+        layers = None if past_key_values is None else cache_of(past_key_values, self.config)
+        past = None if layers is None else layers[0]
+        if past is not None:
+            past.require_room(num_columns)
+        is_token = new_tokens(attention_mask, num_rows, num_columns, past)
+        starts = sequences(position_ids, others.get("cu_seq_lens_q"), is_token, past, (num_rows, num_columns))
+        if layers is None and starts is None and self._makes_cache(use_cache):
+            past_key_values = DynamicCache(config=self.config)
+            layers = cache_of(past_key_values, self.config)
+        if starts is not None and (layers is not None or use_cache):
+            raise ValueError("sequences packed into a row have no cache: give use_cache=False and no past_key_values")
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        states = self._computed(x, is_token, layers, starts, keeps_all=bool(output_hidden_states))
+        answer = BaseModelOutputWithPast(
+            last_hidden_state=states[-1],
+            past_key_values=past_key_values,
+            hidden_states=tuple(states) if output_hidden_states else None,
+        )
+        is_dict = self.config.return_dict if return_dict is None else return_dict
+        return answer if is_dict else answer.to_tuple()
+
+    def _makes_cache(self, use_cache: bool | None) -> bool:
+        return bool(self.config.use_cache and not torch.is_grad_enabled() if use_cache is None else use_cache)
+
+    def _computed(
+        self,
+        x: Hidden,
+        is_token: Tensor | None,
+        layers: list[NSACacheLayer] | None,
+        starts: CuSeqlens | None,
+        *,
+        keeps_all: bool,
+    ) -> list[Tensor]:
+        """What goes into the first block, then what comes out of each, the last normalised; the last alone else."""
+        num_rows, num_columns = x.shape[:2]
+        if starts is not None:
+            index = None if is_token is None else is_token.flatten().nonzero()[:, 0]
+            flat = x.flatten(0, 1) if index is None else x.flatten(0, 1).index_select(0, index)
+            part = Part(
+                (0,), flat.shape[0], torch.arange(num_rows * num_columns, device=x.device) if index is None else index
+            )
+            states = self._through_blocks(flat[None], None, starts, keeps_all=keeps_all)
+            return [joined([part], [state], num_rows, num_columns) for state in states]
+        past = None if layers is None else layers[0]
+        parts = parts_of(is_token, past, num_rows, num_columns, x.device)
+        rows = [part.rows for part in parts]
+        caches = None if layers is None else [layer.part_by(rows, self.transformer.config.geometry) for layer in layers]
+        with nullcontext() if caches is None else added_whole(*(cache for each in caches for cache in each)):
+            outputs = [
+                self._through_blocks(
+                    part.of(x), None if caches is None else [each[number] for each in caches], None, keeps_all=keeps_all
+                )
+                for number, part in enumerate(parts)
+                if part.num_tokens
+            ]
+        for layer in layers or ():
+            layer.added(num_columns, num_whole_columns(is_token, num_columns))
+        served = [part for part in parts if part.num_tokens]
+        if not served:
+            return [torch.zeros_like(x)] * (len(self.transformer.blocks) + 1 if keeps_all else 1)
+        return [joined(served, each, num_rows, num_columns) for each in zip(*outputs, strict=True)]
+
+    def _through_blocks(
+        self, x: Hidden, caches: Sequence[NSACache] | None, starts: CuSeqlens | None, *, keeps_all: bool
+    ) -> list[Tensor]:
+        states, impl = [x], self.impl
+        for number, block in enumerate(self.transformer.blocks):
+            cast(Block, block).attention.impl = impl
+            is_checkpointed = self.gradient_checkpointing and number % self.checkpointed_every == 0
+            if is_checkpointed and self.training and caches is None:
+                x = self._gradient_checkpointing_func(block.__call__, x, None, starts)
+            else:
+                x = block(x, None if caches is None else caches[number], starts)
+            states = [*states, x] if keeps_all else [x]
+        return [*states[:-1], self.transformer.norm(states[-1])]
+
+
+class NSAForCausalLM(NSAPreTrainedModel, GenerationMixin):
+    """Token ids [B, T] -> logits [B, T, vocab_size], with `generate`: an `NSAModel` and its head.
+
+    With tie_word_embeddings the head's weight is the embedding's. Same seed, same weights as `Transformer`.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.transformer.embedding.weight"}  # noqa: RUF012
+
+    def __init__(self, config: NSAConfig) -> None:
+        super().__init__(config)
+        self.model = NSAModel(config)
+        self.lm_head = Head(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.model.set_input_embeddings(value)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **others: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Logits of the token after each, and the loss where there are labels; the rest as `NSAModel.forward`.
+
+        labels: [B, T], the tokens themselves, -100 for those that are not to be predicted; the loss is the mean
+        cross-entropy of each from what is before it, or their sum over num_items_in_batch where that is given.
+        shift_labels: the same, already the token after each. logits_to_keep: compute the last so many alone, 0 for all,
+        or those at the indices given.
+        """
+        of_loss = {name: others.pop(name) for name in ("shift_labels", "num_items_in_batch") if name in others}
+        answer = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+            **others,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits: Tensor = self.lm_head(answer.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None or of_loss.get("shift_labels") is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **of_loss)
+        output = CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=answer.past_key_values, hidden_states=answer.hidden_states
+        )
+        is_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if is_dict else output.to_tuple()
+
+
+def refuse_others(others: Mapping[str, Any]) -> None:
+    """Raise ValueError for keywords of a forward pass that the model does not know or cannot follow."""
+    for name, value in others.items():
+        if value is None:
+            continue
+        if name not in _TAKEN:
+            raise ValueError(f"the forward pass has no {name}: {nearest(name, _TAKEN)}")
+        if name in ("output_attentions", "output_router_logits") and value:
+            raise ValueError(f"{name} must be False: no implementation computes them, got {value}")
+        if name == "is_causal" and value is False:
+            raise ValueError("is_causal must be True: every token attends to itself and the past alone, got False")
+    starts = [others[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k") if others.get(name) is not None]
+    if len(starts) == 1 or (starts and not torch.equal(*starts)):
+        raise ValueError("cu_seq_lens_q and cu_seq_lens_k must be given both and be equal")
