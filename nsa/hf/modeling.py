@@ -1,21 +1,21 @@
 """The Transformer as a PreTrainedModel: what transformers asks of a model, around layers that are written elsewhere."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping
 from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from nsa.backends import Impl
 from nsa.hf.cache import NSACacheLayer, cache_of
 from nsa.hf.configuration import NSAConfig
 from nsa.hf.internal import implementation_of, is_initialized, mark_initialized
-from nsa.hf.rows import Part, joined, new_tokens, num_whole_columns, parts_of, sequences
-from nsa.nn import NSACache, Transformer
+from nsa.hf.rows import joined, new_tokens, num_whole_columns, one_row, parts_of, sequences
+from nsa.nn import Transformer
 from nsa.nn.cache import added_whole
 from nsa.nn.linear import Head
 from nsa.nn.transformer import Block
@@ -37,8 +37,9 @@ class NSAPreTrainedModel(PreTrainedModel):
     config: NSAConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["Block"]  # noqa: RUF012 - as its base class declares it
+    _no_split_modules = ["CheckpointedBlock"]  # noqa: RUF012 - as its base class declares it
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_sdpa = True
     _supports_flash_attn = True  # sequences in one row are kept apart, whatever serves them
 
     def post_init(self) -> None:
@@ -60,23 +61,23 @@ class NSAPreTrainedModel(PreTrainedModel):
                         mark_initialized(parameter)
         super().initialize_weights()
 
-    def _set_gradient_checkpointing(self, *given: Any, every_n_layers: int = 1, **named: Any) -> None:
-        """As transformers does, for one block in so many."""
-        super()._set_gradient_checkpointing(*given, **named)
-        for module in self.modules():
-            if isinstance(module, NSAModel):
-                module.checkpointed_every = every_n_layers
-
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """The name of an implementation; None is `auto`. Raises ValueError for a name that means none here."""
         name = "auto" if requested_attention is None else requested_attention
         if name not in (*get_args(Impl), *IMPLEMENTATIONS):
             allowed = ", ".join((*get_args(Impl), *IMPLEMENTATIONS))
-            raise ValueError(f"attn_implementation must be one of {allowed}, got {name!r}")
+            raise ValueError(f'Specified `attn_implementation="{name}"` is not supported: it must be one of {allowed}')
         return name
 
     def _check_and_adjust_attn_implementation(self, attn_implementation: str | None, *given: Any, **named: Any) -> str:
         return self.get_correct_attn_implementation(attn_implementation)
+
+
+class CheckpointedBlock(Block, GradientCheckpointingLayer):
+    """A block whose inside transformers computes again in the backward pass, where that is asked for."""
+
+    def forward(self, *given: Any, **named: Any) -> Hidden:
+        return Block.forward(self, *given, **named)
 
 
 class NSAModel(NSAPreTrainedModel):
@@ -86,8 +87,9 @@ class NSAModel(NSAPreTrainedModel):
         super().__init__(config)
         without_head = config.model_config().model_copy(update={"tie_embeddings": True})
         self.transformer = Transformer(without_head, self.impl)
+        for block in self.transformer.blocks:
+            block.__class__ = CheckpointedBlock  # the same layer, by a name that transformers knows
         self.gradient_checkpointing = False
-        self.checkpointed_every = 1  # one block in so many
         self.post_init()
 
     @property
@@ -161,48 +163,30 @@ class NSAModel(NSAPreTrainedModel):
         *,
         keeps_all: bool,
     ) -> list[Tensor]:
-        """What goes into the first block, then what comes out of each, the last normalised; the last alone else."""
+        """What goes into the first block, then what comes out of each, the last normalised; that alone otherwise."""
         num_rows, num_columns = x.shape[:2]
         if starts is not None:
-            index = None if is_token is None else is_token.flatten().nonzero()[:, 0]
-            flat = x.flatten(0, 1) if index is None else x.flatten(0, 1).index_select(0, index)
-            part = Part(
-                (0,), flat.shape[0], torch.arange(num_rows * num_columns, device=x.device) if index is None else index
-            )
-            states = self._through_blocks(flat[None], None, starts, keeps_all=keeps_all)
-            return [joined([part], [state], num_rows, num_columns) for state in states]
-        past = None if layers is None else layers[0]
-        parts = parts_of(is_token, past, num_rows, num_columns, x.device)
+            parts = [one_row(is_token, num_rows, num_columns, x.device)]
+        else:
+            parts = parts_of(is_token, None if layers is None else layers[0], num_rows, num_columns, x.device)
         rows = [part.rows for part in parts]
-        caches = None if layers is None else [layer.part_by(rows, self.transformer.config.geometry) for layer in layers]
-        with nullcontext() if caches is None else added_whole(*(cache for each in caches for cache in each)):
-            outputs = [
-                self._through_blocks(
-                    part.of(x), None if caches is None else [each[number] for each in caches], None, keeps_all=keeps_all
-                )
-                for number, part in enumerate(parts)
-                if part.num_tokens
-            ]
+        caches = [layer.part_by(rows, self.transformer.config.geometry) for layer in layers or ()]
+        states, impl = [x], self.impl
+        with added_whole(*(cache for each in caches for cache in each)):
+            for number, block in enumerate(self.transformer.blocks):
+                cast(Block, block).attention.impl = impl
+                held = caches[number] if caches else [None] * len(parts)
+                computed = [
+                    (part, block(part.of(states[-1]), cache, starts))
+                    for part, cache in zip(parts, held, strict=True)
+                    if part.num_tokens
+                ]
+                out = joined(computed, states[-1])
+                states = [*states, out] if keeps_all else [out]
+            states[-1] = self.transformer.norm(states[-1])
         for layer in layers or ():
             layer.added(num_columns, num_whole_columns(is_token, num_columns))
-        served = [part for part in parts if part.num_tokens]
-        if not served:
-            return [torch.zeros_like(x)] * (len(self.transformer.blocks) + 1 if keeps_all else 1)
-        return [joined(served, each, num_rows, num_columns) for each in zip(*outputs, strict=True)]
-
-    def _through_blocks(
-        self, x: Hidden, caches: Sequence[NSACache] | None, starts: CuSeqlens | None, *, keeps_all: bool
-    ) -> list[Tensor]:
-        states, impl = [x], self.impl
-        for number, block in enumerate(self.transformer.blocks):
-            cast(Block, block).attention.impl = impl
-            is_checkpointed = self.gradient_checkpointing and number % self.checkpointed_every == 0
-            if is_checkpointed and self.training and caches is None:
-                x = self._gradient_checkpointing_func(block.__call__, x, None, starts)
-            else:
-                x = block(x, None if caches is None else caches[number], starts)
-            states = [*states, x] if keeps_all else [x]
-        return [*states[:-1], self.transformer.norm(states[-1])]
+        return states
 
 
 class NSAForCausalLM(NSAPreTrainedModel, GenerationMixin):

@@ -30,15 +30,17 @@ class Part(NamedTuple):
         return x.flatten(0, 1).index_select(0, self.places).unflatten(0, (len(self.rows), self.num_tokens))
 
 
-def joined(parts: Sequence[Part], outputs: Sequence[Tensor], num_rows: int, num_columns: int) -> Hidden:
-    """The batch [B, T, dim] that holds what was computed of each part, and zeros where nothing was."""
-    if parts[0].places is None:
-        return outputs[0]
-    places = torch.cat([part.places for part in parts if part.places is not None])
-    flat = torch.cat([output.flatten(0, 1) for output in outputs])
-    return (
-        flat.new_zeros(num_rows * num_columns, flat.shape[1]).index_copy(0, places, flat).unflatten(0, (num_rows, -1))
-    )
+def joined(computed: Sequence[tuple[Part, Tensor]], like: Hidden) -> Hidden:
+    """The batch that holds what was computed of each part [R, n, dim], and zeros where nothing was."""
+    places = [part.places for part, _ in computed if part.places is not None]
+    if not computed:
+        return torch.zeros_like(like)
+    if not places:
+        return computed[0][1]
+    flat = torch.cat([output.flatten(0, 1) for _, output in computed])
+    num_rows, num_columns = like.shape[:2]
+    whole = flat.new_zeros(num_rows * num_columns, flat.shape[1]).index_copy(0, torch.cat(places), flat)
+    return whole.unflatten(0, (num_rows, num_columns))
 
 
 def new_tokens(
@@ -87,6 +89,14 @@ def parts_of(
             row, column = is_token.index_select(0, row_index).nonzero(as_tuple=True)
             parts.append(Part(chosen, count, row_index[row] * num_columns + column))
     return parts
+
+
+def one_row(is_token: Bool[Tensor, "B T"] | None, num_rows: int, num_columns: int, on: torch.device) -> Part:
+    """All tokens of a batch, one behind the other."""
+    if is_token is None:
+        return Part((0,), num_rows * num_columns, torch.arange(num_rows * num_columns, device=on))
+    places = is_token.flatten().nonzero()[:, 0]
+    return Part((0,), places.shape[0], places)
 
 
 def num_whole_columns(is_token: Bool[Tensor, "B T"] | None, num_columns: int) -> int:
