@@ -23,7 +23,7 @@ from nsa_doctor.probes.model.training import forward_backward, new_optimizer
 from nsa_doctor.subject.contract import Subject
 
 _FURTHER = (3, 131, 260, 521)
-_NUM_SHUFFLED = 3
+NUM_SHUFFLED = 3
 _LARGE = 30.0
 _HANDLING = re.compile("init|reset|repr|param|optim|state_dict|load|freez|tie|apply|cuda|device")  # not computing
 _WEIGHTED = (nn.Embedding, nn.Linear, nn.Conv1d)
@@ -108,8 +108,8 @@ def _passes(subject: Subject) -> Iterator[Callable[[], tuple[set[str], set[str],
     first, *others = lengths_for(subject)
     further = [min(length, subject.max_length) for length in (*others, *_FURTHER)]
     yield lambda: _look(built(subject, mode="train"), first)
-    for index in range(_NUM_SHUFFLED):
-        yield lambda index=index: _look(_shuffled(built(subject, mode="train"), index), first, seed=index + 1)
+    for index in range(NUM_SHUFFLED):
+        yield lambda index=index: _look(shuffled(built(subject, mode="train"), index), first, seed=index + 1)
     for length in dict.fromkeys(further):
         yield lambda length=length: _look(built(subject, mode="train"), length, seed=length)
     if subject.input == "embeddings":
@@ -149,7 +149,7 @@ def _in_training(subject: Subject, length: int) -> tuple[set[str], set[str], set
     return set(), set(reached) - zero, zero
 
 
-def _shuffled(sp: BuiltModule, index: int) -> BuiltModule:
+def shuffled(sp: BuiltModule, index: int) -> BuiltModule:
     """The values of each parameter in another order: what is chosen by scores is chosen otherwise."""
     generator = torch.Generator().manual_seed(sp.subject.seed + index)
     with torch.no_grad():
@@ -161,9 +161,9 @@ def _shuffled(sp: BuiltModule, index: int) -> BuiltModule:
 
 def _matters(subject: Subject, name: str) -> bool:
     """Whether other values of it change the output, with its module as it starts, shuffled and in general position."""
-    for index in range(_NUM_SHUFFLED):
+    for index in range(NUM_SHUFFLED):
         sp = built(subject, mode="train", is_randomised=index > 0)
-        sp = _shuffled(sp, index) if index > 1 else sp
+        sp = shuffled(sp, index) if index > 1 else sp
         x = sp.input(lengths_for(subject)[-1])
         found = attempt(lambda sp=sp, x=x: Influence(sp, x).of_large(dict(sp.module.named_parameters())[name]))
         if found is True or (isinstance(found, Caught) and not isinstance(found.error, NotComparableError)):
