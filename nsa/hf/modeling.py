@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from nsa.backends import Impl
+from nsa.backends import Impl, prefill_is_batched
 from nsa.hf.cache import NSACacheLayer, cache_of
 from nsa.hf.configuration import NSAConfig
 from nsa.hf.internal import implementation_of, is_initialized, mark_initialized
@@ -142,7 +142,7 @@ class NSAModel(NSAPreTrainedModel):
             raise ValueError("sequences packed into a row have no cache: give use_cache=False and no past_key_values")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        states = self._computed(x, is_token, layers, starts, keeps_all=bool(output_hidden_states))
+        states = self._prefilled(x, is_token, layers, starts, keeps_all=bool(output_hidden_states))
         answer = BaseModelOutputWithPast(
             last_hidden_state=states[-1],
             past_key_values=past_key_values,
@@ -153,6 +153,25 @@ class NSAModel(NSAPreTrainedModel):
 
     def _makes_cache(self, use_cache: bool | None) -> bool:
         return bool(self.config.use_cache and not torch.is_grad_enabled() if use_cache is None else use_cache)
+
+    def _prefilled(
+        self,
+        x: Hidden,
+        is_token: Tensor | None,
+        layers: list[NSACacheLayer] | None,
+        starts: CuSeqlens | None,
+        *,
+        keeps_all: bool,
+    ) -> list[Tensor]:
+        """As `_computed`; token by token into a cache under NSA_PREFILL_BATCHED=0, equal to rounding."""
+        if layers is None or prefill_is_batched():
+            return self._computed(x, is_token, layers, starts, keeps_all=keeps_all)
+        masks = [None] * x.shape[1] if is_token is None else is_token.split(1, dim=1)
+        computed = [
+            self._computed(token, mask, layers, None, keeps_all=keeps_all)
+            for token, mask in zip(x.split(1, dim=1), masks, strict=True)
+        ]
+        return [torch.cat(states, dim=1) for states in zip(*computed, strict=True)]
 
     def _computed(
         self,

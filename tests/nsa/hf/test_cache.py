@@ -45,6 +45,22 @@ def test_parts_behind_a_cache_give_what_one_pass_gives(
     assert past.batch_size == 3
 
 
+@pytest.mark.parametrize("is_padded", [False, True], ids=["whole", "padded"])
+def test_a_prompt_is_taken_token_by_token_where_the_environment_says_so(
+    make_model: Callable[..., Any], ids: torch.Tensor, is_padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, mask, lengths = make_model(), torch.ones_like(ids), []
+    if is_padded:
+        mask[0, :9] = mask[2, 30:] = 0
+    expected = model(ids, attention_mask=mask, output_hidden_states=True)
+    model.model.transformer.norm.register_forward_hook(lambda module, given, out: lengths.append(out.shape[1]))
+    monkeypatch.setenv("NSA_PREFILL_BATCHED", "0")
+    answer = model(ids, attention_mask=mask, output_hidden_states=True)
+    assert lengths == [1] * 40
+    close(answer.logits, expected.logits)
+    assert [layer.lengths() for layer in answer.past_key_values.layers] == [mask.sum(1).tolist()] * 2
+
+
 KINDS: dict[str, Callable[[Any], Any]] = {
     "dynamic": lambda config: transformers.DynamicCache(config=config),
     "without-a-configuration": lambda config: transformers.DynamicCache(),
