@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import ANOTHER_SEED
-from nsa_doctor.checks._shared.converted import conversion_fault, conversion_place, converted, length_of
+from nsa_doctor.checks._shared.converted import conversion_fault, conversion_place, converted, length_of, refused
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
@@ -37,6 +37,9 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     pairs = {half: pair for half in _HALVES if (pair := converted(subject, half)) is not None}
     if not pairs:
         raise NotApplicableError("it does not run in half precision and in float64, to compare them")
+    for half in _HALVES:
+        if half not in pairs and (note := refused(subject, half)) is not None:
+            yield note
     for half, pair in pairs.items():
         found = conversion_fault(pair)
         if isinstance(found, Note):

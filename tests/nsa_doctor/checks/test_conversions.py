@@ -27,6 +27,8 @@ class Mixer(nn.Module):
             v = v.clamp(-0.2, 0.2)
         if self.cut == "beyond float16":
             v = v * 1e6
+        if self.cut == "a number beyond float16":
+            v = v.masked_fill(v > 100, -1e9)
         mixed = nn.functional.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], is_causal=True)[:, 0]
         return self.out(_Halved.apply(mixed, self.half) if self.cut == "halved" else mixed)
 
@@ -72,6 +74,12 @@ def test_what_half_precision_alone_has_wrong_is_found_in_its_module(cut: str, sa
     assert f"converted to {half}, {said}" in finding.message
     assert finding.where.module in ("mixer", "mixer.out")
     assert finding.where.file == __file__
+
+
+def test_a_number_that_float16_cannot_hold_is_a_note_at_its_line() -> None:
+    result = examined(lambda: Model("a number beyond float16", torch.float16))
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+    assert "without overflow (mixer (Mixer) at " in result.notes[0]
 
 
 def test_what_leaves_the_range_of_float16_is_a_note() -> None:

@@ -93,7 +93,7 @@ def test_what_happens_before_there_is_a_module_names_the_line(name: str) -> None
 
 @pytest.mark.parametrize("name", ["hangs:spins_in_backward", slow("hangs:exits_in_backward")])
 def test_an_autograd_function_that_ends_in_backward_is_its_modules(name: str) -> None:
-    examined = supervisor(name)
+    examined = supervisor(name, timeout=4 * SECONDS)  # time for its longest call on a busy machine
     try:
         assert examined.load() == []
         trouble = examined.measure(Point(length=4, mode="train")).trouble
