@@ -25,7 +25,17 @@ PAGES = {  # page of the site: where it is written
     "regressions.md": "regressions/README.md",
     **{
         f"{name}.md": f"docs/{name}.md"
-        for name in ("attention", "benchmarks", "ci", "conformance", "examine", "proving", "training", "verdicts")
+        for name in (
+            "attention",
+            "benchmarks",
+            "ci",
+            "conformance",
+            "examine",
+            "hugging_face",
+            "proving",
+            "training",
+            "verdicts",
+        )
     },
 }
 FILES = ("LICENSE", "action.yml", "docs/report.svg")  # beside the pages, as they are

@@ -67,7 +67,17 @@ PAGES = (
     "CONTRIBUTING.md",
     *(
         f"docs/{name}.md"
-        for name in ("attention", "benchmarks", "ci", "conformance", "examine", "proving", "training", "verdicts")
+        for name in (
+            "attention",
+            "benchmarks",
+            "ci",
+            "conformance",
+            "examine",
+            "hugging_face",
+            "proving",
+            "training",
+            "verdicts",
+        )
     ),
 )
 

@@ -128,6 +128,57 @@ def test_embeddings_may_be_the_prompt(make_model: Callable[..., Any], ids: torch
     assert torch.equal(made, greedy(model, ids)[:, 40:])
 
 
+@pytest.mark.parametrize("how", [{"num_beams": 3}, {"cache_implementation": "static"}], ids=str)
+def test_embeddings_are_decoded_as_their_tokens_are(
+    make_model: Callable[..., Any], ids: torch.Tensor, how: dict[str, Any]
+) -> None:
+    model, how = make_model(), how | {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    made = model.generate(inputs_embeds=model.get_input_embeddings()(ids), **how)
+    assert torch.equal(made, model.generate(ids, **how)[:, 40:])
+
+
+def test_what_each_step_gives_is_returned_where_asked_for(make_model: Callable[..., Any], ids: torch.Tensor) -> None:
+    model = make_model()
+    asked = {"output_scores": True, "output_logits": True, "output_hidden_states": True}
+    made: Any = generated(model, ids, return_dict_in_generate=True, **asked)
+    whole = model(made.sequences[:, :-1]).logits[:, 39:]
+    torch.testing.assert_close(torch.stack(made.logits, 1), whole.float(), rtol=0, atol=1e-6)  # kept in float32
+    assert len(made.scores) == len(made.hidden_states) == NEW
+    assert [tuple(state.shape) for state in made.hidden_states[0]] == [(3, 40, 24)] * 3
+    assert [tuple(state.shape) for state in made.hidden_states[1]] == [(3, 1, 24)] * 3
+    assert made.past_key_values.get_seq_length() == 40 + NEW - 1
+
+
+def test_a_text_begins_with_the_first_token_where_there_is_no_prompt(make_model: Callable[..., Any]) -> None:
+    model = make_model()
+    made = model.generate(bos_token_id=3, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
+    assert torch.equal(made, greedy(model, torch.tensor([[3]])))
+
+
+def test_rows_that_have_ended_are_filled_up_and_change_no_other(
+    make_model: Callable[..., Any], ids: torch.Tensor
+) -> None:
+    model = make_model()
+    expected = greedy(model, ids)
+    end = int(expected[1, 45])
+    made = generated(model, ids, eos_token_id=end)
+    for row, whole in zip(made, expected, strict=True):
+        stops = (whole[40:] == end).nonzero()
+        length = 41 + int(stops[0]) if len(stops) else whole.shape[0]
+        assert torch.equal(row[:length], whole[:length])
+        assert not row[length:].any()
+
+
+@pytest.mark.parametrize("how", [{}, {"num_return_sequences": 2}, {"num_beams": 3}], ids=str)
+def test_only_the_last_logits_are_computed_of_a_prompt(
+    make_model: Callable[..., Any], ids: torch.Tensor, how: dict[str, Any]
+) -> None:
+    model, lengths = make_model(), []
+    model.lm_head.register_forward_hook(lambda module, given, out: lengths.append(out.shape[1]))
+    generated(model, ids, do_sample="num_return_sequences" in how, **how)
+    assert set(lengths) == {1}
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [
