@@ -151,7 +151,7 @@ class NSAttention(nn.Module):
     def _check(self, x: Tensor, cache: NSACache | None, cu_seqlens: Tensor | None) -> None:
         if x.dim() != 3 or x.shape[2] != self.config.dim or 0 in x.shape:
             raise ValueError(f"x must be [B, T, {self.config.dim}] with B and T at least 1, got {list(x.shape)}")
-        expected = self.qkv.q.dtype
+        expected = next(self.qkv.parameters()).dtype  # whatever wraps the projections
         if x.dtype != expected and not torch.is_autocast_enabled(x.device.type):
             raise ValueError(f"x must have the dtype of the weights, {expected}, outside autocast, got {x.dtype}")
         if cu_seqlens is not None and (cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2):

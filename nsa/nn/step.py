@@ -37,10 +37,6 @@ def why_not_stepped(layer: StepParts, x: Tensor, cache: NSACache) -> str | None:
         return "plain torch alone counts reads"
     if cache.records_past:
         return "plain torch alone records the past"
-    autocast = torch.is_autocast_enabled(x.device.type)
-    dtype = torch.get_autocast_dtype(x.device.type) if autocast else layer.qkv.dtype
-    if cache.kind != (dtype, x.device) or cache.batch != x.shape[0]:
-        return "the cache holds no token of this kind yet"
     modules = {"qkv": layer.qkv, "gate": layer.gate, "compress_k": layer.compress_k, "compress_v": layer.compress_v}
     known = {"qkv": Projection, "gate": Gate, "compress_k": Compressor, "compress_v": Compressor}
     for name, module in modules.items():
@@ -49,6 +45,10 @@ def why_not_stepped(layer: StepParts, x: Tensor, cache: NSACache) -> str | None:
     for name, linear in {"gate.fc1": layer.gate.fc1, "gate.fc2": layer.gate.fc2}.items():
         if type(linear) is not nn.Linear or not runs_forward_alone(linear):
             return f"{name} is more than a Linear: the kernels of decoding compute in its place"
+    autocast = torch.is_autocast_enabled(x.device.type)
+    dtype = torch.get_autocast_dtype(x.device.type) if autocast else layer.qkv.dtype
+    if cache.kind != (dtype, x.device) or cache.batch != x.shape[0]:
+        return "the cache holds no token of this kind yet"
     if cache.is_stepping:
         return None
     return _why_not_served(layer, dtype, x.device, cache)

@@ -85,6 +85,7 @@ def test_accumulated_steps_have_the_loss_of_the_whole_batch(make_model: Callable
 
 TARGETS: dict[str, dict[str, Any]] = {
     "linear": {"target_modules": "all-linear"},
+    "projections": {"target_modules": [], "target_parameters": ["qkv.q", "qkv.v_sel", "qkv.v_win"]},
     "output-and-mlp": {"target_modules": ["out_proj", "gate_up", "down"]},
 }
 
