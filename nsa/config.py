@@ -190,6 +190,9 @@ class RuntimeConfig(Strict):
     distributed: Literal["ddp", "fsdp2", "none"] = Field(
         default="ddp", description="how the processes of torchrun share a step; without torchrun there is one"
     )
+    context_parallel: Size = Field(
+        default=1, description="processes that share each row of tokens; divides the number of processes"
+    )
     compare_ranks_every: Count = Field(
         default=100, description="steps between comparisons of the parameters of all processes; 0 for none"
     )

@@ -12,6 +12,7 @@ from nsa.backends import Impl, route
 from nsa.config import NSAConfig
 from nsa.nn.cache import NSACache, Tokens, added_whole
 from nsa.nn.compressor import Compressor
+from nsa.nn.context import Context
 from nsa.nn.gate import Gate
 from nsa.nn.linear import linear
 from nsa.nn.projection import Projected, Projection
@@ -57,6 +58,7 @@ class NSAttention(nn.Module):
         cache: NSACache | None = None,
         cu_seqlens: CuSeqlens | None = None,
         slots: Slots | None = None,
+        context: Context | None = None,
     ) -> Hidden:
         """Attend from every token of `x` to itself and the past.
 
@@ -64,12 +66,14 @@ class NSAttention(nn.Module):
         raises adds nothing.
         cu_seqlens: int32 [N + 1], where each of the sequences packed into one row starts, and the total.
         slots: [B, T, G, n_sel], hold the choice of blocks fixed.
+        context: the processes that share each row; `x` is this one's part of it.
         """
         with nullcontext() if cache is None else added_whole(cache):
-            if cache is not None and slots is None and cu_seqlens is None and self.why_not_stepped(x, cache) is None:
+            is_plain = slots is None and cu_seqlens is None and context is None
+            if cache is not None and is_plain and self.why_not_stepped(x, cache) is None:
                 mixed = step(self._step_parts(), x, cache)
             else:
-                mixed = self.branches(x, cache, cu_seqlens, slots).gated.flatten(2)
+                mixed = self.branches(x, cache, cu_seqlens, slots, context).gated.flatten(2)
             out: Tensor = self.out_proj(mixed)
         return out
 
@@ -84,36 +88,33 @@ class NSAttention(nn.Module):
         cache: NSACache | None = None,
         cu_seqlens: CuSeqlens | None = None,
         slots: Slots | None = None,
+        context: Context | None = None,
     ) -> BranchOutputs:
         """What `forward` computes before its output projection; the same arguments."""
-        self._check(x, cache, cu_seqlens)
+        self._check(x, cache, cu_seqlens, context)
         projected = self.qkv(x)
         routes = route(x.device, projected.q.dtype, max(self.config.d_k, self.config.d_v), self.impl)
         if cache is not None:
             self._check_before_append(projected.q, cache, slots)
         gates = self.gate(projected.q.unflatten(2, (self.config.n_kv_groups, -1)).mean(3))
-        turn = rotation(_positions(x, cache, cu_seqlens), self.config.d_k, self.config.rope_theta, projected.q.dtype)
-        tokens = self._per_branch(projected._replace(keys=rotate(projected.keys, turn)))
+        positions = _positions(x, cache, cu_seqlens, context)
+        turn = rotation(positions, self.config.d_k, self.config.rope_theta, projected.q.dtype)
+        q, tokens = rotate(projected.q, turn), self._per_branch(projected._replace(keys=rotate(projected.keys, turn)))
         compress_k = partial(self.compress_k, cu_seqlens=cu_seqlens, impl=self.impl)
         compress_v = partial(self.compress_v, cu_seqlens=cu_seqlens, impl=self.impl)
+        attend = partial(nsa_attention, geometry=self.geometry, impl=routes)
         with nullcontext() if cache is None else added_whole(cache):
-            if cache is None:
-                tokens = tokens._replace(k_cmp=compress_k(tokens.k_cmp), v_cmp=compress_v(tokens.v_cmp))
+            if context is not None:
+                output = context.attention(attend, q, tokens, gates, self.geometry, slots, compress_k, compress_v)
             else:
-                tokens = cache.append(tokens, compress_k, compress_v)
-            reads = ReadCounter() if cache is not None and cache.counts_reads else None
-            output = nsa_attention(
-                rotate(projected.q, turn),
-                *tokens,
-                gates,
-                self.geometry,
-                cu_seqlens=cu_seqlens,
-                slots=slots,
-                impl=routes,
-                reads=reads,
-            )
-            if cache is not None and reads is not None:
-                cache.count(reads)
+                if cache is None:
+                    tokens = tokens._replace(k_cmp=compress_k(tokens.k_cmp), v_cmp=compress_v(tokens.v_cmp))
+                else:
+                    tokens = cache.append(tokens, compress_k, compress_v)
+                reads = ReadCounter() if cache is not None and cache.counts_reads else None
+                output = attend(q, *tokens, gates, cu_seqlens=cu_seqlens, slots=slots, reads=reads)
+                if cache is not None and reads is not None:
+                    cache.count(reads)
         # One branch alone is no product with zeros: what is not finite in the others must not reach it.
         alone = {"cmp": output.compressed, "sel": output.selected, "win": output.sliding}
         gated = alone.get(self.config.branch, output.out)
@@ -148,7 +149,9 @@ class NSAttention(nn.Module):
             shape = (q.shape[0], q.shape[1], config.n_kv_groups)
             check_slots(slots, shape, cache.length + q.shape[1], self.geometry)
 
-    def _check(self, x: Tensor, cache: NSACache | None, cu_seqlens: Tensor | None) -> None:
+    def _check(
+        self, x: Tensor, cache: NSACache | None, cu_seqlens: Tensor | None, context: Context | None = None
+    ) -> None:
         if x.dim() != 3 or x.shape[2] != self.config.dim or 0 in x.shape:
             raise ValueError(f"x must be [B, T, {self.config.dim}] with B and T at least 1, got {list(x.shape)}")
         expected = next(self.qkv.parameters()).dtype  # whatever wraps the projections
@@ -158,9 +161,19 @@ class NSAttention(nn.Module):
             raise ValueError(f"cu_seqlens must be int32 [N + 1] for N sequences, got shape {list(cu_seqlens.shape)}")
         if cache is not None and cu_seqlens is not None:
             raise ValueError("cache and cu_seqlens exclude each other: a cache row holds one sequence")
+        if context is not None:
+            if cache is not None or cu_seqlens is not None:
+                raise ValueError("context excludes cache and cu_seqlens: it shares rows of one whole sequence")
+            why_not = context.why_not(x.shape[1] * context.size, self.geometry)
+            if why_not is not None:
+                raise ValueError(f"x must be a part of a sequence that context can share: {why_not}")
 
 
-def _positions(x: Tensor, cache: NSACache | None, cu_seqlens: Tensor | None) -> Int[Tensor, " T"]:
+def _positions(
+    x: Tensor, cache: NSACache | None, cu_seqlens: Tensor | None, context: Context | None
+) -> Int[Tensor, " T"]:
+    if context is not None:
+        return context.positions(x.shape[1], x.device)
     if cu_seqlens is not None:
         return packed_positions(cu_seqlens.to(x.device), x.shape[1])
     first = 0 if cache is None else cache.length

@@ -10,6 +10,7 @@ from nsa.backends import Impl
 from nsa.config import ModelConfig
 from nsa.nn.attention import NSAttention
 from nsa.nn.cache import NSACache, added_whole
+from nsa.nn.context import Context
 from nsa.nn.linear import INITIAL_STD, Head, aligned_product, linear
 from nsa.nn.norm import RMSNorm
 from nsa.types import CuSeqlens, Hidden, Logits, TokenIds
@@ -41,8 +42,14 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(config.dim, config.norm_eps)
         self.mlp = SwiGLU(config.dim, config.mlp_dim or default_mlp_dim(config.dim))
 
-    def forward(self, x: Hidden, cache: NSACache | None = None, cu_seqlens: CuSeqlens | None = None) -> Hidden:
-        x = x + self.attention(self.attention_norm(x), cache, cu_seqlens)
+    def forward(
+        self,
+        x: Hidden,
+        cache: NSACache | None = None,
+        cu_seqlens: CuSeqlens | None = None,
+        context: Context | None = None,
+    ) -> Hidden:
+        x = x + self.attention(self.attention_norm(x), cache, cu_seqlens, context=context)
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
 
@@ -70,14 +77,22 @@ class Transformer(nn.Module):
                     residual.weight.mul_((2 * config.n_layers) ** -0.5)
 
     def forward(
-        self, ids: TokenIds, cache: list[NSACache] | None = None, cu_seqlens: CuSeqlens | None = None
+        self,
+        ids: TokenIds,
+        cache: list[NSACache] | None = None,
+        cu_seqlens: CuSeqlens | None = None,
+        context: Context | None = None,
     ) -> Logits:
-        """Logits of the token after each of `ids`; cache and cu_seqlens as in `NSAttention.forward`."""
+        """Logits of the token after each of `ids`; cache, cu_seqlens and context as in `NSAttention.forward`."""
         with nullcontext() if cache is None else added_whole(*cache):
-            return self.logits(self.hidden_states(ids, cache, cu_seqlens))
+            return self.logits(self.hidden_states(ids, cache, cu_seqlens, context))
 
     def hidden_states(
-        self, ids: TokenIds, cache: list[NSACache] | None = None, cu_seqlens: CuSeqlens | None = None
+        self,
+        ids: TokenIds,
+        cache: list[NSACache] | None = None,
+        cu_seqlens: CuSeqlens | None = None,
+        context: Context | None = None,
     ) -> Hidden:
         """What the head reads: the last block's output, normalised."""
         if cache is not None and len(cache) != len(self.blocks):
@@ -85,7 +100,7 @@ class Transformer(nn.Module):
         with nullcontext() if cache is None else added_whole(*cache):
             x = self.embedding(ids)
             for index, block in enumerate(self.blocks):
-                x = block(x, None if cache is None else cache[index], cu_seqlens)
+                x = block(x, None if cache is None else cache[index], cu_seqlens, context)
             out: Tensor = self.norm(x)
         return out
 

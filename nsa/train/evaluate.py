@@ -21,8 +21,8 @@ def held_out_loss(called: nn.Module, batches: Sequence[Batch], world: World, dev
     for batch in batches:
         loss += float(called(batch.tokens.to(device), batch.documents.to(device)))
         count += num_targets(batch.documents)
-    gathered = world.gather([loss, float(count)])
-    return sum(each[0] for each in gathered) / max(sum(each[1] for each in gathered), 1.0)
+    total = sum(each[0] for each in world.gather([loss]))
+    return total / max(world.total_of_rows([float(count)])[0], 1.0)
 
 
 def write_on(model: Transformer, batch: Batch, num_tokens: int, seed: int) -> tuple[list[int], list[int]]:

@@ -42,8 +42,8 @@ def rows_and_batches(train: TrainConfig, num_processes: int) -> tuple[int, int]:
     rows = train.batch_size * train.accumulate_grad_batches
     if rows % num_processes:
         raise RefusedError(
-            f"train.batch_size * train.accumulate_grad_batches must be a multiple of the {num_processes} processes, "
-            f"so that each gets as many rows, got {rows}"
+            f"train.batch_size * train.accumulate_grad_batches must be a multiple of the {num_processes} processes "
+            f"that read rows of their own, so that each gets as many, got {rows}"
         )
     own = rows // num_processes
     largest = max(size for size in range(1, min(own, train.batch_size) + 1) if own % size == 0)
@@ -56,7 +56,7 @@ class Feed:
     def __init__(
         self, config: RunConfig, world: World, state: Mapping[str, Any] | None, open_one: OpenLoader = open_loader
     ) -> None:
-        self.rows, self.num_batches = rows_and_batches(config.train, world.size)
+        self.rows, self.num_batches = rows_and_batches(config.train, world.num_readers)
         train = config.train.model_copy(update={"batch_size": self.rows})
         self._config, self._world, self._open = config.model_copy(update={"train": train}), world, open_one
         with refusing():
@@ -67,7 +67,7 @@ class Feed:
                 f"got {config.model.vocab_size}"
             )
         self.entropy, self.description = self._loader.entropy, self._loader.description
-        self._num_held_out = -(-config.train.eval_batches * config.train.batch_size // (self.rows * world.size))
+        self._num_held_out = -(-config.train.eval_batches * config.train.batch_size // (self.rows * world.num_readers))
 
     def step(self) -> list[Batch]:
         """The micro-batches of the next step."""
@@ -109,7 +109,8 @@ class Feed:
         self._loader.close()
 
     def _open_split(self, split: str, state: Mapping[str, Any] | None) -> Loader:
-        return self._open(self._config, rank=self._world.rank, world_size=self._world.size, split=split, state=state)
+        reader, num_readers = self._world.reader, self._world.num_readers
+        return self._open(self._config, rank=reader, world_size=num_readers, split=split, state=state)
 
 
 @contextmanager

@@ -21,6 +21,8 @@ def look_at_gates(objective: Objective, row: Int[Tensor, "B longer"], step: int)
     norms = {gate: _norm(gate) for gate in gates}  # before the pass, which may hold them in another precision
     with _recording(gates, seen):
         objective(row, torch.zeros_like(row))
+    if objective.context is not None:
+        seen = [(gate, objective.context.whole(weights)[0]) for gate, weights in seen]
     return [
         _record(step, layer, weights.flatten(0, -2).double(), norms[gate]) for layer, (gate, weights) in enumerate(seen)
     ]

@@ -69,7 +69,7 @@ class Loop:
         slow = SECONDS_TO_COMPILE if is_first and self.machinery.config.runtime.compile else None
         self.monitors.enter("forward and backward", step, slow)
         own = sum(num_targets(each.documents) for each in batches)
-        count = int(sum(each[0] for each in self.world.gather([float(own)])))
+        count = int(self.world.total_of_rows([float(own)])[0])
         if count == 0:
             raise OutOfDataError(f"the batch of step {step} has nothing to predict: every document in it is one token")
         left = [name for name, each in self.machinery.model.named_parameters() if each.grad is not None]
@@ -100,10 +100,10 @@ class Loop:
             loss=loss,
             learning_rate=learning_rate_of(self.machinery.optimizer),
             gradient_norm=float(norm),
-            tokens=self.world.size * sum(each.tokens[:, 1:].numel() for each in batches),
+            tokens=self.world.num_readers * sum(each.tokens[:, 1:].numel() for each in batches),
             seconds=now - began,
             fetch_seconds=fetched - began,
-            batch=checksum(batches[0].tokens),
+            batch=checksum(self._own(batches[0].tokens)),
         )
         return record, any(each[2] for each in gathered)
 
@@ -129,6 +129,11 @@ class Loop:
                 (loss * (self.world.size / count)).backward()
             sums.append(loss.detach())
         return sums
+
+    def _own(self, tokens: Tensor) -> Tensor:
+        """What this process alone reads of rows; those of its group are the same."""
+        context = self.machinery.objective.context
+        return tokens if context is None else context.own(tokens[:, :-1])
 
     def _on_device(self, batch: Batch) -> tuple[Tensor, Tensor]:
         device = self.machinery.device

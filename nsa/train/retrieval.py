@@ -29,7 +29,7 @@ def answers_by_depth(model: Transformer, batches: Sequence[Batch], world: World,
         depth = (depths[row, question] * NUM_DEPTHS).long().clamp(0, NUM_DEPTHS - 1)
         asked += torch.bincount(depth, minlength=NUM_DEPTHS)
         right += torch.bincount(depth[is_right], minlength=NUM_DEPTHS)
-    totals = torch.tensor(world.gather(asked.tolist() + right.tolist())).sum(0).reshape(2, NUM_DEPTHS).tolist()
+    totals = torch.tensor(world.total_of_rows(asked.tolist() + right.tolist())).reshape(2, NUM_DEPTHS).tolist()
     return [
         DepthRecord(step=step, depth=index / NUM_DEPTHS, asked=int(questions), right=int(answered))
         for index, (questions, answered) in enumerate(zip(*totals, strict=True))

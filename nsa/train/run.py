@@ -55,7 +55,7 @@ def train(
         if tracer is None:
             raise RefusedError("train.on_nonfinite trace needs a tracer, and none is installed (nsa-doctor brings one)")
     with (
-        joined(2 * config.train.watchdog_seconds, kind) as world,
+        joined(2 * config.train.watchdog_seconds, kind, config.runtime.context_parallel) as world,
         _telling_others(world, folder),
         naming_the_dead(world, folder),
         ExitStack() as stack,
@@ -194,6 +194,8 @@ def _opening(run: _Run, feed: Feed) -> str:
     model, where = run.machinery.model, run.machinery.device
     size = sum(parameter.numel() for parameter in model.parameters())
     processes = "" if run.world.size == 1 else f", {run.world.size} processes ({run.config.runtime.distributed})"
+    if run.world.context_size > 1:
+        processes += f", {run.world.context_size} to a row"
     entropy = "" if feed.entropy is None else f" (entropy {feed.entropy:.4f} nats)"
     return f"{size:,} parameters on {where.type}{processes}, {feed.description}{entropy}: {run.start.msg}"
 

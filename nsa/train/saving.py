@@ -93,8 +93,20 @@ def data_state(snapshot: Snapshot, world: World, where: str) -> Mapping[str, Any
     """Where in the data this process stands; with another number of processes only if it is the same for all."""
     processes = snapshot.state.get("processes")
     states = [each.get("data") for each in processes] if isinstance(processes, list) else []
-    if len(states) == world.size:
+    shared = _context_size(snapshot)
+    if len(states) == world.size and shared == world.context_size:
         return dict(states[world.rank])
     if not states or any(each != states[0] for each in states):
-        raise RefusedError(f"{where} is of a run of {len(states)} processes, and this one has {world.size}")
+        raise RefusedError(
+            f"{where} is of a run of {len(states)} processes, {shared} to a row, and this one has {world.size}, "
+            f"{world.context_size} to a row"
+        )
     return dict(states[0])
+
+
+def _context_size(snapshot: Snapshot) -> int:
+    """How many processes shared a row; one in runs from before there was a choice."""
+    config = snapshot.state.get("config")
+    runtime = config.get("runtime") if isinstance(config, dict) else None
+    found = runtime.get("context_parallel") if isinstance(runtime, dict) else None
+    return found if isinstance(found, int) else 1

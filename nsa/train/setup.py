@@ -15,7 +15,7 @@ from nsa.nn import Transformer
 from nsa.train.failures import OutOfMemoryError, RefusedError
 from nsa.train.objective import Objective, num_targets
 from nsa.train.optimizer import make_optimizer
-from nsa.train.spread import spread
+from nsa.train.spread import context_of, spread
 from nsa.train.world import World
 
 
@@ -78,7 +78,8 @@ def build(config: RunConfig, world: World, device: torch.device) -> Machinery:
     torch.manual_seed(config.train.seed)
     with explaining_memory(config):
         model = Transformer(config.model, "flash" if config.runtime.use_flash else "auto").to(device)
-        objective = Objective(model, checkpointing=config.runtime.activation_checkpointing)
+        context = context_of(config, world, device)
+        objective = Objective(model, checkpointing=config.runtime.activation_checkpointing, context=context)
         if config.runtime.compile:
             for block in model.blocks:
                 block.compile()
@@ -112,6 +113,10 @@ def _refuse_what_cannot_be(config: RunConfig, world: World, device: torch.device
         raise RefusedError("runtime.precision must be fp32 or bf16 to train (fp16 needs a scaled loss), got fp16")
     if world.size > 1 and config.runtime.distributed == "fsdp2" and config.train.on_nonfinite == "trace":
         raise RefusedError("train.on_nonfinite must be stop or skip with fsdp2, where no process holds a whole model")
+    if world.context_size > 1 and config.train.on_nonfinite == "trace":
+        raise RefusedError(
+            "train.on_nonfinite must be stop or skip with context_parallel, where no process computes a whole row"
+        )
     runtime, size = config.runtime, max(config.model.d_k, config.model.d_v)
     try:
         no_flash = why_not_flash(device, torch.bfloat16, size)

@@ -1,4 +1,4 @@
-"""How a model is spread over the processes of a run: copies (DDP) or shards (FSDP2), and whether copies are equal."""
+"""How a run is spread over processes: copies of the model (DDP) or its shards (FSDP2), shared rows, equal copies."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +11,22 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from nsa.config import RunConfig
+from nsa.nn import Context
+from nsa.nn.context import why_not_shared
 from nsa.train.failures import RankError, RefusedError
 from nsa.train.objective import Objective
 from nsa.train.world import World
+
+
+def context_of(config: RunConfig, world: World, device: torch.device) -> Context | None:
+    """The processes that share this one's rows; None where it has them for itself."""
+    if world.context_size == 1:
+        return None
+    why_not = why_not_shared(config.train.seq_len, world.context_size, config.model.geometry)
+    if why_not is not None:
+        raise RefusedError(f"train.seq_len must be of a length that runtime.context_parallel can share: {why_not}")
+    mesh = init_device_mesh(device.type, (world.num_readers, world.context_size), mesh_dim_names=("readers", "context"))
+    return Context(mesh.get_group("context"))
 
 
 def spread(objective: Objective, config: RunConfig, world: World, device: torch.device) -> nn.Module:

@@ -26,16 +26,35 @@ _SECONDS_TO_SETTLE = 0.2
 
 @dataclass(frozen=True)
 class World:
-    """One process among `size`; alone, every exchange is with itself."""
+    """One process among `size`; alone, every exchange is with itself.
+
+    context_size: how many of them, one after the other, share each row.
+    """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    context_size: int = 1
 
     @property
     def is_first(self) -> bool:
         """Whether this process writes what is written once."""
         return self.rank == 0
+
+    @property
+    def num_readers(self) -> int:
+        """Processes, or groups of them, that read rows of their own."""
+        return self.size // self.context_size
+
+    @property
+    def reader(self) -> int:
+        """Which of these this process belongs to."""
+        return self.rank // self.context_size
+
+    def total_of_rows(self, values: Sequence[float]) -> list[float]:
+        """The sum, over all rows once, of what every process counts of the whole rows that it reads."""
+        found = self.gather(values)[:: self.context_size]
+        return [sum(each) for each in zip(*found, strict=True)]
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """These numbers of every process, in the order of ranks; whole numbers up to 2^53 stay exact."""
@@ -70,9 +89,10 @@ class World:
 
 
 @contextmanager
-def joined(timeout_seconds: float, device: str) -> Iterator[World]:
+def joined(timeout_seconds: float, device: str, context_size: int = 1) -> Iterator[World]:
     """The processes that torchrun started, or this one alone; whoever waits for another gives up after the timeout."""
     if not distributed.is_torchelastic_launched():
+        _refuse_context(context_size, 1)
         yield World()
         return
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
@@ -80,9 +100,19 @@ def joined(timeout_seconds: float, device: str) -> Iterator[World]:
         distributed.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
     except (RuntimeError, ValueError) as error:
         raise RefusedError(f"the processes cannot reach each other: {_first_line(error)}") from error
-    yield World(distributed.get_rank(), distributed.get_world_size(), distributed.get_node_local_rank(0))
+    size = distributed.get_world_size()
+    _refuse_context(context_size, size)
+    yield World(distributed.get_rank(), size, distributed.get_node_local_rank(0), context_size)
     time.sleep(_SECONDS_TO_SETTLE)  # gloo's thread may still need the interpreter that its end is waited for with
     distributed.destroy_process_group()
+
+
+def _refuse_context(context_size: int, size: int) -> None:
+    if size % context_size:
+        raise RefusedError(
+            f"runtime.context_parallel must divide the number of processes, {size} (torchrun starts more), "
+            f"got {context_size}"
+        )
 
 
 def say_why(folder: Path, rank: int, reason: str) -> None:

@@ -43,7 +43,7 @@ class DenseAttention(nn.Module):
         self.qkv = linear(config.dim, sum(sizes))
         self.out_proj = linear(config.n_heads * config.d_v, config.dim)
 
-    def forward(self, x: Tensor, cache: None = None, cu_seqlens: None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: None = None, cu_seqlens: None = None, context: None = None) -> Tensor:
         config = self.config
         q, k, v = self.qkv(x).split(self.sizes, dim=-1)
         turn = rotation(torch.arange(x.shape[1], device=x.device), config.d_k, config.rope_theta, q.dtype)

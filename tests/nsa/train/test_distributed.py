@@ -39,18 +39,21 @@ def sentences(scenarios, name):
         ("ddp", {}),
         ("fsdp2", {}),
         ("resumed", {}),
+        ("context", {}),
+        ("context-fsdp2", {"model": {"n_layers": 2}}),
+        ("context-of-four", {}),
         ("alone", {"model": {"branch": "win"}, "batch_size": 1, "accumulate_grad_batches": 4}),
     ],
 )
 def test_two_processes_have_the_losses_of_one(name, alike, scenarios, run, losses):
-    assert scenarios[0][name]["codes"] == [0, 0], scenarios[0][name]["said"]
+    assert set(scenarios[0][name]["codes"]) == {0}, scenarios[0][name]["said"]
     expected, found = losses(run(**alike)), losses(scenarios[1] / name)
     assert [step for step, _ in found] == (list("456") if name == "resumed" else list("123456"))
     for (_, one), (_, two) in zip(expected[-len(found) :], found, strict=True):
         assert float(two) == pytest.approx(float(one), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "resumed"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "resumed", "context"])
 def test_the_weights_are_whole_and_those_of_one(name, scenarios, run):
     one, two = load_file(run() / "model.safetensors"), load_file(scenarios[1] / name / "model.safetensors")
     for weight, value in one.items():
@@ -64,7 +67,7 @@ def test_every_process_has_its_heartbeat(scenarios, beats):
         assert [beat["step"] for beat in found if beat["msg"] == "step"] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "context"])
 def test_every_process_tells_a_batch_of_its_own(kind, scenarios, beats):
     first, second = (
         [beat["batch"] for beat in beats(scenarios[1] / kind, rank) if beat["msg"] == "step"] for rank in (0, 1)
@@ -78,6 +81,14 @@ def test_the_gates_of_shards_are_those_of_copies(scenarios):
     norms = [[float(row["norm"]) for row in rows] for rows in (copies, shards)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
     assert len(set(norms[1])) == len(norms[1])
+
+
+def test_the_gates_and_the_held_out_loss_of_shared_rows_are_those_of_whole_ones(scenarios, run):
+    one, two = ((read_table(folder / "gates.csv"), folder) for folder in (run(), scenarios[1] / "context"))
+    for expected, found in zip(one[0], two[0], strict=True):
+        assert [float(found[name]) for name in found] == pytest.approx([float(x) for x in expected.values()], rel=1e-3)
+    losses = [[float(row["loss"]) for row in read_table(each[1] / "evaluations.csv")] for each in (one, two)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 def test_a_checkpoint_of_shards_is_read_by_one_process(scenarios, run, losses):
@@ -135,6 +146,24 @@ def test_the_rows_of_a_step_are_dealt_out_evenly(batch_size, accumulated, proces
     rows, batches = rows_and_batches(train, processes)
     assert (rows, batches) == expected
     assert rows * batches * processes == batch_size * accumulated
+
+
+@pytest.mark.parametrize(
+    ("changes", "world", "says"),
+    [
+        ({"seq_len": 12}, World(0, 2, 0, 2), "train.seq_len must be of a length that runtime"),
+        ({"on_nonfinite": "trace"}, World(0, 2, 0, 2), "train.on_nonfinite must be stop or skip with context_parallel"),
+    ],
+    ids=["length", "trace"],
+)
+def test_rows_that_cannot_be_shared_are_refused(changes, world, says, config):
+    with pytest.raises(TrainError, match=says):
+        build(config(**changes), world, torch.device("cpu"))
+
+
+def test_one_process_shares_no_rows(run):
+    with pytest.raises(TrainError, match="context_parallel must divide the number of processes, 1"):
+        run(runtime={"context_parallel": 2})
 
 
 def test_several_processes_without_a_way_to_share_are_refused(config):

@@ -54,6 +54,9 @@ SHARDED = {"runtime": {"distributed": "fsdp2"}, "save_every": 3}
 SCENARIOS = {
     "ddp": {"runtime": {"distributed": "ddp", "compare_ranks_every": 1}},
     "fsdp2": SHARDED,
+    "context": {"runtime": {"context_parallel": 2, "compare_ranks_every": 1}},
+    "context-fsdp2": {"runtime": {"distributed": "fsdp2", "context_parallel": 2}, "model": {"n_layers": 2}, **QUIET},
+    "context-of-four": {"runtime": {"context_parallel": 2}, **QUIET},
     "alone": {"model": {"branch": "win"}, "batch_size": 1, "accumulate_grad_batches": 4, **QUIET},
     "fails": {**SHARDED, **QUIET},
     "resumed": {**SHARDED, **QUIET},
@@ -69,7 +72,7 @@ def main(folder):
     scenarios = {}
     for name in SCENARIOS:
         began = time.monotonic()
-        ranks = range(3 if name.endswith("-of-three") else 2)
+        ranks = range({"three": 3, "four": 4}.get(name.rpartition("-")[2], 2))
         children = [start(folder, name, rank, len(ranks), port) for port in [free_port()] for rank in ranks]
         codes = [end(child, began + LONGEST_SECONDS) for child in children]
         scenarios[name] = {
