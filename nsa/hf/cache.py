@@ -14,8 +14,11 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, StaticLayer
 
 from nsa.hf.configuration import LAYER_TYPE, NSAConfig
+from nsa.hf.internal import require_named_layers
 from nsa.nn.cache import NSACache
 from nsa.ops.geometry import Geometry
+
+require_named_layers()
 
 Rows = tuple[int, ...]
 

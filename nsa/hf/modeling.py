@@ -125,6 +125,8 @@ class NSAModel(NSAPreTrainedModel):
         that it does not know.
         """
         refuse_others(others)
+        if others.get("seq_idx") is not None and position_ids is None and others.get("cu_seq_lens_q") is None:
+            raise ValueError("seq_idx must come with position_ids or cu_seq_lens_q, which mark the sequences")
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds, and not both")
         x: Tensor = self.transformer.embedding(input_ids) if inputs_embeds is None else inputs_embeds
@@ -142,6 +144,8 @@ class NSAModel(NSAPreTrainedModel):
             raise ValueError("sequences packed into a row have no cache: give use_cache=False and no past_key_values")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
+        if not isinstance(output_hidden_states, bool):
+            raise ValueError(f"output_hidden_states must be True, for all, or False, got {output_hidden_states!r}")  # noqa: TRY004
         states = self._prefilled(x, is_token, layers, starts, keeps_all=bool(output_hidden_states))
         answer = BaseModelOutputWithPast(
             last_hidden_state=states[-1],

@@ -224,3 +224,10 @@ def test_a_mask_that_contradicts_the_cache_is_refused(make_model: Callable[..., 
         model(ids[:, 30:], attention_mask=torch.ones_like(ids), past_key_values=past)
     with pytest.raises(ValueError, match="position_ids must count the tokens of each row"):
         model(ids[:, 30:], attention_mask=mask, past_key_values=past, position_ids=torch.arange(30, 40)[None])
+
+
+def test_a_transformers_that_is_too_old_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    internal = import_module("nsa.hf.internal")
+    monkeypatch.setattr(internal, "CacheLayerMixin", object)
+    with pytest.raises(ImportError, match=r"nsa\.hf needs transformers 5\.23 or newer, .* got "):
+        internal.require_named_layers()

@@ -1,5 +1,6 @@
 """Weights go from our checkpoints to a folder of transformers and back without a bit changed."""
 
+import dataclasses
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -94,6 +95,25 @@ def test_the_configuration_survives_the_way_there_and_back(tmp_path: Path) -> No
     assert type(read) is hf.NSAConfig
     assert read.to_diff_dict() == config.to_diff_dict()
     assert hf.NSAConfig.from_model_config(config.model_config(), pad_token_id=0).model_config() == config.model_config()
+
+
+def test_no_field_of_the_model_is_left_out() -> None:
+    config = hf.NSAConfig(hidden_size=48, num_attention_heads=4, head_dim=12, v_head_dim=10, n_sel=5, phi="conv")
+    fields = {field.name for field in dataclasses.fields(config)}
+    values = config.model_config().model_dump()
+    assert set(hf.NSAConfig.from_model_config(config.model_config()).model_config().model_dump()) == set(values)
+    others = {name for name in values if name not in fields}
+    assert others == {
+        "dim",
+        "n_heads",
+        "n_kv_groups",
+        "d_k",
+        "d_v",
+        "n_layers",
+        "mlp_dim",
+        "tie_embeddings",
+        "norm_eps",
+    }
 
 
 def test_the_base_model_is_built_by_its_type() -> None:

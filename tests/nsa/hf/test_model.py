@@ -190,6 +190,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "packed into a row have no",
     ),
     "cu-seqlens": ({"cu_seq_lens_q": torch.tensor([0, 40])}, "must be given both"),
+    "sequence-numbers": ({"seq_idx": torch.zeros(1, 40)}, "seq_idx must come with position_ids or cu_seq_lens_q"),
+    "some-hidden-states": ({"output_hidden_states": [1]}, "output_hidden_states must be True, for all, or False"),
     "nothing": ({"input_ids": None}, "give either input_ids or inputs_embeds"),
 }
 
