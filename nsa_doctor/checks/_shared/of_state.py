@@ -61,7 +61,9 @@ def blamed(ways: Ways, first: Way, second: Way, apart: Sequence[FieldDifference]
     for each in matter:
         is_by_right = each.unfilled_by == ("first" if right is first else "second")
         place = _place(ways, each, *((others, writes) if is_by_right else (writes, others)))
-        if guilty is not None and (is_before or _is_made_alike(each, writes, others)):
+        is_number = each.path in wrong.fields and not _is_tensor(wrong.fields[each.path].value)
+        is_unplaced = is_number and guilty is not None and bool(guilty.file) and not _is_assigned(each, writes)
+        if guilty is not None and (is_before or is_unplaced or _is_made_alike(each, writes, others)):
             place = guilty
         by_function.setdefault((place.file, place.function), []).append((each, place))
     for fields in by_function.values():
@@ -141,6 +143,12 @@ def _place(ways: Ways, apart: FieldDifference, writes: _Writes, others: _Writes)
     line = _assignment(apart, written) if near else None
     line = line or _line(apart, own, None if near else other)
     return place if line is None else replace(place, file=line.file, line=line.line, function=line.function)
+
+
+def _is_assigned(apart: FieldDifference, writes: _Writes) -> bool:
+    """Whether a line that assigns to the field is seen, in a function that wrote beside it."""
+    near = _beside(apart, writes)
+    return near is not None and _assignment(apart, near[1]) is not None
 
 
 def _is_made_alike(apart: FieldDifference, writes: _Writes, others: _Writes) -> bool:

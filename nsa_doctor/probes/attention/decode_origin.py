@@ -48,6 +48,7 @@ class _Seen:
     makers: tuple[int, ...]
     part: int
     sizes: tuple[int, ...]
+    is_fed: bool
     is_silent: bool
     lacks: bool
     sources: tuple[Write, Write] | None
@@ -80,7 +81,7 @@ def first_unknown(
         return None
     number = _first_of(found.seen, len(parts) - 1)
     passed = {at for seen in expected.seen for at in seen.key[1]}
-    return None if number is None else _place(found.seen, number, passed, parts[-1].end)
+    return None if number is None else _place(found.seen, number, passed, parts[-1])
 
 
 class _Watcher(FieldWriters):
@@ -122,13 +123,13 @@ class _Watcher(FieldWriters):
         self._num_writes.update((key, self._num_writes[key] + 1) for key in set(changed))
         self.alive += [*results, *written]
         self._fed.update(memory_of(each) for each in (*made, *written) if is_fed)
-        name, lacking = operation_name(func), None
+        name, lacking, is_known = operation_name(func), None, False
         is_judged = self._part in self._judged
         if not self._parts:
             for tensor in (*results, *written):
                 (self._known.learn if is_fed else self._known.learn_constant)(tensor, name)
         elif is_judged and not is_fed:
-            lacking = self._elsewhere(name, results[:1])
+            lacking, is_known = self._elsewhere(name, results[:1])
         elif is_judged and is_fed and (not is_view or any(self._is_kept(key) for key in given)):
             lacking = self._lacking(
                 "" if is_view else name, (*results[:1], *written)
@@ -139,9 +140,10 @@ class _Watcher(FieldWriters):
                 sources = self.of(lacking)
         lines = self.lines_of(frame_above(1)) if is_judged or not self._parts else ()
         sizes = tuple(results[0].shape) if results else ()
-        is_silent = is_view or not is_fed or not any(map(tells, results[:1]))
+        is_silent = not is_known and (is_view or not is_fed or not any(map(tells, results[:1])))
         place = Place() if lacking is None else self.places.here()[0]
-        self.seen.append(_Seen(name, lines, place, makers, self._part, sizes, is_silent, lacking is not None, sources))
+        facts = (is_fed, is_silent, lacking is not None, sources)
+        self.seen.append(_Seen(name, lines, place, makers, self._part, sizes, *facts))
         return result
 
     def _is_kept(self, key: int) -> bool:
@@ -149,12 +151,13 @@ class _Watcher(FieldWriters):
         maker = self._makers.get(key)
         return self._num_writes[key] > 1 or (maker is not None and self.seen[maker].part < self._part)
 
-    def _elsewhere(self, operation: str, results: Sequence[Tensor]) -> Tensor | None:
-        """The result, where it is of other tokens than these."""
+    def _elsewhere(self, operation: str, results: Sequence[Tensor]) -> tuple[Tensor | None, bool]:
+        """The result, where it is of other tokens than these, and whether it is of these."""
         part = self._parts[self._part]
         asked = Asked(operation, part.start, part.end - part.start)
         with untraced():
-            return next((each for each in results if self._known.is_elsewhere(each, asked)), None)
+            found = [self._known.is_in_place(each, asked) for each in results]
+        return next((each for each, at in zip(results, found, strict=True) if at is False), None), True in found
 
     def _lacking(self, operation: str, results: Sequence[Tensor]) -> Tensor | None:
         """The first row of these results that no known one is, or, of those of a view, that nothing was written to."""
@@ -194,21 +197,34 @@ def _reached(seen: Sequence[_Seen], chosen: set[int]) -> set[int]:
     return reached & chosen
 
 
-def _place(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], end: int) -> Place | None:
+def _place(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], part: Part) -> Place | None:
     """The innermost line that the whole pass does not run: it calls what both share with other arguments.
 
+    Of what depends on positions and not on the input, the line in the function that is given no numbers, or right ones.
     Where both share all of them, the nearest such line that had a part in what the operation reads, if that is not all
-    `end` tokens so far: a window that lost some of them.
+    tokens so far: a window that lost some of them.
     """
     guilty = seen[number]
+    if not guilty.is_fed and guilty.lines:
+        by = next((line for line in guilty.lines if _are_right(line.numbers, part)), guilty.lines[-1])
+        return replace(guilty.place, file=by.file, line=by.line, function=by.function)
     stacks: Iterator[tuple[OwnLine, ...]] = iter((guilty.lines,))
     if guilty.sources is not None:
         made, written = guilty.sources
         stacks = iter((made.lines, written.lines, guilty.lines))
     own = [line for lines in stacks for line in lines[:_MOST_CALLERS]]
-    line = next((line for line in own if (line.file, line.line) not in passed), None)
-    line = line or _upstream(seen, number, passed, end) or next(iter(own), None)
+    apart = [line for line in own if (line.file, line.line) not in passed]
+    inner = [line for line in apart if line != guilty.lines[-1]]  # what enters the module may only pass on
+    line = next(iter(inner), None) or _upstream(seen, number, passed, part.end) or next(iter((*apart, *own)), None)
     return None if line is None else replace(guilty.place, file=line.file, line=line.line, function=line.function)
+
+
+def _are_right(numbers: Sequence[int], part: Part) -> bool:
+    """Whether the numbers that a function is given are none, or beside the part's width where it starts or ends."""
+    others = list(numbers)
+    if (width := part.end - part.start) in others:
+        others.remove(width)
+    return not numbers or part.start in others or part.end in others
 
 
 def _upstream(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], end: int) -> OwnLine | None:
@@ -220,7 +236,7 @@ def _upstream(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], 
         known.add(latest)
         line = next(iter(seen[latest].lines), None)
         if line is not None and (line.file, line.line) not in passed:
-            return None if end in seen[latest].sizes else line
+            return None if end in seen[latest].sizes and seen[latest].is_fed else line
         makers = (maker for maker in seen[latest].makers if seen[maker].part == seen[number].part)
         waiting += [maker for maker in makers if maker not in known and maker not in waiting]
     return None

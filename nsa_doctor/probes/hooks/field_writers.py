@@ -43,7 +43,10 @@ _ASKED_BY = own_file("probes", "hooks", "phase.py")  # what lies beyond it calle
 
 @dataclass(frozen=True)
 class OwnLine:
-    """A line of the subject under way, in a function of those lines; `is_of_module` where a module's method runs."""
+    """A line of the subject under way, in a function of those lines; `is_of_module` where a module's method runs.
+
+    `numbers` are the whole numbers among the function's arguments.
+    """
 
     file: str
     line: int
@@ -51,6 +54,7 @@ class OwnLine:
     first: int
     last: int
     is_of_module: bool = False
+    numbers: tuple[int, ...] = ()
 
     def assigning(self, name: str) -> "OwnLine | None":
         """The first line of the same function that assigns to an attribute or key of that name."""
@@ -176,10 +180,13 @@ class FieldWriters(DispatchWatcher):
             if code not in self._ranks:
                 self._ranks[code] = self._frames.rank_of(code)
             if self._ranks[code] == 3:
-                is_of_module = code.co_varnames[:1] == ("self",) and isinstance(frame.f_locals.get("self"), nn.Module)
+                values = frame.f_locals
+                is_of_module = code.co_varnames[:1] == ("self",) and isinstance(values.get("self"), nn.Module)
+                arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+                numbers = tuple(value for name in arguments if type(value := values.get(name)) is int)
                 first, last = code.co_firstlineno, max(line for *_, line in code.co_lines() if line)
                 at = (code.co_filename, frame.f_lineno, code.co_name)
-                found.append(OwnLine(*at, first, last, is_of_module))
+                found.append(OwnLine(*at, first, last, is_of_module, numbers))
             frame = frame.f_back
         outermost = max((index for index, line in enumerate(found) if line.is_of_module), default=len(found) - 1)
         return tuple(found[: outermost + 1])  # beyond it lies the adapter

@@ -101,28 +101,10 @@ def _guilty_operation(
         return here[only_here[0]] if only_here else there[only_there[0]] if only_there else None
     index = result.output_maker if calls is None and result.output_maker in differing else max(differing)
     mixed = {own.start + i for i, j in pairs if parts.is_mixed(here[i].results, there[j].results)}
-    changed = {own.start + i for i, j in pairs if parts.are_unlike(here[i].results, there[j].results)}
-    while True:
-        for chosen in (differing, mixed):
-            while before := [maker for maker in result.operations[index].makers if maker in chosen and maker < index]:
-                index = max(before)
-        earlier = _upstream(result.operations, index, changed) & differing
-        if not earlier:
-            return index
-        index = max(earlier)
-
-
-def _upstream(operations: Sequence[Operation], number: int, changed: set[int]) -> set[int]:
-    """Operations from which it was computed, by way of what the runs hold unlike, whichever part has to agree there.
-
-    Rows that are flattened with others, as a product over a batch of batches does, hide which part that is.
-    """
-    waiting, reached = [number], set[int]()
-    while waiting:
-        further = [each for each in operations[waiting.pop()].makers if each in changed and each not in reached]
-        reached.update(each for each in further if each < number)
-        waiting += [each for each in further if each < number]
-    return reached
+    for chosen in (differing, mixed):
+        while before := [maker for maker in result.operations[index].makers if maker in chosen and maker < index]:
+            index = max(before)
+    return index
 
 
 def _aligned(result: Sequence[Operation], expected: Sequence[Operation]) -> Iterator[tuple[int, int]]:
@@ -148,11 +130,6 @@ class _Parts:
         if len(results) != len(expected):
             return True
         return any(self._differs(result, other) for result, other in zip(results, expected, strict=True))
-
-    def are_unlike(self, results: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-        """Whether any pair of one shape differs anywhere."""
-        pairs = [(one, other) for one, other in zip(results, expected, strict=False) if one.shape == other.shape]
-        return any(bool(_differing(one, other).any()) for one, other in pairs)
 
     def is_mixed(self, results: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
         """Whether a pair differs in all that it holds and has no dimension of which a part is to agree."""

@@ -84,10 +84,10 @@ class KnownRows:
                 found = None if self._unknown(tensor.transpose(-1, -2), asked) is None else found
             return found if found is None else self._not_cut(tensor, found, asked.end)
 
-    def is_elsewhere(self, tensor: Tensor, asked: Asked) -> bool:
-        """Whether what does not depend on the input, as positions, is other than for these tokens in the pass.
+    def is_in_place(self, tensor: Tensor, asked: Asked) -> bool | None:
+        """Whether what does not depend on the input, as positions, is that of these tokens in the pass.
 
-        Of the same operation and shape; False where the pass has none.
+        Of the same operation and shape; None where the pass has none, or what is no different for other tokens.
         """
         ends = {self.length: {asked.width: asked.start, asked.end: 0}}
         alike = False
@@ -100,11 +100,11 @@ class KnownRows:
                 cut = cut.narrow(dim, start, own)
             else:
                 if known.shape == tensor.shape:
-                    return False  # it is no different for other tokens
+                    return None
                 alike = True
                 if torch.equal(cut, tensor):
-                    return False
-        return alike
+                    return True
+        return False if alike else None
 
     def learn_constant(self, tensor: Tensor, operation: str) -> None:
         """Know what does not depend on the input."""
