@@ -220,11 +220,12 @@ def _place(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], par
 
 
 def _are_right(numbers: Sequence[int], part: Part) -> bool:
-    """Whether the numbers that a function is given are none, or beside the part's width where it starts or ends."""
-    others = list(numbers)
-    if (width := part.end - part.start) in others:
-        others.remove(width)
-    return not numbers or part.start in others or part.end in others
+    """Whether the numbers that a function is given are none, or hold the part's start, or its width and its end."""
+    others, width = list(numbers), part.end - part.start
+    if width not in others:
+        return not numbers or part.start in others
+    others.remove(width)
+    return part.start in others or part.end in others
 
 
 def _upstream(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], end: int) -> OwnLine | None:
