@@ -103,12 +103,12 @@ class Lines:
         self._file.close()
 
 
-def lock(file: IO[Any]) -> bool:
-    """Whether an open file is now this process's own; where files cannot be locked, it is."""
+def lock(file: IO[Any], *, is_shared: bool = False) -> bool:
+    """Whether an open file is now this process's own, or of all that share it; where files cannot be locked, it is."""
     try:
         import fcntl  # not on every system
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except (ImportError, OSError):
@@ -120,7 +120,7 @@ def is_held_by_another(path: Path) -> bool:
     """Whether a process that lives has it locked; False where there is no such file, or none can be locked."""
     try:
         with path.open("rb+") as file:
-            return not lock(file)
+            return not lock(file, is_shared=True)  # two that look at once are no holders to each other
     except OSError:
         return False
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nsa.train import TrainError
-from nsa.train.files import write_tensors, write_whole
+from nsa.train.files import is_held_by_another, lock, write_tensors, write_whole
 from nsa.train.table import Table, read_table
 
 FULL = "/dev/full"
@@ -102,3 +102,14 @@ def test_tensors_are_for_the_same_readers_as_other_files(tmp_path):
     write_tensors(tmp_path / "w.safetensors", {"w": torch.zeros(2)})
     write_whole(tmp_path / "w.txt", "w")
     assert (tmp_path / "w.safetensors").stat().st_mode == (tmp_path / "w.txt").stat().st_mode
+
+
+def test_two_that_look_at_once_see_whether_a_third_holds_a_file(tmp_path):
+    path = tmp_path / "lines"
+    path.touch()
+    with path.open("rb+") as other:
+        assert lock(other, is_shared=True)
+        assert not is_held_by_another(path)
+    with path.open("rb+") as holder:
+        assert lock(holder)
+        assert is_held_by_another(path)
