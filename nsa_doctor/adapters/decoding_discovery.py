@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.adapters.input_discovery import parameter_names
+from nsa_doctor.adapters.input_discovery import called, parameter_names
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.perform import checked_answer
@@ -141,10 +141,10 @@ def _by_forward(subject: Subject, module: nn.Module) -> Iterator[Decoding]:
         for way in parameter_names(module, subject.input):
 
             def prefill(module: nn.Module, x: Tensor, way: str | None = way, name: str = name) -> tuple[Tensor, Any]:
-                return _split(subject, _run(module, x, way, asking), x, name)
+                return _split(subject, called(module, x, way, asking), x, name)
 
             def step(module: nn.Module, x: Tensor, cache: Any, way: str | None = way, name: str = name) -> Any:
-                return _split(subject, _run(module, x, way, {**asking, name: cache}), x, name)
+                return _split(subject, called(module, x, way, {**asking, name: cache}), x, name)
 
             others = tuple(_other_steps(subject, way, asking, name, parameters)) if name in _CERTAIN else None
             words, goes_on = f"forward(x, {name}=...)", name in _KEYS_AND_VALUES
@@ -162,7 +162,7 @@ def _other_steps(
     def stepping(num_tokens: int | None, more: Callable[[Tensor], Mapping[str, Any]]) -> Step:
         def step(module: nn.Module, x: Tensor, cache: Any) -> Any:
             given = x if num_tokens is None else x[:, -num_tokens:]
-            output, cache = _split(subject, _run(module, given, way, {**asking, **more(x), name: cache}), given, name)
+            output, cache = _split(subject, called(module, given, way, {**asking, **more(x), name: cache}), given, name)
             return output[:, -1:], cache
 
         return step
@@ -176,10 +176,6 @@ def _other_steps(
     for each, given_at in ways:
         at_last = stepping(1, lambda x, each=each, given_at=given_at: {each: given_at(x.shape[1] - 1, x)})
         yield at_last, stepping(1, lambda x, each=each, given_at=given_at: {each: given_at(0, x)})
-
-
-def _run(module: nn.Module, x: Tensor, way: str | None, options: Mapping[str, Any]) -> Any:
-    return module(x, **options) if way is None else module(**{way: x}, **options)
 
 
 def _split(subject: Subject, answer: Any, x: Tensor, name: str) -> tuple[Tensor, Any]:

@@ -2,7 +2,7 @@
 
 import dis
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,12 @@ def parameter_names(module: nn.Module, kind: InputKind) -> list[str | None]:
 
 def caller(name: str | None) -> Callable[[nn.Module, Tensor], Any]:
     """Calls a module with its input by position or by name."""
-    return lambda module, x: module(x) if name is None else module(**{name: x})
+    return lambda module, x: called(module, x, name, {})
+
+
+def called(module: nn.Module, x: Tensor, name: str | None, options: Mapping[str, Any]) -> Any:
+    """What the module gives for its input, by position or by name, and for options beside it."""
+    return module(x, **options) if name is None else module(**{name: x}, **options)
 
 
 def is_lazy(module: nn.Module) -> bool:

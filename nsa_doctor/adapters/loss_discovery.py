@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.adapters.input_discovery import parameter_names
+from nsa_doctor.adapters.input_discovery import called, parameter_names
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.perform import checked_answer
@@ -32,11 +32,11 @@ def with_loss(subject: Subject, module: nn.Module) -> Subject:
         way = parameter_names(module, subject.input)[0]
 
         def loss(module: nn.Module, ids: Tensor, name: str = name, way: str | None = way) -> Tensor:
-            return _loss_of(subject, _called(module, way, ids, {name: ids}), ids)
+            return _loss_of(subject, called(module, ids, way, {name: ids}), ids)
 
         def shifted(module: nn.Module, ids: Tensor, name: str = name, way: str | None = way) -> Tensor:
             given = ids[:, :-1]
-            return _loss_of(subject, _called(module, way, given, {name: ids[:, 1:].contiguous()}), given)
+            return _loss_of(subject, called(module, given, way, {name: ids[:, 1:].contiguous()}), given)
 
         taken = attempt(lambda name=name, way=way: _takes_them_as_they_stand(subject, name, way))
         if not isinstance(taken, Caught):
@@ -44,10 +44,6 @@ def with_loss(subject: Subject, module: nn.Module) -> Subject:
             note = f"its own loss is taken by forward(ids, {name}=ids{shift}), which was found by its names"
             return replace(subject, loss=shifted if taken else loss, notes=(*subject.notes, note))
     return subject
-
-
-def _called(module: nn.Module, way: str | None, ids: Tensor, options: Mapping[str, Any]) -> Any:
-    return module(ids, **options) if way is None else module(**{way: ids}, **options)
 
 
 def _loss_of(subject: Subject, answer: Any, ids: Tensor) -> Tensor:
@@ -69,7 +65,7 @@ def _takes_them_as_they_stand(subject: Subject, name: str, way: str | None) -> b
     sp = built(subject)
     ids = 1 + sp.input(_LENGTH, _ROWS) % (subject.width - 2)
     with torch.enable_grad():
-        answer = _called(sp.module, way, ids, {name: ids})
+        answer = called(sp.module, ids, way, {name: ids})
         logits = checked_answer(subject, answer, ids)[0]
         (gradient,) = torch.autograd.grad(_loss_of(subject, answer, ids), logits)
     return bool((gradient.argmin(-1) == ids).all())

@@ -8,21 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.adapters.input_discovery import parameter_names
+from nsa_doctor.adapters.input_discovery import called, parameter_names
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.subject.contract import Subject
 
 _STARTS, _POSITIONS, _LONGEST = "cu_seqlens", "position_ids", "max_seqlen"
-_NUMBERS = (
-    "document_ids",
-    "doc_ids",
-    "document_id",
-    "sequence_ids",
-    "seq_ids",
-    "seq_idx",
-)  # of the sequence, per token
+# The number of the sequence, per token.
+_NUMBERS = ("document_ids", "doc_ids", "document_id", "sequence_ids", "seq_ids", "seq_idx")
 _LENGTH, _CLOSE = 9, 1e-3
 
 
@@ -41,7 +35,7 @@ def with_packing(subject: Subject, module: nn.Module) -> Subject:
 
     def packed(module: nn.Module, x: Tensor, cu_seqlens: Tensor) -> Tensor:
         given = {key: value for key, value in _known_of(x, cu_seqlens, name).items() if key in parameters}
-        answer = module(x, **given) if way is None else module(**{way: x}, **given)
+        answer = called(module, x, way, given)
         return checked_answer(subject, answer, x)[0]
 
     if attempt(lambda: _is_neutral(subject, packed)) is not True:

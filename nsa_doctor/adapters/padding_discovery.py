@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.adapters.input_discovery import parameter_names
+from nsa_doctor.adapters.input_discovery import called, parameter_names
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.perform import checked_answer
@@ -30,7 +30,7 @@ def with_padding(subject: Subject, module: nn.Module) -> Subject:
 
     def masked(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
         given: dict[str, Any] = {_MASK: mask}
-        answer = module(x, **given) if way is None else module(**{way: x}, **given)
+        answer = called(module, x, way, given)
         return checked_answer(subject, answer, x)[0]
 
     def padded(module: nn.Module, x: Tensor, keep: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.lines_apart import in_its_file
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.numerics.imitated_half import half_passes
 from nsa_doctor.probes.numerics.rounded_pass import passed
@@ -27,28 +26,22 @@ def length_of(subject: Subject) -> int:
     return min(_LENGTH, subject.max_length)
 
 
-def converted(subject: Subject, half: str) -> Twins | None:
-    """The subject in that type and in float64 with the same values; None where it does not run so, and it need not."""
+def converted(subject: Subject, half: str) -> Twins | Note | None:
+    """The subject in that type and in float64 with the same values; None where it does not run so, and it need not.
+
+    A note of where it writes a number that the type cannot hold, as a mask of -1e9 in float16.
+    """
     try:
         with unobserved():
             pair = twins(subject, half)
             pair.low(pair.low.input(length_of(subject)))
-    except SubjectFailedError:
-        return None
-    return pair
-
-
-def refused(subject: Subject, half: str) -> Note | None:
-    """A note of where it writes a number that the type cannot hold, as a mask of -1e9 in float16; None else."""
-    try:
-        with unobserved():
-            low = built(subject, dtype=half)
-            low(low.input(length_of(subject)))
     except SubjectFailedError as failure:
         trouble = trouble_of(failure, subject.packages)
-        if "without overflow" in str(failure.caught.error):
-            return Note(message=f"converted to {half} it raises {trouble.message}", where=trouble.place)
-    return None
+        is_beyond = "without overflow" in str(failure.caught.error)
+        return (
+            Note(message=f"converted to {half} it raises {trouble.message}", where=trouble.place) if is_beyond else None
+        )
+    return pair
 
 
 def conversion_fault(pair: Twins) -> RoundingFault | Note | None:

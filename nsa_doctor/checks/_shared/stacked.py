@@ -79,11 +79,19 @@ class _Uses(DispatchWatcher):
         given = tensors_in(args, kwargs)
         memories = {memory_of(each) for each in given}
         if len(memories) > 1 and any(each.numel() and memory_of(each) not in memories for each in tensors_in(results)):
-            for each in given:
-                name, stack = self._stacks.get(memory_of(each), ("", each))
-                if name and each.numel() <= stack[0].numel():
-                    self.used[name][(each.storage_offset() - stack.storage_offset()) // stack.stride(0)] = True
+            for name, stack, each in (
+                (*self._stacks[key], each) for each in given if (key := memory_of(each)) in self._stacks
+            ):
+                if (index := _index_of(stack, each)) is not None:
+                    self.used[name][index] = True
         return results
+
+
+def _index_of(stack: Tensor, view: Tensor) -> int | None:
+    """Which of the stack the view is of; None of several at once, of which it is not seen which count."""
+    index, inside = divmod(int(view.storage_offset()) - int(stack.storage_offset()), stack.stride(0))
+    reach = inside + sum((size - 1) * step for size, step in zip(view.shape, view.stride(), strict=True))
+    return index if view.numel() and reach < stack.stride(0) else None
 
 
 def _used(subject: Subject, few: dict[str, Tensor]) -> dict[str, Tensor]:

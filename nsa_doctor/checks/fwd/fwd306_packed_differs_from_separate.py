@@ -74,7 +74,8 @@ def _lengths(subject: Subject) -> list[int]:
         rules = rules_of(subject)
     except NotApplicableError:
         ends = accumulate(_LENGTHS)
-        return [length for length, end in zip(_LENGTHS, ends, strict=True) if end <= subject.max_length]
+        fitting = [length for length, end in zip(_LENGTHS, ends, strict=True) if end <= subject.max_length]
+        return fitting if len(fitting) > 1 else [1] * min(2, subject.max_length)
     longest = [length for length in rules.telling_lengths(subject.max_length) if length <= _LONGEST]
     return [rules.l + rules.d - 1, 1, *longest[-1:], rules.l_sel + 3, rules.l - 1 or 1]
 

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import ANOTHER_SEED
-from nsa_doctor.checks._shared.converted import conversion_fault, conversion_place, converted, length_of, refused
+from nsa_doctor.checks._shared.converted import conversion_fault, conversion_place, converted, length_of
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.numerics.rounding_budget import Twins
 from nsa_doctor.probes.numerics.rounding_fault import RoundingFault
 from nsa_doctor.subject.contract import Subject
 
@@ -34,12 +35,11 @@ _HALVES = ("bfloat16", "float16")
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
-    pairs = {half: pair for half in _HALVES if (pair := converted(subject, half)) is not None}
+    found_of = {half: converted(subject, half) for half in _HALVES}
+    pairs = {half: each for half, each in found_of.items() if isinstance(each, Twins)}
     if not pairs:
         raise NotApplicableError("it does not run in half precision and in float64, to compare them")
-    for half in _HALVES:
-        if half not in pairs and (note := refused(subject, half)) is not None:
-            yield note
+    yield from (each for each in found_of.values() if isinstance(each, Note))
     for half, pair in pairs.items():
         found = conversion_fault(pair)
         if isinstance(found, Note):
@@ -58,7 +58,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
 def _is_confirmed(subject: Subject, half: str) -> bool:
     """Whether another seed's weights and input show it too."""
     other = converted(replace(subject, seed=subject.seed + ANOTHER_SEED), half)
-    return other is not None and isinstance(conversion_fault(other), RoundingFault)
+    return isinstance(other, Twins) and isinstance(conversion_fault(other), RoundingFault)
 
 
 class _CutInHalfPrecision(nn.Module):

@@ -1,6 +1,7 @@
 """A forward that takes where packed sequences start, or which each token is of, is held to keeping them apart."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.adapters.any_module import adapt
 from nsa_doctor.core import registry
-from nsa_doctor.core.finding import Result
+from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.subject.request import SubjectRequest
 from nsa_doctor.worker.run_check import run_check
 
@@ -57,14 +58,20 @@ class ByStarts(Layer):
         return self.attend(x + self.places(tokens if position_ids is None else position_ids), numbers[None])
 
 
-def result(make: Callable[[], nn.Module]) -> Result:
+def result(make: Callable[[], nn.Module], max_length: int = 0) -> Result:
     def factory() -> nn.Module:
         torch.manual_seed(0)
         return make()
 
     subject = adapt(SubjectRequest(spec="tests:make", input="embeddings", width=DIM, explore=True), factory)
     assert subject.offers("packed")
-    return run_check(registry.load("FWD306"), subject)
+    return run_check(registry.load("FWD306"), replace(subject, max_length=max_length or subject.max_length))
+
+
+@pytest.mark.parametrize("max_length", [1, 2, 3, 8])
+def test_short_sequences_are_packed_where_no_longer_ones_are_served(max_length: int) -> None:
+    found = result(lambda: ByNumbers(lambda q, k: q >= k), max_length)
+    assert found.verdict is (Verdict.FAIL if max_length > 1 else Verdict.PASS), found.reason
 
 
 @pytest.mark.parametrize("kind", [ByNumbers, ByStarts])
