@@ -94,7 +94,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "adapters.hugging_face": ("core", "subject", "probes.internal"),
     "artifacts": ("core",),
     "artifacts.checkpoint": ("core", "isolation", "artifacts"),
-    "artifacts.data": ("core", "isolation", "artifacts", "adapters", "probes.model"),
+    "artifacts.data": ("core", "isolation", "subject", "artifacts", "probes.model"),
     "artifacts.training_run": ("core", "isolation", "artifacts"),
     "testing": ("core", "isolation", "subject", "adapters", "worker", *ARTIFACTS),
     "fuzz": ("core", "isolation", "subject", "engine", "adapters", *PROBES),

@@ -1,20 +1,16 @@
 """Adapters: one per kind of subject, and the way from a command line to one."""
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from nsa_doctor.adapters.any_module import adapt
-from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.like import HUGGING_FACE
-from nsa_doctor.core.own_nsa import let_theirs_win
 from nsa_doctor.subject.contract import Subject, SubjectUnusableError
+from nsa_doctor.subject.named import import_named
 from nsa_doctor.subject.request import SubjectRequest
 
 
@@ -81,24 +77,6 @@ def import_factory(spec: str) -> Callable[[], Any]:
         kind = type(factory).__name__
         raise SubjectUnusableError(f"subject {spec} must be a callable that returns a new nn.Module, got {kind}")
     _check_callable_bare(spec, factory)
-    return factory
-
-
-def import_named(spec: str, option: str = "subject") -> Any:
-    """What `package.module:name` names, looked for in the current folder too."""
-    name, _, path = spec.partition(":")
-    here = str(Path.cwd())
-    sys.path[:] = [here, *(place for place in sys.path if place != here)]
-    if name.partition(".")[0] != "nsa_doctor":  # our own subjects are made of our own nsa
-        let_theirs_win()
-    module = attempt(lambda: importlib.import_module(name))
-    if isinstance(module, Caught):
-        raise SubjectUnusableError(f"{option} {spec} cannot be imported: {module.sentence}") from module.error
-    factory: Any = module
-    for part in path.split("."):
-        if not hasattr(factory, part):
-            raise SubjectUnusableError(f"{option} {spec} cannot be imported: {name} has no {path}")
-        factory = getattr(factory, part)
     return factory
 
 

@@ -18,7 +18,10 @@ Dtype = Annotated[
 Config = Annotated[str | None, typer.Option(help="Configuration file or built-in name for nsa.")]
 Subject = Annotated[
     str | None,
-    typer.Option(help="package.module:factory in place of nsa, fn:package.module:function or hf:MODEL_TYPE."),
+    typer.Option(
+        help="package.module:factory in place of nsa, fn:package.module:function, hf:MODEL_TYPE or "
+        "hf:package.module:Class, a model for transformers."
+    ),
 ]
 Input = Annotated[
     str | None,

@@ -131,7 +131,8 @@ class FrameFilter:
 def top_package(spec: str | None) -> tuple[str, ...]:
     """The top-level package that `package.module:factory` names; none of the built-in subject."""
     if spec is not None and spec.startswith(HUGGING_FACE):
-        return (LIBRARY,)
+        named, _, path = spec.removeprefix(HUGGING_FACE).partition(":")
+        return (LIBRARY, named.partition(".")[0]) if path else (LIBRARY,)
     return () if spec is None else (spec.removeprefix(FUNCTION).partition(":")[0].partition(".")[0],)
 
 

@@ -263,3 +263,12 @@ _FUNCTIONS = inspect.getfile(torch.autograd.Function)
 def claims_flash_attention(module: nn.Module) -> bool:
     """Whether a model of transformers says that flash attention serves it, which keeps sequences in one row apart."""
     return bool(getattr(module, "_supports_flash_attn", False))
+
+
+def maker_of_models(kind: type) -> Callable[..., nn.Module] | None:
+    """What makes a model of a class of transformers from a configuration and implementations; None of other classes.
+
+    public: the Auto classes, which make only types that are registered there.
+    """
+    made: Callable[..., nn.Module] | None = getattr(kind, "_from_config", None)
+    return made

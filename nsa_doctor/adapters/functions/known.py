@@ -1,11 +1,11 @@
 """The conventions by name, and the one that a command line means."""
 
 from nsa_doctor.adapters.functions import flash, flash_kvcache, flash_varlen, flex, hf, native, nsa, sdpa
-from nsa_doctor.adapters.load import import_named
 from nsa_doctor.core.function_spec import FunctionSpec
 from nsa_doctor.core.like import CONVENTIONS
 from nsa_doctor.subject.contract import SubjectUnusableError
 from nsa_doctor.subject.function import Convention
+from nsa_doctor.subject.named import import_named
 
 _FILES = (sdpa, flash, flash_varlen, flash_kvcache, flex, hf, nsa, native)
 _KNOWN = {each.CONVENTION.name: each.CONVENTION for each in _FILES}

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.adapters.functions.known import convention
-from nsa_doctor.adapters.load import import_named
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.function_spec import function_spec
@@ -24,6 +23,7 @@ from nsa_doctor.probes.functions.problems import problem_of
 from nsa_doctor.probes.functions.shapes import ordinary
 from nsa_doctor.subject.contract import SubjectUnusableError
 from nsa_doctor.subject.function import FunctionSubject
+from nsa_doctor.subject.named import import_named
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from nsa_doctor.adapters.hugging_face.installed import config_class, library, named_config
+from nsa_doctor.adapters.hugging_face.classes import ModelClasses, classes_of
+from nsa_doctor.adapters.hugging_face.installed import library
 from nsa_doctor.adapters.hugging_face.small_config import FIRST_ORDINARY_TOKEN, small_values
 from nsa_doctor.adapters.hugging_face.small_sizes import VOCABULARY
 from nsa_doctor.core.errors import Caught, attempt
@@ -36,24 +37,23 @@ _ATTENTION = ("eager", "sdpa")  # flex_attention compiles, which a CPU takes min
 
 
 def build_model(name: str, seed: int = 0, *, is_small: bool = True) -> LanguageModel:
-    """The model of a type or of a configuration file, in float64 where all of it computes in that, else in float32.
+    """The model of a type, a configuration file or a class: in float64 where all of it computes in that, or float32.
 
     Raises SubjectUnusableError for what cannot be built, with the reason.
     """
-    model_type, given = named_config(name)
-    kind = config_class(model_type)
+    classes = classes_of(name)
     quiet()
     reasons: list[Caught] = []
-    for values in _candidates(kind, given, reasons, is_small=is_small):
+    for values in _candidates(classes, reasons, is_small=is_small):
         for dtype in ("float64", "float32"):
-            made = attempt(lambda v=values, d=dtype: _answering(name, model_type, v, d, seed))
+            made = attempt(lambda v=values, d=dtype: _answering(name, classes, v, d, seed))
             if not isinstance(made, Caught):
                 return made
             reasons.append(made)
     version = library().__version__
     raise SubjectUnusableError(
-        f"transformers {version} builds no {model_type} that answers to tokens, "
-        f"a small one of {'its default configuration' if not given else name}: {reasons[0].sentence}"
+        f"transformers {version} builds no {classes.named} that answers to tokens, "
+        f"a small one of {'its default configuration' if not classes.given else name}: {reasons[0].sentence}"
     ) from reasons[0].error
 
 
@@ -80,31 +80,27 @@ def sharpen(module: nn.Module) -> None:
                 parameter.add_(_NOISE * noise)
 
 
-def _candidates(
-    kind: Any, given: Mapping[str, Any], reasons: list[Caught], *, is_small: bool
-) -> Iterator[dict[str, Any]]:
+def _candidates(classes: ModelClasses, reasons: list[Caught], *, is_small: bool) -> Iterator[dict[str, Any]]:
     """Values to try a configuration with, the most telling first."""
     if not is_small:
-        yield dict(given)
+        yield dict(classes.given)
         return
     for how in _WAYS:
-        values = attempt(lambda how=how: small_values(kind, given, **how))
+        values = attempt(lambda how=how: small_values(classes.config, classes.given, **how))
         if not how["is_narrow"] and not isinstance(values, Caught):
-            values = attempt(lambda values=values: _few_parameters(kind, values))
+            values = attempt(lambda values=values: _few_parameters(classes, values))
         if isinstance(values, Caught):
             reasons.append(values)
         else:
             yield values
 
 
-def _answering(name: str, model_type: str, values: dict[str, Any], dtype: str, seed: int) -> LanguageModel:
+def _answering(name: str, classes: ModelClasses, values: dict[str, Any], dtype: str, seed: int) -> LanguageModel:
     """The model, once it has answered with finite logits."""
 
     def build(**named: str) -> nn.Module:
-        config = library().AutoConfig.for_model(model_type, **values)
         torch.manual_seed(seed)
-        chosen = _plain_experts() | named
-        module: nn.Module = library().AutoModelForCausalLM.from_config(config, **chosen)
+        module = classes.built(values, **(_plain_experts() | named))
         module.to(getattr(torch, dtype)).eval()
         sharpen(module)
         if hasattr(module, "generation_config"):  # its type's own may force tokens
@@ -124,9 +120,9 @@ def _answering(name: str, model_type: str, values: dict[str, Any], dtype: str, s
         is_bidirectional=_is_bidirectional(getattr(module, "config", None)),
         packs=_packs(module),
         build=build,
-        narrow=(lambda: _answering(name, model_type, values, "float32", seed)) if dtype == "float64" else None,
+        narrow=(lambda: _answering(name, classes, values, "float32", seed)) if dtype == "float64" else None,
         implementations=dict(_implementations(module)),
-        lines=script_lines(model_type, values, dtype, seed),
+        lines=script_lines(classes, values, dtype, seed),
     )
     with torch.no_grad():
         logits = model.logits(model.ids(_TRIED_AT, 2))
@@ -142,25 +138,24 @@ def _plain_experts() -> dict[str, str]:
     return {"experts_implementation": "eager"} if has_ways else {}
 
 
-def _few_parameters(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+def _few_parameters(classes: ModelClasses, values: dict[str, Any]) -> dict[str, Any]:
     """The values, where a model of them has few parameters, which are counted before any is made."""
     with torch.device("meta"):
-        module: nn.Module = library().AutoModelForCausalLM.from_config(kind(**values))
+        module = classes.built(values)
     number = sum(parameter.numel() for parameter in module.parameters())
     if number > _MOST_PARAMETERS:
         raise ValueError(f"no rule makes its sizes small: {number / 1e6:.0f} million parameters are left")
     return values
 
 
-def script_lines(model_type: str, values: Mapping[str, Any], dtype: str, seed: int) -> tuple[str, ...]:
+def script_lines(classes: ModelClasses, values: Mapping[str, Any], dtype: str, seed: int) -> tuple[str, ...]:
     """Plain Python that builds the same model."""
     return (
-        "import re, torch, transformers",
-        f"config = transformers.AutoConfig.for_model({model_type!r}, **{dict(values)!r})",
+        *classes.script_lines(values),
         "def made(**named):",
         f"    torch.manual_seed({seed})",
         f"    named = {_plain_experts()!r} | named",
-        f"    model = transformers.AutoModelForCausalLM.from_config(config, **named).to(torch.{dtype}).eval()",
+        f"    model = build(config, **named).to(torch.{dtype}).eval()",
         "    for name, p in model.named_parameters():  # as drawn, every softmax would be nearly uniform",
         "        noise = torch.randn(p.shape).to(p)",
         f"        if p.dim() > 1 and p.mean().abs() < {_CENTRED} * p.std():",

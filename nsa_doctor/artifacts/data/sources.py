@@ -15,11 +15,11 @@ from typing import Any
 from nsa.config import RunConfig
 from nsa.data import Batch, open_loader
 from nsa.train.objective import next_tokens
-from nsa_doctor.adapters.load import import_named
 from nsa_doctor.artifacts.data.subject import DataSubject, Opening
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import top_package
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.subject.named import import_named
 
 _SHARE_OF_LIMIT = 0.95  # of the loader's own wait, so that it can say itself where it stands
 _SEED = 0

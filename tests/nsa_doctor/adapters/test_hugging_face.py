@@ -15,6 +15,7 @@ from nsa_doctor.adapters.load import load_subject
 from nsa_doctor.cli.main import serve
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Verdict
+from nsa_doctor.core.frames import top_package
 from nsa_doctor.subject.contract import SubjectUnusableError
 from nsa_doctor.subject.request import SubjectRequest
 from nsa_doctor.worker.run_check import run_check
@@ -73,8 +74,9 @@ def test_special_tokens_lie_below_those_that_are_drawn_and_nothing_is_dropped():
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_same_model_is_built_each_time_and_its_script_builds_it_too():
-    model = build_model("tiny")
+@pytest.mark.parametrize("name", ["tiny", "own_models:OwnForCausalLM"])
+def test_the_same_model_is_built_each_time_and_its_script_builds_it_too(name: str):
+    model = build_model(name)
     names: dict[str, object] = {}
     exec("\n".join(model.lines), names)
     weights = [dict(each.named_parameters()) for each in (model.module, model.build(), names["model"])]
@@ -108,6 +110,37 @@ def test_a_fault_is_found(fault: str, code: str):
     result = run_check(registry.load(code), subject)
     assert result.verdict is Verdict.FAIL
     assert f"--subject hf:tiny_{fault}" in result.findings[0].repro
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("name", "verdict"), [("OwnForCausalLM", Verdict.PASS), ("PositionsForCausalLM", Verdict.FAIL)]
+)
+def test_a_class_that_is_registered_nowhere_is_examined(name: str, verdict: Verdict):
+    subject = load_subject(SubjectRequest(spec=f"hf:own_models:{name}", lengths=(16,)))
+    result = run_check(registry.load("DEC101"), subject)
+    assert result.verdict is verdict
+    assert all(f"--subject hf:own_models:{name}" in each.repro for each in result.findings)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("own_models:WithoutConfig", "whose config_class is set, got WithoutConfig"),
+        ("own_models:KINDS", "whose config_class is set, got dict"),
+        ("own_models:Absent", "own_models has no Absent"),
+        ("absent_models:Own", "absent_models"),
+    ],
+)
+def test_what_is_no_class_of_a_model_is_refused(name: str, why: str):
+    with pytest.raises(SubjectUnusableError, match=why):
+        build_model(name)
+
+
+def test_the_package_of_a_class_is_the_subjects_own_code():
+    assert top_package("hf:own.models:OwnForCausalLM") == ("transformers", "own")
+    assert top_package("hf:llama") == ("transformers",)
 
 
 @pytest.mark.usefixtures("installed")

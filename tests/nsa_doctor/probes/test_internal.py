@@ -315,6 +315,14 @@ def models_claim_flash_attention() -> None:
     assert internal.claims_flash_attention(model)
 
 
+def classes_of_models_make_them() -> None:
+    made = type("Model", (nn.Linear,), {"_from_config": classmethod(lambda cls, config: cls(config, config))})
+    make = internal.maker_of_models(made)
+    assert internal.maker_of_models(nn.Linear) is None
+    assert make is not None
+    assert isinstance(make(2), made)
+
+
 LOST: dict[str, tuple[Callable[[], None], str]] = {
     "DispatchWatcher": (operations_are_seen, "no operation is seen: no origin, no count, no check on work"),
     "DispatchWatcher, higher order": (operations_of_a_higher_order_are_seen, "flex attention raises under FWD206"),
@@ -352,6 +360,7 @@ LOST: dict[str, tuple[Callable[[], None], str]] = {
     "tree_map": (containers_are_walked, "float64 references stay in the subject's dtype (FWD301, FWD304)"),
     "is_traceable_wrapper_subclass": (wrappers_are_known, "state of wrapped tensors is not put back (FWD210)"),
     "claims_flash_attention": (models_claim_flash_attention, "packed rows of a model of transformers are not examined"),
+    "maker_of_models": (classes_of_models_make_them, "models that no Auto class knows are no subjects"),
     "lru_cache": (caches_state_their_bound, "false alarm of PRF301 for a cache with a bound"),
 }
 
