@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from types import CodeType, TracebackType
 
-from nsa_doctor.core.like import FUNCTION, HUGGING_FACE, LIBRARY
+from nsa_doctor.core.like import FUNCTION, HUGGING_FACE, LIBRARY, names_a_class
 from nsa_doctor.core.package import is_doctors, own_file
 
 
@@ -129,10 +129,10 @@ class FrameFilter:
 
 
 def top_package(spec: str | None) -> tuple[str, ...]:
-    """The top-level package that `package.module:factory` names; none of the built-in subject."""
+    """The top-level packages that hold the subject's code, by how it is named; none of the built-in subject."""
     if spec is not None and spec.startswith(HUGGING_FACE):
-        named, _, path = spec.removeprefix(HUGGING_FACE).partition(":")
-        return (LIBRARY, named.partition(".")[0]) if path else (LIBRARY,)
+        name = spec.removeprefix(HUGGING_FACE)
+        return (LIBRARY, *(top_package(name) if names_a_class(name) else ()))
     return () if spec is None else (spec.removeprefix(FUNCTION).partition(":")[0].partition(".")[0],)
 
 

@@ -1,6 +1,5 @@
 """Which configuration and model a subject is built of: those of a model type, or a class that the user names."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,11 +7,10 @@ from typing import Any
 from torch import nn
 
 from nsa_doctor.adapters.hugging_face.installed import config_class, library, named_config
+from nsa_doctor.core.like import names_a_class
 from nsa_doctor.probes.internal import maker_of_models
 from nsa_doctor.subject.contract import SubjectUnusableError
 from nsa_doctor.subject.named import import_named
-
-_CLASS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True)
@@ -55,11 +53,11 @@ def classes_of(name: str) -> ModelClasses:
 
     Raises SubjectUnusableError for what is none of these.
     """
-    library()
-    if not _CLASS.fullmatch(name):
+    if not names_a_class(name):
         model_type, given = named_config(name)
         return ModelClasses(model_type, config_class(model_type), given)
-    found = import_named(name, "subject hf:")
+    library()  # without it, what imports it cannot be imported either, which would name no extra
+    found = import_named(name, "class")
     config = getattr(found, "config_class", None)
     make = maker_of_models(found) if isinstance(found, type) else None
     if make is None or not isinstance(config, type):

@@ -129,8 +129,8 @@ def test_a_class_that_is_registered_nowhere_is_examined(name: str, verdict: Verd
     [
         ("own_models:WithoutConfig", "whose config_class is set, got WithoutConfig"),
         ("own_models:KINDS", "whose config_class is set, got dict"),
-        ("own_models:Absent", "own_models has no Absent"),
-        ("absent_models:Own", "absent_models"),
+        ("own_models:Absent", "class own_models:Absent cannot be imported: own_models has no Absent"),
+        ("absent_models:Own", "class absent_models:Own cannot be imported: ModuleNotFoundError"),
     ],
 )
 def test_what_is_no_class_of_a_model_is_refused(name: str, why: str):
@@ -140,7 +140,8 @@ def test_what_is_no_class_of_a_model_is_refused(name: str, why: str):
 
 def test_the_package_of_a_class_is_the_subjects_own_code():
     assert top_package("hf:own.models:OwnForCausalLM") == ("transformers", "own")
-    assert top_package("hf:llama") == ("transformers",)
+    for name in ("llama", "models/run:3/config.json", "./run:3/config.json"):
+        assert top_package(f"hf:{name}") == ("transformers",)
 
 
 @pytest.mark.usefixtures("installed")
@@ -157,9 +158,12 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path):
         build_model(str(path))
 
 
-def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("name", ["llama", "my_package.modeling:Own"])
+def test_without_transformers_the_extra_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert serve(["run", "--subject", "hf:llama", "--quiet"]) == 2
+    assert serve(["run", "--subject", f"hf:{name}", "--quiet"]) == 2
     assert "pip install 'nsa-doctor[hf]'" in capsys.readouterr().err
 
 
