@@ -128,6 +128,7 @@ def test_a_class_that_is_registered_nowhere_is_examined(name: str, verdict: Verd
     ("name", "why"),
     [
         ("own_models:WithoutConfig", "whose config_class is set, got WithoutConfig"),
+        ("own_models:TinyForCausalLM", "whose config_class is set, got TinyForCausalLM"),
         ("own_models:KINDS", "whose config_class is set, got dict"),
         ("own_models:Absent", "class own_models:Absent cannot be imported: own_models has no Absent"),
         ("absent_models:Own", "class absent_models:Own cannot be imported: ModuleNotFoundError"),
@@ -140,7 +141,7 @@ def test_what_is_no_class_of_a_model_is_refused(name: str, why: str):
 
 def test_the_package_of_a_class_is_the_subjects_own_code():
     assert top_package("hf:own.models:OwnForCausalLM") == ("transformers", "own")
-    for name in ("llama", "models/run:3/config.json", "./run:3/config.json"):
+    for name in ("llama", "models/run:a/config.json", "./run:3/config.json"):
         assert top_package(f"hf:{name}") == ("transformers",)
 
 

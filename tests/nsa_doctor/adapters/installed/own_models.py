@@ -15,5 +15,5 @@ class PositionsForCausalLM(OwnForCausalLM):
     config_class = KINDS["tiny_positions"]
 
 
-class WithoutConfig(TinyForCausalLM):
-    pass
+class WithoutConfig(OwnForCausalLM):
+    config_class = None
