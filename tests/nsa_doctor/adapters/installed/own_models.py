@@ -17,3 +17,7 @@ class PositionsForCausalLM(OwnForCausalLM):
 
 class WithoutConfig(OwnForCausalLM):
     config_class = None
+
+
+class WithoutMaker(TinyForCausalLM):
+    config_class = TinyConfig
