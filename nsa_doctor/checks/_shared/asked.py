@@ -26,7 +26,7 @@ from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.numerics.compare import baseline
-from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.subject.contract import Subject
 
 Ways = Callable[[BuiltModule], Iterator[Asking]]
@@ -58,7 +58,7 @@ class _Bench:
 
     def __init__(self, built: BuiltModule, x: Tensor, cotangent: Tensor) -> None:
         self.built, self.x, self.cotangent = built, x, cotangent
-        self._eps = effective_precision(built, x.shape[1]).eps
+        self._eps = finest_precision(built, x).eps
 
     @classmethod
     def of(cls, subject: Subject) -> "_Bench":

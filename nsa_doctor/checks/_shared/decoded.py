@@ -67,7 +67,9 @@ def departures(
 def narrowing(sp: BuiltModule, x: Tensor, sizes: Sequence[int], found: Departure) -> Place | None:
     """Where decoding rounds to a dtype narrower than the whole pass knows, if that is what the departure is like."""
     narrow = precision_of(sp, lambda: decode(sp, x, sizes))
-    own = max(effective_precision(sp, x.shape[1]).eps, torch.finfo(getattr(torch, sp.subject.dtype)).eps)
+    with torch.no_grad():
+        of_whole = effective_precision(sp, x).eps
+    own = max(of_whole, torch.finfo(getattr(torch, sp.subject.dtype)).eps)
     is_rounding = narrow.eps > own and found.error <= float(noise_floor(sp, x, narrow.eps).max())
     return narrow.place if is_rounding else None
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from nsa_doctor.checks._shared.compared import middle_lengths, odd_lengths
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
-from nsa_doctor.probes.model.inputs import values_to_try
+from nsa_doctor.probes.model.inputs import rows_to_try
 from nsa_doctor.probes.numerics.compare import Baseline, Departure, baseline
 from nsa_doctor.subject.contract import Subject
 
@@ -49,7 +49,7 @@ def plans(subject: Subject) -> Iterator[Plan]:
     for number, (length, mode) in enumerate(lengths[:1] if subject.is_slow else lengths):
         turns = [(kind, -((number + turn) % 2)) for turn, kind in enumerate([_ORDINARY] if number else kinds)]
         yield Plan(length, mode, tuple(turns if number else [*turns, (_ORDINARY, -1)]))
-    for kind in values_to_try(subject) if "eval" in modes else []:
+    for kind in rows_to_try(subject) if "eval" in modes else []:
         yield Plan(min(_SHORT, subject.max_length), "eval", ((_ORDINARY, -1),), kind)
 
 

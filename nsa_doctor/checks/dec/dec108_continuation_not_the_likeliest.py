@@ -24,7 +24,7 @@ from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import callable_place
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
-from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
+from nsa_doctor.probes.numerics.precision import finest_precision, noise_floor
 from nsa_doctor.subject.contract import Subject
 
 _PROMPTS, _NEW = (1, 19), 13
@@ -42,7 +42,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             return
         with torch.no_grad():
             logits = sp(made).double()[:, prompt - 1 : -1]
-            floor = noise_floor(sp, made, effective_precision(sp, made.shape[1]).eps)[:, prompt - 1 : -1]
+            floor = noise_floor(sp, made, finest_precision(sp, made).eps)[:, prompt - 1 : -1]
         taken = logits.gather(-1, made[:, prompt:, None])
         gap = (logits.amax(-1, keepdim=True) - taken).squeeze(-1)
         wrong = (~(gap <= floor)).any(0).nonzero()

@@ -22,7 +22,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
-from nsa_doctor.probes.model.inputs import values_to_try, with_values
+from nsa_doctor.probes.model.inputs import rows_to_try, with_values
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
@@ -38,7 +38,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     plans = [Plan(length, batch) for batch in _BATCHES]
     plans += [Plan(short, batch) for batch in _MORE_BATCHES[subject.profile]]
     plans += [Plan(short, _PADDED, is_padded=True)] if subject.profile != "smoke" else []
-    plans += [Plan(short, _BATCHES[0], values=kind) for kind in values_to_try(subject)]
+    plans += [Plan(short, _BATCHES[0], values=kind) for kind in rows_to_try(subject)]
     plans += [Plan(*many) for many in many_tokens(subject)]
     yield from one(_examine(subject, plan) for plan in plans)
 

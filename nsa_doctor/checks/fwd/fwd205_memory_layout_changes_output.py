@@ -51,7 +51,8 @@ def _examine(subject: Subject, length: int, layout: str) -> Finding | None:
         return None
     built = comparable_module(subject)
     x = built.input(length).expand(_NUM_ROWS, *built.input(length).shape[1:]).contiguous()
-    divergence = first_divergence(built, lambda: built.call(x.clone()), lambda: built.call(laid_out(x, layout)), {})
+    plain, other = x.clone(), laid_out(x, layout)
+    divergence = first_divergence(built, lambda: built.call(plain), lambda: built.call(other), {})
     message = f"{layout} input gives another output than contiguous input at S={length}"
     return departure_finding(subject, "FWD205", message, divergence, found, length=length, layout=layout)
 

@@ -26,7 +26,7 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module, require_finite
 from nsa_doctor.probes.numerics.compare import Departure, departure
 from nsa_doctor.probes.numerics.divergence import first_divergence
-from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.subject.contract import Subject
 
 _WAYS = ("run to run", "after calls with other input", "with another random seed")
@@ -45,7 +45,7 @@ def run(subject: Subject) -> Iterator[Finding]:
 def _changed(subject: Subject, length: int, way: str) -> Departure | None:
     built = comparable_module(subject)
     x = built.input(length)
-    eps = effective_precision(built, min(length, 32)).eps
+    eps = finest_precision(built, x[:, :32]).eps
     with torch.no_grad():
         first = require_finite(built(x), length)
         scale = first.double().abs().flatten(2).amax(-1)

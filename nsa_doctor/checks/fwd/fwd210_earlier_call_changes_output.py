@@ -34,7 +34,7 @@ from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.model.training import forward_backward
 from nsa_doctor.probes.numerics.earlier_calls import differs_by, first_seen
 from nsa_doctor.probes.numerics.long_sequence import longest_affordable
-from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 17
@@ -45,7 +45,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         return
     sp = comparable_module(subject)
     steps = evaluation_steps(subject, further_repeats(sp, evaluated(subject)), _far_longer(sp))
-    judge = differs_by(effective_precision(sp, min(_LENGTH, subject.max_length)).eps)
+    judge = differs_by(finest_precision(sp, sp.input(min(_LENGTH, subject.max_length))).eps)
     replays = Replays(subject, sp.dtype, "eval")
     generators = _drawn_from(sp)
     steps = further_draws(subject, steps) if generators else steps

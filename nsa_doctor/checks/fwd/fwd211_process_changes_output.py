@@ -36,7 +36,7 @@ from nsa_doctor.probes.model.second_interpreter import can_be_named
 from nsa_doctor.probes.model.state import can_be_forked
 from nsa_doctor.probes.numerics.divergence import recording_of
 from nsa_doctor.probes.numerics.earlier_calls import differs_by
-from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 17
@@ -48,7 +48,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     if not calls:
         raise NotApplicableError("it runs neither in eval() without gradients nor in training mode")
     sp = comparable_module(subject)
-    judge = differs_by(effective_precision(sp, min(_LENGTH, subject.max_length)).eps)
+    judge = differs_by(finest_precision(sp, sp.input(min(_LENGTH, subject.max_length))).eps)
     history = CallHistory(subject, dtype=sp.dtype)
     start = ModuleState(history.built.module)
     outcomes = {call: outcome for call in calls if (outcome := history.step(call)) is not None}

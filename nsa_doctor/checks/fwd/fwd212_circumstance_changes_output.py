@@ -33,7 +33,7 @@ from nsa_doctor.probes.model.circumstances import Circumstance, circumstances, p
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.numerics.compare import Baseline, Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
-from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.subject.contract import Subject
 
 _ROWS = 2
@@ -93,7 +93,7 @@ def _departure(base: Baseline, under: Circumstance) -> Departure | None:
     found = base.departure(output)
     if found is None or rounding == 1:
         return found
-    coarser = effective_precision(base.built, base.x.shape[1]).eps / torch.finfo(base.output.dtype).eps
+    coarser = finest_precision(base.built, base.x).eps / torch.finfo(base.output.dtype).eps
     return base.departure(output, loudness=max(1.0, rounding / coarser))
 
 

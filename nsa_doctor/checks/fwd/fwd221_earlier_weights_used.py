@@ -31,7 +31,7 @@ from nsa_doctor.probes.model.call_history import Call
 from nsa_doctor.probes.model.new_weights import CHANGES, Change, called_before, calls_of, load
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.probes.numerics.earlier_calls import Judge, Symptom, differs_by
-from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 17
@@ -39,7 +39,7 @@ _LENGTH = 17
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
     sp = comparable_module(subject)
-    judge = differs_by(effective_precision(sp, min(_LENGTH, subject.max_length)).eps)
+    judge = differs_by(finest_precision(sp, sp.input(min(_LENGTH, subject.max_length))).eps)
     for words, change in CHANGES.items():
         for call in calls_of(subject):
             symptom = _symptom(subject, sp.dtype, change, call, judge)

@@ -31,7 +31,7 @@ from nsa_doctor.probes.attention.oracles import (
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.places import parameter_place
 from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
-from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.subject.contract import Subject
 
 _SHORT, _MODERATE = 96, 160  # another implementation may be a slow one; gradients need more than a tile of 64
@@ -75,7 +75,7 @@ def _gradients(sp: BuiltModule, length: int) -> Iterator[Finding]:
     truth = gradients(sp, oracle, x)
     if not truth or all(not bool(gradient.any()) for gradient in truth.values()):
         return  # an oracle without gradients
-    eps = effective_precision(sp, length).eps
+    eps = finest_precision(sp, x).eps
     moved = moved_by_rounding(sp, x, eps, lambda given: gradients(sp, oracle, given))
     worst = worst_gradient(gradients(sp, lambda _module, given: sp.call(given), x), truth, moved, eps)
     if worst is not None:

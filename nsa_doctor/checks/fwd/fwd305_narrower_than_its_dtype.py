@@ -28,7 +28,8 @@ _LENGTH = 33
 
 def run(subject: Subject) -> Iterator[Note]:
     built = comparable_module(subject)
-    precision = effective_precision(built, min(_LENGTH, subject.max_length))
+    with torch.no_grad():
+        precision = effective_precision(built, built.input(min(_LENGTH, subject.max_length)))
     own = getattr(torch, subject.dtype)
     if precision.eps <= torch.finfo(own).eps:  # built in float64, it may well keep to its own float32
         return

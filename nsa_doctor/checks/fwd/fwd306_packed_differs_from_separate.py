@@ -28,7 +28,7 @@ from nsa_doctor.probes.attention.agreement import worst_token
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import comparable_module, require_finite
-from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
+from nsa_doctor.probes.numerics.precision import finest_precision, noise_floor
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
@@ -44,7 +44,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     cu_seqlens = torch.tensor(_offsets(subject, lengths), dtype=torch.int32, device=subject.device)
     x = torch.cat(parts, dim=1)
     call = lambda: packed(sp.module, x.clone(), cu_seqlens.clone())  # noqa: E731
-    eps = effective_precision(sp, max(lengths)).eps
+    eps = finest_precision(sp, max(parts, key=lambda part: part.shape[1])).eps
     with torch.no_grad():
         together = ask("forward of packed sequences", call, sp.module)
         for index, (part, got) in enumerate(zip(parts, together.split(lengths, dim=1), strict=True)):

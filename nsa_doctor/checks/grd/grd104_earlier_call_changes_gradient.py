@@ -30,7 +30,7 @@ from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.model.call_schedule import further_repeats, repeated_training, trained, training_steps
 from nsa_doctor.probes.numerics.earlier_calls import Cause, Judge, Seen, differs_by, first_seen
-from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 17
@@ -40,7 +40,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     if "train" not in subject.modes:
         raise NotApplicableError("it does not run in training mode")
     sp = comparable_module(subject)
-    judge = differs_by(effective_precision(sp, min(_LENGTH, subject.max_length)).eps)
+    judge = differs_by(finest_precision(sp, sp.input(min(_LENGTH, subject.max_length))).eps)
     replays = Replays(subject, sp.dtype, "train")
     steps = training_steps(subject, further_repeats(sp, trained(subject)))
     seen = first_seen(replays.fresh(), steps, judge)

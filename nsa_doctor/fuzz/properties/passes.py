@@ -17,7 +17,7 @@ from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.inputs import make_cotangent, make_input
-from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
+from nsa_doctor.probes.numerics.precision import finest_precision, noise_floor
 from nsa_doctor.probes.tensors.finite import holds_nonfinite, isfinite
 from nsa_doctor.probes.tensors.tolerance import largest
 from nsa_doctor.subject.contract import Subject
@@ -171,7 +171,7 @@ class _Trial:
         return x[-1:], self.sp(x)[-1:], self.sp(x[-1:])
 
     def _eps(self) -> float:
-        return effective_precision(self.sp, min(self.case.length, 17)).eps
+        return finest_precision(self.sp, self.sp.input(min(self.case.length, 17))).eps
 
     def _differ(self, x: Tensor, part: Tensor, full: Tensor, is_floored: bool = True) -> str:
         """Where the first token lies that is off by more than rounding of every number on the way explains, or ""."""

@@ -16,7 +16,7 @@ from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import BuiltModule, built, require_finite
 from nsa_doctor.probes.model.state import cast
-from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
+from nsa_doctor.probes.numerics.precision import finest_precision, noise_floor
 from nsa_doctor.probes.tensors.tolerance import largest
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
@@ -54,7 +54,7 @@ def disagreement(
     with torch.no_grad():
         output = require_finite((twin or sp)(x), length)
         truth = ask("the oracle", lambda: oracle(wide.module, x.to(_dtype(wide, x))), wide.module)
-        eps = effective_precision(sp, length).eps
+        eps = finest_precision(sp, x).eps
         # Sums in another order: as `probes/tolerance.py` derives it, for sums as long as a row of scores or of weights.
         sums = math.sqrt(max(length, truth.shape[-1], x.shape[-1])) * eps * largest(truth)
         floor = noise_floor(sp, x, eps) + sums

@@ -18,7 +18,7 @@ from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.flagged import OperationCounter
 from nsa_doctor.probes.model.fork import in_fork
 from nsa_doctor.probes.model.settings import Setting
-from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.probes.numerics.precision import finest_precision
 
 _LENGTHS, _TRAINED, _DECODED, _PROMPT = (33, 67), 17, 37, 33
 _SECONDS = 60
@@ -107,7 +107,7 @@ def _tried(reference: BuiltModule, setting: Setting | None, file: Path, *, is_la
         with holding():
             for phase, call in _calls(sp).items():
                 note(phase, call)
-            precision = attempt(lambda: effective_precision(sp, min(_TRAINED, sp.subject.max_length)))
+            precision = attempt(lambda: finest_precision(sp, sp.input(min(_TRAINED, sp.subject.max_length))))
             eps = 0.0 if isinstance(precision, Caught) else precision.eps
     torch.save(results, file)
     return {"operations": operations, "raised": raised, "parameters": parameters, "eps": eps}

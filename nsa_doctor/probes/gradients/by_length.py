@@ -13,7 +13,7 @@ from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.nominal_time import nominal_seconds
 from nsa_doctor.probes.numerics.long_sequence import longest_affordable
-from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.probes.tensors.finite import isfinite
 
 _FIRST = 5
@@ -56,7 +56,7 @@ class GradientsByLength:
         longest = max([min(self._limit, max(_LONG)), *self._long, *(self._longest or ())])
         self.x = sp.input(longest, max(_ROWS.values()))
         self._generator_seed = sp.subject.seed + 1
-        self._eps = effective_precision(sp, min(_REFERENCE, self._limit)).eps
+        self._eps = finest_precision(sp, sp.input(min(_REFERENCE, self._limit))).eps
         self.reference = min(_REFERENCE, self._limit)
         self._counted: float | None = None
         self._known: dict[tuple[int, int, int], dict[str, Tensor]] = {}

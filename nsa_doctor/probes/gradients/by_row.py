@@ -10,7 +10,7 @@ from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import BuiltModule, require_finite
 from nsa_doctor.probes.model.inputs import make_cotangent
-from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.probes.tensors.finite import isfinite
 
 _ROUNDINGS = 64.0  # what adding up the same terms in another order costs
@@ -39,7 +39,7 @@ def first_departure(sp: BuiltModule, length: int, batches: Sequence[int]) -> Row
     x = sp.input(length, max(batches))
     with torch.no_grad():
         cotangent = make_cotangent(require_finite(sp(x), length), sp.subject.seed)
-    eps = effective_precision(sp, min(_LENGTH_FOR_PRECISION, length)).eps
+    eps = finest_precision(sp, x[:, :_LENGTH_FOR_PRECISION]).eps
     sums: dict[str, Tensor] = {}
     for row in range(max(batches)):
         own = slice(row, row + 1)

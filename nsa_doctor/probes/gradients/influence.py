@@ -20,7 +20,8 @@ class Influence:
 
     def __init__(self, sp: BuiltModule, x: Tensor) -> None:
         length = x.shape[1]
-        precision = effective_precision(sp, length)
+        with torch.enable_grad():
+            precision = effective_precision(sp, x)
         self._sp, self._x = sp, x
         # A third power balances rounding (eps/h) against curvature (h) in one-sided differences and leaves both small.
         self._step = precision.eps ** (1 / 3)

@@ -13,7 +13,7 @@ from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.internal import recomputing_where
 from nsa_doctor.probes.model.built_module import BuiltModule
-from nsa_doctor.probes.numerics.precision import effective_precision
+from nsa_doctor.probes.numerics.precision import finest_precision
 
 _MOST_CALLS = 8  # of checkpoint that are tried one by one
 _LENGTH = 17
@@ -35,7 +35,7 @@ class Recomputation:
         self._sp, self._x = sp, sp.input(length, rows)
         self._places = Places(FrameFilter(sp.subject.packages))
         self._places.know(sp.module)
-        self._eps = effective_precision(sp, min(_LENGTH, length)).eps
+        self._eps = finest_precision(sp, self._x[:, :_LENGTH]).eps
         self._cotangent = self._drawn()
 
     def calls(self) -> list[Place]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.probes.model.built_module import BuiltModule
-from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor
+from nsa_doctor.probes.numerics.precision import finest_precision, noise_floor
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.language_model import LanguageModel
 
@@ -42,7 +42,7 @@ def rounding_of_logits(model: LanguageModel, length: int = LENGTH) -> float:
         dtype=model.dtype,
     )
     sp = BuiltModule(subject, model.module, model.dtype)
-    return float(noise_floor(sp, model.ids(length, ROWS), effective_precision(sp, length).eps).max())
+    return float(noise_floor(sp, model.ids(length, ROWS), finest_precision(sp, sp.input(length)).eps).max())
 
 
 def largest_difference(pair: Pair) -> float:

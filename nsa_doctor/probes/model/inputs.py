@@ -30,6 +30,12 @@ def ascending(x: Tensor, vocabulary: int) -> Tensor:
     return (torch.arange(x.shape[1], device=x.device) % vocabulary).to(x.dtype).expand_as(x).contiguous()
 
 
+def _ascending_from(x: Tensor, vocabulary: int) -> Tensor:
+    """Such ids from a row's own first one on, or from so far before it that none is beyond the vocabulary."""
+    first = x[:, :1] % max(1, vocabulary - x.shape[1] + 1)
+    return (first + torch.arange(x.shape[1], device=x.device)) % vocabulary
+
+
 def begun_again(x: Tensor) -> Tensor:
     """The input [B, S, ...] with its first token in the place of the last: one id often begins and ends a text."""
     return torch.cat((x[:, :-1], x[:, :1]), dim=1)
@@ -40,16 +46,22 @@ def values_to_try(subject: Subject) -> list[str]:
     return [] if subject.profile == "smoke" or subject.is_slow else list(_KINDS[subject.input])
 
 
+def rows_to_try(subject: Subject) -> list[str]:
+    """The same, and kinds that make a row of its first token, whatever the others are: rows are not mixed."""
+    more = _ROWS[subject.input] if values_to_try(subject) else {}
+    return [*values_to_try(subject), *more]
+
+
 def arrangements_to_try(subject: Subject) -> list[str]:
-    """The same of kinds that take a token's value from others, which mixes them."""
-    return [] if subject.profile == "smoke" or subject.is_slow else list(_ARRANGED[subject.input])
+    """Kinds that take a token's value from others, which mixes them."""
+    return [*_ROWS[subject.input], *_MIXED] if values_to_try(subject) else []
 
 
 def with_values(subject: Subject, kind: str) -> Subject:
     """The subject behind a change of its input alone: what holds of it holds for such values too."""
     if not kind:
         return subject
-    change, forward = (_KINDS[subject.input] | _ARRANGED[subject.input])[kind], subject.forward
+    change, forward = (_KINDS[subject.input] | _ROWS[subject.input] | _MIXED)[kind], subject.forward
     return replace(subject, forward=lambda module, x: forward(module, change(x, subject.width)))
 
 
@@ -66,15 +78,16 @@ _KINDS: dict[str, dict[str, Change]] = {
         "of the last ids": lambda x, vocabulary: vocabulary - 1 - x % min(3, vocabulary),
     },
 }
-_REPEATED: dict[str, Change] = {
-    "the same in every row": lambda x, width: x[:1].expand_as(x).clone(),
+_OF_ONE_TOKEN: dict[str, Change] = {
     "the same in every token": lambda x, width: x[:, :1].expand_as(x).clone(),
+    "ended by its first token": lambda x, width: begun_again(x),
 }
-_ARRANGED: dict[str, dict[str, Change]] = {
-    "embeddings": _REPEATED,
-    "tokens": _REPEATED
-    | {"in ascending order": ascending, "in descending order": lambda x, n: ascending(x, n).flip(1)},
+_ROWS: dict[str, dict[str, Change]] = {
+    "embeddings": _OF_ONE_TOKEN,
+    "tokens": _OF_ONE_TOKEN
+    | {"in ascending order": _ascending_from, "in descending order": lambda x, n: _ascending_from(x, n).flip(1)},
 }
+_MIXED: dict[str, Change] = {"the same in every row": lambda x, width: x[:1].expand_as(x).clone()}
 
 
 def make_cotangent(output: Tensor, seed: int) -> Tensor:

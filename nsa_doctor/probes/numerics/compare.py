@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.probes.model.built_module import BuiltModule, require_finite
-from nsa_doctor.probes.numerics.precision import effective_precision, least_noise, noise_floor
+from nsa_doctor.probes.numerics.precision import finest_precision, least_noise, noise_floor
 from nsa_doctor.probes.tensors.finite import isfinite
 
 
@@ -82,7 +82,7 @@ class Baseline:
     @cached_property
     def floor(self) -> Tensor:
         """How far rounding moves each token [B, S]; costs several passes, so only what differs at all asks for it."""
-        eps = effective_precision(self.built, min(_LENGTH_FOR_PRECISION, self.x.shape[1])).eps
+        eps = finest_precision(self.built, self.x[:, :_LENGTH_FOR_PRECISION]).eps
         floor = noise_floor(self.built, self.x, eps) + self._across(eps)
         if not bool(isfinite(floor).all()):
             raise NotComparableError(f"rounding alone makes the output not finite at S={self.x.shape[1]}")

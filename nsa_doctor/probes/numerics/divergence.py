@@ -6,8 +6,9 @@ dimension, and indices before it have to agree. The module is the innermost whos
 not; from its output what differs is followed back to the operation whose inputs agree.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from nsa_doctor.probes.hooks.recording import Call, Operation, Recording, record
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.numerics.mask_origin import mask_with_later_keys
 
+_MOST_MATCHED = 2000
+_OF_LAYOUT = frozenset({"alias", "clone", "contiguous", "detach", "expand", "reshape", "unsafe_view", "view"})
 _ROUNDINGS = 1e4  # two orders of the same sums may part by this many units in the last place
 
 
@@ -88,32 +91,63 @@ def _guilty_operation(
 ) -> Operation | int | None:
     """Follow what differs back from the last differing operation of these calls to one whose inputs agree.
 
-    From there to what is of all tokens together, as a sum over them is. The number of the result's operation, or the
-    operation itself where it is the other run's.
+    From there to what is of all tokens together, as a sum over them is. Where one run does what the other does not,
+    that is followed back likewise. The number of the result's operation, or the operation itself where it is the other
+    run's.
     """
     own, other = calls or (Call.whole(result), Call.whole(expected))
     here, there = result.operations[own.start : own.end], expected.operations[other.start : other.end]
-    pairs = list(_aligned(here, there))
-    differing = {own.start + i for i, j in pairs if parts.differ(here[i].results, there[j].results)}
-    if not differing:  # what one run does and the other does not
-        only_here = sorted(set(range(len(here))) - {i for i, _ in pairs})
-        only_there = sorted(set(range(len(there))) - {j for _, j in pairs})
-        return here[only_here[0]] if only_here else there[only_there[0]] if only_there else None
+    pairs = [(own.start + i, other.start + j) for i, j in _aligned(here, there)]
+    results = [(i, result.operations[i].results, expected.operations[j].results) for i, j in pairs]
+    differing = {i for i, *both in results if parts.differ(*both)}
+    only_here = _of_subject(result, set(range(own.start, own.end)) - {i for i, _ in pairs})
+    if not differing:
+        if (index := _first_alone(result, only_here)) is not None:
+            return index
+        only_there = _of_subject(expected, set(range(other.start, other.end)) - {j for _, j in pairs})
+        index = _first_alone(expected, only_there)
+        return None if index is None else expected.operations[index]
     index = result.output_maker if calls is None and result.output_maker in differing else max(differing)
-    mixed = {own.start + i for i, j in pairs if parts.is_mixed(here[i].results, there[j].results)}
-    for chosen in (differing, mixed):
-        while before := [maker for maker in result.operations[index].makers if maker in chosen and maker < index]:
-            index = max(before)
-    return index
+    index = _earliest(result, index, differing, only_here)
+    return _earliest(result, index, {i for i, *both in results if parts.is_mixed(*both)})
+
+
+def _of_subject(run: Recording, indices: set[int]) -> set[int]:
+    """Without what the input was made by."""
+    return {index for index in indices if run.operations[index].place.file}
+
+
+def _first_alone(run: Recording, alone: set[int]) -> int | None:
+    """Where what one run alone does begins, of its last such operations; None where it does nothing else."""
+    changing = [index for index in alone if run.operations[index].name not in _OF_LAYOUT]
+    return _earliest(run, max(changing), set(), alone) if changing else None
+
+
+def _earliest(run: Recording, index: int, chosen: set[int], alone: Set[int] = frozenset()) -> int:
+    """The earliest that is reached from an operation through makers that are chosen or done in this run alone.
+
+    Of the latter one that no more than lays values out otherwise is passed over.
+    """
+    reached = index
+    while before := [maker for maker in run.operations[index].makers if maker in chosen | alone and maker < index]:
+        index = max(before)
+        if index in chosen or run.operations[index].name not in _OF_LAYOUT:
+            reached = index
+    return reached
 
 
 def _aligned(result: Sequence[Operation], expected: Sequence[Operation]) -> Iterator[tuple[int, int]]:
-    """Pairs of the same operation: from the front as long as names agree, then from the end."""
+    """Pairs of the same operation: from the front as long as names agree, from the end, and by place between these."""
     names, others = [operation.name for operation in result], [operation.name for operation in expected]
     shorter = min(len(names), len(others))
     front = next((index for index in range(shorter) if names[index] != others[index]), shorter)
     back = next((index for index in range(shorter - front) if names[-1 - index] != others[-1 - index]), shorter - front)
     yield from ((index, index) for index in range(front))
+    middle, other_middle = result[front : len(names) - back], expected[front : len(others) - back]
+    if max(len(middle), len(other_middle)) <= _MOST_MATCHED:
+        keys, other_keys = ([(each.name, each.place) for each in of] for of in (middle, other_middle))
+        for i, j, size in SequenceMatcher(None, keys, other_keys, autojunk=False).get_matching_blocks():
+            yield from ((front + i + index, front + j + index) for index in range(size))
     yield from ((len(names) - index, len(others) - index) for index in range(back, 0, -1))
 
 
@@ -158,7 +192,7 @@ class _Parts:
         if result.ndim != expected.ndim:
             return result, expected
         for dim, (size, wanted) in enumerate(zip(result.shape, expected.shape, strict=True)):
-            kept = self.kept.get(wanted, wanted)
+            kept = self._kept_of(size, wanted)
             count = min(abs(kept), size) if self.kept else wanted
             starts = (0, 0) if kept >= 0 else (size - count, wanted - count)
             result, expected = (
@@ -166,6 +200,13 @@ class _Parts:
                 for tensor, start in zip((result, expected), starts, strict=True)
             )
         return result, expected
+
+    def _kept_of(self, size: int, wanted: int) -> int:
+        """How many of so many indices have to agree: of rows that lie behind one another, all of those kept."""
+        if wanted in self.kept or size == wanted:
+            return self.kept.get(wanted, wanted)
+        folds = ((wanted // known, kept) for known, kept in self.kept.items() if wanted % known == 0)
+        return next((fold * kept for fold, kept in folds if size % fold == 0), wanted)
 
     def _learn(self, differs: Tensor) -> None:
         """In a tensor with no dimension known yet, one that agrees at its beginning (or end) is known from now on."""

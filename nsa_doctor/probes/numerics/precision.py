@@ -1,14 +1,16 @@
 """In which precision a subject really computes, and how far rounding alone moves its output."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.probes.model.built_module import BuiltModule
@@ -31,27 +33,55 @@ class Precision:
         return float(torch.finfo(self.dtype).eps)
 
 
-def effective_precision(built: BuiltModule, length: int) -> Precision:
-    """Watch one forward pass for casts to a narrower floating dtype that bear on its output; its own where none does.
+def effective_precision(built: BuiltModule, x: Tensor) -> Precision:
+    """Watch a pass of x [B, S, ...] for casts to a narrower floating dtype that bear on its output; else its own dtype.
 
-    What is rounded for a cache that the pass hands out, or for a choice, leaves the output as fine as it was.
+    Gradients are recorded as grad mode says. What is rounded for a cache that the pass hands out, or for a choice,
+    leaves the output as fine as it was.
     """
-    x, without_effect = built.input(length), frozenset[torch.dtype]()
+    without_effect = frozenset[torch.dtype]()
     while True:
         found, output = _watched(built, lambda: built(x), without_effect)
         if found.dtype == getattr(torch, built.dtype):
             return found
-        nudged = _Nudge(found.dtype)
-        with torch.no_grad(), nudged:
+        with _Nudge(found.dtype):
             other = built(x)
         if not torch.equal(output, other):
             return found
         without_effect |= {found.dtype}
 
 
+def finest_precision(built: BuiltModule, x: Tensor) -> Precision:
+    """The finest effective precision of passes that are like one another: what two of them may differ by.
+
+    Of x [B, S, ...] with and without gradients, of another number of rows, and of one token less. One that is rounded
+    in some of them alone gives another result there, which no comparison may take for rounding.
+    """
+    with torch.no_grad():
+        found = effective_precision(built, x)
+    if found.dtype == getattr(torch, built.dtype):
+        return found
+    for other, grad in _like(built, x):
+        try:
+            with unobserved(), torch.set_grad_enabled(grad):
+                found = min(found, effective_precision(built, other), key=lambda each: each.eps)
+        except SubjectFailedError:  # which the checks that are about such calls tell of
+            continue
+    return found
+
+
+def _like(built: BuiltModule, x: Tensor) -> Iterator[tuple[Tensor, bool]]:
+    """Inputs of such passes, and whether gradients are recorded."""
+    yield x, True
+    yield x[:1] if len(x) > 1 else torch.cat((x, built.input(x.shape[1], seed=built.subject.seed + 1))), False
+    if x.shape[1] > 1:
+        yield x[:, :-1], False
+
+
 def precision_of(built: BuiltModule, run: Callable[[], object]) -> Precision:
     """The lowest of any run of the module, whatever it bears on."""
-    return _watched(built, run)[0]
+    with torch.no_grad():
+        return _watched(built, run)[0]
 
 
 def _watched(
@@ -60,7 +90,7 @@ def _watched(
     places = Places(FrameFilter(built.subject.packages))
     places.know(built.module)
     watcher = _CastWatcher(places, getattr(torch, built.dtype), without_effect)
-    with torch.no_grad(), watcher, places.watching():
+    with watcher, places.watching():
         result = run()
     return Precision(watcher.narrowest, watcher.place), result
 

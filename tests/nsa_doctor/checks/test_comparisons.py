@@ -186,6 +186,30 @@ def test_gradients_of_equal_rows_and_of_equal_tokens_are_tried_too(
     assert f"where all of the input is {kind}" in finding.message
 
 
+ROWS = {
+    "the same in every token": (lambda x: bool((x == x[:, :1]).all()), "embeddings"),
+    "ended by its first token": (
+        lambda x: bool((x[:, 0] == x[:, -1]).all() and (x[:, 0] != x[:, 1]).any(-1).all() and x[:, 0].any(-1).all()),
+        "embeddings",
+    ),
+    "in ascending order": (lambda x: bool((x.diff(dim=1) > 0).all()), "tokens"),
+    "in descending order": (lambda x: bool((x.diff(dim=1) < 0).all()), "tokens"),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize("code", ["FWD203", "FWD204"])
+def test_rows_that_are_made_of_their_first_token_are_tried_too(code: str, kind: str) -> None:
+    holds, given = ROWS[kind]
+    condition = lambda x: x.shape[1] > 1 and holds(x)  # noqa: E731
+    layer = (lambda: nn.Embedding(40, 8)) if given == "tokens" else lambda: nn.Linear(8, 8)
+    subject = embedding_subject(lambda: _UnderACondition(layer(), condition, MIXES[code]))
+    if given == "tokens":
+        subject = replace(subject, input="tokens", width=40)
+    (finding,) = run_check(registry.load(code), subject).findings
+    assert f"where all of the input is {kind}" in finding.message
+
+
 @pytest.mark.parametrize("code", MIXES)
 def test_ids_of_other_kinds_are_tried_too(code: str) -> None:
     class OfFewIds(nn.Embedding):

@@ -61,5 +61,6 @@ def test_a_complex_tensor_is_as_narrow_as_its_parts(is_narrow: bool) -> None:
     subject = Subject(
         name="tests", build=lambda _: Rotates(8, 8), forward=lambda m, x: m(x), input="embeddings", width=8
     )
-    precision = effective_precision(built(subject, dtype="float64"), 16)
+    sp = built(subject, dtype="float64")
+    precision = effective_precision(sp, sp.input(16))
     assert precision.dtype == (torch.float32 if is_narrow else torch.float64)
