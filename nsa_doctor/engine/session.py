@@ -54,7 +54,8 @@ class Session:
     def pace(self) -> Pace | None:
         """How much of a slow subject is looked at; None where there is time for all."""
         profile = self.examination_request.profile
-        return Pace.of(self.facts.get("call_seconds", ()), profile) if self.is_paced else None
+        found_out = self.facts.get("found_out", {})
+        return Pace.of(found_out.get("call_seconds", ()), profile) if self.is_paced else None
 
     @property
     def obstacles(self) -> tuple[Result, ...]:

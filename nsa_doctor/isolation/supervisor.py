@@ -264,9 +264,7 @@ class Supervisor:
             "making_seconds": examination_request.timeout,
             "subject": {**subject, "seed": examination_request.seed, "lengths": lengths},
             "explore": examination_request.explore and not self.facts and examination_request.max_length is None,
-            "max_length": self.facts.get("max_length", examination_request.max_length),
-            "call_seconds": self.facts.get("call_seconds", ()),
-            "whole_multiples_of": self.facts.get("whole_multiples_of", 1),
+            "found_out": self.facts.get("found_out", {"max_length": examination_request.max_length}),
             "replaced": dict(examination_request.replaced),
             "avoid": sorted(self._not_asked),
             "conditions": {

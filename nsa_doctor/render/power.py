@@ -20,7 +20,7 @@ def extent(power: Power) -> str:
     parts = [
         counted(power.checks, "check"),
         counted(power.calls, "call"),
-        f"{counted(len(power.lengths), 'length')} {_span(power.lengths)}",
+        f"{counted(len(power.lengths), 'length')} {_span(power.lengths)}{_each(power.lengths)}",
         joined(power.dtypes),
         joined(power.modes),
         f"batches {_span(power.batch_sizes)}",
@@ -49,4 +49,12 @@ def _span(values: Sequence[int]) -> str:
     return "" if not values else f"{values[0]}" if len(values) == 1 else f"{values[0]} to {values[-1]}"
 
 
+def _each(lengths: Sequence[int]) -> str:
+    """`, each to 256`: up to where none is left out, if that is some way."""
+    known = set(lengths)
+    first_missing = next(length for length in range(1, len(known) + 2) if length not in known)
+    return f" (each to {first_missing - 1})" if first_missing > _SOME else ""
+
+
 _MOST_SEEDS = 5
+_SOME = 8

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from nsa_doctor.worker.main import Channel
 
 _MOST_CODE_RANGES = 2000
+_FOUND_OUT = ("max_length", "longest", "call_seconds", "whole_multiples_of")
 _MOST_SPREAD = 64
 
 
@@ -114,11 +115,8 @@ class RequestHandler:
                 return {"usage": str(error)}
             except SubjectFailedError as failure:
                 return {"trouble": to_json(trouble_of(failure, package))}
-        subject = subject if request["max_length"] is None else replace(subject, max_length=request["max_length"])
+        subject = _as_found_out(subject, request["found_out"])
         self.sampler.frames = FrameFilter((*package, *subject.packages))
-        subject = replace(subject, call_seconds=subject.call_seconds or request["call_seconds"])
-        if subject.whole_multiples_of == 1:
-            subject = filled_up(subject, request["whole_multiples_of"])
         pace = Pace.of(subject.call_seconds, request["profile"])
         profile: Profile = request["profile"] if pace is None else "smoke"
         examined = under(made_known(subject, self.sampler.know), conditions, profile, request["dtype"])
@@ -220,6 +218,16 @@ def under(subject: Subject, conditions: Conditions, profile: Profile, dtype: str
     return replace(examined, dtype=dtype, options=options, build=lambda seed: cast(build(seed), getattr(torch, dtype)))
 
 
+def _as_found_out(subject: Subject, found: Mapping[str, Any]) -> Subject:
+    """The subject as a process before this one found it, whose trials are not made again."""
+    known = {name: value for name, value in found.items() if value is not None}
+    multiple = known.pop("whole_multiples_of", 1)
+    if "call_seconds" in known:
+        known["call_seconds"] = tuple(tuple(each) for each in known["call_seconds"])
+    subject = replace(subject, **known)
+    return subject if subject.whole_multiples_of > 1 else filled_up(subject, multiple)
+
+
 def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | None) -> dict[str, Any]:
     limit = boundaries_up_to
     with preserved_state():
@@ -234,8 +242,8 @@ def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | Non
         "dtype": subject.dtype,
         "options": subject.options,
         "modes": subject.modes,
+        "found_out": {name: getattr(subject, name) for name in _FOUND_OUT},
         "max_length": subject.max_length,
-        "call_seconds": subject.call_seconds,
         "seen": [to_json(each) for each in subject.seen],
         "whole_multiples_of": subject.whole_multiples_of,
         "notes": subject.notes,

@@ -13,11 +13,13 @@ Example:
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import confirmed, departure_finding, many_tokens, odd_lengths, one, said_of
+from nsa_doctor.checks._shared.each_length import LONGEST, each_length
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
@@ -30,6 +32,7 @@ from nsa_doctor.subject.contract import Subject
 _BATCHES = (2, 5)
 _MORE_BATCHES = {"smoke": (3, 4, 8), "quick": (3, 4, 6, 7, 8, 9, 17), "full": (3, 4, 6, 7, 8, 9, 12, 16, 17, 33)}
 _SHORT, _PADDED = 19, 9
+_FEW = 3  # of two, what exchanges them twice is not seen
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -40,7 +43,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     plans += [Plan(short, _PADDED, is_padded=True)] if subject.profile != "smoke" else []
     plans += [Plan(short, _BATCHES[0], values=kind) for kind in rows_to_try(subject)]
     plans += [Plan(*many) for many in many_tokens(subject)]
-    yield from one(_examine(subject, plan) for plan in plans)
+    yield from one(_examine(subject, plan) for plan in chain(plans, _of_each_length(subject)))
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,19 @@ class Plan:
             x[row, : (row + 2) % 3] = 0
             x[row, self.length - (2 * row + 2) % 5 :] = 0
         return x
+
+
+def _of_each_length(subject: Subject) -> Iterator[Plan]:
+    """The first length at which the last of a few rows gets another output than alone, if there is one."""
+    built = comparable_module(subject)
+    x = built.input(min(LONGEST, subject.max_length), _FEW)
+
+    def differs(length: int) -> bool:
+        base = baseline(built, x[:, :length])
+        with torch.no_grad():
+            return base.departure(built(base.x[-1:]), rows=slice(-1, None)) is not None
+
+    yield from (Plan(length, _FEW) for length in islice(filter(differs, each_length(subject, differs)), 1))
 
 
 def _examine(subject: Subject, plan: Plan) -> Finding | None:

@@ -28,7 +28,7 @@ from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.numerics.divergence import first_divergence
-from nsa_doctor.probes.numerics.long_sequence import Fault, faults, longest_affordable
+from nsa_doctor.probes.numerics.long_sequence import Fault, faults, longest_affordable, why_none_affordable
 from nsa_doctor.subject.contract import Subject
 
 _ANOTHER_SEED = 31337
@@ -38,7 +38,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     sp = comparable_module(subject)
     affordable = longest_affordable(sp)
     if affordable is None:
-        raise NotApplicableError(f"it serves no more than S={subject.max_length}, or there is no time for it")
+        raise NotApplicableError(why_none_affordable(subject))
     found = next(faults(sp, *affordable), None)
     if found is None:
         return

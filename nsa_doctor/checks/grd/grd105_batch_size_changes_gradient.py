@@ -13,7 +13,7 @@ Example:
     return grad_output
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,42 +21,60 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import many_tokens
+from nsa_doctor.checks._shared.each_length import each_length
 from nsa_doctor.core.check import Check
+from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.gradients.by_row import first_departure
+from nsa_doctor.probes.gradients.by_row import RowDeparture, first_departure
 from nsa_doctor.probes.gradients.derivative import has_steps
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.gradient_fault import find_fault
 from nsa_doctor.probes.hooks.places import definition_place
-from nsa_doctor.probes.model.built_module import comparable_module
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 19
 _BATCHES = (2, 3, 4, 5, 8)
+_FEW = (3,)  # of two, what exchanges them twice is not seen
 _CALLS = 6  # a forward and a backward pass, of all rows and of each, in calls without gradients
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     if "eval" not in subject.modes:
         raise NotApplicableError("it has no gradients in eval()")
-    sp, length = comparable_module(subject), min(_LENGTH, subject.max_length)
-    found = first_departure(sp, length, _BATCHES)
-    for long, rows in [] if found else many_tokens(subject, _CALLS):
-        found, length = first_departure(sp, long, (rows,)), long
-    if found is None:
-        return
+    sp = comparable_module(subject)
+    for length, batches in _tried(sp):
+        if (found := first_departure(sp, length, batches)) is not None:
+            yield _finding(sp, length, found)
+            return
+
+
+def _tried(sp: BuiltModule) -> Iterator[tuple[int, Sequence[int]]]:
+    """Lengths and batches: growing ones of a short length, one of many tokens in all, a few rows of each length.
+
+    The last only of what no causal order lets GRD109 compare over lengths.
+    """
+    subject = sp.subject
+    yield min(_LENGTH, subject.max_length), _BATCHES
+    yield from ((long, (rows,)) for long, rows in many_tokens(subject, _CALLS))
+    if Declaration.BIDIRECTIONAL in subject.spec:
+        of_few = lambda length: first_departure(sp, length, _FEW)  # noqa: E731
+        yield from ((length, _FEW) for length in each_length(subject, of_few))
+
+
+def _finding(sp: BuiltModule, length: int, found: RowDeparture) -> Finding:
     place, what = definition_place(sp.module), ""
     if has_steps(getattr(torch, sp.dtype)):
         fault = find_fault(DerivativeProbe(sp, sp.input(length, found.batch)))
         place, what = (place, "") if fault is None else (fault.place, f"; first in {fault.what}")
-    yield Finding(
+    return Finding(
         message=f"the gradient of {found.name} at B={found.batch}, S={length} differs from the sum over the rows alone "
         f"by {found.error:.2g} (tolerance {found.bound:.1g}){what}",
         where=place,
         evidence={"length": length, "batch": found.batch, "error": found.error, "floor": found.bound},
-        repro=command_for(subject, "GRD105"),
+        repro=command_for(sp.subject, "GRD105"),
     )
 
 

@@ -11,7 +11,7 @@ from nsa_doctor.core.check import Profile
 from nsa_doctor.core.lengths import boundary_lengths, evenly
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import BuiltModule
-from nsa_doctor.probes.model.nominal_time import nominal_seconds
+from nsa_doctor.probes.model.nominal_time import WorkByLength
 from nsa_doctor.probes.numerics.long_sequence import longest_affordable
 from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.probes.tensors.finite import isfinite
@@ -19,16 +19,14 @@ from nsa_doctor.probes.tensors.finite import isfinite
 _FIRST = 5
 _SHORT = (1, 2, 3)  # all of their tokens are compared
 _OUTPUT = "the output"
-_ROWS = {True: 2, False: 1}  # by whether the length is one at which block code breaks
+_ROWS = 2
 _REFERENCE = 37  # at which the gradient itself is compared with central differences
 _WHOLE = (130, 37)  # so are these: at more tokens than so many, the gradient of all of them is compared
 _ROUNDINGS = 1e3
-_COUNTED = 211
-_LEAST_SHARE = 0.4  # of the work at the length counted: an operation costs something however few tokens there are
 _LONG, _BEYOND = (1031, 2048), 2093
 _NUM_BOUNDARIES: dict[Profile, int] = {"smoke": 4, "quick": 10, "full": 1 << 16}
-_NOMINAL_SECONDS: dict[Profile, float] = {"smoke": 0.05, "quick": 1.3, "full": 9.0}  # for each kind of lengths
-_FARTHEST = 421
+_NOMINAL_SECONDS: dict[Profile, float] = {"smoke": 0.05, "quick": 2.1, "full": 9.0}  # for each kind of lengths
+_EACH, _FARTHEST = 256, 421  # those up to the first are tried before any beyond
 _CALLS = 6  # without gradients, for a pass forward and backward at the longest length, twice
 
 
@@ -54,11 +52,11 @@ class GradientsByLength:
             self._long[-1] = _BEYOND
         self._longest = longest_affordable(sp, _CALLS)
         longest = max([min(self._limit, max(_LONG)), *self._long, *(self._longest or ())])
-        self.x = sp.input(longest, max(_ROWS.values()))
+        self.x = sp.input(longest, _ROWS)
         self._generator_seed = sp.subject.seed + 1
         self._eps = finest_precision(sp, sp.input(min(_REFERENCE, self._limit))).eps
         self.reference = min(_REFERENCE, self._limit)
-        self._counted: float | None = None
+        self._work: WorkByLength | None = None
         self._known: dict[tuple[int, int, int], dict[str, Tensor]] = {}
 
     def lengths(self) -> Iterator[tuple[int, int]]:
@@ -67,30 +65,25 @@ class GradientsByLength:
         chance = random.Random(self._sp.subject.seed)  # noqa: S311 (an order, no secret)
         edges = boundary_lengths(self._sp.subject.geometry, min(limit, _FARTHEST) - 1)
         edges = evenly([edge for edge in edges if edge > _FIRST], _NUM_BOUNDARIES[profile])
-        others = sorted(range(_FIRST, min(limit, _FARTHEST) + 1), key=lambda length: length * chance.random())
+        others = sorted(range(_FIRST, min(limit, _EACH) + 1), key=lambda length: length * chance.random())
+        others += sorted(range(_EACH + 1, min(limit, _FARTHEST) + 1), key=lambda length: length * chance.random())
         tried = {self.reference}
-        yield from ((length, max(_ROWS.values())) for length in _SHORT if length < self.reference)
+        yield from ((length, _ROWS) for length in _SHORT if length < self.reference)
         for among in (chance.sample(edges, len(edges)), self._long, others):
-            left, rows = _NOMINAL_SECONDS[profile], _ROWS[among is not others]
+            left = _NOMINAL_SECONDS[profile]
             for length in among:
                 if length in tried or length < _FIRST:
                     continue
-                needed = rows * self._nominal_seconds(length)
+                if self._work is None:
+                    self._work = WorkByLength(lambda length: self._gradients(length, _ROWS), limit)
+                needed = self._work.seconds(length)
                 if needed > left:
                     continue
                 left -= needed
                 tried.add(length)
-                yield length, rows
+                yield length, _ROWS
         if self._longest is not None and self._longest[0] not in tried:
             yield self._longest[0], 1
-
-    def _nominal_seconds(self, length: int) -> float:
-        """The work counted at one length, as it grows with others: linear below it, quadratic above."""
-        counted = min(_COUNTED, self._limit)
-        if self._counted is None:
-            self._counted = nominal_seconds(lambda: self._gradients(counted, rows=1))
-        share = length / counted
-        return self._counted * max(_LEAST_SHARE, share if share < 1 else share * share)
 
     def departure(self, length: int, rows: int) -> LengthDeparture | None:
         """How the gradients of the first tokens differ at that length; what is not finite is for the NAN checks."""

@@ -10,6 +10,7 @@ from nsa_doctor.probes.tensors.operands import tensors_in
 _SECONDS_PER_OPERATION = 5e-6
 _BYTES_PER_SECOND = 8e9
 _FLOPS_PER_SECOND = 4e10
+_SHORTER, _LONGER = 16, 256
 
 
 def nominal_seconds(call: Callable[[], object]) -> float:
@@ -17,6 +18,23 @@ def nominal_seconds(call: Callable[[], object]) -> float:
     with _Meter() as meter:
         call()
     return meter.operations * _SECONDS_PER_OPERATION + meter.bytes / _BYTES_PER_SECOND + meter.flops / _FLOPS_PER_SECOND
+
+
+class WorkByLength:
+    """The nominal seconds of a call at any length, counted at two: as a line between them, and as a square beyond."""
+
+    def __init__(self, of_length: Callable[[int], object], limit: int) -> None:
+        self._shorter, self._longer = min(_SHORTER, limit), min(_LONGER, limit)
+        self._of_shorter = nominal_seconds(lambda: of_length(self._shorter))
+        self._of_longer = nominal_seconds(lambda: of_length(self._longer))
+
+    def seconds(self, length: int) -> float:
+        """The nominal seconds at that length."""
+        if length > self._longer:
+            return self._of_longer * (length / self._longer) ** 2
+        span = max(1, self._longer - self._shorter)
+        share = max(0, length - self._shorter) / span
+        return self._of_shorter + share * max(0.0, self._of_longer - self._of_shorter)
 
 
 class _Meter(DispatchWatcher):

@@ -18,6 +18,7 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.nominal_time import nominal_seconds
 from nsa_doctor.probes.numerics.compare import Baseline, Departure, baseline
 from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
+from nsa_doctor.subject.contract import Subject
 
 # A little past where indices of eight bits for blocks of 8 and 16 tokens end, and numbers of float16. The last token
 # stands at one place in blocks of up to 64, whatever the length, and at the edge of none of more than four.
@@ -52,8 +53,8 @@ def longest_affordable(sp: BuiltModule, calls: int = _NUM_CALLS) -> tuple[int, i
     limit, allowed = sp.subject.max_length, _NOMINAL_SECONDS[sp.subject.profile] / calls
     longer = min(_COUNTED, limit)
     shorter = longer // 2
-    served = [length for length in _LENGTHS if limit < length <= sp.subject.longest]
-    if not served or limit <= _PAST:
+    served = _served(sp.subject)
+    if not served:
         return None
     first = _nominal_seconds(sp, shorter)
     if first * served[-1] / shorter > allowed:  # though it grew no faster than the length
@@ -64,6 +65,20 @@ def longest_affordable(sp: BuiltModule, calls: int = _NUM_CALLS) -> tuple[int, i
     needed = {n: max(took * (n / length) ** power for length, took in known) for n in served}
     rows = {n: min(_MOST_ROWS, int(allowed / each)) for n, each in needed.items()}
     return next(((n, num_rows) for n, num_rows in rows.items() if num_rows), None)
+
+
+def why_none_affordable(subject: Subject) -> str:
+    """Why there is no such length, in words as a report has them."""
+    served = _served(subject)
+    if not served:
+        return f"it serves no more than S={subject.max_length}"
+    return f"left out: there is no time for sequences of {served[-1]} tokens and more; --profile full may have it"
+
+
+def _served(subject: Subject) -> list[int]:
+    """Those of the lengths that it serves beyond all that other checks look at, the longest first."""
+    limit = subject.max_length
+    return [length for length in _LENGTHS if limit < length <= subject.longest and limit > _PAST]
 
 
 def _nominal_seconds(sp: BuiltModule, length: int) -> float:

@@ -10,6 +10,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.probes.numerics import long_sequence
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 
@@ -180,6 +181,13 @@ def test_values_that_are_not_finite_there_are_a_finding_of_their_own() -> None:
 def test_no_longer_sequence_is_asked_than_is_served(make: Callable[[], nn.Module], options: dict) -> None:
     result = examined(make, **options)
     assert (result.verdict, result.findings, result.is_required) == (Verdict.SKIP, (), False)
+
+
+def test_what_there_is_no_time_for_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(long_sequence._NOMINAL_SECONDS, "quick", 1e-6)  # type: ignore[arg-type]
+    result = examined(FAULTY["leak"][0])
+    assert (result.verdict, result.is_required) == (Verdict.SKIP, False)
+    assert result.reason.startswith("left out: there is no time for sequences of 2093 tokens and more")
 
 
 class Stretched(Convolution):

@@ -81,6 +81,19 @@ def test_what_time_did_not_allow_is_said(reason):
     assert power.checks == 0
 
 
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ((1, 2, 5), "3 lengths 1 to 5,"),
+        ((*range(1, 257), 4141), "257 lengths 1 to 4141 (each to 256),"),
+        (tuple(range(2, 40)), "38 lengths 2 to 39,"),
+    ],
+)
+def test_up_to_where_no_length_is_left_out_is_said(lengths, said):
+    power = replace(power_of(report(result("FWD201")), (), SCORE), lengths=lengths, calls=1)
+    assert said in " ".join(power_texts(power))
+
+
 def test_go_no_go_says_what_it_rests_on(tmp_path, capsys):
     (tmp_path / "gate.yaml").write_text("profile: smoke\nrequire:\n  - {codes: [FWD201, FWD206], because: a test}\n")
     words = ["--gate", str(tmp_path / "gate.yaml"), "--config", str(HERE / "small.yaml"), "--quiet", "--jobs", "1"]
