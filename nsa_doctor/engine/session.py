@@ -1,5 +1,7 @@
 """One subject under examination: what is known of it so far, and how the next check is answered."""
 
+import linecache
+import re
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +24,7 @@ from nsa_doctor.engine.remainder import Remainder, remainder
 from nsa_doctor.engine.sweep_plan import sweep_points
 from nsa_doctor.isolation.supervisor import Supervisor
 
+_OF_A_DTYPE = re.compile(r"type|half|float|bf16|fp16|fp32|double|precision|implement|support", re.IGNORECASE)
 CHECK_SECONDS: Mapping[Profile, float] = {"smoke": 30.0, "quick": 90.0, "full": 600.0}
 
 
@@ -218,7 +221,12 @@ def _is_looked_at(entry: Entry, planned: Sequence[Point], facts: Mapping[str, An
 def _is_foreign_dtype(measurement: Measurement, facts: Mapping[str, Any]) -> bool:
     """Whether the subject raised in a dtype that nobody asked for: then it is not made for it.
 
-    A subject that could not be loaded has no dtype.
+    Unless a statement of its own raised that, which speaks of no dtype: its words are of another trouble. A subject
+    that could not be loaded has no dtype.
     """
     trouble, own = measurement.trouble, facts.get("dtype", measurement.point.dtype)
-    return trouble is not None and trouble.kind == "raised" and measurement.point.dtype != own
+    if trouble is None or trouble.kind != "raised" or measurement.point.dtype == own:
+        return False
+    line = linecache.getline(trouble.place.file, trouble.place.line).strip()
+    is_by_itself = line.startswith(("raise ", "assert "))
+    return not is_by_itself or _OF_A_DTYPE.search(f"{trouble.message} {line}") is not None

@@ -25,7 +25,10 @@ from nsa_doctor.subject.contract import Subject
 _FURTHER = (3, 131, 260, 521)
 NUM_SHUFFLED = 3
 _LARGE = 30.0
-_HANDLING = re.compile("init|reset|repr|param|optim|state_dict|load|freez|tie|apply|cuda|device")  # not computing
+_HANDLING = re.compile(  # not computing
+    r"_*(post_)?(init|initiali[sz]e|reset|freeze|unfreeze|tie|load)(_?(self|weights?|param\w*|embed\w*|pretrained|state))?_*"
+    r"|_*(extra_)?repr_*|\w*(param|optim|state_dict)\w*|_*(apply|cuda|cpu|to)_*|\w*device\w*"
+)
 _WEIGHTED = (nn.Embedding, nn.Linear, nn.Conv1d)
 _ROUNDINGS = 1e3
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -207,7 +210,7 @@ def _is_mentioned(root: nn.Module, path: str) -> bool:
         return False
     methods = [value for kind in type(holder).__mro__ if kind is not nn.Module for value in vars(kind).values()]
     codes = [getattr(getattr(each, "__wrapped__", each), "__code__", None) for each in methods]
-    return any(name in _names(code) for code in codes if code is not None and not _HANDLING.search(code.co_name))
+    return any(name in _names(code) for code in codes if code is not None and not _HANDLING.fullmatch(code.co_name))
 
 
 def _names(code: CodeType) -> set[str]:

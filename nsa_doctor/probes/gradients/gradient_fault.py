@@ -23,6 +23,7 @@ _STEPS = (
     *("int", "long", "bool", "one_hot", "scatter", "scatter_", "bernoulli", "multinomial"),
     *("argmax", "argmin", "topk", "gt", "ge", "lt", "le", "eq", "ne"),
 )
+_SUMS = ("add", "__add__", "__radd__")
 _SEEDS = (0, 1, 2)
 _MOST_ANCESTORS = 8
 _ULPS = 64  # what adding up the same terms in another order costs, in units of the last place of their norm
@@ -155,6 +156,8 @@ def _reason(
         return "an option of torch's embedding changes its gradient"
     if _keeps_value(found, tensor, number, event):
         return "the value passes unchanged, so that this is there to change the gradient"
+    if event.loses_gradient and _is_added_back(found, event):
+        return "with what it is added back to it is a constant, so that this is there to give that a gradient"
     if hard := _straight_through(probe, differentials, number, event, slopes):
         return f"the value goes through {hard}, whose derivative is zero: a straight-through estimate"
     if _is_torchs(probe, event.place):
@@ -229,6 +232,20 @@ def _keeps_value(found: Differential, tensor: Tensor, number: int, event: Event)
     later = [each for each in _downstream(found, number, reach) if each.place.module == event.place.module]
     outputs = [output for each in (event, *later) for output in each.outputs if output.requires_grad]
     return any(_equal(output, tensor) for output in outputs if memory_of(output) != memory_of(tensor))
+
+
+def _is_added_back(found: Differential, event: Event) -> bool:
+    """Whether a sum in the culprit's module, of what it made and of what has a gradient, is one value throughout."""
+    later = [each for each in _downstream(found, event.at - 1, set(event.writes)) if each.name in _SUMS]
+    outputs = [output for each in later if each.place.module == event.place.module for output in each.outputs]
+    return any(output.requires_grad and _is_constant(output.detach()) for output in outputs)
+
+
+def _is_constant(values: Tensor) -> bool:
+    if values.numel() < 2 or not values.is_floating_point():
+        return False
+    close = 4 * torch.finfo(values.dtype).eps * float(values.abs().max())
+    return close > 0 and float(values.max() - values.min()) <= close
 
 
 def _is_handed_on(found: Differential, output: Tensor, event: Event) -> bool:

@@ -60,6 +60,12 @@ def _straight_through(x: Tensor) -> Tensor:
     return x + (x.round() - x).detach()
 
 
+def _to_a_constant(x: Tensor) -> Tensor:
+    """What is chosen counts as one, and the scores that chose it are trained."""
+    scores = x.mean(-1, keepdim=True).sigmoid()
+    return x * (scores + (1 - scores).detach())
+
+
 def _eight_bits(x: Tensor) -> Tensor:
     """The scale follows the values, so that the output moves a little, though not as the gradient says."""
     scale = x.detach().abs().amax(-1, keepdim=True).clamp(min=1e-6) / 127
@@ -183,6 +189,7 @@ def _normed() -> nn.Module:
 
 custom_softmax = hosting(_custom_softmax)
 straight_through = hosting(_straight_through)
+to_a_constant = hosting(_to_a_constant)
 eight_bits = hosting(_eight_bits)
 rounded = hosting(_Rounded.apply)
 hard_choice = hosting(_hard_choice)

@@ -68,6 +68,40 @@ def test_what_each_length_leaves_alone_is_no_finding(code: str) -> None:
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
 
 
+class InTraining(nn.Linear):
+    """A layer of tokens whose gradient is that of the mean over the rows in training, and with dropout if so said."""
+
+    def __init__(self, dropout: float = 0.0, mixes: bool = True) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.dropout, self.mixes = dropout, mixes
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.dropout(super().forward(x), self.dropout, self.training)
+        return mixing(y) if self.mixes and self.training else y
+
+
+class Normed(nn.Linear):
+    """Statistics of the batch in training mix its rows, as they should."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(super().forward(x).mT).mT
+
+
+def test_gradients_of_rows_that_training_mixes() -> None:
+    (finding,) = examined("GRD105", InTraining).findings
+    assert "at B=2, S=19 (train) differs" in finding.message
+
+
+@pytest.mark.parametrize("make", [lambda: InTraining(0.5), lambda: InTraining(0.5, False), Normed])
+def test_what_is_drawn_in_training_or_is_of_the_batch_is_no_finding(make: Callable[[], nn.Module]) -> None:
+    result = examined("GRD105", make)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
 def test_a_value_that_is_not_finite_at_one_length_is_observed() -> None:
     broken = lambda: AtOneLength(199, lambda y: y + (y - y.detach()).square().sqrt())  # noqa: E731
     result = examined("GRD105", broken, "bidirectional")
