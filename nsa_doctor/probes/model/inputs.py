@@ -16,7 +16,8 @@ LARGE = 1e2  # attention logits grow with its square, so they come near 1e4
 def make_input(subject: Subject, point: Point, seed: int, device: torch.device) -> Tensor:
     """One row of input at this point: [1, S, width] embeddings in its dtype, or [1, S] token ids.
 
-    Of repeated tokens there are more: four in turn, and in each further row one alone, each time another.
+    Of repeated tokens there are more: four in turn, and in each further row one alone, each time another. So are there
+    of one huge token: in the middle, first and last.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.device("cpu"):  # whatever default a subject has set
@@ -107,8 +108,7 @@ def _embeddings(point: Point, width: int, generator: torch.Generator) -> Tensor:
         case "constant":
             return torch.ones(shape)
         case "huge_token":
-            position = torch.arange(point.length)[None, :, None]
-            return torch.where(position == point.length // 2, normal * HUGE, normal)
+            return torch.where(_odd_one_out(point.length)[..., None], normal * HUGE, normal)
         case "large":
             return normal * LARGE
         # One direction for all tokens makes the logits of a head all of one sign; which sign depends on the head.
@@ -133,9 +133,7 @@ def _token_ids(point: Point, vocabulary: int, generator: torch.Generator) -> Ten
         case "constant" | "aligned":
             return torch.full(shape, vocabulary - 1)
         case "huge_token":
-            return torch.where(
-                torch.arange(point.length) == point.length // 2, vocabulary - 1, torch.zeros_like(random)
-            )
+            return torch.where(_odd_one_out(point.length), vocabulary - 1, torch.zeros_like(random))
         case "opposed":
             return (torch.arange(point.length) % 2 * (vocabulary - 1))[None]
         case "repeated":
@@ -143,6 +141,12 @@ def _token_ids(point: Point, vocabulary: int, generator: torch.Generator) -> Ten
             return torch.cat((random[:, torch.arange(point.length) % _PERIOD], alone.expand(-1, point.length)))
         case _:
             return random
+
+
+def _odd_one_out(length: int) -> Tensor:
+    """Bool [rows, S]: one token of each row, in the middle, first, or last: a recurrence begins in its own way."""
+    places = list(dict.fromkeys((length // 2, 0, length - 1)))
+    return torch.arange(length) == torch.tensor(places)[:, None]
 
 
 def _rows_alone(length: int) -> int:
