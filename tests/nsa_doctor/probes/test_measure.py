@@ -145,10 +145,13 @@ def test_every_kind_of_input_is_valid(small: Subject, values: str, kind: str) ->
     subject = replace(small, input=kind)
     for length in (1, 2, 7, 200):
         x = make_input(subject, Point(length=length, values=values), 0, torch.device("cpu"))
-        rows = 1 if values != "repeated" else 2 if length == 200 else 33
+        rows = {"repeated": 2 if length == 200 else 33, "huge_token": min(length, 3)}.get(values, 1)
         assert x.shape == ((rows, length, 32) if kind == "embeddings" else (rows, length))
         if values == "repeated":
             assert torch.equal(x[1:], x[1:, :1].expand_as(x[1:]))
+        if values == "huge_token":
+            sizes = x.abs().flatten(2).amax(-1) if kind == "embeddings" else x
+            assert sizes.argmax(1).tolist() == [length // 2, 0, length - 1][:rows]
         assert torch.isfinite(x).all()
         if kind == "tokens":
             assert bool(((x >= 0) & (x < 32)).all())
