@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nsa_doctor.probes.hooks.stack_sampler import StackSampler
 
 _TICK_SECONDS = 1.0
+_number_of_this_process = os.getpid  # the system's own: a check varies what `os` says, and so may a subject
 _LEFT = 113  # the exit code of a process that has left a last will
 _NOWHERE: dict[str, Any] = {"place": {}}
 _LIMITS = {getattr(resource, name): name for name in sorted(dir(resource), reverse=True) if name.startswith("RLIMIT_")}
@@ -64,7 +65,7 @@ class Channel:
             int(given[name]) for name in ("requests", "answers", "questions", "file")
         )
         self._is_line_recorded = bool(given["is_line_recorded"])
-        self._process = os.getpid()
+        self._process = _number_of_this_process()
         self._lock = threading.Lock()
         self._received = b""
         self._is_watched = False
@@ -157,10 +158,10 @@ class Channel:
 
     def _is_cut_off(self) -> bool:
         """Whether this is a copy that a check has made of the process, all of whose pipes lead nowhere."""
-        return os.getpid() != self._process and _file_of(self._answers) == _nowhere()
+        return _number_of_this_process() != self._process and _file_of(self._answers) == _nowhere()
 
     def _check(self) -> None:
-        if os.getpid() != self._process:  # the subject has forked, and here its fork comes back from it
+        if _number_of_this_process() != self._process:  # the subject has forked, and here its fork comes back from it
             os._exit(0)
         if any(_file_of(number) != file for number, file in self._ours.items()):
             self._leave("closed file descriptors that are not its own, and with them the way its answers come")

@@ -24,6 +24,8 @@ def writes():
             os.write(number, b"hello\\n")
         except OSError:
             pass
+def is_another_by_name():
+    os.getpid = lambda: 1
 def forks():
     os.fork()
 def stops():
@@ -93,6 +95,11 @@ def test_a_fork_that_comes_back_from_both_sides_is_answered_for_once() -> None:
             "says_nothing",
             "forks",
         ]
+
+
+def test_what_a_process_says_its_number_is_changes_nothing() -> None:
+    with WorkerProcess("a_rude_room") as child:
+        assert [child.ask({"do": "is_another_by_name"}, 60.0)["met"] for _ in range(2)] == ["is_another_by_name"] * 2
 
 
 def test_a_process_that_stops_itself_is_a_hang() -> None:
