@@ -25,9 +25,9 @@ from nsa_doctor.subject.contract import Subject
 _FURTHER = (3, 131, 260, 521)
 NUM_SHUFFLED = 3
 _LARGE = 30.0
-_HANDLING = re.compile(  # not computing
-    r"_*(post_)?(init|initiali[sz]e|reset|freeze|unfreeze|tie|load)(_?(self|weights?|param\w*|embed\w*|pretrained|state))?_*"
-    r"|_*(extra_)?repr_*|\w*(param|optim|state_dict)\w*|_*(apply|cuda|cpu|to)_*|\w*device\w*"
+_HANDLING = re.compile(  # not computing: `init_weights` and `apply`, though not `init_memory` and `apply_rotary`
+    r"_*(post_)?init(iali[sz]e)?(_?(self|weights?|param\w*|embed\w*|state|layers?|modules?))?_*"
+    r"|_*(reset|freez|unfreez|tie|load|repr|extra_repr)\w*|\w*(param|optim|state_dict|device)\w*|_*(apply|cuda|cpu|to)_*"
 )
 _WEIGHTED = (nn.Embedding, nn.Linear, nn.Conv1d)
 _ROUNDINGS = 1e3

@@ -20,7 +20,7 @@ from nsa_doctor.probes.hooks.recording import Call, Operation, Recording, record
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.numerics.mask_origin import mask_with_later_keys
 
-_MOST_MATCHED = 2000
+_MOST_MATCHED = 1000  # operations that the front and the end do not pair
 _OF_LAYOUT = frozenset({"alias", "clone", "contiguous", "detach", "expand", "reshape", "unsafe_view", "view"})
 _ROUNDINGS = 1e4  # two orders of the same sums may part by this many units in the last place
 
