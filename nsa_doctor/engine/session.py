@@ -73,7 +73,7 @@ class Session:
         """
         self.examination.measurements += supervisor.load()
         self.facts = supervisor.facts
-        self.examination.whole_multiples_of = self.facts.get("whole_multiples_of", 1)
+        self.examination.whole_multiples_of = self.facts.get("found_out", {}).get("whole_multiples_of", 1)
         self._keep(notes=self.facts.get("notes", ()))
         if not self.facts:
             self._conclude_sweep([])

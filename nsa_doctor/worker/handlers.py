@@ -245,7 +245,6 @@ def _facts(subject: Subject, conditions: Conditions, boundaries_up_to: int | Non
         "found_out": {name: getattr(subject, name) for name in _FOUND_OUT},
         "max_length": subject.max_length,
         "seen": [to_json(each) for each in subject.seen],
-        "whole_multiples_of": subject.whole_multiples_of,
         "notes": subject.notes,
         "seams": [name for name in SEAMS if subject.offers(name)],
         "boundaries": [] if limit is None else boundary_lengths(subject.geometry, limit),

@@ -27,12 +27,10 @@ def make_input(subject: Subject, point: Point, seed: int, device: torch.device) 
 
 
 def ascending(x: Tensor, vocabulary: int) -> Tensor:
-    """Token ids [B, S] that ascend by one from the first of a vocabulary, and begin again after its last."""
-    return (torch.arange(x.shape[1], device=x.device) % vocabulary).to(x.dtype).expand_as(x).contiguous()
+    """Token ids [B, S] that ascend by one from a row's own first, or so far before it that none is beyond the last.
 
-
-def _ascending_from(x: Tensor, vocabulary: int) -> Tensor:
-    """Such ids from a row's own first one on, or from so far before it that none is beyond the vocabulary."""
+    Of more tokens than there are ids they begin again after the last.
+    """
     first = x[:, :1] % max(1, vocabulary - x.shape[1] + 1)
     return (first + torch.arange(x.shape[1], device=x.device)) % vocabulary
 
@@ -86,7 +84,7 @@ _OF_ONE_TOKEN: dict[str, Change] = {
 _ROWS: dict[str, dict[str, Change]] = {
     "embeddings": _OF_ONE_TOKEN,
     "tokens": _OF_ONE_TOKEN
-    | {"in ascending order": _ascending_from, "in descending order": lambda x, n: _ascending_from(x, n).flip(1)},
+    | {"in ascending order": ascending, "in descending order": lambda x, n: ascending(x, n).flip(1)},
 }
 _MIXED: dict[str, Change] = {"the same in every row": lambda x, width: x[:1].expand_as(x).clone()}
 

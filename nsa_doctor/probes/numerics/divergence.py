@@ -128,8 +128,8 @@ def _earliest(run: Recording, index: int, chosen: set[int], alone: Set[int] = fr
 
     Of the latter one that no more than lays values out otherwise is passed over.
     """
-    reached = index
-    while before := [maker for maker in run.operations[index].makers if maker in chosen | alone and maker < index]:
+    reached, followed = index, chosen | alone
+    while before := [maker for maker in run.operations[index].makers if maker in followed and maker < index]:
         index = max(before)
         if index in chosen or run.operations[index].name not in _OF_LAYOUT:
             reached = index
