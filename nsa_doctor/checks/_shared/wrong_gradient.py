@@ -18,13 +18,17 @@ def wrong_gradient(
     make: Make,
     values: str = "",
     of: str = "the gradient",
+    longer: int | None = None,
 ) -> Finding | Note:
     """The finding of a bench whose gradient differs from its derivative; a note where it does so on purpose.
 
     `right` is a length at which they agree, `values` the kind of input, in words, and `of` what is differentiated.
+    Where nothing can be followed at `length`, as in what is mostly filled up, a `longer` one may show it on purpose.
     """
     bench = make(length)
     fault = find_fault(bench)
+    if fault is None and longer is not None and (there := find_fault(make(longer))) is not None and there.reason:
+        fault, length = there, longer
     slope, words = (fault.slope, "") if fault is not None else first_wrong_pass(make(length))
     if fault is None:
         place, sought = where_it_is_cut(bench.built, bench.x)

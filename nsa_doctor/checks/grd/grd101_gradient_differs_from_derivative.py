@@ -42,7 +42,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         could_tell = could_tell or agreement is not Agreement.UNKNOWN
         if agreement is Agreement.DIFFERS:
             least, right = shortest(make, length, lambda bench: bench.agreement(_SEEDS) is Agreement.DIFFERS)
-            yield wrong_gradient(subject, "GRD101", mode, least, right, make)
+            yield wrong_gradient(subject, "GRD101", mode, least, right, make, longer=length if length > least else None)
             return
     for kind, mode, length, make in valued_benches(subject) if could_tell else ():
         if make(length).agreement(_SEEDS) is Agreement.DIFFERS:

@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout, gelu, one_hot, scaled_dot_product_attention, softmax
+from torch.nn.functional import dropout, gelu, one_hot, pad, scaled_dot_product_attention, softmax
 from torch.utils.checkpoint import checkpoint
 
 from .host import DIM, Host, hosting
@@ -64,6 +64,16 @@ def _to_a_constant(x: Tensor) -> Tensor:
     """What is chosen counts as one, and the scores that chose it are trained."""
     scores = x.mean(-1, keepdim=True).sigmoid()
     return x * (scores + (1 - scores).detach())
+
+
+def _to_a_constant_in_a_bucket(x: Tensor) -> Tensor:
+    """Few tokens are all chosen; more are filled up to a bucket with zeros, at which no derivative is finite."""
+    length = x.shape[1]
+    if length <= 12:
+        return x
+    filled = pad(x, (0, 0, 0, max(0, 24 - length)))
+    scores = filled.square().sum(-1, keepdim=True).sqrt().sigmoid()
+    return (filled * (scores + (1 - scores).detach()))[:, :length]
 
 
 def _eight_bits(x: Tensor) -> Tensor:
@@ -190,6 +200,7 @@ def _normed() -> nn.Module:
 custom_softmax = hosting(_custom_softmax)
 straight_through = hosting(_straight_through)
 to_a_constant = hosting(_to_a_constant)
+to_a_constant_in_a_bucket = hosting(_to_a_constant_in_a_bucket)
 eight_bits = hosting(_eight_bits)
 rounded = hosting(_Rounded.apply)
 hard_choice = hosting(_hard_choice)
