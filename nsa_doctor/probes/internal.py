@@ -152,14 +152,13 @@ def running_node() -> Any:
     return torch._C._current_autograd_node()
 
 
-def backward_under_modes(loss: Tensor) -> None:
-    """Backward of a scalar whose Python code runs under the modes of torch's functions: `_engine_run_backward`.
+def backward_under_modes(output: Tensor, cotangent: Tensor) -> None:
+    """Backward along a cotangent whose Python code runs under the modes of torch's functions: `_engine_run_backward`.
 
     Public: none; `backward` is such a function itself, and turns them off.
     """
-    seeds = (torch.ones_like(loss),)
     torch.autograd.graph._engine_run_backward(
-        (loss,), seeds, False, False, (), allow_unreachable=True, accumulate_grad=True
+        (output,), (cotangent,), False, False, (), allow_unreachable=True, accumulate_grad=True
     )
 
 

@@ -2,7 +2,7 @@
 
 Detects: what a GPU would refuse, seen without one on tensors that claim to lie there: a forward, a backward or decoding
 that mixes devices (a tensor made without `device=`, one that `.to()` leaves on the CPU, a device named in the code), or
-whose output depends on the number of the GPU.
+whose output or gradients depend on the number of the GPU, or are others there than on a CPU.
 Matters: every test on a CPU passes, and the first call on the machine that is paid for raises, or goes wrong on all of
 its GPUs but the first.
 Fix: make tensors on the device of the input (`device=x.device`), and register those that a module keeps as buffers.
@@ -18,6 +18,7 @@ Example:
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +27,16 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.behaviour.gpu_passes import Refusal, outputs_on
+from nsa_doctor.probes.behaviour.gpu_passes import Passed, Refusal, difference, passes_on
+from nsa_doctor.probes.hooks.lines_apart import at_line_apart
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import built
-from nsa_doctor.probes.numerics.compare import departure
+from nsa_doctor.probes.model.device_ledger import CPU
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _LENGTH_OF_SLOW = 67, 7
 _KINDS = ("cuda", "xpu")  # another kind where code asks CUDA itself
-_ROUNDINGS = 2.0**10  # two passes on one CPU
+_COARSE = 2.0**-15  # what a GPU computes in bfloat16, and a CPU does not, is some hundred times as coarse
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
@@ -43,38 +45,51 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     length = min(_LENGTH_OF_SLOW if subject.is_slow else _LENGTH, subject.max_length)
     refused = None
     for kind in _KINDS:
-        first, second = outputs_on(subject, [torch.device(kind, index) for index in (0, 1)], length)
+        devices = [torch.device(kind, index) for index in (0, 1)]
+        first, second = passes_on(subject, devices, length)
         if isinstance(first, Refusal) and not first.is_of_devices:
             refused = refused or first
-            continue
-        yield from _judge(subject, first, second, length)
-        return
+        elif isinstance(first, Refusal):
+            yield _refused(subject, first, length)
+            return
+        elif isinstance(second, Refusal):
+            yield _refused(subject, second, length, elsewhere="; on the first GPU it does not")
+            return
+        else:
+            eps = torch.finfo(first.outputs["forward"].dtype).eps
+            yield from _differing(subject, length, second, first, eps)
+            (here,) = passes_on(subject, [CPU], length)
+            if isinstance(here, Passed):
+                yield from _differing(subject, length, first, here, max(eps, _COARSE))
+            return
     if refused is not None:
         message = f"what it does on a GPU cannot be followed without one: {refused.failure.caught.sentence}"
         yield Note(message=message, where=refused.place)
 
 
-def _judge(
-    subject: Subject, first: Tensor | Refusal, second: Tensor | Refusal, length: int
-) -> Iterator[Finding | Note]:
-    refusal = first if isinstance(first, Refusal) else second
-    if isinstance(refusal, Refusal):
-        yield _refused(subject, refusal, length, on_second_alone=refusal is second)
-    elif isinstance(first, Tensor) and isinstance(second, Tensor):
-        floor = _ROUNDINGS * torch.finfo(first.dtype).eps * first.abs().amax().expand(first.shape[:2])
-        if (found := departure(second, first, floor)) is not None:
-            yield Finding(
-                message=f"the output on a second GPU differs from that on the first, at S={length}: {found.text}",
-                where=definition_place(built(subject).module),
-                evidence={"length": length, "error": found.error, "floor": found.floor},
-                repro=command_for(subject, "FWD225"),
-            )
+def _differing(subject: Subject, length: int, result: Passed, expected: Passed, eps: float) -> Iterator[Finding]:
+    """The finding of what differs on one device from another on which two passes do not differ."""
+    found = difference(result, expected, eps)
+    if found is None:
+        return
+    (again,) = passes_on(subject, [expected.device], length)
+    if isinstance(again, Refusal) or difference(again, expected, eps) is not None:
+        return
+    module = built(subject).module
+    place = replace(definition_place(module.get_submodule(found.module)), module=found.module)
+    ways = (partial(passes_on, subject, [each.device], length) for each in (result, expected))
+    there, here = ("a GPU", "the CPU") if expected.device == CPU else ("a second GPU", "the first")
+    yield Finding(
+        message=f"{found.what} on {there} differs from that on {here}, at S={length}: {found.text}",
+        where=at_line_apart(subject, place, *ways),
+        evidence={"length": length, "what": found.what, "device": str(result.device)},
+        repro=command_for(subject, "FWD225"),
+    )
 
 
-def _refused(subject: Subject, refusal: Refusal, length: int, *, on_second_alone: bool) -> Finding | Note:
+def _refused(subject: Subject, refusal: Refusal, length: int, elsewhere: str = "") -> Finding | Note:
     sentence = refusal.failure.caught.sentence.partition(": ")[2]
     origin = f"; {refusal.origin}" if refusal.origin else ""
-    elsewhere = "; on the first GPU it does not" if on_second_alone else ""
     message = f"with module and input on {refusal.device}, {refusal.phase} raises: {sentence}{origin}{elsewhere}"
     if not refusal.is_certain:
         return Note(message=message, where=refusal.place)

@@ -3,7 +3,9 @@
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +14,14 @@ from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Mode, Place
 from nsa_doctor.probes.attention.decoding import decode
+from nsa_doctor.probes.gradients.askings import (
+    Asking,
+    Gradients,
+    described,
+    differing,
+    gradients,
+    module_at_fault,
+)
 from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
 from nsa_doctor.probes.hooks.phase import ask, unobserved
 from nsa_doctor.probes.hooks.tensor_owners import Holder, tensors_held
@@ -20,11 +30,16 @@ from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.claimed_device import ClaimedDevices
 from nsa_doctor.probes.model.deliberate import is_on_purpose
 from nsa_doctor.probes.model.device_ledger import CPU, MixedDevicesError, RefusedError, Stray, memory_key
+from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.model.measure import trouble_of
+from nsa_doctor.probes.numerics.compare import departure
 from nsa_doctor.subject.contract import Subject
 
 _ROWS = 2
 _DECODED = (3, 1, 1)
+_INPUT = "the input"
+_OUTPUTS = {"forward": "the output", "decoding": "the output of decoding"}
+_ROUNDINGS = 2.0**10
 
 
 @dataclass(frozen=True)
@@ -48,49 +63,95 @@ class Refusal:
         return isinstance(self.failure.caught.error, (MixedDevicesError, RefusedError))
 
 
-def outputs_on(subject: Subject, devices: Sequence[torch.device], length: int) -> list[Tensor | Refusal]:
-    """Per device the output [2, S, ...] of a fresh module that claims to lie there, or what stops that or a later pass.
+@dataclass
+class Passed:
+    """What passes of a fresh module that claims to lie on a device gave: outputs [2, S, ...] by phase, and gradients.
 
-    The later ones are a backward pass in training, and decoding where the subject offers it.
+    The phases are "forward" and, where the subject offers it, "decoding"; the gradients are of a pass in training.
+    """
+
+    device: torch.device
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    gradients: Gradients = field(default_factory=Gradients)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs between passes on two devices, how, and the module that gives it of what does not ("" the root)."""
+
+    what: str
+    text: str
+    module: str = ""
+
+
+def difference(result: Passed, expected: Passed, eps: float) -> Difference | None:
+    """The first that is farther apart than some thousand roundings of this size."""
+    for phase, output in expected.outputs.items():
+        floor = _ROUNDINGS * eps * output.abs().amax().expand(output.shape[:2])
+        if (found := departure(result.outputs[phase], output, floor)) is not None:
+            return Difference(_OUTPUTS[phase], found.text)
+    one, other = result.gradients, expected.gradients
+    if names := differing(one, other, eps):
+        return Difference("the gradient", described(one, other, names), module_at_fault(one, other, names, eps))
+    return None
+
+
+def passes_on(subject: Subject, devices: Sequence[torch.device], length: int) -> list[Passed | Refusal]:
+    """What the passes give on each of these devices in turn, or what stops the first of them that does not return.
+
+    That of the CPU claims nothing.
     """
     claims = ClaimedDevices(subject.packages)
-    return [_passed(subject, claims, device, length) for device in devices]
+    regions = (nullcontext if device == CPU else partial(claims.on, device) for device in devices)
+    return [_passed(subject, region, device, length) for region, device in zip(regions, devices, strict=True)]
 
 
-def _passed(subject: Subject, claims: ClaimedDevices, device: torch.device, length: int) -> Tensor | Refusal:
-    outputs = []
+def _passed(
+    subject: Subject, region: Callable[[], AbstractContextManager[None]], device: torch.device, length: int
+) -> Passed | Refusal:
+    passed = Passed(device)
     for phase, mode, run in _passes(subject):
         sp = built(subject, mode=mode)
         x = sp.input(length, _ROWS)
         # Activation checkpointing compares devices where they claim nothing.
-        with warnings.catch_warnings(), unobserved(), recomputing_where(lambda: False), claims.on(device):
+        with warnings.catch_warnings(), unobserved(), recomputing_where(lambda: False), region():
             warnings.simplefilter("ignore")  # that this torch has no CUDA
             try:
                 ask("moving to the device", lambda sp=sp: sp.module.to(device), sp.module)
-                outputs.append(run(sp, x.to(device)))
+                run(sp, x.to(device), passed)
             except SubjectFailedError as failure:
                 return _refusal(sp, phase, device, failure)
-    return outputs[0].detach().as_subclass(Tensor)
+    return passed
 
 
-def _passes(subject: Subject) -> Iterator[tuple[str, Mode, Callable[[BuiltModule, Tensor], Tensor]]]:
+def _passes(subject: Subject) -> Iterator[tuple[str, Mode, Callable[[BuiltModule, Tensor, Passed], None]]]:
     yield "forward", "eval", _forward
     yield "backward", "train", _backward
     if subject.prefill is not None and subject.step is not None:
-        yield "decoding", "eval", lambda sp, x: decode(sp, x[:, : sum(_DECODED)], _DECODED).output
+        yield "decoding", "eval", _decoding
 
 
-def _forward(sp: BuiltModule, x: Tensor) -> Tensor:
+def _forward(sp: BuiltModule, x: Tensor, passed: Passed) -> None:
     with torch.no_grad():
-        return sp.call(x)
+        passed.outputs["forward"] = sp.call(x).as_subclass(Tensor)
 
 
-def _backward(sp: BuiltModule, x: Tensor) -> Tensor:
-    output = sp.call(x.requires_grad_(x.is_floating_point()))
+def _backward(sp: BuiltModule, x: Tensor, passed: Passed) -> None:
+    leaf = x.detach().clone().requires_grad_(x.is_floating_point())
+    cotangent = make_cotangent(passed.outputs["forward"], sp.subject.seed)
+    found = gradients(sp, leaf, cotangent, Asking("on a GPU", given=lambda x: x, backward=_along))
+    if found is not None:
+        own = {} if leaf.grad is None else {_INPUT: leaf.grad}
+        passed.gradients = replace(found, parameters=found.parameters | own)
+
+
+def _along(output: Tensor, cotangent: Tensor) -> None:
     if output.requires_grad:
-        loss = output.square().sum()
-        ask("backward", lambda: backward_under_modes(loss), sp.module, output)
-    return output
+        backward_under_modes(output, cotangent)
+
+
+def _decoding(sp: BuiltModule, x: Tensor, passed: Passed) -> None:
+    passed.outputs["decoding"] = decode(sp, x[:, : sum(_DECODED)], _DECODED).output.as_subclass(Tensor)
 
 
 def _refusal(sp: BuiltModule, phase: str, device: torch.device, failure: SubjectFailedError) -> Refusal:

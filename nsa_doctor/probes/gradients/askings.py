@@ -52,7 +52,8 @@ class Asking:
     `like` makes the plain cotangent that has to give the same, `loudness` times as large. `may_refuse` where a module
     need not serve it, `refuses_forward` where its forward need not. `given` makes what is passed of the input,
     `given_like` the plain tensor of equal values; `handed` makes what hand-written backwards are handed, `handed_like`
-    the plain tensor of equal values; `around` makes the pass; `rounding` is how much coarser it may be.
+    the plain tensor of equal values; `around` makes the pass and `backward` its second half, of the output along the
+    cotangent; `rounding` is how much coarser it may be.
     """
 
     words: str
@@ -68,6 +69,7 @@ class Asking:
     handed: Callable[[Tensor], Tensor] | None = None
     handed_like: Callable[[Tensor], Tensor] | None = None
     around: Around = lambda module, work: work()
+    backward: Callable[[Tensor, Tensor], None] | None = None
     rounding: float = 1.0
     refuses_forward: bool = False
 
@@ -184,7 +186,8 @@ def _differentiate(built: BuiltModule, x: Tensor, cotangent: Tensor, how: Asking
         if how.freezes and not output.requires_grad:
             return
         found.follow(output, how.handed)
-        ask("backward", lambda: output.backward(given, create_graph=how.create_graph), built.module, output)
+        backward = how.backward or partial(Tensor.backward, create_graph=how.create_graph)
+        ask("backward", lambda: backward(output, given), built.module, output)
 
 
 def _turned_in_memory(gradient: Tensor) -> Tensor:

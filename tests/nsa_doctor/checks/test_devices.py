@@ -16,6 +16,7 @@ from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 
 WIDTH = 8
+DRAWS = torch.Generator()
 OF_MODULE = torch.full((WIDTH,), 2.0)
 NAMED = "cuda:0"
 CHOSEN_AT_IMPORT = "cuda" if torch.cuda.is_available() else "cpu"
@@ -79,6 +80,34 @@ def doubles_on_second(module: nn.Module, y: Tensor) -> Tensor:
     return 2 * y if y.device.index == 1 else y
 
 
+class Halved(torch.autograd.Function):
+    """The identity, whose gradient is half of what it has to be."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / 2
+
+
+def halves_on_second(module: nn.Module, y: Tensor) -> Tensor:
+    return Halved.apply(y) if y.device.index == 1 else y
+
+
+def doubles_on_a_gpu(module: nn.Module, y: Tensor) -> Tensor:
+    return 2 * y if y.is_cuda else y
+
+
+def draws_of_its_own(module: nn.Module, y: Tensor) -> Tensor:
+    return y + torch.rand((), generator=DRAWS)
+
+
+def rounds_on_a_gpu(module: nn.Module, y: Tensor) -> Tensor:
+    return y.bfloat16().to(y.dtype) if y.is_cuda else y
+
+
 def raises_on_second(module: nn.Module, y: Tensor) -> Tensor:
     if y.get_device() == 1:
         raise ValueError("one GPU alone is served")
@@ -108,6 +137,8 @@ FAULTY = {  # an effect, and words of the finding
     "host": (lambda m, y: y + float(y.detach().numpy().max()), "can't convert cuda:0 device type tensor to numpy"),
     "backward": (lambda m, y: Scaled.apply(y), "backward raises"),
     "second differs": (doubles_on_second, "the output on a second GPU differs"),
+    "gradient on the second differs": (halves_on_second, "the gradient on a second GPU differs"),
+    "a GPU differs": (doubles_on_a_gpu, "the output on a GPU differs from that on the CPU"),
     "second raises": (raises_on_second, "one GPU alone is served; on the first GPU it does not"),
     "cached by length": (lambda m, y: y * table_by_length(y.shape[1]), "is made in table_by_length"),
 }
@@ -145,6 +176,8 @@ HEALTHY = {
     "vmap": lambda m, y: torch.vmap(lambda row: row * m.held)(y),
     "host by way of the CPU": lambda m, y: y + float(y.detach().cpu().numpy().mean()) * 0,
     "autocast": under_autocast,
+    "rounded on a GPU": rounds_on_a_gpu,
+    "drawn": draws_of_its_own,
 }
 
 
@@ -184,6 +217,17 @@ def test_a_device_that_was_chosen_at_import_is_a_note() -> None:
     result = examined(lambda m, y: y * torch.ones(WIDTH, device=CHOSEN_AT_IMPORT))
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
     assert "with that device named" in result.notes[0]
+
+
+def test_decoding_that_goes_wrong_on_a_second_gpu_is_found() -> None:
+    def prefill(module: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+        return module(x), x.shape[1]
+
+    def step(module: nn.Module, x: Tensor, past: int) -> tuple[Tensor, int]:
+        return module(x) * (1 + (x.device.index == 1)), past + 1
+
+    (finding,) = examined(lambda m, y: y, prefill=prefill, step=step).findings
+    assert "the output of decoding on a second GPU differs" in finding.message
 
 
 def test_what_was_kept_for_another_gpu_is_a_note() -> None:
