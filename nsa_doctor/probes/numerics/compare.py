@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.probes.model.built_module import BuiltModule, require_finite
+from nsa_doctor.probes.numerics.operation_noise import operation_noise
 from nsa_doctor.probes.numerics.precision import finest_precision, least_noise, noise_floor
 from nsa_doctor.probes.tensors.finite import isfinite
 
@@ -66,7 +67,11 @@ class Baseline:
         expected = self.output[rows, tokens] if expected is None else expected
         if departure(output, expected, loudness * self._least_floor[rows, tokens]) is None:
             return None
-        return departure(output, expected, loudness * self.floor[rows, tokens])
+        floor = loudness * self.floor[rows, tokens]
+        found = departure(output, expected, floor)
+        if found is None or not found.error <= _MOST_FLOORS * found.floor:
+            return found
+        return departure(output, expected, torch.maximum(floor, loudness * self._operation_noise[rows, tokens]))
 
     @cached_property
     def _least_floor(self) -> Tensor:
@@ -87,6 +92,11 @@ class Baseline:
         if not bool(isfinite(floor).all()):
             raise NotComparableError(f"rounding alone makes the output not finite at S={self.x.shape[1]}")
         return floor
+
+    @cached_property
+    def _operation_noise(self) -> Tensor:
+        """What intermediates that are larger than the output lose [B, S]; only what looks like a fault asks for it."""
+        return operation_noise(self.built, self.x, finest_precision(self.built, self.x[:, :_LENGTH_FOR_PRECISION]).eps)
 
 
 def baseline(built: BuiltModule, x: Tensor) -> Baseline:
@@ -120,3 +130,4 @@ _TINY = 1e-300
 _ROUNDINGS = 16.0
 _ROUNDINGS_OF_A_TRANSFORM = 1024.0  # none is made in half precision; what it adds up is larger than its result
 _LENGTH_FOR_PRECISION = 32
+_MOST_FLOORS = 1e6  # what differs by more is not the rounding of any intermediate
