@@ -26,9 +26,14 @@ def in_whole_multiples(
     """The subject, given whole multiples of a number of tokens alone where its module serves no others.
 
     `refusal` says what a call of that length raises. What is raised on purpose is noted, and what merely fails at such
-    a length is among what was `seen`.
+    a length is among what was `seen`. A module that fails at every length, and refuses some on purpose, serves others.
     """
-    step = _step(module, lambda length: refusal(length) is not None)
+
+    def refuses(length: int) -> bool:
+        failure = refusal(length)
+        return failure is not None and is_on_purpose(failure, subject.packages)
+
+    step = _step(module, lambda length: refusal(length) is not None) or _step(module, refuses)
     failure = None if step is None else refusal(step + 1)
     if step is None or failure is None:
         return subject

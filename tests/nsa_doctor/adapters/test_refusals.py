@@ -93,6 +93,26 @@ def test_what_fails_at_other_lengths_was_seen() -> None:
     assert seen.trouble.place.file == __file__
 
 
+class Broken(Attention):
+    """Fails at every length, behind what it refuses."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return super().forward(x)["mixed"].view(3, 7, 11)
+
+
+def test_what_fails_at_every_length_that_it_serves_is_one_finding() -> None:
+    subject = adapted(lambda: Broken(asserts(16)))
+    assert subject.whole_multiples_of == 16
+    assert "AssertionError: length must be a multiple of 16" in subject.notes[0]
+    (finding,) = run_check(load("FWD101"), subject).findings
+    assert "shape '[3, 7, 11]' is invalid" in finding.message
+
+
+@pytest.mark.parametrize("accept", [anything, refuses_beyond(40)], ids=["by accident", "on purpose too"])
+def test_what_fails_at_every_length_serves_no_multiples(accept) -> None:
+    assert adapted(lambda: Broken(accept)).whole_multiples_of == 1
+
+
 @pytest.mark.parametrize("accept", [anything, fails_below(20), refuses_beyond(200)])
 def test_what_serves_neighbours_is_given_them(accept) -> None:
     subject = adapted(lambda: Attention(accept))
