@@ -10,7 +10,7 @@ from torch import Tensor
 from nsa_doctor.probes.attention.score_watch import MASKED
 from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.probes.model.built_module import BuiltModule
-from nsa_doctor.probes.tensors.operations import operation_name
+from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
 
 _TURNS = frozenset({"sin", "cos", "polar"})
 _NAMES = re.compile(
@@ -18,7 +18,10 @@ _NAMES = re.compile(
 )
 _LEAST = 1e-6  # of the scores: differences below it are roundings
 _ROOM = 0.5  # by how much the factor of a row may grow from one position to the next
-_TOLERANCE = 0.05  # of the largest: a table may be kept in half precision, and what is turned wrongly differs wholly
+_TOLERANCE = 0.05  # of the largest, where the table or its angles are rounded to half precision
+_SAFETY = 4.0  # healthy tables make one rounding of themselves, and angles a quarter of a rounding for each position
+_FEWEST = 16  # different values: a mask or a slope of each head has fewer
+_EXACT = 1e-6
 
 
 @dataclass(frozen=True)
@@ -30,18 +33,33 @@ class Stray:
     text: str
 
 
-def rotates(sp: BuiltModule, x: Tensor) -> bool:
-    """Whether sines are taken in a pass, or something of the module bears the name of a rotation."""
+@dataclass(frozen=True)
+class Rotation:
+    """What a pass that turns by angles rounds to: the distance from 1 to the next number."""
+
+    eps: float
+
+    def tolerance(self, length: int) -> float:
+        """What scores may depend on more than distance, as a part of the largest: angles are rounded as they grow."""
+        return min(_TOLERANCE, _SAFETY * length * self.eps)
+
+
+def rotation(sp: BuiltModule, x: Tensor) -> Rotation | None:
+    """What sines are taken with in a pass, or something of the module that bears the name of a rotation; else None."""
     names = [name for name, _ in (*sp.module.named_modules(), *sp.module.named_buffers())]
     kinds = [type(module).__name__ for module in sp.module.modules()]
-    if any(_NAMES.search(name) for name in (*names, *kinds)):
-        return True
     with torch.no_grad(), _Turns() as watch:
         sp(x)
-    return watch.is_seen
+    if not watch.is_seen and not any(_NAMES.search(name) for name in (*names, *kinds)):
+        return None
+    kept = [*sp.module.buffers(), *(each for each in sp.module.parameters() if not each.requires_grad)]
+    dtypes = {*watch.dtypes, *(dtype for tensor in kept if (dtype := _kept_in(tensor)) is not None)}
+    if torch.get_float32_matmul_precision() != "highest" and torch.float32 in dtypes:
+        dtypes.add(torch.bfloat16)
+    return Rotation(max(torch.finfo(dtype).eps for dtype in (torch.float32, *dtypes)))
 
 
-def strays(scores: Tensor) -> Stray | None:
+def strays(scores: Tensor, tolerance: float = _TOLERANCE) -> Stray | None:
     """What strays most from scores [..., S, S] that distance alone decides; None where nothing does.
 
     What a whole row of scores is moved by makes no difference to a softmax, and a row may be scaled by its position.
@@ -51,24 +69,31 @@ def strays(scores: Tensor) -> Stray | None:
     own = rows.diagonal(dim1=1, dim2=2)[..., None]
     above = torch.where(is_seen & is_seen.diagonal(dim1=1, dim2=2)[..., None], rows - own, torch.nan)
     size = float(torch.where(is_seen, rows.abs(), 0.0).max())
-    return _by_pair(above, size) or _by_query(above, own[..., 0], size)
+    half = rows.shape[-1] // 2
+    return (
+        _by_pair(above, size, tolerance, 1)
+        or (_by_pair(above, size, tolerance, half) if half > 1 else None)
+        or _by_query(above, own[..., 0], size)
+    )
 
 
-def _by_pair(above: Tensor, size: float) -> Stray | None:
-    """Pairs one position on stand otherwise above their own token's score, whatever factor their row may have."""
-    one, other = above[:, :-1, :-1], above[:, 1:, 1:]
+def _by_pair(above: Tensor, size: float, tolerance: float, apart: int) -> Stray | None:
+    """Pairs so many positions on stand otherwise above their own token's score, whatever factor their row may have."""
+    one, other = above[:, :-apart, :-apart], above[:, apart:, apart:]
     both = torch.isfinite(one) & torch.isfinite(other)
     one, other = torch.where(both, one, 0.0), torch.where(both, other, 0.0)
     square = one.square().sum(-1, keepdim=True)
     factor = torch.where(square > 0, (one * other).sum(-1, keepdim=True) / square.clamp_min(1e-300), 1.0)
-    apart = (other - torch.where((factor - 1).abs() <= _ROOM, factor, 1.0) * one).abs()
+    is_scaled = (factor - 1).abs() <= _ROOM if apart == 1 else factor > 0
+    moved = (other - torch.where(is_scaled, factor, 1.0) * one).abs()
     largest = float(torch.maximum(one.abs(), other.abs()).max())
-    if not float(apart.max()) > _TOLERANCE * largest or largest <= _LEAST * size:
+    bound = min(_TOLERANCE * largest, tolerance * max(size, largest))
+    if not float(moved.max()) > bound or largest <= _LEAST * size:
         return None
-    head, query, key = (int(each) for each in torch.unravel_index(apart.argmax(), apart.shape))
-    pair = f"that of query {query} and key {key}, and that of query {query + 1} and key {key + 1}"
-    stand = f"{float(one[head, query, key]):.3g} and {float(other[head, query, key]):.3g}"
-    return Stray(query, float(apart.max()), f"{pair}, stand {stand} above that of the query and its own key")
+    head, query, key = (int(each) for each in torch.unravel_index(moved.argmax(), moved.shape))
+    pair = f"that of query {query} and key {key}, and that of query {query + apart} and key {key + apart}"
+    stand = _both_shown(float(one[head, query, key]), float(other[head, query, key]))
+    return Stray(query, float(moved.max()), f"{pair}, stand {stand} above that of the query and its own key")
 
 
 def _by_query(above: Tensor, own: Tensor, size: float) -> Stray | None:
@@ -87,12 +112,42 @@ def _by_query(above: Tensor, own: Tensor, size: float) -> Stray | None:
     )
 
 
+def _both_shown(one: float, other: float) -> str:
+    """Two numbers with as many digits as show that they differ."""
+    digits = next((each for each in range(3, 9) if f"{one:.{each}g}" != f"{other:.{each}g}"), 9)
+    return f"{one:.{digits}g} and {other:.{digits}g}"
+
+
+def _kept_in(tensor: Tensor) -> torch.dtype | None:
+    """The half precision that all values of a table have, or have up to one factor; None where they have more."""
+    if not tensor.is_floating_point() or tensor.ndim < 2:
+        return None
+    values = tensor.detach().double().flatten()
+    values = values[torch.isfinite(values) & (values != values.round())].abs().unique()
+    if len(values) < _FEWEST:
+        return None
+    for dtype in (torch.bfloat16, torch.float16):
+        for each in (values, values / values.max()):
+            if bool(((each.to(dtype).double() - each).abs() <= _EXACT * each).all()):
+                return dtype
+    return None
+
+
 class _Turns(DispatchWatcher):
+    """Notes whether sines are taken, and the floating dtypes in which there are numbers."""
+
     def __init__(self) -> None:
         super().__init__()
         self.is_seen = False
+        self.dtypes: set[torch.dtype] = set()
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operation and note whether it takes a sine."""
+        """Run one operation and note what it takes and returns."""
         self.is_seen = self.is_seen or operation_name(func) in _TURNS
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        self.dtypes |= {
+            each.dtype.to_real()
+            for each in tensors_in(args, kwargs, result)
+            if each.numel() > 1 and (each.is_floating_point() or each.is_complex())
+        }
+        return result

@@ -103,6 +103,31 @@ class OneHeadOfKeysRaw(Plain):
         return self.turn(q), torch.cat((k[:, :, :1], self.turn(k)[:, :, 1:]), 2)
 
 
+class DriftingScale(Plain):
+    """As where the scale of halves is laid beside pairs: 0.2 % of the scores from the first row to the last."""
+
+    def turned(self, q, k):
+        grown = 1.001 ** torch.arange(q.shape[1]).to(q)[:, None, None]
+        odd = torch.arange(SIZE) % 2 == 1
+        q, k = self.turn(q), self.turn(k)
+        return torch.where(odd, q * grown, q), torch.where(odd, k / grown**1.02, k)
+
+
+class OffFarAlone(Plain):
+    """One angle is off by a hundredth from token 100 on."""
+
+    def angles(self, x):
+        return super().angles(x) + 0.01 * (torch.arange(x.shape[1]) >= 100).to(x)[:, None, None]
+
+    def turned(self, q, k):
+        return self.turn(q), super().turn(k) if k.shape[1] < 100 else self.unmoved(k)
+
+    def unmoved(self, k):
+        angles = super().angles(k)
+        a, b = k.chunk(2, -1)
+        return torch.cat((a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()), -1)
+
+
 class ValuesOfOtherGroups(Plain):
     def repeated(self, k, v):
         return super().repeated(k, v)[0], v.repeat(1, 1, HEADS // GROUPS, 1)
@@ -126,6 +151,8 @@ FAULTY = [
     (QueriesTwice, "FWD218", "scores between equal tokens depend on where they stand: that of query"),
     (AnewInEachBlock, "FWD218", "scores between equal tokens depend on where they stand: that of query"),
     (OneHeadOfKeysRaw, "FWD218", "every key has the same"),
+    (DriftingScale, "FWD218", "scores between equal tokens depend on where they stand: that of query"),
+    (OffFarAlone, "FWD218", "at S=128 with one token everywhere"),
     (ValuesOfOtherGroups, "FWD219", "head 0 of k serves heads [0, 1], and that of v heads [0, 2]"),
     (JoinedInAnotherOrder, "FWD219", "heads of q in order come out as heads 0, 2, 1, 3"),
     (OneGroupForAll, "FWD219", "nothing depends on head 1 of k, of 2"),
@@ -175,6 +202,51 @@ class HalfPrecisionTable(Plain):
         a, b = x.chunk(2, -1)
         cos, sin = (part.bfloat16().to(x) for part in (self.angles(x).cos(), self.angles(x).sin()))
         return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+
+class FinishedTable(Plain):
+    """A table that is made once, and kept in a dtype, perhaps times what a longer context is scaled by."""
+
+    dtype, scale = torch.float32, 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = self.angles(torch.zeros(1, 128, 1)).double()
+        for name, table in (("cos", angles.cos()), ("sin", angles.sin())):
+            self.register_buffer(name, table.to(self.dtype) * self.scale)
+
+    def turn(self, x):
+        a, b = x.chunk(2, -1)
+        cos, sin = (table[: x.shape[1]].to(x) for table in (self.cos, self.sin))
+        return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+
+class BFloat16Table(FinishedTable):
+    dtype = torch.bfloat16
+
+
+class Float16Table(FinishedTable):
+    dtype = torch.float16
+
+
+class ScaledTable(FinishedTable):
+    def __init__(self) -> None:
+        super().__init__()
+        for name, table in list(self.named_buffers()):
+            self.register_buffer(name, table.bfloat16().float() * 1.0693147)
+
+
+class Float32Angles(Plain):
+    def angles(self, x):
+        return super().angles(x).float()
+
+
+class ScaledKeys(Plain):
+    """Nearer keys count more: queries grow by what keys shrink by."""
+
+    def turned(self, q, k):
+        grown = 1.01 ** torch.arange(q.shape[1]).to(q)[:, None, None]
+        return self.turn(q) * grown, self.turn(k) / grown
 
 
 class SinksAndWindow(Plain):
@@ -236,6 +308,7 @@ class Fused(Plain):
 
 HEALTHY = [
     *(Plain, Alibi, LearnedPositions, NoPositions, GrowingTemperature, Bidirectional, HalfPrecisionTable),
+    *(FinishedTable, BFloat16Table, Float16Table, ScaledTable, Float32Angles, ScaledKeys),
     *(SinksAndWindow, Dilated, SummariesAlone, StrictlyEarlier, BestKeys, ZeroWhereNothingIsSeen),
     *(ChunksWithTheirOwnPositions, TiledGroups, ChannelsFirst, Fused),
 ]
