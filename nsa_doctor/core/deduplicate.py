@@ -68,7 +68,8 @@ def _explains(other: Finding, finding: Finding, entries: Mapping[str, Entry]) ->
         return True  # it names the line at fault, wherever torch gave up
     here, there = finding.where, other.where
     is_alike = _symptom(finding, entries) == _symptom(other, entries)
-    if is_alike and here.file and (here.file, here.line) == (there.file, there.line) and finding.code != other.code:
+    is_at_one_line = bool(here.file) and (here.file, here.line) == (there.file, there.line)
+    if is_alike and finding.code != other.code and (is_at_one_line or _grew_at_one_line(other, finding)):
         return True
     explained_by = entries[finding.code].explained_by if finding.code in entries else ()
     if not other.code.startswith(explained_by) or not (is_alike or _was_seen_where(finding, other)):
@@ -83,6 +84,11 @@ def _symptom(finding: Finding, entries: Mapping[str, Entry]) -> str:
         return str(kind)
     priority = _priority(finding.code, entries)
     return next((symptom for limits, symptom in _SYMPTOMS.items() if priority in limits), finding.code)
+
+
+def _grew_at_one_line(other: Finding, finding: Finding) -> bool:
+    """Whether values that left their dtype's range in either grew to its end at the same line."""
+    return finding.evidence.get("grown_at", "") == other.evidence.get("grown_at") != ""
 
 
 def _was_seen_where(finding: Finding, other: Finding) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePath
 from typing import Any, Literal, Self
 
 Mode = Literal["train", "eval", "no_grad"]
@@ -135,7 +136,8 @@ class NonfiniteOrigin:
     """Where a non-finite value that reaches an output or a gradient came into being.
 
     `value` is NaN or inf; `operation` what computed it (or what held it: a parameter, the input); `phase` is build,
-    forward or backward; `detail` says what is known beyond that, and never more.
+    forward or backward; `detail` says what is known beyond that, and never more. `grown_at` is the one line that made
+    of ordinary values those at an end of the dtype's range which this operation was given, if there is one.
     """
 
     value: str
@@ -143,6 +145,13 @@ class NonfiniteOrigin:
     phase: str
     place: Place
     detail: str = ""
+    grown_at: Place = Place()
+
+    @property
+    def growth(self) -> dict[str, str]:
+        """The evidence of that line, its file by its name; nothing where none is known."""
+        place = self.grown_at
+        return {"grown_at": f"{PurePath(place.file).name}:{place.line}"} if place.file else {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +166,8 @@ class Diagnosis:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what `to_json` wrote."""
-        origins = tuple(NonfiniteOrigin(**{**origin, "place": Place(**origin["place"])}) for origin in data["origins"])
+        places = ({name: Place(**origin[name]) for name in ("place", "grown_at")} for origin in data["origins"])
+        origins = tuple(NonfiniteOrigin(**{**o, **p}) for o, p in zip(data["origins"], places, strict=True))
         return cls(point=Point(**data["point"]), target=data["target"], origins=origins, reason=data["reason"])
 
 

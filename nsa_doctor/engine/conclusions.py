@@ -63,7 +63,9 @@ def _joined(result: Result, finding: Finding) -> Result:
 
 
 def _is_same(finding: Finding, known: Finding) -> bool:
-    """Whether they were seen at one line; of what has no line, whether they are in one module."""
+    """Whether they were seen at one line, or grew at one; of what has no line, whether they are in one module."""
+    if (grown := finding.evidence.get("grown_at")) is not None and grown == known.evidence.get("grown_at"):
+        return True
     here, there = finding.where, known.where
     if here.file or there.file:
         return (here.file, here.line) == (there.file, there.line)

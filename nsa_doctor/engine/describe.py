@@ -115,6 +115,7 @@ def _evidence(cause: RootCause) -> dict[str, Scalar]:
             "operation": origin.operation,
             "phase": origin.phase,
             "detail": origin.detail,
+            **next((each.growth for each in cause.origins if each.growth), {}),
         }
         evidence |= {"num_modules": len({each.place.module for each in cause.origins})}
     return evidence

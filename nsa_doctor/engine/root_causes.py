@@ -50,10 +50,14 @@ class RootCause:
 
     @property
     def place(self) -> Place:
-        """Where it lies, as far as that is known."""
+        """Where it lies, as far as that is known: where values grew that leave the range on several lines."""
         if self.trouble is not None:
             return self.trouble.place
-        return self.origins[0].place if self.origins else Place()
+        if not self.origins:
+            return Place()
+        first = self.origins[0]
+        is_on_several = len({origin.place.line_text for origin in self.origins}) > 1
+        return first.grown_at if is_on_several and first.grown_at.file else first.place
 
 
 def causes(examination: Examination) -> list[RootCause]:
@@ -102,12 +106,17 @@ def _nonfinite_causes(examination: Examination) -> list[RootCause]:
             cause.measurements.append(measurement)
             cause.num_untraced += 1
             cause.reason = cause.reason or (diagnosis.reason if diagnosis else "")
+    for cause in found.values():
+        cause.origins.sort(key=lambda origin: bool(origin.grown_at.file))
     return list(found.values())
 
 
 def _birth_key(origin: NonfiniteOrigin) -> tuple[str, ...]:
-    """One line of the subject's source is one cause; where only torch's own line is known, the module counts too."""
-    place = origin.place
+    """One line of the subject's source is one cause; where only torch's own line is known, the module counts too.
+
+    What one line has grown to the end of its dtype's range is that line's, wherever it leaves the range.
+    """
+    place = origin.grown_at if origin.grown_at.file else origin.place
     if place.file and "/torch/nn/" not in place.file:
         return place.file, str(place.line)
     return place.module, place.file, str(place.line), origin.operation

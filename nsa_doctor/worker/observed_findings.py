@@ -21,7 +21,9 @@ from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.numerics.observed_origin import Located, locate
 from nsa_doctor.subject.contract import Subject
 
-_MOST_LOCATED = 2  # each costs a run of the check up to that call, and some traced passes
+_MOST_LOCATED = (
+    4  # output and gradients, in two modes; each costs a run of the check up to that call, and some traced passes
+)
 
 
 def findings_of(observer: Observer, check: Check, subject: Subject) -> Iterator[Finding]:
@@ -31,7 +33,7 @@ def findings_of(observer: Observer, check: Check, subject: Subject) -> Iterator[
         if observation.failure is not None:
             yield from _raised(observation, check, subject)
             continue
-        found = Located()
+        found = None
         if located < _MOST_LOCATED:
             located += 1
             found = _located(observation, check, subject)
@@ -65,23 +67,25 @@ def _located(observation: Observation, check: Check, subject: Subject) -> Locate
     return locate(subject, observer.snapshot, observation.kind == "gradients")
 
 
-def _nonfinite(observation: Observation, found: Located, check: Check, subject: Subject) -> Finding:
-    call, census, origin = observation.call, observation.census, found.origin
+def _nonfinite(observation: Observation, found: Located | None, check: Check, subject: Subject) -> Finding:
+    call, census, origin = observation.call, observation.census, None if found is None else found.origin
     assert census is not None
     what = "gradients" if census.name == GRADIENTS else f"rows of the {'loss' if call.seam == 'loss' else 'output'}"
     verb = "is" if census.num_bad_rows == 1 else "are"
     message = f"{census.num_bad_rows} of {census.num_rows} {what} {verb} not finite {_conditions(call, check)}"
     message += f": {joined([f'{count:,} {kind}' for count, kind in _counts(census) if count])}"
     if origin is None:
-        message += "; where that begins is not known: the same call is finite when it is made again"
+        reason = "it was not looked for" if found is None else "the same call is finite when it is made again"
+        message += f"; where that begins is not known: {reason}"
         place = Place() if call.module is None else definition_place(call.module)
     else:
         message += f"; the first {origin.value} comes from {origin.operation} ({origin.phase})"
         place = origin.place
     evidence = _evidence(observation, check)
-    if found.num_repeats:
+    if found is not None and found.num_repeats:
         message += f"; seen in {found.num_seen} of {found.num_repeats} repetitions of the call"
         evidence |= {"num_seen": found.num_seen, "num_repeats": found.num_repeats}
+    evidence |= {} if origin is None else origin.growth
     evidence |= {"target": census.name, "num_nan": census.num_nan, "num_inf": census.num_inf}
     return Finding(
         code=registry.answering(_fact(observation, subject)).manual.code,

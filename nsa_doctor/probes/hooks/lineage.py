@@ -1,4 +1,4 @@
-"""Which operation last wrote the non-finite values that memory holds, element by element."""
+"""Which operation last wrote the non-finite or extreme values that memory holds, element by element."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.internal import StorageWeakRef, memory_of
-from nsa_doctor.probes.tensors.finite import isinf, isnan
+from nsa_doctor.probes.tensors.finite import is_extreme, isinf, isnan
 
-Kind = Literal["NaN", "inf"]
+Kind = Literal["NaN", "inf", "extreme"]
 KINDS: tuple[Kind, ...] = ("NaN", "inf")
 
 
@@ -20,6 +20,7 @@ class Record:
     """One operation with a non-finite result, or something that held such values before any operation did.
 
     `parents` holds, per kind, the records of the inputs that held that kind; none means that the kind was born here.
+    Extreme values are finite ones near an end of their dtype's range.
     `holder` names a parameter, buffer or input that the values passed through. `masks` says that the infinities among
     the inputs are -inf and that the operation is one that reads -inf as "nothing here".
     """
@@ -42,14 +43,14 @@ class Record:
 
 
 class Lineage:
-    """For each piece of memory: who wrote non-finite values into it, newest last, and what it is called."""
+    """For each piece of memory: who wrote such values into it, newest last, and what it is called."""
 
     def __init__(self) -> None:
         self._memory: dict[int, _Memory] = {}
         self._purge_at = 1024
 
     def write(self, record: Record, tensor: Tensor) -> None:
-        """Note that `record` wrote non-finite values into the memory `tensor` covers."""
+        """Note that `record` wrote values of the kinds looked for into the memory `tensor` covers."""
         memory = self._of(tensor)
         region = _Region.of(tensor)
         if region.covers(tensor):
@@ -155,6 +156,8 @@ class _Memory:
 
 
 def of_kind(values: Tensor, kind: Kind) -> Tensor:
-    """Where a tensor holds NaN, or infinity."""
+    """Where a tensor holds NaN, or infinity, or finite values near an end of its dtype's range."""
     values = values.float() if values.itemsize < 2 else values
+    if kind == "extreme":
+        return is_extreme(values)
     return isnan(values) if kind == "NaN" else isinf(values)

@@ -40,6 +40,7 @@ class Tracer(DispatchWatcher):
     ) -> None:
         super().__init__()
         self.lineage = Lineage()
+        self._extremes = Lineage()
         self._places = places
         self._cured = cured
         self._cure = cure
@@ -111,17 +112,22 @@ class Tracer(DispatchWatcher):
             self._note_unwritten(name, output)
             return
         constant = name == "lift_fresh"
-        if (is_view and not constant) or not holds_nonfinite(output):
+        if is_view and not constant:
             return
-        if constant and self.lineage.has_writer(output):
+        is_bad, is_extreme = holds_nonfinite(output), bool(of_kind(output, "extreme").any())
+        if not (is_bad or is_extreme) or (constant and self.lineage.has_writer(output)):
             return
         record = self._record("tensor constant" if constant else name)
         record.parents = {} if constant else self._parents(inputs)
+        for kind, records in before.items():
+            record.parents[kind] = [*record.parents.get(kind, []), *records]
+        if is_extreme:
+            self._extremes.write(record, output)
+        if not is_bad:
+            return
         record.masks = reads_masks(name) and not any(
             bool(torch.isposinf(x).any()) for x in inputs if not x.is_complex()
         )
-        for kind, records in before.items():
-            record.parents[kind] = [*record.parents.get(kind, []), *records]
         if record.key in self._cured and any(
             not record.parents.get(kind) and bool(of_kind(output, kind).any()) for kind in KINDS
         ):
@@ -130,12 +136,13 @@ class Tracer(DispatchWatcher):
         self.lineage.write(record, output)
 
     def _parents(self, tensors: Sequence[Tensor]) -> dict[Kind, list[Record]]:
-        """Per kind, the records behind the non-finite values these tensors hold."""
+        """Per kind, the records behind the non-finite and the extreme values these tensors hold."""
         parents: dict[Kind, list[Record]] = {}
         for tensor in tensors:
-            if not holds_nonfinite(tensor):
-                continue
-            for kind in KINDS:
+            if bool(of_kind(tensor, "extreme").any()):
+                sources = self._extremes.sources(tensor, "extreme") or [self._given()]
+                parents["extreme"] = [*parents.get("extreme", []), *sources]
+            for kind in KINDS if holds_nonfinite(tensor) else ():
                 if bool(of_kind(tensor, kind).any()):
                     sources = self.lineage.sources(tensor, kind) or [self._unseen(tensor)]
                     parents[kind] = [*parents.get(kind, []), *sources]
@@ -156,6 +163,10 @@ class Tracer(DispatchWatcher):
         record.holder = "memory written outside torch's operations"
         self.lineage.write(record, tensor)
         return record
+
+    def _given(self) -> Record:
+        """Extreme values that no operation made: a parameter, a buffer or the input holds them."""
+        return replace(self._record("values given"), holder="values given")
 
     def _name(self, holder: str, tensor: Tensor, place: Place) -> None:
         self._count += 1

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.frames import FrameFilter
-from nsa_doctor.core.measurement import GRADIENTS, OTHERS, OUTPUT, Diagnosis, NonfiniteOrigin, Point
+from nsa_doctor.core.measurement import GRADIENTS, OTHERS, OUTPUT, Diagnosis, NonfiniteOrigin, Place, Point
 from nsa_doctor.probes.hooks.lineage import Kind, Record, of_kind
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.tracer import Cause, Tracer
@@ -201,6 +201,9 @@ def _birth(nan: _Origin) -> NonfiniteOrigin:
         details.append(f"NaN follows in {_operation_text(nan.record)}")
     elif fed_by:
         details.append(f"its input held inf from {_operation_text(fed_by[0].record)}")
+    grown = _growth(origin.record)
+    if grown is not None:
+        details.append(f"values at an end of the dtype's range come from {_operation_text(grown)}")
     place = origin.record.place
     if origin.holder is not None and not place.module:
         place = replace(place, module=origin.holder.place.module, module_class=origin.holder.place.module_class)
@@ -210,7 +213,16 @@ def _birth(nan: _Origin) -> NonfiniteOrigin:
         phase=origin.record.phase,
         place=place,
         detail="; ".join(details),
+        grown_at=Place() if grown is None else grown.place,
     )
+
+
+def _growth(record: Record) -> Record | None:
+    """What made of ordinary values all the extreme ones that an operation was given, where that is one line."""
+    births = [birth.record for birth in _walk_back(record.parents.get("extreme", []), "extreme")]
+    if not births or any(map(_is_constant, births)) or len({birth.place.line_text for birth in births}) > 1:
+        return None
+    return births[0] if births[0].place.file and births[0].place != record.place else None
 
 
 def _operation_text(record: Record) -> str:

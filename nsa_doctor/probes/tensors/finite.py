@@ -1,5 +1,6 @@
 """Counts what is finite in a tensor, and drops nothing in silence."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from nsa_doctor.core.measurement import Census
 
+_WIDE = 1e30
 isfinite, isnan, isinf = torch.isfinite, torch.isnan, torch.isinf  # bound before a subject could replace them
 
 
@@ -54,6 +56,18 @@ def holds_nonfinite(values: Tensor) -> bool:
     total = values.sum(dtype=torch.float32 if values.itemsize < 4 else None)
     # Any NaN or infinity makes the sum one; a sum may also overflow by itself, so only then look at every value.
     return not bool(isfinite(total)) and not bool(isfinite(values).all())
+
+
+def is_extreme(values: Tensor) -> Tensor:
+    """Where a value is finite, and its square is beyond the range of its dtype, or so near zero that it is lost.
+
+    Nowhere in float16, in whose narrow range ordinary values are like that.
+    """
+    limits = torch.finfo(values.dtype)
+    size = values.abs()
+    if limits.max < _WIDE or values.is_complex():
+        return torch.zeros_like(size, dtype=torch.bool)
+    return isfinite(values) & ((size > math.sqrt(limits.max)) | ((size > 0) & (size < math.sqrt(limits.tiny))))
 
 
 def is_countable(values: object) -> bool:

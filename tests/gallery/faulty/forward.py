@@ -97,6 +97,26 @@ def _two_bugs(x: Tensor) -> Tensor:
     return first + second
 
 
+def _at_token(position: int, beside: Tensor, x: Tensor) -> Tensor:
+    here = torch.arange(x.shape[1])[None, :, None] == position
+    return torch.where(here, beside * 0 + x, x)
+
+
+def _two_overflows_of_one_growth(x: Tensor) -> Tensor:
+    weights = (x * 0 + 60).exp()  # here
+    squares = weights * weights
+    cubes = weights.clone().mul_(2).pow(3)
+    return _at_token(2, squares, x) + _at_token(4, cubes, x)
+
+
+def _two_overflows_of_two_growths(x: Tensor) -> Tensor:
+    one = (x * 0 + 60).exp()
+    other = (x * 0 + 30).pow(16)
+    squares = one * one  # here
+    cubes = other.pow(3)  # here
+    return _at_token(2, squares, x) + _at_token(4, cubes, x)
+
+
 def _one_infinity_two_nans(x: Tensor) -> Tensor:
     infinite = (x.abs() * 1e6).exp()  # here
     return torch.cat((infinite - infinite, infinite / infinite), 1)[:, ::2]
@@ -118,6 +138,8 @@ through_numpy = hosting(_written_through_numpy)
 unwritten = hosting(_unwritten)
 two_bugs = hosting(_two_bugs)
 one_infinity_two_nans = hosting(_one_infinity_two_nans)
+two_overflows_of_one_growth = hosting(_two_overflows_of_one_growth)
+two_overflows_of_two_growths = hosting(_two_overflows_of_two_growths)
 
 
 class _NoEpsilon(nn.Module):

@@ -94,6 +94,21 @@ def test_every_finding_has_a_place_when_two_bugs_meet_at_many_points(
     assert {finding.evidence["lengths"] for finding in found} == {"16,20,24,28,32"}
 
 
+def test_what_grew_at_one_line_and_overflows_at_two_is_one_finding_there(
+    faulty: Callable[..., LocalMeasurer],
+) -> None:
+    found = only(examined(faulty("forward:two_overflows_of_one_growth"), points([16, 20])))
+    assert is_marked(found.where.file, found.where.line)
+    assert "values at an end of the dtype's range come from exp" in str(found.evidence["detail"])
+    assert found.evidence["grown_at"] == f"forward.py:{found.where.line}"
+
+
+def test_what_grew_at_two_lines_is_two_findings(faulty: Callable[..., LocalMeasurer]) -> None:
+    found = examined(faulty("forward:two_overflows_of_two_growths"), points([16, 20]))
+    assert len(found) == 2
+    assert len({finding.evidence["grown_at"] for finding in found}) == 2
+
+
 class Untraceable:
     """A supervisor whose tracing comes back with nothing."""
 
