@@ -1,8 +1,8 @@
 """GRD208 parameter-without-effect
 
 Detects: a trainable parameter that no call uses, whatever the length, the batch, the mode and the other weights are, or
-    that is used and changes no output. One that a method names, but no call tried has come to, is a note; so are none
-    of experts that no token is sent to.
+    that is used and changes no output. One that a method names, but no call tried has come to, is a note, and one that
+    changes what the module returns beside what is handed on; so are none of experts that no token is sent to.
 Matters: memory and optimizer state are spent on what cannot learn, a checkpoint holds noise, and DDP waits for its
     gradient (find_unused_parameters=False). Most often a line of the forward was forgotten.
 Fix: use it in forward, or remove it; freeze it (`requires_grad_(False)`) where it waits for another stage.
@@ -20,12 +20,14 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.not_handed_on import moved_beside
 from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, listed
 from nsa_doctor.checks._shared.without_effect import Idle, idle, line_left_out
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
@@ -35,7 +37,10 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     if not found:
         return
     root = built(subject, mode="train").module
-    for each in _together(root, [each for each in found if not each.is_mentioned or each.is_used])[:MOST_FINDINGS]:
+    beside = moved_beside(subject, [name for each in found if each.is_used for name in each.names])
+    found = [replace(each, names=tuple(name for name in each.names if name not in beside)) for each in found]
+    wrong = [each for each in found if each.names and (not each.is_mentioned or each.is_used)]
+    for each in _together(root, wrong)[:MOST_FINDINGS]:
         place, why = _place(root, each)
         flat = "without effect on any output, with a gradient of zeros or of rounding alone"
         what = flat if each.is_used else "that no call uses"
@@ -45,6 +50,12 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             evidence={"parameters": ",".join(each.names), "num_parameters": len(each.names)},
             repro=command_for(subject, "GRD208"),
         )
+    if beside:
+        part = f" ({way})" if (way := next(iter(beside.values()))) else ""
+        message = (
+            f"{listed(list(beside))} without effect but on a part of what forward returns{part} that is not handed on"
+        )
+        yield Note(message=message, where=definition_place(root))
     if named := [each for each in found if each.is_mentioned and not each.is_used]:
         others = f" (and {len(named) - 1} others)" if len(named) > 1 else ""
         message = f"{named[0].path}{others} is used by no call that was tried, though its class names it"

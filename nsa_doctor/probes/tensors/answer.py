@@ -31,6 +31,13 @@ def split_answer(answer: Any, fits: Callable[[Tensor], bool]) -> tuple[Any, dict
     return output, others
 
 
+def floating_parts(answer: Any) -> dict[str, Tensor]:
+    """Every tensor of floating-point numbers in an answer, by the way to it."""
+    return {
+        path: part for path, part in _tensors(answer, "", _DEEPEST) if part.is_floating_point() or part.is_complex()
+    }
+
+
 def _field(answer: Any, name: str) -> Any:
     return answer.get(name) if isinstance(answer, Mapping) else getattr(answer, name, None)
 

@@ -183,6 +183,28 @@ def test_what_its_class_may_be_asked_for_is_a_note() -> None:
     assert note.startswith("part.other is used by no call that was tried, though its class names it (part.other")
 
 
+class Remembers(nn.Linear):
+    """Returns beside its output what the next segment is to begin with, of which a parameter is part."""
+
+    def __init__(self) -> None:
+        super().__init__(DIM, DIM)
+        self.memory, self.dead = nn.Parameter(torch.randn(4, DIM)), nn.Parameter(torch.randn(DIM))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        y = super().forward(torch.cat((self.memory.expand(len(x), -1, -1), x), dim=1))
+        return y[:, 4:] + 0 * self.dead, {"memory": y[:, :4]}
+
+
+def test_what_moves_a_part_that_is_not_handed_on_is_a_note() -> None:
+    build = lambda seed: (torch.manual_seed(seed), Remembers())[1]  # noqa: E731
+    first = lambda module, x: module(x)[0]  # noqa: E731
+    subject = Subject(name="idle", build=build, forward=first, input="embeddings", width=DIM, packages=("tests",))
+    result = run_check(registry.load("GRD208"), subject)
+    (finding,), (note,) = result.findings, result.notes
+    assert finding.message.startswith("1 parameter (dead) without effect on any output")
+    assert note.startswith("1 parameter (memory) without effect but on a part of what forward returns ([1]['memory'])")
+
+
 def test_what_the_training_step_uses_is_passed_over() -> None:
     def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
         loss = module.part.spare(module(x)).square().mean()
