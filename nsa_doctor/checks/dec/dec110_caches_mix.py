@@ -12,7 +12,7 @@ Example:
     cache.past = cache.past + x.shape[1]
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,39 +22,32 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.core.text import joined
+from nsa_doctor.probes.attention.by_turns import BY_TURNS, STEPS, Decoding, departures, last_step
 from nsa_doctor.probes.attention.decoding import decoding_module
-from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import BuiltModule, built
-from nsa_doctor.probes.numerics.compare import Departure, departure
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
-_PROMPT, _STEPS = 5, 4
-_ROWS = (1, 2, 3)  # of the sequences that are decoded by turns
-_TOGETHER = (_ROWS, (2, 2))
-_ROUNDINGS = 1e4  # as where two runs are followed to where they part
-
 
 def run(subject: Subject) -> Iterator[Finding]:
-    if subject.max_length < _PROMPT + _STEPS:
-        return
-    found = next(_departures(subject), None)
+    found = next(departures(subject), None)
     if found is None:
         return
-    rows, together, departed = found
-    sp, alone = _last_step(subject, rows, (rows,))
-    _, beside = _last_step(subject, rows, together)
+    own, together, departed = found
+    dtype = decoding_module(subject).dtype
+    sp, alone = last_step(subject, dtype, (own,), own)
+    _, beside = last_step(subject, dtype, together, own)
     with torch.no_grad():
         divergence = first_divergence(sp, alone, beside, {})
     at = f"; outputs first diverge at {divergence.operation}" if divergence.operation else ""
-    others = " and of ".join(str(other) for other in together if other != rows) or f"as many, {rows},"
     yield Finding(
-        message=f"step {_STEPS} of decoding {rows} row{'s'[: rows > 1]} differs when sequences of {others} "
-        f"rows with caches of their own are decoded between the steps: {departed.text}{at}",
+        message=f"step {STEPS} of decoding {own.rows} row{'s'[: own.rows > 1]} differs when {_others(own, together)}: "
+        f"{departed.text}{at}",
         where=divergence.place,
         evidence={
-            "step": _STEPS,
-            "rows": rows,
+            "step": STEPS,
+            "rows": own.rows,
+            "prompt": own.sizes[0],
             "error": departed.error,
             "floor": departed.floor,
             "operation": divergence.operation,
@@ -63,34 +56,12 @@ def run(subject: Subject) -> Iterator[Finding]:
     )
 
 
-def _departures(subject: Subject) -> Iterator[tuple[int, tuple[int, ...], Departure]]:
-    """How the last step of each sequence departs from that of the sequence alone, and which were decoded by turns."""
-    for together in _TOGETHER:
-        for rows in dict.fromkeys(together):
-            with torch.no_grad():
-                alone, beside = (_last_step(subject, rows, each)[1]() for each in ((rows,), together))
-            scale = float(alone.abs().max()) * _ROUNDINGS * torch.finfo(alone.dtype).eps
-            found = departure(beside, alone, torch.full(alone.shape[:2], scale, device=alone.device))
-            if found is not None:
-                yield rows, together, found
-
-
-def _last_step(subject: Subject, rows: int, together: tuple[int, ...]) -> tuple[BuiltModule, Callable[[], Tensor]]:
-    """A module that has decoded sequences of so many rows by turns, and the last step of the first one of `rows`."""
-    sp = built(subject, dtype=decoding_module(subject).dtype)  # one that nothing was decoded with
-    prefill, step, module = subject.prefill, subject.step, sp.module
-    assert prefill is not None
-    assert step is not None
-    sizes, first = [_PROMPT, *[1] * _STEPS], together.index(rows)
-    seeds = [subject.seed + n + len(_ROWS) * number * (n in together[:number]) for number, n in enumerate(together)]
-    parts = [sp.input(sum(sizes), n, seed).split(sizes, dim=1) for n, seed in zip(together, seeds, strict=True)]
-    with torch.no_grad():
-        caches = [ask("prefill", lambda own=own: prefill(module, own[0].clone()), module)[1] for own in parts]
-        for index in range(1, _STEPS):
-            for number, own in enumerate(parts):
-                given, cache = own[index].clone(), caches[number]
-                caches[number] = ask("step", lambda given=given, cache=cache: step(module, given, cache), module)[1]
-    return sp, lambda: ask("step", lambda: step(module, parts[first][-1].clone(), caches[first]), module)[0]
+def _others(own: Decoding, together: tuple[Decoding, ...]) -> str:
+    if together in BY_TURNS:
+        rows = " and of ".join(str(each.rows) for each in together if each != own) or f"as many, {own.rows},"
+        return f"sequences of {rows} rows with caches of their own are decoded between the steps"
+    parts = joined([str(size) for size in together[1].sizes])
+    return f"another with a cache of its own is decoded between the steps, in parts of {parts} tokens"
 
 
 def planted(subject: Subject) -> Subject:
