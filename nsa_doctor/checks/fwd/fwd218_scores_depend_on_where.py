@@ -1,7 +1,7 @@
 """FWD218 scores-depend-on-where
 
-Detects: attention with rotary positions whose scores between equal tokens depend on where they stand, not on their
-distance alone.
+Detects: attention with rotary positions, with a softmax or without, whose scores between equal tokens depend on where
+they stand, not on their distance alone.
 Matters: queries and keys are then turned by different angles (one of them not, or twice), and what is learnt at one
 position does not hold at another.
 Fix: rotate queries and keys once each, with one table, every head alike, each by its own token's position.
@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.score_watch import softmaxes
-from nsa_doctor.probes.attention.stationary import rotation, strays
-from nsa_doctor.probes.model.built_module import comparable_module
+from nsa_doctor.probes.attention.stationary import Stray, rotation, strays, strays_without_softmax
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _LENGTHS = (61, 320)  # the longer one behind what bfloat16 counts one by one
@@ -34,23 +35,30 @@ def run(subject: Subject) -> Iterator[Finding]:
     sp = comparable_module(subject)
     reported: set[str] = set()
     for length in dict.fromkeys(min(each, subject.max_length) for each in _LENGTHS):
-        x = sp.input(1).repeat_interleave(length, dim=1)
-        turned = rotation(sp, x)
-        if turned is None:
-            return
-        for each in softmaxes(sp, x)[0]:
-            if not each.is_of_tokens(length) or not each.is_fed_alike or each.place.line_text in reported:
-                continue
-            stray = strays(each.scores, turned.tolerance(length))
-            if stray is not None:
-                reported.add(each.place.line_text)
+        for place, stray, alike in _found(sp, length):
+            if place.line_text not in reported:
+                reported.add(place.line_text)
                 yield Finding(
                     message=f"scores between equal tokens depend on where they stand: {stray.text}, at S={length} with "
-                    "one token everywhere",
-                    where=each.place,
+                    f"{alike}",
+                    where=place,
                     evidence={"length": length, "query": stray.query, "difference": stray.size},
                     repro=command_for(subject, "FWD218"),
                 )
+
+
+def _found(sp: BuiltModule, length: int) -> Iterator[tuple[Place, Stray, str]]:
+    """Where scores stray, how, and what is the same for all tokens."""
+    x = sp.input(1).repeat_interleave(length, dim=1)
+    turned = rotation(sp, x)
+    for each in softmaxes(sp, x)[0] if turned.is_seen else ():
+        if each.is_of_tokens(length) and each.is_fed_alike:
+            stray = strays(each.scores, turned.tolerance(length))
+            if stray is not None:
+                yield each.place, stray, "one token everywhere"
+    if length <= _LENGTHS[0]:
+        for place, stray in strays_without_softmax(sp, x, turned):
+            yield place, stray, "the same query and key for all tokens"
 
 
 def planted(subject: Subject) -> Subject:

@@ -1,12 +1,15 @@
 """Whether scores between equal tokens depend on their distance alone, and whether a pass turns by angles at all."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.attention.rotated import turned_tensors
 from nsa_doctor.probes.attention.score_watch import MASKED
 from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.probes.model.built_module import BuiltModule
@@ -22,6 +25,7 @@ _TOLERANCE = 0.05  # of the largest, where the table or its angles are rounded t
 _SAFETY = 4.0  # healthy tables make one rounding of themselves, and angles a quarter of a rounding for each position
 _FEWEST = 16  # different values: a mask or a slope of each head has fewer
 _EXACT = 1e-6
+_ABOVE = "that of the query and its own key"
 
 
 @dataclass(frozen=True)
@@ -35,28 +39,28 @@ class Stray:
 
 @dataclass(frozen=True)
 class Rotation:
-    """What a pass that turns by angles rounds to: the distance from 1 to the next number."""
+    """What a pass rounds to, the distance from 1 to the next number, and whether it evidently turns by angles."""
 
     eps: float
+    is_seen: bool
 
     def tolerance(self, length: int) -> float:
         """What scores may depend on more than distance, as a part of the largest: angles are rounded as they grow."""
         return min(_TOLERANCE, _SAFETY * length * self.eps)
 
 
-def rotation(sp: BuiltModule, x: Tensor) -> Rotation | None:
-    """What sines are taken with in a pass, or something of the module that bears the name of a rotation; else None."""
+def rotation(sp: BuiltModule, x: Tensor) -> Rotation:
+    """Whether a pass takes sines, or something of the module bears the name of a rotation, and in which precision."""
     names = [name for name, _ in (*sp.module.named_modules(), *sp.module.named_buffers())]
     kinds = [type(module).__name__ for module in sp.module.modules()]
     with torch.no_grad(), _Turns() as watch:
         sp(x)
-    if not watch.is_seen and not any(_NAMES.search(name) for name in (*names, *kinds)):
-        return None
     kept = [*sp.module.buffers(), *(each for each in sp.module.parameters() if not each.requires_grad)]
     dtypes = {*watch.dtypes, *(dtype for tensor in kept if (dtype := _kept_in(tensor)) is not None)}
     if torch.get_float32_matmul_precision() != "highest" and torch.float32 in dtypes:
         dtypes.add(torch.bfloat16)
-    return Rotation(max(torch.finfo(dtype).eps for dtype in (torch.float32, *dtypes)))
+    is_seen = watch.is_seen or any(_NAMES.search(name) for name in (*names, *kinds))
+    return Rotation(max(torch.finfo(dtype).eps for dtype in (torch.float32, *dtypes)), is_seen)
 
 
 def strays(scores: Tensor, tolerance: float = _TOLERANCE) -> Stray | None:
@@ -77,7 +81,32 @@ def strays(scores: Tensor, tolerance: float = _TOLERANCE) -> Stray | None:
     )
 
 
-def _by_pair(above: Tensor, size: float, tolerance: float, apart: int) -> Stray | None:
+def strays_without_softmax(sp: BuiltModule, x: Tensor, turned: Rotation) -> Iterator[tuple[Place, Stray]]:
+    """Where products of turned queries and keys depend on more than distance, although no softmax follows.
+
+    Where the two meet in a state alone, as in linear attention, they are tensors that are turned by the same table; one
+    of them that is a rotation, or a product of both that depends on distance, shows that this is meant.
+    """
+    found = turned_tensors(sp, x)
+    for product in found.products:
+        stray = _of_product(product.scores, turned.tolerance(x.shape[1]))
+        if stray is not None:
+            yield product.place, stray
+    for one, other in found.pairs:
+        stray = _of_product(one.values @ other.values.mT, _TOLERANCE)
+        if stray is not None and all(_of_product(each.values @ each.values.mT, _TOLERANCE) for each in (one, other)):
+            yield one.place, stray
+
+
+def _of_product(scores: Tensor, tolerance: float) -> Stray | None:
+    """What strays most from scores [N, S, S], looked at among the keys before each query."""
+    is_later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    rows, size = scores.detach().double().masked_fill(is_later, torch.nan), float(scores.abs().max())
+    found = (_by_pair(rows, size, tolerance, apart, "") for apart in (1, rows.shape[-1] // 2))
+    return next((each for each in found if each is not None), None)
+
+
+def _by_pair(above: Tensor, size: float, tolerance: float, apart: int, than: str = _ABOVE) -> Stray | None:
     """Pairs so many positions on stand otherwise above their own token's score, whatever factor their row may have."""
     one, other = above[:, :-apart, :-apart], above[:, apart:, apart:]
     both = torch.isfinite(one) & torch.isfinite(other)
@@ -93,7 +122,7 @@ def _by_pair(above: Tensor, size: float, tolerance: float, apart: int) -> Stray 
     head, query, key = (int(each) for each in torch.unravel_index(moved.argmax(), moved.shape))
     pair = f"that of query {query} and key {key}, and that of query {query + apart} and key {key + apart}"
     stand = _both_shown(float(one[head, query, key]), float(other[head, query, key]))
-    return Stray(query, float(moved.max()), f"{pair}, stand {stand} above that of the query and its own key")
+    return Stray(query, float(moved.max()), f"{pair}, {f'stand {stand} above {than}' if than else f'are {stand}'}")
 
 
 def _by_query(above: Tensor, own: Tensor, size: float) -> Stray | None:
