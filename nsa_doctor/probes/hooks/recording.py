@@ -29,18 +29,19 @@ class Operation:
 
 @dataclass
 class Call:
-    """One call of a module, with the range of operations it ran."""
+    """One call of a module, with the range of operations it ran, and those that made its outputs."""
 
     module: nn.Module | None
     start: int = 0
     inputs: tuple[Tensor, ...] = ()
     end: int = 0
     outputs: tuple[Tensor, ...] = ()
+    makers: tuple[int, ...] = ()
 
     @classmethod
     def whole(cls, recording: "Recording") -> Self:
         """The whole pass, as if it were a call."""
-        return cls(None, end=len(recording.operations))
+        return cls(None, end=len(recording.operations), makers=(recording.output_maker,))
 
 
 @dataclass
@@ -68,14 +69,18 @@ class _Recorder(DispatchWatcher):
         super().__init__()
         self.recording = Recording()
         self._places = places
-        self._makers: dict[int, int] = {}
+        self._writers: dict[int, int] = {}  # by memory
+        self._views: dict[int, int] = {}  # by the tensor's id
         self._held: list[Tensor] = []  # so that no memory is given out twice
         self._num_bytes = 0
         self._open: list[Call] = []
 
     def maker(self, tensor: Tensor) -> int:
-        """The last operation that wrote into this tensor's memory; -1 when none seen did."""
-        return self._makers.get(memory_of(tensor), -1)
+        """The operation that made this tensor, or the last that wrote into its memory since; -1 when none seen did.
+
+        Another view of that memory made neither.
+        """
+        return max(self._writers.get(memory_of(tensor), -1), self._views.get(id(tensor), -1))
 
     @contextmanager
     def calls(self) -> Iterator[None]:
@@ -90,13 +95,16 @@ class _Recorder(DispatchWatcher):
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and keep a copy of its results while there is room."""
-        makers = tuple(dict.fromkeys(self.maker(tensor) for tensor in _tensors((args, kwargs))))
+        given = _tensors((args, kwargs))
+        makers = tuple(dict.fromkeys(self.maker(tensor) for tensor in given))
         result = func(*args, **kwargs)
         index = len(self.recording.operations)
-        results = _tensors(result)
-        for tensor in (*results, *_tensors(written_arguments(func, args, kwargs))):
-            self._makers[memory_of(tensor)] = index
-            self._held.append(tensor)
+        results, written = _tensors(result), _tensors(written_arguments(func, args, kwargs))
+        known = {memory_of(tensor) for tensor in given}
+        self._views |= {id(tensor): index for tensor in results}
+        self._writers |= {memory_of(tensor): index for tensor in results if memory_of(tensor) not in known}
+        self._writers |= {memory_of(tensor): index for tensor in written}
+        self._held += (*results, *written)
         place = self._places.here()[0]
         self.recording.operations.append(Operation(operation_name(func), self._copies(results), makers, place))
         return result
@@ -108,7 +116,9 @@ class _Recorder(DispatchWatcher):
         while self._open:
             call = self._open.pop()
             if call.module is module:
-                call.end, call.outputs = len(self.recording.operations), self._copies(_tensors(output))
+                made = _tensors(output)
+                call.end, call.outputs = len(self.recording.operations), self._copies(made)
+                call.makers = tuple(map(self.maker, made))
                 self.recording.calls.append(call)
                 return
 

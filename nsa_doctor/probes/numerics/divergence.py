@@ -22,6 +22,14 @@ from nsa_doctor.probes.numerics.mask_origin import mask_with_later_keys
 
 _MOST_MATCHED = 1000  # operations that the front and the end do not pair
 _OF_LAYOUT = frozenset({"alias", "clone", "contiguous", "detach", "expand", "reshape", "unsafe_view", "view"})
+_MOVES = _OF_LAYOUT | frozenset(
+    (
+        *("as_strided", "cat", "constant_pad_nd", "copy_", "movedim", "narrow", "permute", "select", "slice", "split"),
+        *("split_with_sizes", "squeeze", "stack", "t", "to_copy", "transpose", "unbind", "unfold", "unsqueeze"),
+    )
+)  # what these are handed may be other where it need not agree, though what comes of it has to
+_APART = frozenset({"select", "split", "split_with_sizes", "unbind"})
+_MOST_OF = 0.6
 _ROUNDINGS = 1e4  # two orders of the same sums may part by this many units in the last place
 
 
@@ -89,11 +97,11 @@ def _guilty_call(result: Recording, expected: Recording, parts: "_Parts") -> tup
 def _guilty_operation(
     result: Recording, expected: Recording, parts: "_Parts", calls: tuple[Call, Call] | None
 ) -> Operation | int | None:
-    """Follow what differs back from the last differing operation of these calls to one whose inputs agree.
+    """Follow what differs back from the differing output of these calls to an operation whose inputs agree.
 
-    From there to what is of all tokens together, as a sum over them is. Where one run does what the other does not,
-    that is followed back likewise. The number of the result's operation, or the operation itself where it is the other
-    run's.
+    From there to what is of all tokens together, as a sum over them is; from what takes them apart, to what they were
+    part of. Where one run does what the other does not, that is followed back likewise. The number of the result's
+    operation, or the operation itself where it is the other run's.
     """
     own, other = calls or (Call.whole(result), Call.whole(expected))
     here, there = result.operations[own.start : own.end], expected.operations[other.start : other.end]
@@ -101,15 +109,20 @@ def _guilty_operation(
     results = [(i, result.operations[i].results, expected.operations[j].results) for i, j in pairs]
     differing = {i for i, *both in results if parts.differ(*both)}
     only_here = _of_subject(result, set(range(own.start, own.end)) - {i for i, _ in pairs})
+    only_there = _of_subject(expected, set(range(other.start, other.end)) - {j for _, j in pairs})
     if not differing:
         if (index := _first_alone(result, only_here)) is not None:
             return index
-        only_there = _of_subject(expected, set(range(other.start, other.end)) - {j for _, j in pairs})
         index = _first_alone(expected, only_there)
         return None if index is None else expected.operations[index]
-    index = result.output_maker if calls is None and result.output_maker in differing else max(differing)
-    index = _earliest(result, index, differing, only_here)
-    return _earliest(result, index, {i for i, *both in results if parts.is_mixed(*both)})
+    index = _earliest(result, max(differing.intersection(own.makers) or differing), differing, only_here)
+    mixed = {i for i, *both in results if parts.is_mixed(*both)}
+    while (whole := max(_taken_apart(result, index, mixed) & differing, default=None)) is not None:
+        index = _earliest(result, whole, differing, only_here)
+    index = _earliest(result, index, mixed)
+    made_there = expected.operations[dict(pairs)[index]].makers if index in differing else ()
+    alone = _first_alone(expected, only_there.intersection(made_there), only_there)
+    return index if alone is None else expected.operations[alone]
 
 
 def _of_subject(run: Recording, indices: set[int]) -> set[int]:
@@ -117,10 +130,10 @@ def _of_subject(run: Recording, indices: set[int]) -> set[int]:
     return {index for index in indices if run.operations[index].place.file}
 
 
-def _first_alone(run: Recording, alone: set[int]) -> int | None:
-    """Where what one run alone does begins, of its last such operations; None where it does nothing else."""
-    changing = [index for index in alone if run.operations[index].name not in _OF_LAYOUT]
-    return _earliest(run, max(changing), set(), alone) if changing else None
+def _first_alone(run: Recording, last: set[int], alone: Set[int] = frozenset()) -> int | None:
+    """Where what one run `alone` does begins, behind the last of such operations; None where it does nothing else."""
+    changing = [index for index in last if run.operations[index].name not in _OF_LAYOUT]
+    return _earliest(run, max(changing), set(), alone or last) if changing else None
 
 
 def _earliest(run: Recording, index: int, chosen: set[int], alone: Set[int] = frozenset()) -> int:
@@ -129,11 +142,40 @@ def _earliest(run: Recording, index: int, chosen: set[int], alone: Set[int] = fr
     Of the latter one that no more than lays values out otherwise is passed over.
     """
     reached, followed = index, chosen | alone
-    while before := [maker for maker in run.operations[index].makers if maker in followed and maker < index]:
+    while before := [maker for maker in run.operations[index].makers if maker in followed and maker < index] or (
+        _beyond_moves(run, index, chosen)
+    ):
         index = max(before)
         if index in chosen or run.operations[index].name not in _OF_LAYOUT:
             reached = index
     return reached
+
+
+def _taken_apart(run: Recording, index: int, mixed: Set[int]) -> set[int]:
+    """What tokens were part of before they were taken apart, that an operation is reached by through what is mixed."""
+    waiting, seen, found = [index], set[int](), set[int]()
+    while waiting:
+        here = waiting.pop()
+        if here in seen:
+            continue
+        seen.add(here)
+        found |= set(run.operations[here].makers) if run.operations[here].name in _APART else set()
+        waiting += [maker for maker in run.operations[here].makers if maker in mixed and maker < here]
+    return {maker for maker in found if maker < index}
+
+
+def _beyond_moves(run: Recording, index: int, chosen: Set[int]) -> list[int]:
+    """Those chosen from which an operation that computes nothing has its values, through others like it."""
+    waiting, found, seen = [index], list[int](), set[int]()
+    while waiting:
+        here = waiting.pop()
+        if here in seen or run.operations[here].name not in _MOVES:
+            continue
+        seen.add(here)
+        makers = [maker for maker in run.operations[here].makers if 0 <= maker < here]
+        found += [maker for maker in makers if maker in chosen]
+        waiting += [maker for maker in makers if maker not in chosen]
+    return found
 
 
 def _aligned(result: Sequence[Operation], expected: Sequence[Operation]) -> Iterator[tuple[int, int]]:
@@ -184,8 +226,7 @@ class _Parts:
             return False
         if not self.kept or any(size in self.kept for size in expected.shape):
             return True
-        self._learn(differs)
-        return False
+        return not self._learn(differs) and self._is_cut_short(result, expected)
 
     def _narrowed(self, result: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
         """Both, cut to what has to agree; the first run's sizes are those that are known."""
@@ -208,15 +249,25 @@ class _Parts:
         folds = ((wanted // known, kept) for known, kept in self.kept.items() if wanted % known == 0)
         return next((fold * kept for fold, kept in folds if size % fold == 0), wanted)
 
-    def _learn(self, differs: Tensor) -> None:
-        """In a tensor with no dimension known yet, one that agrees at its beginning (or end) is known from now on."""
+    def _is_cut_short(self, result: Tensor, expected: Tensor) -> bool:
+        """Whether one run is a head of the other, and has less in some dimension: in blocks of tokens, say."""
+        is_head = any(count == size for size, count in self.kept.items())
+        return is_head and any(size < wanted for size, wanted in zip(result.shape, expected.shape, strict=True))
+
+    def _learn(self, differs: Tensor) -> bool:
+        """In a tensor with no dimension known yet, one that agrees at its beginning (or end) is known from now on.
+
+        And differs beyond: of the features of a largest value, some here and there are another token's.
+        """
         is_front = all(count >= 0 for count in self.kept.values())
         for dim, size in enumerate(differs.shape):
             indices = differs.movedim(dim, 0).reshape(size, -1).any(1).nonzero()
             count = int(indices[0]) if is_front else int(indices[-1]) + 1 - size
-            if count and size not in map(abs, self.kept.values()):
+            is_beyond = len(indices) > _MOST_OF * (size - abs(count))
+            if count and is_beyond and size not in map(abs, self.kept.values()):
                 self.kept[size] = count
-                return
+                return True
+        return False
 
 
 def _differing(result: Tensor, expected: Tensor) -> Tensor:

@@ -1,0 +1,95 @@
+"""Where two runs diverge is named at what computes it, whatever views, loops and extra operations lie in between."""
+
+import linecache
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+WIDTH, BLOCK = 32, 16
+
+
+class Sums(nn.Linear):
+    """Sums of positive features of earlier tokens, with a slip or without."""
+
+    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.mix = mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(super().forward(x))
+
+
+def halves(y: Tensor) -> tuple[Tensor, Tensor]:
+    return y[:, :-1], y[:, -1:]
+
+
+def shifted_by_a_token(y: Tensor) -> Tensor:
+    y = y - y.amax(1, keepdim=True)  # here
+    sums = pad(y.exp().cumsum(1), (0, 0, 1, 0))
+    earlier, _last = halves(sums)
+    return earlier.log1p()
+
+
+def token_by_token(y: Tensor) -> Tensor:
+    y = y - y.max()  # here
+    state, outputs = torch.zeros_like(y[:, :1]), []
+    for one, other in zip(y.split(1, dim=1), y.tanh().split(1, dim=1), strict=True):
+        state = state + one.exp()
+        outputs.append(state * other)
+    return torch.cat(outputs, dim=1)
+
+
+def in_blocks(y: Tensor) -> Tensor:
+    """Attention within blocks, whose filling is hidden only where some was needed; each block sees one that is none."""
+    missing = -y.shape[1] % BLOCK
+    blocks = pad(y, (0, 0, 0, missing)).unflatten(1, (-1, BLOCK))
+    seen = torch.cat((torch.zeros_like(blocks), blocks), dim=2)
+    is_real = torch.arange(2 * BLOCK, device=y.device) >= BLOCK
+    rows = torch.arange(BLOCK, device=y.device)
+    hidden = torch.cat((torch.zeros_like(rows), rows))[None] > rows[:, None]
+    scores = (blocks @ seen.mT).masked_fill(hidden, -1e30)
+    if missing:
+        scores = scores.masked_fill(~is_real, -1e30)  # here
+    return (scores.softmax(-1) @ seen).flatten(1, 2)[:, : y.shape[1]]
+
+
+def looked_ahead(y: Tensor) -> Tensor:
+    filled = pad(y, (0, 0, 0, 1))
+    return filled[:, 1:].cumsum(1)  # here
+
+
+CASES = {
+    "FWD201-max behind views": ("FWD201", shifted_by_a_token),
+    "FWD201-max behind a loop": ("FWD201", token_by_token),
+    "FWD202-mask in one run alone": ("FWD202", in_blocks),
+    "FWD201-slice that looks ahead": ("FWD201", looked_ahead),
+}
+
+
+def found(code: str, mix: Callable[[Tensor], Tensor]) -> list[Finding]:
+    subject = Subject(
+        name="tests",
+        build=lambda seed: (torch.manual_seed(seed), Sums(mix))[1],
+        forward=lambda module, x: module(x),
+        input="embeddings",
+        width=WIDTH,
+        packages=("tests",),
+        max_length=128,
+        profile="smoke" if code == "FWD201" else "quick",
+    )
+    return list(run_check(registry.load(code), subject).findings)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_line_that_lets_two_runs_diverge_is_named(case: str) -> None:
+    code, mix = CASES[case]
+    (finding,) = found(code, mix)
+    assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n"), finding
