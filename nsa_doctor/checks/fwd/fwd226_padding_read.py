@@ -73,7 +73,7 @@ def _fault(sp: BuiltModule, row: PaddedRow) -> tuple[str, Place] | None:
     found = None if row.is_left else base.departure(first, _SECOND, row.own, expected=row.alone())
     if found is None:
         return None
-    return f"a row's own tokens are other than those of the row alone: {found.text}", row.reading()
+    return f"a row's own tokens are other than those of the row alone: {found.text}", row.counting()
 
 
 def planted(subject: Subject) -> Subject:

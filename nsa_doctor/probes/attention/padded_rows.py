@@ -1,5 +1,6 @@
 """Rows of which a mask marks some tokens as padding: what comes of their own tokens, and where it goes wrong."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +15,7 @@ from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.tracer import Tracer
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state import seed_everything
-from nsa_doctor.probes.numerics.divergence import first_divergence
+from nsa_doctor.probes.numerics.divergence import Divergence, first_divergence
 from nsa_doctor.probes.numerics.nonfinite_origin import Returned, origins
 
 _ROWS = 2  # the second is padded
@@ -53,11 +54,12 @@ class PaddedRow:
         """What the row's own tokens give by themselves."""
         return self.sp(self.input[1:, self.own])
 
-    def _masked(self, padding: int) -> Tensor:
+    def _masked(self, padding: int, rows: slice = slice(None)) -> Tensor:
         padded, module = self.sp.subject.padded, self.sp.module
         assert padded is not None
-        x, keep = self._filled(padding), torch.zeros(_ROWS, self.length, dtype=torch.bool)
+        x, keep = self._filled(padding)[rows], torch.zeros(_ROWS, self.length, dtype=torch.bool)
         keep[0], keep[1, self.own] = True, True
+        keep = keep[rows]
         seed_everything(self.sp.subject.seed)
         return ask("forward with padding", lambda: padded(module, x, keep.to(x.device)), module)
 
@@ -76,8 +78,22 @@ class PaddedRow:
         """Where own tokens first differ with the padding."""
         num_own = self.length - self.num_padding
         kept = {self.length: -num_own if self.is_left else num_own}
-        try:
-            found = first_divergence(self.sp, lambda: self._masked(0)[1:], lambda: self._masked(1)[1:], kept)
-        except NotComparableError:
+        found = self._parting(lambda: self._masked(0)[1:], lambda: self._masked(1)[1:], kept)
+        if found is None:
             return definition_place(self.sp.module)
         return found.place if found.place.file else origin(self.sp.subject, self.sp.module, lambda: self._masked(0))
+
+    def counting(self) -> Place:
+        """Where own tokens that padding follows first differ from those of the row alone, whatever it holds."""
+        num_own, second = self.length - self.num_padding, slice(1, 2)
+        kept = {self.length: num_own, num_own: num_own}
+        found = self._parting(lambda: self._masked(0, second), self.alone, kept)
+        return found.place if found is not None and found.computes else self.reading()
+
+    def _parting(
+        self, first: Callable[[], Tensor], second: Callable[[], Tensor], kept: dict[int, int]
+    ) -> Divergence | None:
+        try:
+            return first_divergence(self.sp, first, second, kept)
+        except NotComparableError:
+            return None

@@ -44,6 +44,11 @@ class Divergence:
     place: Place
     mask: Place | None = None
 
+    @property
+    def computes(self) -> bool:
+        """Whether an operation is named that does more than lay values out otherwise."""
+        return self.operation not in _MOVES | {""}
+
 
 def first_divergence(
     built: BuiltModule, first: Callable[[], Tensor], second: Callable[[], Tensor], kept: Mapping[int, int]
@@ -76,7 +81,8 @@ def divergence_of(built: BuiltModule, expected: Recording, result: Recording, ke
     if found is None:
         return Divergence("", whole)
     is_known = bool(found.place.module)  # the run may be of another module than `built`, whose parts have no names here
-    is_inside = call is None or not is_known or f"{found.place.module}.".startswith(f"{whole.module}.")
+    is_whole = call is None or not is_known or not whole.module
+    is_inside = is_whole or f"{found.place.module}.".startswith(f"{whole.module}.")
     place = found.place if is_inside and found.place.file else whole
     mask = mask_with_later_keys(result.operations, expected, number) if isinstance(number, int) else None
     own = replace(place, module=whole.module, module_class=whole.module_class)
@@ -226,7 +232,8 @@ class _Parts:
             return False
         if not self.kept or any(size in self.kept for size in expected.shape):
             return True
-        return not self._learn(differs) and self._is_cut_short(result, expected)
+        is_at_front = all(bool(differs.select(dim, 0).any()) for dim in range(differs.ndim))
+        return not self._learn(differs) and is_at_front and self._is_cut_short(result, expected)
 
     def _narrowed(self, result: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
         """Both, cut to what has to agree; the first run's sizes are those that are known."""

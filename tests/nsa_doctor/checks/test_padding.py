@@ -1,5 +1,6 @@
 """What padding does to a row's own tokens is found, where a module's forward masks padding."""
 
+import linecache
 from collections.abc import Callable
 
 import pytest
@@ -93,6 +94,28 @@ def test_padding_that_reaches_a_rows_own_tokens_is_found(name: str) -> None:
     assert words in finding.message
     assert finding.message.endswith(f"on the {side}")
     assert finding.where.file == __file__
+
+
+class CountsPadding(nn.Linear):
+    """Linear attention of positive features; the mask is put on the keys before one is added to them."""
+
+    def __init__(self) -> None:
+        super().__init__(DIM, DIM)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        k, v = super().forward(x), x
+        if attention_mask is not None:
+            k, v = (each.masked_fill(~attention_mask.bool()[..., None], 0.0) for each in (k, v))
+        k = 1 + k.tanh()
+        sums = (k.mT @ v) / k.sum(1)[..., None]  # here
+        return (1 + x.tanh()) @ sums
+
+
+def test_padding_that_counts_whatever_it_holds_is_found_where_it_counts() -> None:
+    request = SubjectRequest(spec="tests:make", lengths=(16,), explore=True, declared=("bidirectional",))
+    (finding,) = run_check(registry.load("FWD226"), adapt(request, CountsPadding)).findings
+    assert finding.message.startswith("a row's own tokens are other than those of the row alone")
+    assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n"), finding
 
 
 def test_padding_that_is_masked_is_silent() -> None:

@@ -66,6 +66,22 @@ def looked_ahead(y: Tensor) -> Tensor:
     return filled[:, 1:].cumsum(1)  # here
 
 
+class Shifts(nn.Module):
+    def back(self, y: Tensor) -> Tensor:
+        return y.roll(-1, 1)  # here
+
+
+class Calls(nn.Linear):
+    """Asks a part by a method that is not its forward."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.part = Shifts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part.back(super().forward(x))
+
+
 CASES = {
     "FWD201-max behind views": ("FWD201", shifted_by_a_token),
     "FWD201-max behind a loop": ("FWD201", token_by_token),
@@ -74,10 +90,10 @@ CASES = {
 }
 
 
-def found(code: str, mix: Callable[[Tensor], Tensor]) -> list[Finding]:
+def found(code: str, make: Callable[[], nn.Module]) -> list[Finding]:
     subject = Subject(
         name="tests",
-        build=lambda seed: (torch.manual_seed(seed), Sums(mix))[1],
+        build=lambda seed: (torch.manual_seed(seed), make())[1],
         forward=lambda module, x: module(x),
         input="embeddings",
         width=WIDTH,
@@ -91,5 +107,10 @@ def found(code: str, mix: Callable[[Tensor], Tensor]) -> list[Finding]:
 @pytest.mark.parametrize("case", CASES)
 def test_the_line_that_lets_two_runs_diverge_is_named(case: str) -> None:
     code, mix = CASES[case]
-    (finding,) = found(code, mix)
+    (finding,) = found(code, lambda: Sums(mix))
+    assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n"), finding
+
+
+def test_a_method_of_a_part_is_named_that_the_whole_calls() -> None:
+    (finding,) = found("FWD201", Calls)
     assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n"), finding
