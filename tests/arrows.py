@@ -20,7 +20,7 @@ IMPLEMENTATIONS = {"reference", "vectorized", "triton", "flash", "fused"}  # of 
 LEAVES = ("nsa.types", "nsa.autocast", "nsa.ops.geometry")
 TILING = (
     *("nsa.ops.tiles", "nsa.ops.kernel_tiles", "nsa.ops.kernel_launch", "nsa.ops.band_kernels"),
-    *("nsa.ops.banded", "nsa.ops.reads"),
+    *("nsa.ops.banded", "nsa.ops.reads", "nsa.ops.hopper*"),
 )
 MODEL = (
     "nsa.nn",
@@ -48,7 +48,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.ops.tiles": LEAVES,
     "nsa.ops.kernel_tiles": ("nsa.ops.tiles", *LEAVES),
     "nsa.ops.kernel_launch": LEAVES,
-    "nsa.ops.band_kernels": ("nsa.ops.kernel_tiles", *LEAVES),
+    "nsa.ops.band_kernels": ("nsa.ops.kernel_tiles", "nsa.ops.hopper*", *LEAVES),
+    "nsa.ops.hopper.*": ("nsa.ops.hopper.*", "nsa.ops.kernel_tiles", "nsa.ops.tiles", *LEAVES),
     "nsa.ops.banded": ("nsa.ops.tiles", "nsa.ops.reads", *LEAVES),
     "nsa.ops.arguments": LEAVES,
     "nsa.ops.choice": ("nsa.ops.score*", "nsa.ops.select*", *LEAVES),
@@ -127,7 +128,7 @@ PLUGIN_OF_PYTEST = (
 IMPORT_NAMES = {"pyyaml": "yaml"}
 KERNELS = (
     *("nsa.ops.kernel_tiles", "nsa.ops.kernel_launch", "nsa.ops.band_kernels"),
-    *("nsa.ops.*.triton", "nsa.ops.decode.token", "nsa.ops.select.block_kernels"),
+    *("nsa.ops.*.triton", "nsa.ops.hopper.*", "nsa.ops.decode.token", "nsa.ops.select.block_kernels"),
     "nsa.train.loss_kernels",
 )  # imported late, and only where Triton came with torch
 HUGGING_FACE = ("nsa.hf.*",)  # nothing else imports these modules, and nsa.hf says what is missing

@@ -20,6 +20,7 @@ KERNELS = {
     *("nsa.ops.kernel_tiles", "nsa.ops.kernel_launch", "nsa.ops.band_kernels", "nsa.ops.select.block_kernels"),
     *("nsa.ops.decode.token", "nsa.train.loss_kernels"),
     *(f"nsa.ops.{folder}.triton" for folder in TRITON),
+    *(f"nsa.ops.hopper.{name}" for name in ("tiles", "forward", "gradients", "score")),
 }
 
 

@@ -56,7 +56,8 @@ def drawn_mutants(seed: int) -> Iterator[Mutant]:
     sources: dict[str, Source] = {}
     for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
         source = read_source(str(path))
-        if path.name not in ON_A_GPU_ALONE and source is not None:
+        is_kernel = path.name in ON_A_GPU_ALONE or path.parent.name == "hopper"
+        if not is_kernel and source is not None:
             sources[str(path.relative_to(ROOT))] = source
     lines = {file: range(1, source.text.count("\n") + 2) for file, source in sources.items()}
     return drawn(sources, lines, seed)

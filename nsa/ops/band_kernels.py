@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nsa.ops.kernel_tiles import (
     SMALL,
+    Sight,
     add_grad_kv,
     add_grad_q,
     attend_tile,
@@ -21,6 +22,8 @@ from nsa.ops.kernel_tiles import (
     load_rows,
     load_terms,
     make_terms,
+    products_overlap,
+    queries_fit,
     rows_from,
     rows_that_fit,
     scale,
@@ -38,6 +41,9 @@ _BACKWARD_Q = {  # of heads up to SMALL, and of larger ones
 }
 
 
+_LEAST_OVERLAPPED = 8192  # queries that kernels for Hopper GPUs serve: of fewer, what is gained the launch takes
+
+
 class Band(NamedTuple):
     """The first `num_queries` of the last T of S tokens; each sees the last `window` keys, its own included."""
 
@@ -47,8 +53,14 @@ class Band(NamedTuple):
 
 def attend(q: Tensor, k: Tensor, v: Tensor, band: Band, out: Tensor, norm: Tensor) -> None:
     """Writes output and normaliser [B, T, H, 2] of the band's queries; the tensors are contiguous."""
-    lengths, sizes = _lengths(q, k, band), _sizes(q, k, v, _SIDES, _FORWARD["num_stages"])
+    lengths = _lengths(q, k, band)
     with current(q.device):
+        if band.num_queries >= _LEAST_OVERLAPPED and products_overlap(q, k, v):
+            from nsa.ops.hopper import forward  # what it is written in, not every Triton has
+
+            forward.attend(q, k, v, Sight(k.shape[1] - q.shape[1], band.num_queries, window=lengths[4]), out, norm)
+            return
+        sizes = _sizes(q, k, v, _SIDES, _FORWARD["num_stages"])
         _attend[_by_rows(k, band, sizes)](q, k, v, out, norm, *lengths, **sizes, **_FORWARD)
 
 
@@ -62,15 +74,24 @@ def attend_backward(
     norm: Tensor,
     grad_q: Tensor,
     terms: Tensor,
-    grad_k: Tensor,
-    grad_v: Tensor,
+    parts: tuple[Tensor, Tensor],
+    span: int,
 ) -> None:
-    """Writes the gradient of q and terms [B, T, H, 4] of the band's queries, and of as many first keys as grad_k has.
+    """Writes the gradient of q and terms [B, T, H, 4] of the band's queries, and parts [spans, B, n, G, D].
 
-    Every key that the band's queries see is among these. All tensors are contiguous.
+    What each span of so many queries adds to the gradients of the first n keys and values. Every key that the band's
+    queries see is among these. All tensors are contiguous.
     """
-    lengths = _lengths(q, k, band)
+    lengths, (part_k, part_v) = _lengths(q, k, band), parts
+    num_spans, _, num_written = part_k.shape[:3]
     with current(q.device):
+        is_overlapped = band.num_queries >= _LEAST_OVERLAPPED and products_overlap(q, k, v, grad)
+        if is_overlapped and queries_fit(q.shape[2] // k.shape[2]):
+            from nsa.ops.hopper import gradients
+
+            sight = Sight(k.shape[1] - q.shape[1], band.num_queries, window=lengths[4])
+            gradients.gradients(grad, q, k, v, sight, out, norm, grad_q, terms, parts, span)
+            return
         # For larger heads the compiler has one product wait for the other where terms are loaded as tiles.
         is_small = max(q.shape[-1], v.shape[-1]) <= SMALL
         sides, launched = _BACKWARD_Q[is_small]
@@ -79,8 +100,8 @@ def attend_backward(
             q, k, v, out, norm, grad, grad_q, terms, *lengths, **sizes, **launched
         )
         sizes = _sizes(q, k, v, _SIDES_BACKWARD_KV, _BACKWARD_KV["num_stages"])
-        _attend_backward_kv[(k.shape[0] * k.shape[2] * -(-grad_k.shape[1] // sizes["KEYS"]),)](
-            q, k, v, grad, terms, grad_k, grad_v, grad_k.shape[1], *lengths, **sizes, AS_TILE=is_small, **_BACKWARD_KV
+        _attend_backward_kv[lengths[0] * -(-num_written // sizes["KEYS"]), num_spans](
+            q, k, v, grad, terms, part_k, part_v, num_written, span, *lengths, **sizes, AS_TILE=is_small, **_BACKWARD_KV
         )
 
 
@@ -110,7 +131,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, sides: tuple[int, int], num_stages: 
 
 
 # Vary, and are no reason to compile again.
-_VARYING = ("num_streams", "num_queries", "num_served", "num_keys", "window", "num_written")
+_VARYING = ("num_streams", "num_queries", "num_served", "num_keys", "window", "num_written", "span")
 
 
 @triton.jit(do_not_specialize=_VARYING)
@@ -174,12 +195,15 @@ def _attend_backward_q(
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend_backward_kv(
-    q, k, v, grad, terms, grad_k, grad_v, num_written, num_streams, num_queries, num_served, num_keys,
+    q, k, v, grad, terms, part_k, part_v, num_written, span, num_streams, num_queries, num_served, num_keys,
     window,
     HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, WIDTH_K: tl.constexpr,
     WIDTH_V: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, AS_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients [B, num_written, G, D] of one tile of keys and values of one stream; zero where no query sees a key."""
+    """What one span of queries adds to the gradients of one tile of keys and values of one stream.
+
+    part_k [spans, B, num_written, G, Dk] and part_v; zero where no query sees a key.
+    """
     batch, group, tile = stream_of(num_streams, GROUPS)
     key = tile * KEYS + tl.arange(0, KEYS)
     is_key = key < num_keys
@@ -194,8 +218,9 @@ def _attend_backward_kv(
     sum_k = tl.zeros([KEYS, WIDTH_K], tl.float32)
     sum_v = tl.zeros([KEYS, WIDTH_V], tl.float32)
     first_query = num_keys - num_queries
-    begin = tl.maximum(tile * KEYS - first_query, 0) * HEADS
-    stop = tl.minimum(tile * KEYS + KEYS - 1 + window - first_query, num_served) * HEADS
+    begin = tl.maximum(tile * KEYS - first_query, tl.program_id(1) * span) * HEADS
+    stop = tl.minimum(tl.program_id(1) * span + span, num_served)
+    stop = tl.minimum(tile * KEYS + KEYS - 1 + window - first_query, stop) * HEADS
     # Rows that see the tile whole.
     first_whole = (tile * KEYS + KEYS - 1 - first_query) * HEADS
     last_whole = (tile * KEYS + window - first_query) * HEADS - ROWS
@@ -211,10 +236,11 @@ def _attend_backward_kv(
         sum_k, sum_v, _ = add_grad_kv(
             sum_k, sum_v, q_tile, k_tile, v_tile, grad_tile, is_visible, peak, log_total, delta, SIZE_K, is_edge
         )
-    first_key = (batch * num_written + tile * KEYS) * GROUPS + group
+    first_part = tl.program_id(1).to(tl.int64) * num_streams * num_written
+    first_key = first_part + (batch * num_written + tile * KEYS) * GROUPS + group
     is_key = key < num_written
-    store_rows(grad_k + first_key * SIZE_K, key_row, is_key, sum_k * scale(SIZE_K), SIZE_K, WIDTH_K)
-    store_rows(grad_v + first_key * SIZE_V, key_row, is_key, sum_v, SIZE_V, WIDTH_V)
+    store_rows(part_k + first_key * SIZE_K, key_row, is_key, sum_k * scale(SIZE_K), SIZE_K, WIDTH_K)
+    store_rows(part_v + first_key * SIZE_V, key_row, is_key, sum_v, SIZE_V, WIDTH_V)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ and int64 where a row holds 2^31 elements or more (WIDE).
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,8 +21,23 @@ from nsa.ops.tiles import LOG2_E
 LEAST_SIDE = 16  # of a matrix product
 SMALL = 64  # head size up to which tiles are larger, or have fewer warps
 _MOST_OFFSETS = 2**31 - 1
+_OVERLAPPED, _ROWS_OVERLAPPED = 128, 64  # channels of heads, and rows of tiles, of the kernels for Hopper GPUs
 _LOG2_E = tl.constexpr(LOG2_E)
 _OF_NO_ROW = tl.constexpr(1e30)  # finite, for it is multiplied by zero
+
+
+class Sight(NamedTuple):
+    """Which keys the first num_served queries see; the first of them stands at first_query.
+
+    The last `window` keys, their own included; or, of compressed blocks `length` long and `stride` apart, those that
+    end at or before them.
+    """
+
+    first_query: int
+    num_served: int
+    window: int = 0
+    length: int = 0
+    stride: int = 0
 
 
 def side(size: int) -> int:
@@ -53,6 +68,24 @@ def _shared_memory(device: torch.device) -> int:
     """Bytes that one program may have."""
     properties = torch.cuda.get_device_properties(device)
     return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+
+
+def products_overlap(*tensors: Tensor) -> bool:
+    """Whether the kernels of `nsa.ops.hopper` serve these contiguous q, k and v: of 128 channels, on a Hopper GPU."""
+    is_served = all(x.shape[-1] == _OVERLAPPED and x.numel() and x.data_ptr() % 16 == 0 for x in tensors)
+    return is_served and _is_hopper(tensors[0].device)
+
+
+def queries_fit(heads: int) -> bool:
+    """Whether the tiles in which those kernels load queries hold the heads, so many a group, of whole queries."""
+    return heads & (heads - 1) == 0 and heads <= _ROWS_OVERLAPPED
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    """Whether it is a Hopper GPU, and Triton the one whose Gluon these kernels are written in."""
+    is_known = device.type == "cuda" and triton.__version__.startswith("3.6.")
+    return is_known and torch.cuda.get_device_capability(device)[0] == 9
 
 
 def tiles_of(x: Tensor, rows: int, width: int) -> Any:
@@ -219,7 +252,7 @@ def load_terms(terms, row, is_row, ROWS: tl.constexpr, AS_TILE: tl.constexpr = T
 @triton.jit
 def weights_of(q_tile, k_tile, peak, log_total, SIZE_K: tl.constexpr):
     """Probabilities [rows, keys] of what was normalised before; a key that a row does not see may have any."""
-    return tl.exp2(tl.dot(q_tile, tl.trans(k_tile)) * factor(SIZE_K) - peak[:, None] - log_total[:, None])
+    return tl.exp2(tl.dot(q_tile, tl.trans(k_tile)) * factor(SIZE_K) - (peak + log_total)[:, None])
 
 
 @triton.jit
@@ -244,7 +277,7 @@ def add_grad_kv(
     And the gradient of the scores [keys, rows], rounded as its products take it. A row that is none adds nothing,
     is_masked or not: see `load_terms`.
     """
-    weights = tl.exp2(tl.dot(k_tile, tl.trans(q_tile)) * factor(SIZE_K) - peak[None, :] - log_total[None, :])
+    weights = tl.exp2(tl.dot(k_tile, tl.trans(q_tile)) * factor(SIZE_K) - (peak + log_total)[None, :])
     if is_masked:
         weights = tl.where(is_visible, weights, 0.0)
     sum_v = tl.dot(weights.to(grad_tile.dtype), grad_tile, sum_v)

@@ -16,6 +16,7 @@ from torch import Tensor
 from nsa.autocast import without_autocast
 from nsa.ops.geometry import Geometry
 from nsa.ops.kernel_tiles import (
+    Sight,
     add_grad_kv,
     add_grad_q,
     attend_tile,
@@ -25,6 +26,8 @@ from nsa.ops.kernel_tiles import (
     load_rows,
     load_terms,
     make_terms,
+    products_overlap,
+    queries_fit,
     rows_from,
     rows_that_fit,
     scale,
@@ -41,6 +44,7 @@ _ROWS_BACKWARD_Q, _ROWS_BACKWARD_KV = 64, 32
 _FORWARD = {"num_warps": 4, "num_stages": 3}
 _BACKWARD_Q, _BACKWARD_KV = {"num_warps": 4, "num_stages": 2}, {"num_warps": 4, "num_stages": 3}
 _LEAST_TILED = 512  # compressed blocks
+_LEAST_OVERLAPPED = 512  # of them that kernels for Hopper GPUs serve: of fewer, what is gained the launch takes
 _MOST_SPANS, _LEAST_SPAN = 32, 256  # of queries, for the gradients of keys and values
 
 
@@ -81,6 +85,13 @@ def forward(q: Tensor, k: Tensor, v: Tensor, geometry: Geometry, first_query: in
     """Output and normaliser of contiguous q, k and v."""
     out = q.new_empty(*q.shape[:3], v.shape[-1])
     norm = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
+    if k.shape[1] >= _LEAST_OVERLAPPED and products_overlap(q, k, v):
+        from nsa.ops.hopper import forward  # what it is written in, not every Triton has
+
+        sight = Sight(first_query, q.shape[1], length=geometry.l, stride=geometry.d)
+        with current(q.device):
+            forward.attend(q, k, v, sight, out, norm)
+        return out, norm
     lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, _ROWS, _FORWARD["num_stages"])
     tiles, tiled = _key_tiles(k, v, sizes)
     with current(q.device):
@@ -97,10 +108,17 @@ def gradients(
     grad_q = torch.empty_like(q)
     terms = q.new_empty(*q.shape[:3], 4, dtype=torch.float32)
     lengths, sizes = _lengths(q, k, first_query), _sizes(q, k, v, geometry, _ROWS_BACKWARD_Q, _BACKWARD_Q["num_stages"])
-    tiles, tiled = _key_tiles(k, v, sizes)
     span = max(_LEAST_SPAN, -(-q.shape[1] // _MOST_SPANS))
     num_spans = -(-q.shape[1] // span)
     part_k, part_v = (x.new_empty(num_spans, *x.shape, dtype=torch.float32) for x in (k, v))
+    if k.shape[1] >= _LEAST_OVERLAPPED and products_overlap(q, k, v, grad) and queries_fit(sizes["HEADS"]):
+        from nsa.ops.hopper import gradients as overlapped
+
+        sight = Sight(first_query, q.shape[1], length=geometry.l, stride=geometry.d)
+        with current(q.device):
+            overlapped.gradients(grad, q, k, v, sight, out, norm, grad_q, terms, (part_k, part_v), span)
+        return grad_q, part_k.sum(0).to(k.dtype), part_v.sum(0).to(v.dtype)
+    tiles, tiled = _key_tiles(k, v, sizes)
     with current(q.device):
         _attend_backward_q[_by_rows(q, k, sizes)](
             q, k, v, *tiles, out, norm, grad, grad_q, terms, *lengths, **sizes, TILED=tiled, **_BACKWARD_Q

@@ -15,12 +15,22 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.ops.geometry import EMPTY_SLOT, NUM_FORCED, Geometry
-from nsa.ops.kernel_tiles import best_ranked, current, load_norm, load_rows, rows_that_fit, side, weights_of
+from nsa.ops.kernel_tiles import (
+    best_ranked,
+    current,
+    load_norm,
+    load_rows,
+    products_overlap,
+    rows_that_fit,
+    side,
+    weights_of,
+)
 from nsa.ops.tiles import split, tile_budget
 from nsa.types import CompressedKey, Query, Slots
 
 _MOST_QUERIES, _MOST_KEYS = 64, 128  # of one product; fastest on an H200, as is what follows
 _SCORE = {"num_warps": 4, "num_stages": 2}
+_LEAST_OVERLAPPED = 512  # compressed blocks that kernels for Hopper GPUs serve
 _BLOCKS_PER_WARP, _MOST_WARPS = 512, 16  # of the row that one program chooses from
 
 
@@ -95,6 +105,12 @@ def given_to_blocks(
     num_streams, num = k_cmp.shape[0] * k_cmp.shape[2], queries.stop - queries.start
     num_numbers = geometry.num_blocks(first_query + queries.stop) * sizes["PIECES"]
     inside, spilled = (q.new_empty(num_streams, num, num_numbers, dtype=torch.float32) for _ in range(2))
+    if k_cmp.shape[1] >= _LEAST_OVERLAPPED and products_overlap(q, k_cmp):
+        from nsa.ops.hopper import score  # what it is written in, not every Triton has
+
+        if score.fits(geometry):
+            score.given_to_blocks(q, k_cmp, norm, geometry, first_query, queries, inside, spilled)
+            return inside, spilled
     grid = -(-num_numbers * sizes["PADDED"] // sizes["KEYS"]), -(-num // sizes["QUERIES"]), num_streams
     _score[grid](
         q, k_cmp, norm, inside, spilled, k_cmp.shape[1], q.shape[1], first_query, queries.start, num, num_numbers,

@@ -34,6 +34,7 @@ from nsa.ops.select import block_kernels
 from nsa.ops.tiles import refuse_second_derivatives
 from nsa.types import Key, Output, Query, Slots, Value
 
+_SPAN = 128  # queries that attend densely, for the gradients of keys and values
 _MOST_HEADS = 64  # rows of one program's products; a group with more heads takes several
 # Fastest on an H200, for rows x columns of a query's tile up to 16 x SMALL, and more.
 _BY_QUERY = {True: {"num_warps": 1, "num_stages": 2}, False: {"num_warps": 2, "num_stages": 2}}
@@ -106,13 +107,16 @@ def gradients(
     num_dense = _num_dense(q, k, geometry) if is_chosen else 0
     is_whole = num_dense == q.shape[1]
     num_keys = k.shape[1] if is_whole else k.shape[1] - q.shape[1] + num_dense if num_dense else 0
-    # What is added to further is in float32.
-    dense = [x.new_empty(x.shape[0], num_keys, *x.shape[2:], dtype=None if is_whole else torch.float32) for x in (k, v)]
+    # What is added to further is in float32; by spans of queries, since these keys alone are few programs.
+    span = q.shape[1] if is_whole else _SPAN
+    shapes = [(-(-num_dense // span), x.shape[0], num_keys, *x.shape[2:]) for x in (k, v)]
+    part_k, part_v = (q.new_empty(shape, dtype=None if is_whole else torch.float32) for shape in shapes)
     if num_dense:
         band = Band(num_dense, k.shape[1])
-        band_kernels.attend_backward(grad, q, k, v, band, out, norm, grad_q, terms, *dense)
+        band_kernels.attend_backward(grad, q, k, v, band, out, norm, grad_q, terms, (part_k, part_v), span)
     if is_whole:
-        return grad_q, dense[0], dense[1]
+        return grad_q, part_k[0], part_v[0]
+    dense = [part_k.sum(0), part_v.sum(0)]
     inverted = block_kernels.is_inverted(q, k, v, geometry)
     with current(q.device):
         if inverted:

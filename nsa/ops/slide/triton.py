@@ -50,5 +50,6 @@ def gradients(
     grad = grad.to(q.dtype).contiguous()
     grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     terms = q.new_empty(*q.shape[:3], 4, dtype=torch.float32)
-    attend_backward(grad, q, k, v, Band(q.shape[1], geometry.w), out, norm, grads[0], terms, *grads[1:])
+    parts = grads[1][None], grads[2][None]
+    attend_backward(grad, q, k, v, Band(q.shape[1], geometry.w), out, norm, grads[0], terms, parts, q.shape[1])
     return grads

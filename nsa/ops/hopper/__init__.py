@@ -1,0 +1,1 @@
+"""Kernels for Hopper GPUs whose matrix products run while exponentials are taken."""
