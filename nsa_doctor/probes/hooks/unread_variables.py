@@ -4,7 +4,7 @@ import ast
 import linecache
 from collections.abc import Iterable, Iterator
 
-from nsa_doctor.core.errors import attempt
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -16,13 +16,12 @@ def unread_at(places: Iterable[Place]) -> Iterator[tuple[str, Place]]:
 
     What is taken apart into several is left alone, and so is a name that begins with an underscore.
     """
-    trees: dict[str, ast.Module | None] = {}
+    trees: dict[str, ast.Module | Caught] = {}
     for place in places:
         if place.file not in trees:
-            tree = attempt(lambda place=place: ast.parse("".join(linecache.getlines(place.file))))
-            trees[place.file] = tree if isinstance(tree, ast.Module) else None
+            trees[place.file] = attempt(lambda place=place: ast.parse("".join(linecache.getlines(place.file))))
         tree = trees[place.file]
-        name = None if tree is None else _unread(tree, place.line)
+        name = None if isinstance(tree, Caught) else _unread(tree, place.line)
         if name is not None:
             yield name, place
 
