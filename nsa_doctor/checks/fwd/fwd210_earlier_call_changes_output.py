@@ -1,7 +1,8 @@
 """FWD210 earlier-call-changes-output
 
 Detects: an output in `eval()` that depends on what was done with the module before: calls of another length, batch,
-dtype or mode, training, `train()` and `eval()`, `state_dict()`, copies, how many calls there were; or on a rare draw.
+dtype or mode or under autocast, training, `train()` and `eval()`, `state_dict()`, copies, how many calls there were; or
+on a rare draw.
 Matters: a model is evaluated and served in another order of calls than it was trained in, and gives other answers.
 Fix: look at the line named for an attribute, a cache or a count that outlives the call; what a call has to know comes
 with its arguments, and what training learns lies in parameters and buffers.
@@ -20,6 +21,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.after_autocast import after_autocast
 from nsa_doctor.checks._shared.earlier import Replays
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, attempt
@@ -52,6 +54,9 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     seen = first_seen(replays.fresh(), steps, judge)
     if seen is not None:
         yield replays.finding("FWD210", seen, replays.cause(seen, judge))
+        return
+    if subject.profile != "smoke" and (found := after_autocast(subject)) is not None:
+        yield found
     elif generators:
         x = _input(sp)
         place = first_draw(subject, sp.module, lambda: sp(x))

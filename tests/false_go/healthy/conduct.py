@@ -217,7 +217,8 @@ class MergedInEvaluation(nn.Module):
     def forward(self, x):
         if self.training or torch.is_grad_enabled():
             return self.second(self.first(x))
-        made_from = (self.first.weight.data_ptr(), self.first.weight._version, self.second.weight._version, x.dtype)
+        under = x.dtype, torch.is_autocast_enabled(x.device.type)
+        made_from = (self.first.weight.data_ptr(), self.first.weight._version, self.second.weight._version, *under)
         if self.merged is None or self.merged[0] != made_from:
             self.merged = (made_from, self.second.weight @ self.first.weight)
         return F.linear(x, self.merged[1], self.second.bias)
