@@ -58,7 +58,10 @@ def after_autocast(subject: Subject) -> Finding | None:
     if reference is None or reference.raised or reference.nonfinite:
         return None
     longer = min(_LONGER, subject.max_length)
-    for way in (*([_Way((call,), longer)] if longer > call.length else []), _Way((), call.length)):
+    ways = [_Way((call,), longer)] if longer > call.length else []
+    if not reference.drawn_from:  # what a first call draws may be other numbers in another dtype
+        ways.append(_Way((), call.length))
+    for way in ways:
         used = begun if way.before else replays.fresh()  # the call before is the one that was just made
         seen = _seen(replace(way, before=()), reference, used, is_autocast=True)
         if seen is not None and all(_is_of_autocast(replays, way, reference) for _ in range(_CONFIRMATIONS)):

@@ -118,6 +118,18 @@ class CountsItsCalls(Rotary):
         return y
 
 
+class DrawnAtFirstCall(Rotary):
+    """Draws a projection when it is first called, in the dtype of what comes."""
+
+    projection: Tensor | None = None
+
+    def forward(self, x):
+        q = self.q(x)
+        if self.projection is None:
+            self.projection = torch.randn(SIZE, SIZE, dtype=q.dtype, device=x.device)
+        return super().forward(x @ self.projection.to(x.dtype))
+
+
 class RefusesAutocast(TableOfTheFirst):
     def forward(self, x):
         assert not torch.is_autocast_enabled(x.device.type), "autocast is not supported"
@@ -157,7 +169,9 @@ def test_weights_that_autocast_leaves_raise_where_they_are_read() -> None:
     assert "# kept\n" in linecache.getline(finding.where.file, finding.where.line)
 
 
-@pytest.mark.parametrize("make", [Rotary, TableOfEachDtype, MadeInEachCall, CountsItsCalls, RefusesAutocast])
+@pytest.mark.parametrize(
+    "make", [Rotary, TableOfEachDtype, MadeInEachCall, CountsItsCalls, DrawnAtFirstCall, RefusesAutocast]
+)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_what_autocast_leaves_for_itself_is_silent(make: type[nn.Module], seed: int) -> None:
     result = examined(make, seed)
