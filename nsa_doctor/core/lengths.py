@@ -1,5 +1,6 @@
 """Which lengths to examine: those a geometry changes at, or those that are known to be unlucky."""
 
+import random
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -52,6 +53,12 @@ def evenly(among: Sequence[int], count: int) -> list[int]:
     if count >= len(among):
         return list(among)
     return [among[len(among) - 1 - (index * len(among)) // count] for index in reversed(range(count))]
+
+
+def short_ones_first(among: Iterable[int], seed: int) -> list[int]:
+    """All of them in a random order in which short ones tend to come first."""
+    chance = random.Random(seed)  # noqa: S311 (an order, no secret)
+    return sorted(among, key=lambda length: length * chance.random())
 
 
 def nearest(length: int, among: Iterable[int]) -> list[int]:

@@ -1,9 +1,9 @@
 """Every length up to some hundred tokens, as far as there is time: one alone may be the one that goes wrong."""
 
-import random
 from collections.abc import Callable, Iterator
 
 from nsa_doctor.core.check import Profile
+from nsa_doctor.core.lengths import short_ones_first
 from nsa_doctor.probes.model.nominal_time import WorkByLength
 from nsa_doctor.subject.contract import Subject
 
@@ -17,8 +17,7 @@ def each_length(subject: Subject, of_length: Callable[[int], object]) -> Iterato
     if subject.is_slow or not left:
         return
     work = WorkByLength(of_length, longest)
-    chance = random.Random(subject.seed)  # noqa: S311 (an order, no secret)
-    for length in sorted(range(1, longest + 1), key=lambda length: length * chance.random()):
+    for length in short_ones_first(range(1, longest + 1), subject.seed):
         left -= work.seconds(length)
         if left < 0:
             return

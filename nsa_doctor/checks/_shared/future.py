@@ -85,7 +85,7 @@ def leak(subject: Subject, plan: Plan) -> tuple[int, Departure | None]:
         base = base or baseline(built, x)
         with torch.no_grad():
             changed = built(other)
-        found = base.departure(changed[:, :cut], tokens=slice(cut), loudness=max(1.0, plan.scale))
+        found = base.departure(changed[:, :cut], tokens=slice(cut), loudness=max(1.0, plan.scale), given=other)
         if found is not None:
             return cut, found
     return plan.length, None

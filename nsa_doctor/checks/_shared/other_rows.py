@@ -9,11 +9,12 @@ from torch import Tensor
 from nsa_doctor.checks._shared.compared import middle_lengths, odd_lengths
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
-from nsa_doctor.probes.model.inputs import rows_to_try
-from nsa_doctor.probes.numerics.compare import Baseline, Departure, baseline
+from nsa_doctor.probes.model.inputs import rows_to_try, with_values
+from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.subject.contract import Subject
 
 NUM_ROWS = 5
+OF_ORDINARY_VALUES = "other rows of ordinary values"
 _SHORT = 19
 _MODES: tuple[Mode, ...] = ("eval", "train")
 _ORDINARY = "other rows"
@@ -39,6 +40,20 @@ class Plan:
     held: tuple[tuple[str, int], ...]
     values: str = ""
 
+    def module(self, subject: Subject) -> BuiltModule:
+        """What is called: the subject behind these values."""
+        return comparable_module(with_values(subject, self.values), mode=self.mode)
+
+    def changed(self, subject: Subject, built: BuiltModule, like: str, row: int) -> tuple[BuiltModule, Tensor]:
+        """The batch x [B, S, ...] with rows of that kind around the row held, and what it goes through."""
+        x, others = (built.input(self.length, NUM_ROWS, seed=subject.seed + another) for another in (0, 1))
+        own = x[row : row + 1]
+        if like == OF_ORDINARY_VALUES:
+            built = replace(built, subject=with_values(subject, self.values, row))
+        else:
+            others = _ROWS_LIKE[like](others, own)
+        return built, torch.cat((others[:row], own, others[row + 1 :]))
+
 
 def plans(subject: Subject) -> Iterator[Plan]:
     """The first row and the last are held in turn; at the first length both are, and all kinds of others are tried."""
@@ -50,25 +65,19 @@ def plans(subject: Subject) -> Iterator[Plan]:
         turns = [(kind, -((number + turn) % 2)) for turn, kind in enumerate([_ORDINARY] if number else kinds)]
         yield Plan(length, mode, tuple(turns if number else [*turns, (_ORDINARY, -1)]))
     for kind in rows_to_try(subject) if "eval" in modes else []:
-        yield Plan(min(_SHORT, subject.max_length), "eval", ((_ORDINARY, -1),), kind)
+        yield Plan(min(_SHORT, subject.max_length), "eval", ((_ORDINARY, -1), (OF_ORDINARY_VALUES, -1)), kind)
 
 
 def mixed(subject: Subject, plan: Plan) -> tuple[str, int, Departure] | None:
     """The first kind of other rows that changes the row held, that row, and how."""
-    built = comparable_module(subject, mode=plan.mode)
+    built = plan.module(subject)
     base = baseline(built, built.input(plan.length, NUM_ROWS))
-    changes = ((like, row, _change(base, like, row)) for like, row in plan.held)
-    return next(((like, row, found) for like, row, found in changes if found is not None), None)
-
-
-def _change(base: Baseline, like: str, row: int) -> Departure | None:
-    row %= NUM_ROWS
-    changed = base.built(with_other_rows(base.built, base.x, row, like)).detach()
-    found = base.departure(changed[row : row + 1], rows=slice(row, row + 1))
-    return None if found is None else replace(found, first_row=row)
-
-
-def with_other_rows(built: BuiltModule, x: Tensor, row: int, like: str) -> Tensor:
-    """The batch x [B, S, ...] with rows of that kind in the place of all but one."""
-    own, others = x[row : row + 1], built.input(x.shape[1], NUM_ROWS, seed=built.subject.seed + 1)
-    return torch.cat(((others := _ROWS_LIKE[like](others, own))[:row], own, others[row + 1 :]))
+    for like, held in plan.held:
+        row = held % NUM_ROWS
+        beside, x = plan.changed(subject, built, like, row)
+        with torch.no_grad():
+            output = beside(x)
+        found = base.departure(output[row : row + 1], rows=slice(row, row + 1), given=x, through=beside)
+        if found is not None:
+            return like, row, replace(found, first_row=row)
+    return None

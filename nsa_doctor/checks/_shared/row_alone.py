@@ -63,8 +63,8 @@ def row_that_changes(subject: Subject, plan: Plan) -> Departure | None:
         raise
     for row in sorted({0, plan.batch // 2, plan.batch - 1}):
         with torch.no_grad():
-            alone = built(base.x[row : row + 1])
-        found = base.departure(alone, rows=slice(row, row + 1))
+            alone = built(own := base.x[row : row + 1])
+        found = base.departure(alone, rows=slice(row, row + 1), given=own)
         if found is not None:
             return replace(found, first_row=row)
     return None

@@ -64,13 +64,13 @@ def _first(subject: Subject, length: int, prefixes: Iterable[int]) -> tuple[int,
     for prefix in prefixes:
         try:
             with torch.no_grad():
-                alone = built(base.x[:, :prefix])
+                alone = built(head := base.x[:, :prefix])
         except NotComparableError:  # a length that is not tried again
             continue
         except SubjectFailedError as error:
             failure = failure or error
             continue
-        found = base.departure(alone, tokens=slice(prefix))
+        found = base.departure(alone, tokens=slice(prefix), given=head)
         if found is not None:
             return prefix, found
     if failure is not None:

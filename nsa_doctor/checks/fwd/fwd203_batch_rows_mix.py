@@ -18,11 +18,9 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import ANOTHER_SEED, departure_finding, one, said_of
-from nsa_doctor.checks._shared.other_rows import NUM_ROWS, Plan, mixed, plans, with_other_rows
+from nsa_doctor.checks._shared.other_rows import NUM_ROWS, OF_ORDINARY_VALUES, Plan, mixed, plans
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.probes.model.built_module import comparable_module
-from nsa_doctor.probes.model.inputs import with_values
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
@@ -32,7 +30,6 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 
 def _examine(subject: Subject, plan: Plan) -> Finding | None:
-    subject = with_values(subject, plan.values)
     seen = mixed(subject, plan)
     if seen is None:
         return None
@@ -40,12 +37,11 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
     other_seed = replace(subject, seed=subject.seed + ANOTHER_SEED)
     if mixed(other_seed, replace(plan, held=((like, row),))) is None:
         return None
-    built = comparable_module(subject, mode=plan.mode)
-    x = built.input(plan.length, NUM_ROWS)
-    other = with_other_rows(built, x, row % NUM_ROWS, like)
-    divergence = first_divergence(built, lambda: built(x), lambda: built(other), {NUM_ROWS: 1 if row == 0 else -1})
-    what = f"{like} of the batch change a row's output{said_of(plan.values)}"
-    message = f"{what} at B={NUM_ROWS}, S={plan.length} ({plan.mode})"
+    built = plan.module(subject)
+    x, (beside, other) = built.input(plan.length, NUM_ROWS), plan.changed(subject, built, like, row)
+    divergence = first_divergence(built, lambda: built(x), lambda: beside(other), {NUM_ROWS: 1 if row == 0 else -1})
+    where = f" where all of it is {plan.values}" if like == OF_ORDINARY_VALUES else said_of(plan.values)
+    message = f"{like} of the batch change a row's output{where} at B={NUM_ROWS}, S={plan.length} ({plan.mode})"
     return departure_finding(subject, "FWD203", message, divergence, found, length=plan.length, mode=plan.mode)
 
 

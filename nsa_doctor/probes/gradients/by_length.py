@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.core.check import Profile
-from nsa_doctor.core.lengths import boundary_lengths, evenly
+from nsa_doctor.core.lengths import boundary_lengths, evenly, short_ones_first
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.nominal_time import WorkByLength
@@ -65,8 +65,8 @@ class GradientsByLength:
         chance = random.Random(self._sp.subject.seed)  # noqa: S311 (an order, no secret)
         edges = boundary_lengths(self._sp.subject.geometry, min(limit, _FARTHEST) - 1)
         edges = evenly([edge for edge in edges if edge > _FIRST], _NUM_BOUNDARIES[profile])
-        others = sorted(range(_FIRST, min(limit, _EACH) + 1), key=lambda length: length * chance.random())
-        others += sorted(range(_EACH + 1, min(limit, _FARTHEST) + 1), key=lambda length: length * chance.random())
+        others = short_ones_first(range(_FIRST, min(limit, _EACH) + 1), self._sp.subject.seed)
+        others += short_ones_first(range(_EACH + 1, min(limit, _FARTHEST) + 1), self._sp.subject.seed)
         tried = {self.reference}
         yield from ((length, _ROWS) for length in _SHORT if length < self.reference)
         for among in (chance.sample(edges, len(edges)), self._long, others):

@@ -56,12 +56,18 @@ def arrangements_to_try(subject: Subject) -> list[str]:
     return [*_ROWS[subject.input], *_MIXED] if values_to_try(subject) else []
 
 
-def with_values(subject: Subject, kind: str) -> Subject:
-    """The subject behind a change of its input alone: what holds of it holds for such values too."""
+def with_values(subject: Subject, kind: str, row: int | None = None) -> Subject:
+    """The subject behind a change of its input alone, of one row if given: what holds of it holds of such values."""
     if not kind:
         return subject
     change, forward = (_KINDS[subject.input] | _ROWS[subject.input] | _MIXED)[kind], subject.forward
-    return replace(subject, forward=lambda module, x: forward(module, change(x, subject.width)))
+
+    def changed(x: Tensor) -> Tensor:
+        if row is None:
+            return change(x, subject.width)
+        return torch.cat((x[:row], change(x[row : row + 1], subject.width), x[row + 1 :]))
+
+    return replace(subject, forward=lambda module, x: forward(module, changed(x)))
 
 
 Change = Callable[[Tensor, int], Tensor]

@@ -1,6 +1,6 @@
 """Compares two outputs that should be equal, token by token, above what rounding alone does."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.probes.model.built_module import BuiltModule, require_finite
 from nsa_doctor.probes.numerics.operation_noise import operation_noise
-from nsa_doctor.probes.numerics.precision import finest_precision, least_noise, noise_floor
+from nsa_doctor.probes.numerics.precision import effective_precision, finest_precision, least_noise, noise_floor
 from nsa_doctor.probes.tensors.finite import isfinite
 
 
@@ -49,6 +49,8 @@ class Baseline:
     built: BuiltModule
     x: Tensor
     output: Tensor
+    _floors: dict[float, Tensor] = field(default_factory=dict, repr=False)
+    _noises: dict[float, Tensor] = field(default_factory=dict, repr=False)
 
     def departure(
         self,
@@ -58,20 +60,25 @@ class Baseline:
         *,
         loudness: float = 1.0,
         expected: Tensor | None = None,
+        given: Tensor | None = None,
+        through: BuiltModule | None = None,
     ) -> Departure | None:
         """How `output` departs from these rows and tokens of the baseline; None when it does not.
 
         `loudness` says how many times as large the input was elsewhere: rounding is as many times as large. `expected`
-        takes the baseline's place where another way of computing these tokens is compared.
+        takes the baseline's place where another way of computing these tokens is compared. `given` is the input of the
+        other pass, and `through` what it went through if that is another: what the baseline alone rounds is no rounding
+        of both.
         """
         expected = self.output[rows, tokens] if expected is None else expected
         if departure(output, expected, loudness * self._least_floor[rows, tokens]) is None:
             return None
-        floor = loudness * self.floor[rows, tokens]
+        eps = self._eps if given is None else self._finer_of(through or self.built, given)
+        floor = loudness * self._floor_at(eps)[rows, tokens]
         found = departure(output, expected, floor)
         if found is None or not found.error <= _MOST_FLOORS * found.floor:
             return found
-        return departure(output, expected, torch.maximum(floor, loudness * self._operation_noise[rows, tokens]))
+        return departure(output, expected, torch.maximum(floor, loudness * self._operation_noise(eps)[rows, tokens]))
 
     @cached_property
     def _least_floor(self) -> Tensor:
@@ -84,19 +91,33 @@ class Baseline:
         roundings = _ROUNDINGS if eps > torch.finfo(torch.float32).eps else _ROUNDINGS_OF_A_TRANSFORM
         return roundings * eps * float(self.output.abs().max())
 
-    @cached_property
+    @property
     def floor(self) -> Tensor:
         """How far rounding moves each token [B, S]; costs several passes, so only what differs at all asks for it."""
-        eps = finest_precision(self.built, self.x[:, :_LENGTH_FOR_PRECISION]).eps
-        floor = noise_floor(self.built, self.x, eps) + self._across(eps)
-        if not bool(isfinite(floor).all()):
-            raise NotComparableError(f"rounding alone makes the output not finite at S={self.x.shape[1]}")
-        return floor
+        return self._floor_at(self._eps)
 
     @cached_property
-    def _operation_noise(self) -> Tensor:
+    def _eps(self) -> float:
+        return finest_precision(self.built, self.x[:, :_LENGTH_FOR_PRECISION]).eps
+
+    def _finer_of(self, through: BuiltModule, given: Tensor) -> float:
+        if self._eps <= torch.finfo(self.output.dtype).eps:
+            return self._eps
+        with torch.no_grad():
+            return min(self._eps, effective_precision(through, given).eps)
+
+    def _floor_at(self, eps: float) -> Tensor:
+        if eps not in self._floors:
+            self._floors[eps] = noise_floor(self.built, self.x, eps) + self._across(eps)
+            if not bool(isfinite(self._floors[eps]).all()):
+                raise NotComparableError(f"rounding alone makes the output not finite at S={self.x.shape[1]}")
+        return self._floors[eps]
+
+    def _operation_noise(self, eps: float) -> Tensor:
         """What intermediates that are larger than the output lose [B, S]; only what looks like a fault asks for it."""
-        return operation_noise(self.built, self.x, finest_precision(self.built, self.x[:, :_LENGTH_FOR_PRECISION]).eps)
+        if eps not in self._noises:
+            self._noises[eps] = operation_noise(self.built, self.x, eps)
+        return self._noises[eps]
 
 
 def baseline(built: BuiltModule, x: Tensor) -> Baseline:

@@ -65,6 +65,21 @@ def test_without_gradients_alone() -> None:
     assert linecache.getline(finding.where.file, finding.where.line).endswith("# rounded\n"), finding
 
 
+BY_VALUES: dict[str, tuple[str, Condition]] = {
+    "all of it negative": ("FWD203", lambda x: bool((x < 0).all())),
+    "all of it small": ("FWD203", lambda x: bool(x.abs().max() < 1e-3)),
+    "all of it large": ("FWD203", lambda x: bool(x.abs().mean() > 10)),
+    "a value like it somewhere": ("FWD202", lambda x: bool((x[..., 0] > 1.5).any())),
+}
+
+
+@pytest.mark.parametrize("condition", BY_VALUES)
+def test_by_the_values_of_the_input(condition: str) -> None:
+    code, holds = BY_VALUES[condition]
+    (finding,) = run_check(registry.load(code), subject_of(holds)).findings
+    assert linecache.getline(finding.where.file, finding.where.line).endswith("# rounded\n"), finding
+
+
 @pytest.mark.parametrize("code", ["FWD201", "FWD202", "FWD203", "FWD204", "FWD205", "FWD206", "FWD212"])
 def test_what_is_always_rounded_is_allowed_for(code: str) -> None:
     assert run_check(registry.load(code), subject_of(lambda x: True)).verdict is Verdict.PASS
