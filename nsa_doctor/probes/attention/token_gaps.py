@@ -1,0 +1,75 @@
+"""Gaps in which tokens read each other: a block left out between near and far, or two halves apart."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+_LEAST_SHARE = 0.25  # of the tokens skip a block
+_MOST_SHARE = 0.25  # of a sequence is what one of them skips
+
+
+@dataclass(frozen=True)
+class Gap:
+    """`num_rows` tokens skip `size` each; one of them, and the first and the last token that it skips."""
+
+    num_rows: int
+    size: int
+    token: int
+    first: int
+    last: int
+
+
+def skipped_blocks(read: Tensor) -> Gap | None:
+    """The block that many tokens skip between near and far, by [S, S]: whether a row's token reads a column's.
+
+    What is near is read without a break, and so is all that is far, which is no less than what is skipped. None where
+    any token skips more than one block on a side: sparse attention does, of whatever kind.
+    """
+    length, gaps = len(read), list[Gap]()
+    for token in range(length):
+        row = read[token].tolist()
+        sides = [list(range(token - 1, -1, -1)), list(range(token + 1, length))]
+        for side in sides:
+            runs = _runs([row[each] for each in side])
+            unread = [run for run in runs if not run[0]]
+            is_last_unread = bool(runs) and not runs[-1][0]
+            inner = unread[:-1] if is_last_unread else unread
+            if len(inner) > 1 or (inner and is_last_unread):
+                return None
+            if not inner:
+                continue
+            _, start, size = inner[0]
+            far = len(side) - start - size
+            if far < size or size < 2:
+                return None
+            reads_near = any(row[each] for each in (token - 1, token + 1) if 0 <= each < length)
+            ends = side[start], side[start + size - 1]
+            if reads_near:  # as one that reads itself alone, and what came long before, may not on purpose
+                gaps.append(Gap(0, size, token, min(ends), max(ends)))
+    sizes = {gap.size for gap in gaps}
+    tokens = {gap.token for gap in gaps}
+    if len(sizes) != 1 or len(tokens) < _LEAST_SHARE * length or max(sizes) > _MOST_SHARE * length:
+        return None
+    one = gaps[0]
+    return Gap(len(tokens), one.size, one.token, one.first, one.last)
+
+
+def halves(read: Tensor) -> int | None:
+    """Where a sequence falls in two that never read each other, while all other neighbours read one the other."""
+    length = len(read)
+    meet = [bool(read[token, token - 1] | read[token - 1, token]) for token in range(1, length)]
+    if meet.count(False) != 1:
+        return None
+    at = meet.index(False) + 1
+    return None if bool(read[:at, at:].any() | read[at:, :at].any()) else at
+
+
+def _runs(values: list[bool]) -> list[tuple[bool, int, int]]:
+    """Runs of equal values: the value, where it begins, how many."""
+    found: list[tuple[bool, int, int]] = []
+    for index, value in enumerate(values):
+        if found and found[-1][0] == value:
+            found[-1] = (value, found[-1][1], found[-1][2] + 1)
+        else:
+            found.append((value, index, 1))
+    return found

@@ -1,0 +1,93 @@
+"""A block that tokens skip between near and far is found, as halves that never meet are; sparse attention is not."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+WIDTH = 8
+Seen = Callable[[Tensor, Tensor, int], Tensor]
+
+
+class Attends(nn.Linear):
+    """Attention over what `seen(query, key, length)` shows of positions, or over the keys of the largest scores."""
+
+    def __init__(self, seen: Seen, most: int = 0) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.seen, self.most = seen, most
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, at = super().forward(x), torch.arange(x.shape[1], device=x.device)
+        scores = (q @ x.mT).masked_fill(~self.seen(at[:, None], at[None], x.shape[1]), -1e30)
+        if self.most:
+            least = scores.topk(min(self.most, x.shape[1]), dim=-1).values[..., -1:]
+            scores = scores.masked_fill(scores < least, -1e30)
+        return x + scores.softmax(-1) @ x
+
+
+def block_of(t: Tensor, size: int = 8) -> Tensor:
+    return t.div(size, rounding_mode="floor")
+
+
+def everything(i: Tensor, j: Tensor, length: int) -> Tensor:
+    return (i - j) == (i - j)
+
+
+FAULTY: dict[str, tuple[Seen, str]] = {
+    "the block before, causal": (lambda i, j, n: (j <= i) & (block_of(i) - block_of(j) != 1), "skip 8 between at S=64"),
+    "the other of two": (
+        lambda i, j, n: (block_of(i) == block_of(j)) | (block_of(i, 16) != block_of(j, 16)),
+        "skip 8 between at S=64",
+    ),
+    "the other half": (lambda i, j, n: (i < n // 2) == (j < n // 2), "before 32 and from it on never read each other"),
+}
+HEALTHY: dict[str, tuple[Seen, int]] = {
+    "everything": (everything, 0),
+    "causal": (lambda i, j, n: j <= i, 0),
+    "blocks": (lambda i, j, n: block_of(i, 16) == block_of(j, 16), 0),
+    "blocks of half": (lambda i, j, n: block_of(i, 32) == block_of(j, 32), 0),
+    "blocks from the end": (lambda i, j, n: block_of(n - 1 - i, 24) == block_of(n - 1 - j, 24), 0),
+    "window": (lambda i, j, n: (i - j).abs() < 9, 0),
+    "window and sinks": (lambda i, j, n: (j <= i) & ((i - j < 9) | (j < 4)), 0),
+    "window and global tokens": (lambda i, j, n: ((i - j).abs() < 9) | (j < 4) | (i < 4), 0),
+    "strided": (lambda i, j, n: (j <= i) & ((i - j < 8) | (j % 8 == 7)), 0),
+    "dilated": (lambda i, j, n: (j <= i) & ((i - j) % 3 == 0), 0),
+    "block-sparse": (lambda i, j, n: (block_of(i) * 5 + block_of(j) * 3) % 4 < 2, 0),
+    "no block of its own": (lambda i, j, n: (block_of(j) < block_of(i)) | (i == j), 0),
+    "the largest scores": (lambda i, j, n: j <= i, 6),
+    "the largest scores of all": (everything, 12),
+}
+
+
+def examined(seen: Seen, most: int = 0) -> Result:
+    subject = Subject(
+        name="tests",
+        build=lambda seed: (torch.manual_seed(seed), Attends(seen, most))[1],
+        forward=lambda module, x: module(x),
+        input="embeddings",
+        width=WIDTH,
+        packages=("tests",),
+        max_length=256,
+        spec=("bidirectional",),
+    )
+    return run_check(registry.load("FWD227"), subject)
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_gap_is_found(name: str) -> None:
+    seen, said = FAULTY[name]
+    (finding,) = examined(seen).findings
+    assert said in finding.message
+    assert finding.where.file == __file__
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_is_sparse_or_dense_on_purpose_is_silent(name: str) -> None:
+    result = examined(*HEALTHY[name])
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
