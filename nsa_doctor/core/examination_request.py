@@ -1,6 +1,8 @@
 """Which subject to examine, and under which conditions."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from nsa_doctor.core.check import Kind, Profile
 
@@ -16,7 +18,8 @@ class ExaminationRequest:
     `timeout` is what one measurement, or one call in a check, may take, in seconds, `compile_timeout` what it may take
     beside that while something compiles; `dtype` None is the subject's own;
     `threads` 0 leaves their number to torch; `explore` finds out how long a sequence a foreign subject serves, unless
-    `max_length` says so. `replaced` holds (file, text): what is imported in place of what the file holds.
+    `found_out` says what was found out of one before. `replaced` holds (file, text): what is imported in place of what
+    the file holds.
     """
 
     spec: str | None = None
@@ -40,7 +43,7 @@ class ExaminationRequest:
     are_all_lengths: bool = False
     timeout: float = 60.0
     compile_timeout: float = COMPILE_SECONDS
-    max_length: int | None = None
+    found_out: Mapping[str, Any] = field(default_factory=dict, hash=False)
     replaced: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -263,8 +263,8 @@ class Supervisor:
             "startup_seconds": STARTUP_SECONDS,
             "making_seconds": examination_request.timeout,
             "subject": {**subject, "seed": examination_request.seed, "lengths": lengths},
-            "explore": examination_request.explore and not self.facts and examination_request.max_length is None,
-            "found_out": self.facts.get("found_out", {"max_length": examination_request.max_length}),
+            "explore": examination_request.explore and not self.facts and not examination_request.found_out,
+            "found_out": self.facts.get("found_out", dict(examination_request.found_out)),
             "replaced": dict(examination_request.replaced),
             "avoid": sorted(self._not_asked),
             "conditions": {

@@ -141,7 +141,7 @@ def _lengths(supervisor: Supervisor) -> list[int]:
 def _like(terms: ExaminationRequest, facts: Mapping[str, Any]) -> ExaminationRequest:
     """What was found out about the subject need not be found out of each mutant."""
     known = {"input": facts["input"], "width": facts["width"]} if terms.spec is not None else {}
-    return replace(terms, max_length=facts["max_length"], **known)
+    return replace(terms, found_out=facts["found_out"], **known)
 
 
 def _of_module(policy: Policy, checks: RunRequest, report: Report) -> Policy:
