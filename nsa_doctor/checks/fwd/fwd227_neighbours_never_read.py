@@ -33,8 +33,8 @@ _LENGTH, _MOST_SECONDS = 64, 0.005  # of one call of a row
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    if subject.geometry is not None:  # it says what it reads
-        return
+    if subject.geometry is not None:
+        raise NotApplicableError("its geometry says what it reads")
     if subject.is_slow or subject.max_length < _LENGTH:
         raise NotApplicableError(f"calls take too long, or it serves less than {_LENGTH} tokens")
     sp = comparable_module(subject)
