@@ -158,6 +158,7 @@ class _Watch(DispatchWatcher):
             kind = self._sines(table, result)
             if kind and self._is_alike(rows, result):
                 source = (memory_of(rows), rows.storage_offset(), *rows.shape, *rows.stride())
+                self._alive.append(rows)
                 parts = frozenset((source, each) for each in kind)
                 self._keep(result, _State(parts, made=self._index, place=self._places.here()[0]))
                 return

@@ -125,7 +125,8 @@ def _guilty_operation(
     mixed = {i for i, *both in results if parts.is_mixed(*both)}
     while (whole := max(_taken_apart(result, index, mixed) & differing, default=None)) is not None:
         index = _earliest(result, whole, differing, only_here)
-    index = _earliest(result, index, mixed)
+    reduced = _earliest(result, index, mixed)
+    index = index if result.operations[reduced].name in _MOVES else reduced  # a share of the tokens is not all of them
     made_there = expected.operations[dict(pairs)[index]].makers if index in differing else ()
     alone = _first_alone(expected, only_there.intersection(made_there), only_there)
     return index if alone is None else expected.operations[alone]
