@@ -1,9 +1,10 @@
 """How a child can fail to answer, each an exception that says so in a sentence."""
 
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from nsa_doctor.core.endings import end_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,15 +45,3 @@ class WorkerDiedError(Exception):
     def __init__(self, status: int, crash: CrashReport, reason: str = "") -> None:
         self.status, self.crash = status, crash
         super().__init__(f"the process {reason or end_of(status)}")
-
-
-def end_of(status: int) -> str:
-    """What a process did that ended with this exit code, or less than 0 for a signal."""
-    if status >= 0:
-        return f"ended with exit code {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = "unknown"
-    hint = ", with which the system also ends what takes too much memory" if name == "SIGKILL" else ""
-    return f"died by signal {-status} ({name}{hint})"

@@ -3,35 +3,38 @@
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.frames import top_package
 from nsa_doctor.core.own_nsa import let_ours_win
 from nsa_doctor.core.replaced_sources import take_over
 
 
 def main() -> None:
-    """Answer the request of the second word into the folder of the first."""
-    folder, words = sys.argv[1:3]
-    del sys.argv[1:]
-    request = json.loads(words)
+    """Answer the request in the folder that the last word names into that folder."""
+    folder = sys.argv.pop()
+    request = json.loads((Path(folder) / "request.json").read_text(encoding="utf-8"))
     sys.path[:] = request["path"]
     take_over(folder)
     let_ours_win()
     from nsa_doctor.adapters.load import load_subject  # found where the first interpreter found it
+    from nsa_doctor.probes.gradients.gradient_of_call import departure_from
     from nsa_doctor.probes.model.perform import Conditions
-    from nsa_doctor.probes.model.second_interpreter import answer_request, write_failure
+    from nsa_doctor.probes.model.second_interpreter import Listeners, answer_request, begin, write_failure
     from nsa_doctor.subject.request import SubjectRequest
     from nsa_doctor.worker.handlers import under
 
     names = request["names"]
     dtype, width = names.pop("dtype", None), names.pop("width", None)
     wanted = SubjectRequest(**names, width=int(width) if width else None, device=request["device"])
-    subject = attempt(lambda: load_subject(wanted))
+    made = begin(request, top_package(wanted.spec), folder)
+    subject = attempt(lambda: load_subject(wanted, made=made))
     if isinstance(subject, Caught) or subject.name != request["name"]:
         write_failure(subject.sentence if isinstance(subject, Caught) else "there it is another", folder)
         return
     conditions = Conditions(seed=request["seed"], device=request["device"])
     examined = replace(under(subject, conditions, "quick", dtype), options=())
-    made = attempt(lambda: answer_request(examined, request, folder))
-    if isinstance(made, Caught):
-        write_failure(made.sentence, folder)
+    answered = attempt(lambda: answer_request(examined, request, folder, Listeners(made, departure_from)))
+    if isinstance(answered, Caught):
+        write_failure(answered.sentence, folder)

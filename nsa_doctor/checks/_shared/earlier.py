@@ -9,13 +9,10 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, Mode, Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.torch_errors import error_evidence
-from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
-from nsa_doctor.probes.gradients.gradient_fault import blame, last_differing
+from nsa_doctor.probes.gradients.gradient_of_call import gradient_fault
 from nsa_doctor.probes.hooks.places import Places, definition_place
 from nsa_doctor.probes.hooks.tracer import Tracer
-from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.call_history import Call, CallHistory
-from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.model.running_state import GoesOn
 from nsa_doctor.probes.numerics.divergence import first_divergence
@@ -134,14 +131,7 @@ class Replays:
 
     def _gradient_fault(self, cause: Cause) -> tuple[Place, str] | None:
         first, used, calls = self._pair(cause)
-        expected = _probe(first, calls[0]).differentiate(0, is_followed=True)
-        probe = _probe(used, calls[1])
-        found = probe.differentiate(0, is_followed=True)
-        number = last_differing(probe.dtype, expected, found.slopes)
-        if number is None:
-            return None
-        place, what, _ = blame(probe, found, number)
-        return place, what
+        return gradient_fault(first, calls[0], used, calls[1])
 
     def _pair(self, cause: Cause) -> tuple[CallHistory, CallHistory, tuple[Call, Call]]:
         """A fresh module and one on which all steps but the last were made, and the call to compare on each."""
@@ -159,12 +149,3 @@ def _sentence(seen: Seen, cause: Cause) -> str:
     if seen.symptom.kind in ("raises", "not finite"):
         return f"{seen.symptom.words}, {cause.words}: {seen.outcome.call}"
     return f"{seen.outcome.call} gives another result {cause.words}: {seen.symptom.words}"
-
-
-def _probe(history: CallHistory, call: Call) -> DerivativeProbe:
-    history.enter(call.mode)
-    sp = history.built
-    seeded = BuiltModule(replace(sp.subject, seed=sp.subject.seed + call.draw), sp.module, sp.dtype)
-    probe = DerivativeProbe(seeded, sp.input(call.length, call.batch))
-    probe.cotangent = make_cotangent(probe.base, sp.subject.seed)  # the same for every draw
-    return probe

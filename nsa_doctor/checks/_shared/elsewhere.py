@@ -1,48 +1,74 @@
 """What calls give in another process, and at other times, held against what they give here."""
 
-from collections.abc import Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from nsa_doctor.core.endings import end_of
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, Place
+from nsa_doctor.probes.gradients.gradient_of_call import departure_from, slopes_of
+from nsa_doctor.probes.hooks.line_recorder import last_line, record_lines
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.recording import Recording
 from nsa_doctor.probes.hooks.tracer import Tracer
 from nsa_doctor.probes.model.call_history import Call, CallHistory, Outcome
-from nsa_doctor.probes.model.fork import at_another_time, in_fork, with_another_number
+from nsa_doctor.probes.model.fork import CopyDiedError, at_another_time, in_fork, with_another_number, with_number
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.model.module_state import ModuleState
-from nsa_doctor.probes.model.second_interpreter import outcomes_elsewhere
+from nsa_doctor.probes.model.second_interpreter import EndedElsewhereError, SecondInterpreter
 from nsa_doctor.probes.numerics.divergence import divergence_of, recording_of
 from nsa_doctor.probes.numerics.earlier_calls import Judge, Symptom
 from nsa_doctor.probes.numerics.nonfinite_origin import Returned, origins
 from nsa_doctor.subject.contract import Subject
 
+OF_GRADIENT = ("gradient", "no gradient")
 _SECONDS = 60
 _HASH_SEED = 1
 _FORKS = 3
+_TIMES_SLOWER = 40.0  # a machine whose other cores are busy, three modules each once more in half precision, imports
 _UNASKED = 391
 _NUMBERS = range(1, 9)  # how many numbers further: one of them leaves any remainder by a number up to 8
 # Hours apart and of every remainder by small numbers, so that whatever is made of a time changes in some of them.
 _AHEAD = tuple(3607.37 * number for number in range(1, 17))
 
 
-def in_forks(
-    history: CallHistory, expected: Mapping[Call, Outcome], judge: Judge, recording: Recording | None
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Known:
+    """What is known of calls made here, to find where others depart from them: operations, and slopes of gradients."""
+
+    recordings: Mapping[Call, Recording] = field(default_factory=dict)
+    slopes: Mapping[Call, dict[str, Any]] = field(default_factory=dict)
+
+
+def known_of(history: CallHistory, call: Call, symptom: str) -> Known:
+    """What finds the place of a symptom in that call."""
+    if symptom in OF_GRADIENT:
+        return Known(slopes={call: {**slopes_of(history, call), "symptom": symptom}})
+    history.enter(call.mode)
+    return Known(recordings={call: recording_of(history.built, lambda: history.output(call))})
+
+
+def in_forks(history: CallHistory, expected: Mapping[Call, Outcome], judge: Judge, known: Known) -> dict[str, Any]:
     """What differs in copies of this process, one of them at other times, from the outcomes expected; {} for nothing.
 
-    With a recording of the first call, operations are compared.
+    Operations are compared with those that are known.
     """
     for number in range(_FORKS):
-        seen = partial(_seen, history, expected, judge, recording, is_copy=True, is_first=not number)
-        answer = in_fork(seen, _SECONDS)
+        seen = partial(_seen, history, expected, judge, known, is_copy=True, is_first=not number)
+        try:
+            answer = in_fork(seen, _SECONDS)
+        except CopyDiedError as death:
+            return _death_in_a_copy(history, list(expected), seen, death)
         if answer is None:
             raise NotComparableError("a copy of the process gave no answer")
         if answer:
@@ -52,7 +78,7 @@ def in_forks(
 
 def in_this_process(history: CallHistory, expected: Mapping[Call, Outcome], judge: Judge) -> dict[str, Any]:
     """What differs with other numbers of this process and at other times, where it cannot be copied."""
-    return _seen(history, expected, judge, None, is_copy=False, is_first=True)
+    return _seen(history, expected, judge, Known(), is_copy=False, is_first=True)
 
 
 def in_an_interpreter(subject: Subject, dtype: str, calls: Sequence[Call], judge: Judge) -> dict[str, Any]:
@@ -60,24 +86,88 @@ def in_an_interpreter(subject: Subject, dtype: str, calls: Sequence[Call], judge
     if not subject.is_slow:  # at a length that nobody asked for before: what is kept by length begins there
         calls = [*calls, replace(calls[0], length=min(_UNASKED, subject.max_length))]
     here, here_again = (CallHistory(subject, dtype=dtype) for _ in range(2))
-    elsewhere = outcomes_elsewhere(here, calls, _HASH_SEED, _SECONDS)
+    second = SecondInterpreter(here, _HASH_SEED, _SECONDS)
+    try:
+        elsewhere = second.outcomes(calls)
+    except EndedElsewhereError as ended:
+        if ended.is_hang and _seconds_of(here, calls) * _TIMES_SLOWER > _SECONDS:
+            raise
+        return _ended(calls[0], ended.sentence, ended.place, here, "in another interpreter")
     for index, call in enumerate(calls):
-        first, second = here.step(call), here_again.step(call)
-        if first is None or second is None or judge(first, second) is not None:
+        first, again = here.step(call), here_again.step(call)
+        if first is None or again is None or judge(first, again) is not None:
             return {}  # it is built otherwise each time: nothing can be compared
         for which, outcomes in elsewhere:
             if (symptom := judge(first, outcomes[index])) is not None:
-                way = f"in another interpreter{which}"
-                facts = {"words": symptom.words, "symptom": symptom.kind, "call": asdict(call), "operation": ""}
-                return {**facts, "place": asdict(definition_place(first.module)), "way": way}
+                place, operation = _departure(
+                    second, CallHistory(subject, dtype=dtype), calls[: index + 1], which, symptom
+                )
+                facts = {"words": symptom.words, "symptom": symptom.kind, "call": asdict(call), "operation": operation}
+                place = place if place.file else definition_place(first.module)
+                return {**facts, "place": asdict(place), "way": f"in another interpreter{which}"}
     return {}
+
+
+def _departure(
+    second: SecondInterpreter, fresh: CallHistory, calls: Sequence[Call], which: str, symptom: Symptom
+) -> tuple[Place, str]:
+    """Where the last of these calls departs there from what it does here; nowhere where that cannot be seen."""
+    fresh.make(calls[:-1])
+    expected = {**slopes_of(fresh, calls[-1]), "symptom": symptom.kind}
+    try:
+        found = second.departure(calls, which, expected)
+    except NotComparableError:
+        found = {}
+    return (Place(**found["place"]), found["operation"]) if found else (Place(), "")
+
+
+def _seconds_of(history: CallHistory, calls: Sequence[Call]) -> float:
+    """How long the calls take here."""
+    begin = time.perf_counter()
+    history.make(calls)
+    return time.perf_counter() - begin
+
+
+def _death_in_a_copy(
+    history: CallHistory, calls: Sequence[Call], seen: Callable[[], dict[str, Any]], death: CopyDiedError
+) -> dict[str, Any]:
+    """What is said of a copy that the calls ended: at which line, unless they end every copy they are made in."""
+    number = os.getpid()
+
+    def as_here() -> dict[str, Any]:
+        with with_number(number):
+            history.make(calls)
+        return {}
+
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "lines"
+
+        def followed() -> dict[str, Any]:
+            record_lines(file, history.built.subject.packages)(history.built.module)
+            return seen()
+
+        try:
+            in_fork(as_here, _SECONDS)
+            in_fork(followed, _SECONDS)
+        except CopyDiedError:
+            place = last_line(file) if file.exists() else None
+            if place is not None:
+                return _ended(calls[0], end_of(death.status), place, history, "in another process")
+    raise NotComparableError(str(death))
+
+
+def _ended(call: Call, ending: str, place: Place, history: CallHistory, way: str) -> dict[str, Any]:
+    """What is said of a process that ended, or did not, at this line."""
+    place = place if place.file else definition_place(history.built.module)
+    facts = {"words": f"the process {ending}", "symptom": "ends", "operation": "", "call": asdict(call)}
+    return {**facts, "place": asdict(place), "way": way}
 
 
 def _seen(
     history: CallHistory,
     expected: Mapping[Call, Outcome],
     judge: Judge,
-    recording: Recording | None,
+    known: Known,
     *,
     is_copy: bool,
     is_first: bool,
@@ -85,7 +175,7 @@ def _seen(
     """What differs in this process from the outcomes expected: a sentence, the place, the operation; {} for nothing.
 
     All calls are made as they are in a copy of the process and, where it `is_first`, with other numbers of the process;
-    the first call is made at other times then, and in inference mode. `recording` is of it.
+    the first call is made at other times then, and in inference mode.
     """
     first = next(iter(expected))
     numbers = [(call, further) for call in expected for further in _NUMBERS if is_first]
@@ -103,13 +193,13 @@ def _seen(
             outcome = history.step(call)
             symptom = None if outcome is None else judge(expected[call], outcome)
             if outcome is not None and symptom is not None:
-                place, operation = _origin(history, outcome, symptom, recording if call == first else None)
+                place, operation = _origin(history, outcome, symptom, known)
                 facts = {"words": symptom.words, "symptom": symptom.kind, "operation": operation}
                 return {**facts, "call": asdict(call), "place": asdict(place), "way": way}
     return {}
 
 
-def _origin(history: CallHistory, outcome: Outcome, symptom: Symptom, recording: Recording | None) -> tuple[Place, str]:
+def _origin(history: CallHistory, outcome: Outcome, symptom: Symptom, known: Known) -> tuple[Place, str]:
     whole, packages = definition_place(outcome.module), history.built.subject.packages
     if outcome.failure is not None:
         place = trouble_of(outcome.failure, packages).place
@@ -125,6 +215,10 @@ def _origin(history: CallHistory, outcome: Outcome, symptom: Symptom, recording:
         found = origins(rerun, FrameFilter(packages))
         born = None if found is None else next(iter(found[1]), None)
         return (whole, "") if born is None else (born.place, born.operation)
+    if symptom.kind in OF_GRADIENT:
+        departed = departure_from(history, outcome.call, known.slopes.get(outcome.call, {}))
+        return (Place(**departed["place"]), departed["operation"]) if departed else (whole, "")
+    recording = known.recordings.get(outcome.call)
     if symptom.kind == "output" and recording is not None:
         result = recording_of(history.built, lambda: history.output(outcome.call))
         divergence = divergence_of(history.built, recording, result, {})

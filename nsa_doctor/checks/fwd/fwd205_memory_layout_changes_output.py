@@ -1,7 +1,7 @@
 """FWD205 memory-layout-changes-output
 
-Detects: input of equal values in another layout of memory (transposed, strided, expanded, at an offset in its storage)
-that gives another output.
+Detects: input of equal values that is a view of another tensor, or lies in memory in another way (transposed, strided,
+expanded, at an offset in its storage), and gives another output; a contiguous view that raises.
 Matters: a slice, a transpose or an expanded batch upstream silently changes the result.
 Fix: take strides from the tensor, not from its shape; `reshape` in place of `as_strided` or `view` on raw storage.
 
@@ -22,9 +22,12 @@ from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.measurement import Trouble
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import comparable_module
-from nsa_doctor.probes.model.layouts import LAYOUTS, laid_out
+from nsa_doctor.probes.model.layouts import LAYOUTS, PLAIN_LAYOUTS, laid_out
+from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
@@ -37,8 +40,12 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     for layout in LAYOUTS:
         try:
             found = _examine(subject, length, layout)
-        except SubjectFailedError as failure:  # loud, so nobody is misled
-            yield Note(message=f"{layout} input is refused: {failure}")
+        except SubjectFailedError as failure:
+            trouble = trouble_of(failure, subject.packages)
+            if layout in PLAIN_LAYOUTS and trouble.kind == "raised":
+                yield _refused(subject, length, layout, trouble)
+                return
+            yield Note(message=f"{layout} input is refused: {failure}")  # loud, so nobody is misled
             continue
         if found is not None:
             yield found
@@ -64,6 +71,15 @@ def _changed(subject: Subject, length: int, layout: str) -> Departure | None:
     with torch.no_grad(), unobserved():
         output = built.call(laid_out(base.x, layout))
     return base.departure(output)
+
+
+def _refused(subject: Subject, length: int, layout: str, trouble: Trouble) -> Finding:
+    return Finding(
+        message=f"input that is a {layout} of another tensor, and contiguous, raises at S={length}: {trouble.message}",
+        where=trouble.place,
+        evidence={"length": length, "layout": layout},
+        repro=command_for(subject, "FWD205"),
+    )
 
 
 def planted(subject: Subject) -> Subject:

@@ -22,7 +22,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.elsewhere import in_an_interpreter, in_forks, in_this_process
+from nsa_doctor.checks._shared.elsewhere import (
+    OF_GRADIENT,
+    Known,
+    in_an_interpreter,
+    in_forks,
+    in_this_process,
+    known_of,
+)
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
@@ -34,7 +41,6 @@ from nsa_doctor.probes.model.call_schedule import evaluated, trained
 from nsa_doctor.probes.model.module_state import ModuleState
 from nsa_doctor.probes.model.second_interpreter import can_be_named
 from nsa_doctor.probes.model.state import can_be_forked
-from nsa_doctor.probes.numerics.divergence import recording_of
 from nsa_doctor.probes.numerics.earlier_calls import differs_by
 from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.subject.contract import Subject
@@ -55,10 +61,11 @@ def run(subject: Subject) -> Iterator[Finding]:
     start.restore()  # a count that training keeps is the same again
     found: dict[str, Any] = {}
     if outcomes:
-        found = in_forks(history, outcomes, judge, None) if is_copied else in_this_process(history, outcomes, judge)
-    if is_copied and found.get("symptom") == "output":  # once more, to compare operations
-        recording = recording_of(history.built, lambda: history.output(calls[0]))
-        found = in_forks(history, outcomes, judge, recording) or found
+        found = in_forks(history, outcomes, judge, Known()) if is_copied else in_this_process(history, outcomes, judge)
+    if is_copied and found.get("symptom") in ("output", *OF_GRADIENT):  # once more, to find the place
+        known = known_of(history, Call(**found["call"]), found["symptom"])
+        start.restore()
+        found = in_forks(history, outcomes, judge, known) or found
     if not found and is_named:
         found = in_an_interpreter(subject, sp.dtype, calls, judge)
     if found:
@@ -67,8 +74,11 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 def _finding(subject: Subject, found: dict[str, Any]) -> Finding:
     call, at = Call(**found["call"]), f"; first in {found['operation']}" if found["operation"] else ""
+    message = f"{call} gives another result {found['way']}: {found['words']}{at}"
+    if found["symptom"] == "ends":
+        message = f"calls that return here do not {found['way']}: {found['words']}"
     return Finding(
-        message=f"{call} gives another result {found['way']}: {found['words']}{at}",
+        message=message,
         where=Place(**found["place"]),
         evidence={"way": found["way"], "symptom": found["symptom"], "length": call.length, "batch": call.batch},
         repro=command_for(subject, "FWD211"),

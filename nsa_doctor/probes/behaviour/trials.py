@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsa_doctor.core.endings import end_of
 from nsa_doctor.core.errors import Caught, NotComparableError, attempt
 from nsa_doctor.probes.attention.agreement import gradients, plain_output
 from nsa_doctor.probes.attention.decoding import decode
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.flagged import OperationCounter
-from nsa_doctor.probes.model.fork import in_fork
+from nsa_doctor.probes.model.fork import CopyDiedError, in_fork
 from nsa_doctor.probes.model.settings import Setting
 from nsa_doctor.probes.numerics.precision import finest_precision
 
@@ -66,7 +67,11 @@ def try_out(reference: BuiltModule, setting: Setting | None, *, is_late: bool = 
     """
     with TemporaryDirectory() as folder:
         file = Path(folder) / "results.pt"
-        answer = in_fork(lambda: _tried(reference, setting, file, is_late=is_late), _SECONDS)
+        try:
+            answer = in_fork(lambda: _tried(reference, setting, file, is_late=is_late), _SECONDS)
+        except CopyDiedError as death:
+            raised = {"calls": end_of(death.status)}
+            return Trial(results={}, operations={}, parameters={}, raised=raised, eps=0.0)
         if answer is None or "parameters" not in answer:
             raise NotComparableError(f"the subject gave no answer with {setting or 'nothing set'}")
         results = torch.load(file, weights_only=True)

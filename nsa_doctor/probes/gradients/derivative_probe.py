@@ -94,6 +94,8 @@ class DerivativeProbe:
         for handle in handles:
             handle.remove()
         (found.slopes, found.sizes), found.again = passes[0], passes[-1][0]
+        if not math.isfinite(sum(found.sizes)):
+            raise NotComparableError(f"gradients are not finite at S={self.x.shape[1]}")
         # Sums of autograd's own products, rounded in the module's dtype.
         found.rounding = 64 * float(torch.finfo(self.dtype).eps) * sum(abs(slope) for slope in found.slopes)
         return found
@@ -129,10 +131,7 @@ class DerivativeProbe:
             if tensor.is_leaf and tensor.grad is not None:
                 collected.collect(number, found.directions[number], tensor.grad)
                 tensor.grad = None
-        slopes, sizes = collected.read(len(found.directions))
-        if not math.isfinite(sum(sizes)):
-            raise NotComparableError(f"gradients are not finite at S={self.x.shape[1]}")
-        return slopes, sizes
+        return collected.read(len(found.directions))
 
     def _shifted(self, differential: Differential, moved: set[int], step: float, is_followed: bool) -> Tensor:
         def visit(number: int, tensor: Tensor) -> None:

@@ -2,8 +2,9 @@
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import CodeType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,11 +101,40 @@ def blame(probe: DerivativeProbe, found: Differential, number: int) -> tuple[Pla
     elif event.loses_gradient:
         what = f"{event.name}, whose result carries no gradient"
     elif event.function is not None:
-        what = f"the backward of {event.function.__name__}"
-        place = _line_of_backward(judged(probe.built, probe.x, event.function), place)
-    if not place.module_class:
-        place = replace(place, module_class=type(probe.built.module).__name__)
-    return place, what, event
+        place, what = _of_backward(probe, event)
+    return _with_class(probe, place), what, event
+
+
+def where_passes_part(probe: DerivativeProbe, found: Differential, calls: Sequence[Sequence[Any]]) -> tuple[Place, str]:
+    """The first call of a pass that is another than in `calls` of one that should be equal; nowhere where all are."""
+    own = calls_of(found)
+    number = next((index for index, each in enumerate(zip(own, calls, strict=False)) if each[0] != each[1]), None)
+    if number is None and len(own) != len(calls):
+        number = min(len(own), len(calls))
+    if number is None:
+        return Place(), ""
+    if len(own) < len(calls):  # what the other pass alone does
+        return _with_class(probe, Place(**calls[number][1])), str(calls[number][0])
+    event = found.recording.events[number]
+    whole = (each for each in found.recording.events[number:] if each.function is event.inside is not None)
+    event = next(whole, event)  # what is called inside of a hand-written function stands for it
+    place, what = (event.place, event.name) if event.function is None else _of_backward(probe, event)
+    return _with_class(probe, place), what
+
+
+def calls_of(found: Differential) -> list[list[Any]]:
+    """The calls of a pass that was followed, as plain values: name and place."""
+    return [[event.name, asdict(event.place)] for event in found.recording.events]
+
+
+def _of_backward(probe: DerivativeProbe, event: Event) -> tuple[Place, str]:
+    assert event.function is not None
+    place = _line_of_backward(judged(probe.built, probe.x, event.function), event.place)
+    return place, f"the backward of {event.function.__name__}"
+
+
+def _with_class(probe: DerivativeProbe, place: Place) -> Place:
+    return place if place.module_class else replace(place, module_class=type(probe.built.module).__name__)
 
 
 def last_differing(dtype: torch.dtype, first: Differential, slopes: Sequence[float]) -> int | None:

@@ -1,12 +1,19 @@
 """Writes down every line of the subject before it runs, where another process finds it after a sudden end."""
 
+import os
 import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from torch import nn
+
 from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.isolation.shared_record import SharedRecord
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.isolation.shared_record import FILE_BYTES, TRAIL, SharedRecord
 from nsa_doctor.probes.hooks.phase import Phases
 from nsa_doctor.probes.hooks.stack_sampler import Sighting, StackSampler, context_of
 
@@ -64,3 +71,23 @@ class LineRecorder:
         if rank is None:
             rank = self._ranks[code] = self._frames.rank_of(code)
         return rank == _OWN
+
+
+def record_lines(file: Path, packages: tuple[str, ...]) -> Callable[[nn.Module], None]:
+    """Record the lines of this thread in a file from now on; returns what learns of modules, for the names of parts."""
+    sampler = StackSampler(FrameFilter(packages))
+    LineRecorder(sampler, SharedRecord(_pages(file), TRAIL)).begin()
+    return sampler.know
+
+
+def last_line(file: Path) -> Place:
+    """Where the process that recorded its lines in this file was last; nowhere without a line."""
+    record = SharedRecord(_pages(file), TRAIL).read() or {}
+    return Place(**record.get("place", {}))
+
+
+def _pages(file: Path) -> int:
+    """The file, open and as long as its records need."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    os.ftruncate(descriptor, FILE_BYTES)
+    return descriptor

@@ -3,12 +3,15 @@
 import torch
 from torch import Tensor
 
-LAYOUTS = ("transposed", "strided", "offset", "expanded")  # the last needs rows that are equal
+PLAIN_LAYOUTS = ("view",)  # contiguous, and at the start of its storage: nothing speaks for refusing them
+LAYOUTS = (*PLAIN_LAYOUTS, "transposed", "strided", "offset", "expanded")  # the last needs rows that are equal
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
     """The values of x [B, S, ...] in another layout, differentiable; `expanded` are those of the first row for all."""
     match layout:
+        case "view":
+            return x.view(x.shape)
         case "transposed":
             return x.transpose(0, 1).contiguous().transpose(0, 1)
         case "strided":

@@ -3,8 +3,9 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,18 +14,32 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core import handed_over
+from nsa_doctor.core.endings import end_of
 from nsa_doctor.core.errors import Caught, NotComparableError, attempt
+from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.package import PACKAGE_ROOT
 from nsa_doctor.core.replaced_sources import hand_over
+from nsa_doctor.probes.hooks.line_recorder import last_line, record_lines
 from nsa_doctor.probes.model.call_history import Call, CallHistory, Outcome
-from nsa_doctor.probes.model.fork import in_fork
+from nsa_doctor.probes.model.fork import CopyDiedError, in_fork
 from nsa_doctor.probes.model.state import can_be_forked
 from nsa_doctor.subject.contract import Subject
 
 _MAIN = "nsa_doctor.worker.second_main"
-_STATE, _ANSWER, _AFTER_HALF = "state.pt", "answer.pt", "after_half.pt"
+_REQUEST = "request.json"
+_STATE, _BEGUN, _ANSWER, _AFTER_HALF, _LINES = "state.pt", "begun", "answer.pt", "after_half.pt", "lines"
+_LOADING, _CALLING = "loading", "calling"
 _BUILDS, _HALF = 3, "bfloat16"
+_BEHIND_HALF = f", from a module that is built there behind one called in {_HALF}"
 _OPTIONS = {"--subject": "spec", "--config": "config", "--input": "input", "--width": "width", "--dtype": "dtype"}
+
+
+class EndedElsewhereError(NotComparableError):
+    """The calls did not return there, twice: they ended the process, or did not in time; `place` is its last line."""
+
+    def __init__(self, sentence: str, place: Place, *, is_hang: bool) -> None:
+        super().__init__(sentence)
+        self.sentence, self.place, self.is_hang = sentence, place, is_hang
 
 
 def can_be_named(subject: Subject) -> bool:
@@ -35,57 +50,118 @@ def can_be_named(subject: Subject) -> bool:
     return (is_built_in or bool(words)) and len(words) % 2 == 0 and set(words[::2]) <= set(_OPTIONS)
 
 
-def outcomes_elsewhere(
-    history: CallHistory, calls: Sequence[Call], hash_seed: int, seconds: float
-) -> list[tuple[str, list[Outcome]]]:
-    """What the calls give there, one after another, on the weights and buffers of this module: of each module built.
+class SecondInterpreter:
+    """Makes calls of a subject, on the weights and buffers of a module here, in interpreters of another hash seed."""
 
-    With words for which module it is, none for the first. Raises NotComparableError when there is no answer in time.
+    def __init__(self, history: CallHistory, hash_seed: int, seconds: float) -> None:
+        self._module, self._hash_seed, self._seconds = history.built.module, hash_seed, seconds
+        subject = history.built.subject
+        words = dict(zip(subject.options[::2], subject.options[1::2], strict=True))
+        self._request = {
+            "name": subject.name,
+            "names": {_OPTIONS[option]: value for option, value in words.items()},
+            "path": sys.path,
+            "threads": torch.get_num_threads(),
+            "seed": subject.seed,
+            "device": subject.device,
+            "seconds": seconds // 2,
+            "dtype": history.built.dtype,
+        }
+
+    def outcomes(self, calls: Sequence[Call]) -> list[tuple[str, list[Outcome]]]:
+        """What the calls give there, one after another, of each module built; with words for which, none for the first.
+
+        Raises EndedElsewhereError when the calls do not return, and NotComparableError when nothing could be called.
+        """
+        answer = self._answer(calls, {})
+        return [
+            (which, [_outcome(*each, self._module) for each in zip(calls, of_one, strict=True)])
+            for which, of_one in answer["outcomes"]
+        ]
+
+    def departure(self, calls: Sequence[Call], which: str, expected: Mapping[str, Any]) -> dict[str, Any]:
+        """What the one that looks says of the last of these calls on that module, given what is expected of it."""
+        found: dict[str, Any] = self._answer(calls, {"which": which, "expected": expected})["departure"]
+        return found
+
+    def _answer(self, calls: Sequence[Call], look: Mapping[str, Any]) -> dict[str, Any]:
+        request = {**self._request, "calls": [asdict(call) for call in calls], "look": look}
+        with TemporaryDirectory() as folder:
+            torch.save(_state(self._module), Path(folder) / _STATE)
+            hand_over(folder)
+            answer = _asked(folder, request, self._hash_seed, self._seconds)
+            if isinstance(answer, Caught):  # once more, slowly, to see where
+                first, recorded = answer, {**request, "are_lines_recorded": True}
+                answer = _asked(folder, recorded, self._hash_seed, self._seconds // 3)
+                if isinstance(answer, Caught):
+                    raise EndedElsewhereError(_ending(first), last_line(Path(folder) / _LINES), is_hang=_is_hang(first))
+        if "raised" in answer:
+            raise NotComparableError(f"a second interpreter could not load the subject: {answer['raised']}")
+        return answer
+
+
+def _asked(folder: str, request: dict[str, Any], hash_seed: int, seconds: float) -> dict[str, Any] | Caught:
+    """The answer of an interpreter, or how it ended after calls had begun."""
+    begun, root = Path(folder) / _BEGUN, str(PACKAGE_ROOT.parent)
+    begun.unlink(missing_ok=True)
+    program = f"import sys; sys.path.insert(0, {root!r}); from {_MAIN} import main; main()"
+    command = ["env", f"PYTHONHASHSEED={hash_seed}", sys.executable, "-P", "-c", program, folder]
+    (Path(folder) / _REQUEST).write_text(json.dumps(request), encoding="utf-8")
+    nowhere = subprocess.DEVNULL
+    ended = attempt(
+        lambda: subprocess.run(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, timeout=seconds, check=True)  # noqa: S603 (our own interpreter)
+    )
+    answer = attempt(lambda: torch.load(Path(folder) / _ANSWER, weights_only=True))
+    if not isinstance(answer, Caught):
+        return answer
+    stage = begun.read_text(encoding="utf-8") if begun.exists() else ""
+    is_import_slow = stage != _CALLING and isinstance(ended, Caught) and _is_hang(ended)
+    if isinstance(ended, Caught) and stage and not is_import_slow:
+        return ended
+    why = ended.sentence if isinstance(ended, Caught) else answer.sentence
+    raise NotComparableError(f"a second interpreter gave no answer ({why.partition('[')[0].strip()})")
+
+
+def _is_hang(ended: Caught) -> bool:
+    return isinstance(ended.error, subprocess.TimeoutExpired)
+
+
+def _ending(ended: Caught) -> str:
+    """What the process did."""
+    match ended.error:
+        case subprocess.CalledProcessError(returncode=code):
+            return end_of(code)
+        case subprocess.TimeoutExpired(timeout=seconds):
+            return f"gave no answer within {seconds:g} s"
+    return f"gave no answer ({ended.sentence})"
+
+
+def begin(request: dict[str, Any], packages: tuple[str, ...], folder: str) -> Callable[[nn.Module], None]:
+    """There: write down that the subject is loaded from now on, and its lines if that is wanted.
+
+    Returns what is to hear of each module before its calls.
     """
-    subject = history.built.subject
-    words = dict(zip(subject.options[::2], subject.options[1::2], strict=True))
-    request = {
-        "name": subject.name,
-        "names": {_OPTIONS[option]: value for option, value in words.items()},
-        "calls": [asdict(call) for call in calls],
-        "path": sys.path,
-        "threads": torch.get_num_threads(),
-        "seed": subject.seed,
-        "device": subject.device,
-        "seconds": seconds // 2,
-        "dtype": history.built.dtype,
-    }
-    with TemporaryDirectory() as folder:
-        torch.save(_state(history.built.module), Path(folder) / _STATE)
-        hand_over(folder)
-        root = str(PACKAGE_ROOT.parent)
-        program = f"import sys; sys.path.insert(0, {root!r}); from {_MAIN} import main; main()"
-        command = ["env", f"PYTHONHASHSEED={hash_seed}", sys.executable, "-P", "-c", program]
-        nowhere = subprocess.DEVNULL
-        ended = attempt(
-            lambda: subprocess.run(  # noqa: S603 (our own interpreter)
-                [*command, folder, json.dumps(request)],
-                stdin=nowhere,
-                stdout=nowhere,
-                stderr=nowhere,
-                timeout=seconds,
-                check=True,
-            )
-        )
-        answer = attempt(lambda: torch.load(Path(folder) / _ANSWER, weights_only=True))
-        if isinstance(answer, Caught):
-            why = ended.sentence if isinstance(ended, Caught) else answer.sentence
-            raise NotComparableError(f"a second interpreter gave no answer ({why.partition('[')[0].strip()})")
-    if "raised" in answer:
-        raise NotComparableError(f"a second interpreter could not load the subject: {answer['raised']}")
-    module = history.built.module
-    return [
-        (which, [_outcome(*each, module) for each in zip(calls, of_one, strict=True)])
-        for which, of_one in answer["outcomes"]
-    ]
+    begun = Path(folder) / _BEGUN
+    begun.write_text(_LOADING, encoding="utf-8")
+    know = record_lines(Path(folder) / _LINES, packages) if request.get("are_lines_recorded") else None
+
+    def made(module: nn.Module) -> None:
+        begun.write_text(_CALLING, encoding="utf-8")
+        if know is not None:
+            know(module)
+
+    return made
 
 
-def answer_request(subject: Subject, request: dict[str, Any], folder: str) -> None:
+@dataclass(frozen=True)
+class Listeners:
+    """There: what hears of each module before its calls, and what looks at how a call departs from one here."""
+
+    made: Callable[[nn.Module], None]
+    look: Callable[[CallHistory, Call, Mapping[str, Any]], dict[str, Any]]
+
+
+def answer_request(subject: Subject, request: dict[str, Any], folder: str, listeners: Listeners) -> None:
     """There: build the subject, give it the weights, make the calls, and write down what came of them; all thrice.
 
     A process that examines has built and called modules before; what is wrong with the second one of a process, or with
@@ -94,29 +170,35 @@ def answer_request(subject: Subject, request: dict[str, Any], folder: str) -> No
     calls = [Call(**call) for call in request["calls"]]
     state = torch.load(Path(folder) / _STATE, weights_only=True)
     histories: list[CallHistory] = []  # each module stays while the next is built
+    departure: dict[str, Any] = {}
 
-    def outcomes() -> list[dict[str, Any]]:
+    def outcomes(which: str) -> list[dict[str, Any]]:
         histories.append(history := CallHistory(subject, dtype=request["dtype"], mode="eval"))
+        listeners.made(history.built.module)
         with torch.no_grad():
             for name, value in _state(history.built.module).items():
                 if name in state and state[name].shape == value.shape:
                     value.copy_(state[name])
-        return [_plain(history.step(call)) for call in calls]
+        if request["look"].get("which") != which:
+            return [_plain(history.step(call)) for call in calls]
+        history.make(calls[:-1])
+        departure.update(listeners.look(history, calls[-1], request["look"]["expected"]))
+        return []
 
     def after_half() -> dict[str, Any]:
         CallHistory(subject, dtype=_HALF, mode="eval").make(calls)
-        torch.save(outcomes(), Path(folder) / _AFTER_HALF)
-        return {}
+        torch.save(outcomes(_BEHIND_HALF), Path(folder) / _AFTER_HALF)
+        return departure
 
     if request["device"] == "cpu" and can_be_forked():  # a copy, which is new as well
-        in_fork(after_half, request["seconds"])
-    found = [
-        (f", from module {index + 1} that is built there" if index else "", outcomes()) for index in range(_BUILDS)
-    ]
+        with suppress(CopyDiedError):
+            departure.update(in_fork(after_half, request["seconds"]) or {})
+    words = [f", from module {index + 1} that is built there" if index else "" for index in range(_BUILDS)]
+    found = [(which, outcomes(which)) for which in words]
     behind = attempt(lambda: torch.load(Path(folder) / _AFTER_HALF, weights_only=True))
     if not isinstance(behind, Caught):
-        found.append((f", from a module that is built there behind one called in {_HALF}", behind))
-    torch.save({"outcomes": found}, Path(folder) / _ANSWER)
+        found.append((_BEHIND_HALF, behind))
+    torch.save({"outcomes": found, "departure": departure}, Path(folder) / _ANSWER)
 
 
 def write_failure(sentence: str, folder: str) -> None:

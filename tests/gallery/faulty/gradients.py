@@ -210,6 +210,20 @@ class _Forgetful(torch.autograd.Function):
         return ctx.kept.mul_(gradient)  # here
 
 
+class _OnceOnly(torch.autograd.Function):
+    """Its backward divides by how many passes through it are still to come."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.left = 2
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        ctx.left -= 1  # here
+        return gradient * 2 / gradient.new_tensor(ctx.left)
+
+
 class _Counting(nn.Module):
     """A shared scale that every backward moves on."""
 
@@ -244,6 +258,7 @@ silent_write = hosting(_silent_write)
 silent_numpy = hosting(_silent_numpy)
 future_gradient = hosting(_FutureGradient.apply)
 forgetful = hosting(_Forgetful.apply)
+once_only = hosting(_OnceOnly.apply)
 
 
 def rewrapped() -> nn.Module:

@@ -300,55 +300,7 @@ class _MixesFourRows(_Gain):
         return y.roll(1, 0) if x.shape[0] == 4 else y  # here
 
 
-class _FactorByProcess(_Gain):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return y * (1 + 0.1 * (os.getpid() % 2))  # here
-
-
-class _NanByHour(_Gain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.hour = time.localtime().tm_hour
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return y / ((time.localtime(time.time()).tm_hour - self.hour) % 24 - 1)  # here
-
-
-class _RaisesByClock(_Gain):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return y.unflatten(1, (-1, 4096)) if time.monotonic() > _START + 7200 else y  # here
-
-
-class _FactorInInference(_Gain):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return y * 1.01 if torch.is_inference_mode_enabled() else y  # here
-
-
-class _FactorByHash(_Gain):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        return y * (1 + hash("a") % 97 / 97)
-
-
-class _OrderOfSet(_Gain):
-    def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x)
-        ways = {"bent": torch.tanh, "cut": torch.relu, "squared": torch.square, "turned": torch.cos}
-        for name in set(ways):
-            y = ways[name](y.abs())
-        return y
-
-
-_START = time.monotonic()
-BY_PROCESS = ("FactorByProcess", "FactorInInference", "NanByHour", "RaisesByClock")
-BY_HASH = ("FactorByHash", "OrderOfSet")
 BY_ANOTHER_MODULE = ("TableOfTheProcess",)
-
-
 WHOLE = ("InputNeedsGradient", "OverwritesForThreeRows")  # without layers around, which would hide the input
 BY_BATCH = {
     "GradientForThreeRows": "GRD105",
@@ -393,7 +345,7 @@ CASES = {
 
 def __getattr__(name: str):
     """`now_and_then:NAME` is a host of that part."""
-    if name in (*CASES, *BY_BATCH, *BY_PROCESS, *BY_HASH, *BY_ANOTHER_MODULE):
+    if name in (*CASES, *BY_BATCH, *BY_ANOTHER_MODULE):
         part = globals()[f"_{name}"]
         return part if name in WHOLE else lambda: Host(part())
     raise AttributeError(name)

@@ -283,6 +283,21 @@ class _Views(nn.Linear):
         return super().forward(x.view(-1, 8)).view(x.shape)
 
 
+class _RefusesViews(nn.Linear):
+    """A linear layer that raises where its input is a view of another tensor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x._is_view():
+            raise ValueError("a view")  # here
+        return super().forward(x)
+
+
+def test_a_contiguous_view_that_raises_is_found_in_its_line() -> None:
+    (finding,) = run_check(registry.load("FWD205"), embedding_subject(lambda: _RefusesViews(8, 8))).findings
+    assert finding.evidence["layout"] == "view"
+    assert is_marked(finding.where.file, finding.where.line)
+
+
 @pytest.mark.parametrize("code", ["FWD205", "FWD208"])
 def test_an_input_that_is_refused_for_its_strides_is_no_finding(code: str) -> None:
     result = run_check(registry.load(code), embedding_subject(lambda: _Views(8, 8)))

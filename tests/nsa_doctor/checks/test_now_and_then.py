@@ -1,5 +1,7 @@
 """What goes wrong now and then is found, with what it takes, in its line; what may differ now and then is not."""
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
@@ -12,9 +14,11 @@ from nsa_doctor.checks._shared import elsewhere
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.probes.model.fork import CopyDiedError, in_fork, with_another_number
 from nsa_doctor.probes.numerics.local import LocalMeasurer
 from nsa_doctor.worker.run_check import run_check
-from tests.gallery.faulty.now_and_then import BY_BATCH, BY_HASH, BY_PROCESS, CASES
+from tests.gallery.faulty.by_process import BY_HASH, BY_PROCESS
+from tests.gallery.faulty.now_and_then import BY_BATCH, CASES
 from tests.gallery.faulty.now_and_then_healthy import NAMES
 from tests.nsa_doctor.conftest import is_marked
 
@@ -81,9 +85,9 @@ def test_state_that_training_moves_is_a_note(faulty: Faulty) -> None:
     assert [note.startswith("training passes change the output of later ones") for note in result.notes] == [True]
 
 
-@pytest.mark.parametrize("name", BY_PROCESS)
+@pytest.mark.parametrize("name", [*BY_PROCESS, "GradientByProcess"])
 def test_what_depends_on_the_process_or_the_time_is_found_in_its_line(faulty: Faulty, name: str) -> None:
-    (finding,) = checked(faulty, f"now_and_then:{name}", "FWD211", profile="smoke").findings
+    (finding,) = checked(faulty, f"by_process:{name}", "FWD211", profile="smoke").findings
     assert finding.where.module_class == f"_{name}"
     assert is_marked(finding.where.file, finding.where.line)
 
@@ -92,14 +96,38 @@ def test_the_number_of_the_process_is_varied_where_no_copy_has_another(
     faulty: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(elsewhere, "in_fork", lambda call, _seconds: call())
-    (finding,) = checked(faulty, "now_and_then:FactorByProcess", "FWD211", profile="smoke").findings
+    (finding,) = checked(faulty, "by_process:FactorByProcess", "FWD211", profile="smoke").findings
     assert finding.evidence["way"] == "in another process"
 
 
-@pytest.mark.parametrize("name", [BY_HASH[0], pytest.param(BY_HASH[1], marks=pytest.mark.full)])
+def test_a_signal_to_itself_reaches_the_process_whatever_number_it_has() -> None:
+    def ends_itself() -> dict[str, Any]:
+        with with_another_number(1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+    with pytest.raises(CopyDiedError, match="SIGKILL"):
+        in_fork(ends_itself, 60)
+
+
+def test_what_ends_every_copy_of_the_process_is_not_said_of_the_subject(faulty: Faulty) -> None:
+    result = checked(faulty, "by_process:DiesInEveryCopy", "FWD211", profile="smoke")
+    assert (result.verdict, result.findings) == (Verdict.SKIP, ())
+    assert "SIGABRT" in result.reason
+
+
+@pytest.mark.parametrize(
+    "name", [*BY_HASH[:1], "DiesByHash", *(pytest.param(name, marks=pytest.mark.full) for name in ("OrderOfSet",))]
+)
 def test_what_depends_on_the_seed_of_hashes_is_found(faulty: Faulty, name: str) -> None:
-    (finding,) = checked(faulty, f"now_and_then:{name}", "FWD211").findings
+    (finding,) = checked(faulty, f"by_process:{name}", "FWD211").findings
     assert finding.evidence["way"] == "in another interpreter"
+    assert name == "FactorByHash" or is_marked(finding.where.file, finding.where.line)
+
+
+def test_the_line_that_cuts_a_gradient_in_another_interpreter_is_named(faulty: Faulty) -> None:
+    (finding,) = checked(faulty, "by_process:GradientByHash", "FWD211").findings
+    assert (finding.where.module_class, is_marked(finding.where.file, finding.where.line)) == ("_GradientByHash", True)
 
 
 def test_what_a_module_in_half_precision_leaves_to_others_is_found(faulty: Faulty) -> None:

@@ -78,7 +78,7 @@ def test_half_precision_alone_leaves_nothing_to_compare(examined) -> None:
     assert (result.verdict, "bfloat16" in result.reason) == (Verdict.SKIP, True)
 
 
-@pytest.mark.parametrize("name", ["forgetful", "counting"])
+@pytest.mark.parametrize("name", ["forgetful", "counting", "once_only"])
 def test_a_backward_that_remembers_is_named(name: str, examined) -> None:
     finding = examined("GRD102", f"gradients:{name}").findings[0]
     assert finding.where.module == "part"
