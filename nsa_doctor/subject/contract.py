@@ -35,7 +35,14 @@ SEAMS = (
 
 
 class WrongOutputError(ValueError):
-    """A subject returned something other than the expected tensor; the message says what came and what was expected."""
+    """A subject returned something other than the expected tensor; the message says what came and what was expected.
+
+    Where that was a tensor, `asked` are the subject, the input and the shape of what came.
+    """
+
+    def __init__(self, message: str, asked: "tuple[Subject, Tensor, torch.Size] | None" = None) -> None:
+        super().__init__(message)
+        self.asked = asked
 
 
 class SubjectUnusableError(ValueError):

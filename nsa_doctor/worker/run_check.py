@@ -10,7 +10,7 @@ from nsa_doctor.core.errors import Caught, NotApplicableError, NotComparableErro
 from nsa_doctor.core.facts import SWEPT
 from nsa_doctor.core.finding import Finding, Note, Result, Verdict
 from nsa_doctor.core.frames import FrameFilter
-from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.measurement import Place, TroubleKind
 from nsa_doctor.core.package import is_doctors, own_file
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.torch_errors import error_evidence
@@ -73,7 +73,7 @@ def _raised(caught: Caught, check: Check, subject: Subject) -> Result:
         if trouble.kind == "out_of_memory":
             return _skipped(check, f"out of memory: {trouble.message}")
         message = f"the subject raises {trouble.message}" if trouble.kind == "raised" else trouble.message
-        return _failed(check, subject, f"{message} in {trouble.phase}", trouble.place)
+        return _failed(check, subject, f"{message} in {trouble.phase}", trouble.place, trouble.kind)
     line = FrameFilter(subject.packages).of_traceback(error.__traceback__)
     if line is None or line.file == check.run.__code__.co_filename:
         return Result(code=manual.code, name=manual.name, verdict=Verdict.CRASH, reason=caught.sentence)
@@ -91,9 +91,9 @@ def _is_own(error: BaseException) -> bool:
     return is_doctors(file) and not file.startswith(f"{own_file('checks')}/")
 
 
-def _failed(check: Check, subject: Subject, message: str, place: Place) -> Result:
+def _failed(check: Check, subject: Subject, message: str, place: Place, kind: TroubleKind = "raised") -> Result:
     manual = check.manual
-    evidence = {"kind": "raised", **error_evidence(message)}
+    evidence = {"kind": kind, **error_evidence(message)}
     repro = command_for(subject, manual.code)
     finding = Finding(code=manual.code, message=message, where=place, evidence=evidence, repro=repro)
     return Result(code=manual.code, name=manual.name, verdict=Verdict.FAIL, findings=(finding,))

@@ -13,6 +13,7 @@ from nsa_doctor.probes.hooks.places import Places, definition_place
 from nsa_doctor.probes.hooks.tracer import Tracer
 from nsa_doctor.probes.model.perform import Conditions, look_at_branches, perform
 from nsa_doctor.probes.model.state import preserved_state
+from nsa_doctor.probes.model.wrong_shape import place_of_wrong_shape
 from nsa_doctor.probes.tensors.finite import census, joint_census
 from nsa_doctor.subject.contract import Subject, WrongOutputError
 
@@ -45,7 +46,9 @@ def trouble_of(failure: SubjectFailedError, packages: tuple[str, ...]) -> Troubl
     message = failure.caught.sentence
     if isinstance(error, WrongOutputError):
         kind, message = "wrong_shape", str(error)
-        place = place if module is None else definition_place(module)
+        if module is not None:
+            made_at = place_of_wrong_shape(error, module)
+            place = made_at if made_at.file else definition_place(module)
     elif is_out_of_memory(error):
         kind = "out_of_memory"
     elif error_kind(message) is TorchError.ONE_VALUE_PER_CHANNEL:  # of a batch of one token

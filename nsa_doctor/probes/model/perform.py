@@ -144,7 +144,8 @@ def checked_answer(subject: Subject, answer: object, x: Tensor) -> tuple[Tensor,
     if not isinstance(output, Tensor):
         raise WrongOutputError(f"forward returned {type(output).__name__}, {expected}")
     if not fits(output):
-        raise WrongOutputError(f"forward returned {str(output.dtype)[6:]} {list(output.shape)}, {expected}")
+        message = f"forward returned {str(output.dtype)[6:]} {list(output.shape)}, {expected}"
+        raise WrongOutputError(message, (subject, x, output.shape))
     return output, others
 
 

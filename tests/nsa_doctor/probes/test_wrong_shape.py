@@ -1,0 +1,60 @@
+"""What returns an output of a wrong shape is named by the line that made it so."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.conftest import is_marked
+
+
+def subject_of(kind: type[nn.Module]) -> Subject:
+    return Subject(
+        name="tests",
+        build=lambda seed: kind(8, 8),
+        forward=lambda module, x: module(x),
+        input="embeddings",
+        width=8,
+        max_length=80,
+        packages=("tests",),
+    )
+
+
+class _DropsAToken(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if x.shape[1] > 64:
+            y = y[:, :-1]  # here
+        return y.tanh() * 2
+
+
+class _Widens(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return torch.cat((y, y), -1)  # here
+
+
+class _PadsToBlocks(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        missing = -x.shape[1] % 16 if x.shape[1] > 16 else 0
+        y = nn.functional.pad(super().forward(x), (0, 0, 0, missing))  # here
+        return (y * 2).relu()
+
+
+@pytest.mark.parametrize("kind", [_DropsAToken, _Widens, _PadsToBlocks])
+def test_the_line_that_makes_the_shape_wrong_is_named(kind: type[nn.Linear]) -> None:
+    finding = run_check(registry.load("FWD102"), subject_of(kind)).findings[0]
+    assert is_marked(finding.where.file, finding.where.line), finding.where
+    assert finding.where.module_class == kind.__name__
+
+
+class _ReturnsWords(nn.Linear):
+    def forward(self, x: Tensor) -> str:
+        return "no tensor"
+
+
+def test_what_returns_no_tensor_is_named_by_its_forward() -> None:
+    finding = run_check(registry.load("FWD102"), subject_of(_ReturnsWords)).findings[0]
+    assert finding.where.function == "forward"
