@@ -1,6 +1,7 @@
 """The same calls on the same weights in an interpreter started for them, with its own hash seed and number."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ _MAIN = "nsa_doctor.worker.second_main"
 _REQUEST = "request.json"
 _STATE, _BEGUN, _ANSWER, _AFTER_HALF, _LINES = "state.pt", "begun", "answer.pt", "after_half.pt", "lines"
 _LOADING, _CALLING = "loading", "calling"
+_SMALL = 1 << 26  # bytes of parameters, of which several times as many are no matter of memory
 _BUILDS, _HALF = 3, "bfloat16"
 _BEHIND_HALF = f", from a module that is built there behind one called in {_HALF}"
 _OPTIONS = {"--subject": "spec", "--config": "config", "--input": "input", "--width": "width", "--dtype": "dtype"}
@@ -91,6 +93,8 @@ class SecondInterpreter:
             hand_over(folder)
             answer = _asked(folder, request, self._hash_seed, self._seconds)
             if isinstance(answer, Caught):  # once more, slowly, to see where
+                if _may_lack_memory(answer, self._module):
+                    raise NotComparableError(f"a second interpreter {_ending(answer)}")
                 first, recorded = answer, {**request, "are_lines_recorded": True}
                 answer = _asked(folder, recorded, self._hash_seed, self._seconds // 3)
                 if isinstance(answer, Caught):
@@ -124,6 +128,12 @@ def _asked(folder: str, request: dict[str, Any], hash_seed: int, seconds: float)
 
 def _is_hang(ended: Caught) -> bool:
     return isinstance(ended.error, subprocess.TimeoutExpired)
+
+
+def _may_lack_memory(ended: Caught, module: nn.Module) -> bool:
+    """Whether the system may have ended it for its memory, as there are several modules there; not of a small one."""
+    is_killed = getattr(ended.error, "returncode", 0) == -signal.SIGKILL
+    return is_killed and sum(each.nbytes for each in _state(module).values()) > _SMALL
 
 
 def _ending(ended: Caught) -> str:
