@@ -53,7 +53,7 @@ class Known:
 def known_of(history: CallHistory, call: Call, symptom: str) -> Known:
     """What finds the place of a symptom in that call."""
     if symptom in OF_GRADIENT:
-        return Known(slopes={call: {**slopes_of(history, call), "symptom": symptom}})
+        return Known(slopes={call: slopes_of(history, call, symptom)})
     history.enter(call.mode)
     return Known(recordings={call: recording_of(history.built, lambda: history.output(call))})
 
@@ -113,9 +113,8 @@ def _departure(
 ) -> tuple[Place, str]:
     """Where the last of these calls departs there from what it does here; nowhere where that cannot be seen."""
     fresh.make(calls[:-1])
-    expected = {**slopes_of(fresh, calls[-1]), "symptom": symptom.kind}
     try:
-        found = second.departure(calls, which, expected)
+        found = second.departure(calls, which, slopes_of(fresh, calls[-1], symptom.kind))
     except NotComparableError:
         found = {}
     return (Place(**found["place"]), found["operation"]) if found else (Place(), "")

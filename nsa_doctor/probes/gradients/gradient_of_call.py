@@ -32,13 +32,16 @@ def gradient_fault(first: CallHistory, call: Call, other: CallHistory, other_cal
     return _departs(other, other_call, expected, calls_of(expected))
 
 
-def slopes_of(history: CallHistory, call: Call) -> dict[str, Any]:
-    """The gradient along directions that another process draws alike, as plain values; {} where there is none."""
+def slopes_of(history: CallHistory, call: Call, symptom: str) -> dict[str, Any]:
+    """The gradient along directions that another process draws alike, and the symptom to look for, as plain values.
+
+    {} where there is no gradient.
+    """
     try:
         found = probe_of(history, call).differentiate(0, is_followed=True)
     except (SubjectFailedError, NotComparableError):
         return {}
-    return {"slopes": found.slopes, "sizes": found.sizes, "calls": calls_of(found)}
+    return {"slopes": found.slopes, "sizes": found.sizes, "calls": calls_of(found), "symptom": symptom}
 
 
 def departure_from(history: CallHistory, call: Call, expected: Mapping[str, Any]) -> dict[str, Any]:
