@@ -12,6 +12,7 @@ Example:
     y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -28,6 +29,8 @@ from nsa_doctor.subject.contract import Subject
 
 _LONGEST = 256
 _REPEATS = 5
+_MOST_ROUNDS = 6  # where rounds fall on both sides of the limit
+_MARGIN = 1.25  # by which the best passes of all rounds must then differ from it
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -35,25 +38,29 @@ def run(subject: Subject) -> Iterator[Finding]:
     assert limit is not None
     length, mode = min(subject.max_length, _LONGEST), usual_mode(subject)
     watch, baseline = Stopwatch(subject, mode), Stopwatch(dense_twin(subject), mode)
-    ratios = []
     for stopwatch in (watch, baseline):
         stopwatch.seconds(length)  # loads and builds
-    for _ in range(2):
-        own, plain = (min(stopwatch.seconds(length, _REPEATS)) for stopwatch in (watch, baseline))
-        ratios.append(own / plain)
+    own, plain = math.inf, math.inf  # of the best pass: other load only ever adds time
+    ratios: list[float] = []
+    while len(ratios) < 2 or (len(ratios) < _MOST_ROUNDS and min(ratios) <= limit < max(ratios)):
+        own_now, plain_now = (min(stopwatch.seconds(length, _REPEATS)) for stopwatch in (watch, baseline))
+        own, plain = min(own, own_now), min(plain, plain_now)
+        ratios.append(own_now / plain_now)
         if ratios[0] < limit / 2:
             return
-    if min(ratios) <= limit < max(ratios):
+    ratio = own / plain
+    if min(ratios) <= limit < max(ratios) and limit / _MARGIN < ratio < limit * _MARGIN:
         raise NotComparableError(
-            f"one round says {min(ratios):.0f} times as long, the next {max(ratios):.0f}: too noisy"
+            f"{len(ratios)} rounds say {min(ratios):.0f} to {max(ratios):.0f} times as long, {limit:g} are allowed: "
+            "too noisy"
         )
-    if min(ratios) <= limit:
+    if ratio <= limit:
         return
     yield Finding(
-        message=f"a pass at S={length} takes {min(ratios):.0f} times as long as plain dense attention of the same "
+        message=f"a pass at S={length} takes {ratio:.0f} times as long as plain dense attention of the same "
         f"width, and may take {limit:g} times as long ({mode})",
         where=watch.hottest(length),
-        evidence={"ratio": min(ratios), "allowed": limit, "length": length, "mode": mode},
+        evidence={"ratio": ratio, "allowed": limit, "length": length, "mode": mode},
         repro=command_for(subject, "PRF401"),
     )
 
@@ -65,7 +72,7 @@ def planted(subject: Subject) -> Subject:
             total += number
         return subject.forward(module, x) * min(1, total)
 
-    return replace(subject, forward=counts_to_a_million, max_slowdown=60.0)
+    return replace(subject, forward=counts_to_a_million, max_slowdown=20.0)
 
 
 CHECK = Check(
