@@ -13,13 +13,17 @@ Site = Literal["mixer", "model", "step"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Host:
-    """A healthy model with marked places: `sites` says which marks serve a site, `paths` which modules hold them."""
+    """A healthy model with marked places: `sites` says which marks serve a site, `paths` which modules hold them.
+
+    `refuses` are conditions by name under which it raises by itself, so that no fault shows.
+    """
 
     name: str
     input: Literal["embeddings", "tokens"]
     sites: dict[str, str]
     paths: dict[str, tuple[str, ...]]
     max_length: int = 2048
+    refuses: frozenset[str] = frozenset()
 
     @property
     def source(self) -> str:
@@ -97,6 +101,7 @@ class Fault:
             and self.site in self.host.sites
             and condition.input in ("", self.host.input)
             and condition.length <= self.host.max_length
+            and condition.name not in self.host.refuses
             and effect.kind not in condition.excludes
             and not (condition.phase == "backward" and effect.phase == "forward")
         )

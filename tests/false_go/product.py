@@ -32,6 +32,7 @@ HOSTS = (
         sites={"mixer": "mixer", "model": "mixer", "step": "mixer"},
         paths={"mixer": ("",)},
         max_length=80,
+        refuses=frozenset({"create_graph"}),  # its operator computes no second derivatives
     ),
     Host(name="recurrence", input="embeddings", sites=WITH_STEPS, paths={"mixer": ("scan",), "model": ("",)}),
     Host(name="multihead", input="embeddings", sites=INNER_AND_OUTER, paths={"mixer": ("attention",), "model": ("",)}),

@@ -1,7 +1,7 @@
 """FWD205 memory-layout-changes-output
 
 Detects: input of equal values that is a view of another tensor, or lies in memory in another way (transposed, strided,
-expanded, at an offset in its storage), and gives another output; a contiguous view that raises.
+expanded, at an offset in its storage), and gives another output, or raises; a layout that is refused by name is noted.
 Matters: a slice, a transpose or an expanded batch upstream silently changes the result.
 Fix: take strides from the tensor, not from its shape; `reshape` in place of `as_strided` or `view` on raw storage.
 
@@ -12,6 +12,7 @@ Example:
     heads = x.unflatten(-1, (H, D))
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -33,6 +34,11 @@ from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
 _NUM_ROWS = 3
+_WORDS = {
+    "view": "input that is a view of another tensor, and contiguous,",
+    "offset": "contiguous input at an offset in its storage, as rows of a larger batch are,",
+}
+_NAMES_A_LAYOUT = re.compile(r"contiguous|strid|layout|memory format|expand|transpos|\bviews?\b", re.IGNORECASE)
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
@@ -42,10 +48,11 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             found = _examine(subject, length, layout)
         except SubjectFailedError as failure:
             trouble = trouble_of(failure, subject.packages)
-            if layout in PLAIN_LAYOUTS and trouble.kind == "raised":
+            is_named = layout not in PLAIN_LAYOUTS and _NAMES_A_LAYOUT.search(trouble.message)
+            if trouble.kind == "raised" and not is_named:
                 yield _refused(subject, length, layout, trouble)
                 return
-            yield Note(message=f"{layout} input is refused: {failure}")  # loud, so nobody is misled
+            yield Note(message=f"{layout} input is refused: {failure}")  # it says what to do, so nobody is misled
             continue
         if found is not None:
             yield found
@@ -75,7 +82,7 @@ def _changed(subject: Subject, length: int, layout: str) -> Departure | None:
 
 def _refused(subject: Subject, length: int, layout: str, trouble: Trouble) -> Finding:
     return Finding(
-        message=f"input that is a {layout} of another tensor, and contiguous, raises at S={length}: {trouble.message}",
+        message=f"{_WORDS.get(layout, f'{layout} input')} raises at S={length}: {trouble.message}",
         where=trouble.place,
         evidence={"length": length, "layout": layout},
         repro=command_for(subject, "FWD205"),

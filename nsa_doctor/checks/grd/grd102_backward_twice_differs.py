@@ -1,7 +1,7 @@
 """GRD102 backward-twice-differs
 
 Detects: gradients that change when the same forward and backward run again, or when backward runs twice through one
-graph.
+graph; a second backward through a graph that is kept raises, and does not say that it is refused.
 Matters: accumulated gradients are not the sum of what they should be, and no run can be repeated.
 Fix: a backward must neither write into what it saved or was handed, nor remember how often it ran, nor draw new noise.
 
@@ -16,6 +16,7 @@ Example:
         return grad * weights
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -32,33 +33,53 @@ from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe, Differ
 from nsa_doctor.probes.gradients.gradient_fault import blame, last_differing
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.subject.contract import Subject
 
 _BOTH = {"again": "the same forward and backward run again", "twice": "a second backward through the same graph"}
+_NAMES_A_SECOND_PASS = re.compile(r"second (time|backward)|twice|retain_graph|freed|only once", re.IGNORECASE)
 
 
 def run(subject: Subject) -> Iterator[Finding]:
     for mode, length, make in benches(subject, only_one_length=True):
         bench = make(length)
         for way, words in _BOTH.items():
-            first, second = _twice(bench, way, is_followed=False)
+            try:
+                first, second = _twice(bench, way, is_followed=False)
+            except SubjectFailedError as failure:
+                if way == "twice" and failure.phase == "backward":
+                    yield _raises(subject, mode, length, failure)
+                    return
+                raise
             if last_differing(bench.dtype, first, second) is not None:
                 yield _finding(subject, mode, length, bench, way, words)
                 return
 
 
 def _twice(bench: DerivativeProbe, way: str, is_followed: bool) -> tuple[Differential, list[float]]:
-    """Slopes of two passes; the same ones when the subject refuses a second pass through one graph, as it may."""
+    """Slopes of two passes; the same ones when the subject says that it refuses a second pass, as it may."""
     if way == "again":
         first = bench.differentiate(0, is_followed)
         return first, bench.differentiate(0, is_followed).slopes
     try:
         with unobserved():
             both = bench.differentiate(0, is_followed, is_repeated=True)
-    except SubjectFailedError:
+    except SubjectFailedError as failure:
+        if not _NAMES_A_SECOND_PASS.search(failure.caught.sentence):
+            raise
         once = bench.differentiate(0, is_followed)
         return once, once.slopes
     return both, both.again
+
+
+def _raises(subject: Subject, mode: str, length: int, failure: SubjectFailedError) -> Finding:
+    trouble = trouble_of(failure, subject.packages)
+    return Finding(
+        message=f"{_BOTH['twice']}, kept by retain_graph=True, raises at S={length} in {mode} mode: {trouble.message}",
+        where=trouble.place,
+        evidence={"length": length, "mode": mode, "way": "twice"},
+        repro=command_for(subject, "GRD102"),
+    )
 
 
 def _finding(subject: Subject, mode: str, length: int, bench: DerivativeProbe, way: str, words: str) -> Finding:

@@ -11,6 +11,7 @@ from nsa_doctor.subject.contract import Subject
 
 HUGE = 1e4  # one token's magnitude
 LARGE = 1e2  # attention logits grow with its square, so they come near 1e4
+_OUTLIER = 60.0  # of one channel, as trained models have them at the first token
 
 
 def make_input(subject: Subject, point: Point, seed: int, device: torch.device) -> Tensor:
@@ -70,6 +71,13 @@ def with_values(subject: Subject, kind: str, row: int | None = None) -> Subject:
     return replace(subject, forward=lambda module, x: forward(module, changed(x)))
 
 
+def _first_of_each_row(x: Tensor) -> Tensor:
+    """1 at the first channel of the first token of each row of x [B, S, width], 0 elsewhere."""
+    where = torch.zeros(x.shape[1:], dtype=x.dtype, device=x.device)
+    where[0, 0] = 1
+    return where
+
+
 Change = Callable[[Tensor, int], Tensor]
 _KINDS: dict[str, dict[str, Change]] = {
     "embeddings": {
@@ -77,6 +85,7 @@ _KINDS: dict[str, dict[str, Change]] = {
         "positive": lambda x, width: x.abs(),
         "small": lambda x, width: x * 1e-5,
         "large": lambda x, width: x * 30,
+        "large in one channel of the first token": lambda x, width: x + _OUTLIER * _first_of_each_row(x),
     },
     "tokens": {
         "of few ids": lambda x, vocabulary: x % min(3, vocabulary),

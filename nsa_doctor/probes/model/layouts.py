@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-PLAIN_LAYOUTS = ("view",)  # contiguous, and at the start of its storage: nothing speaks for refusing them
-LAYOUTS = (*PLAIN_LAYOUTS, "transposed", "strided", "offset", "expanded")  # the last needs rows that are equal
+PLAIN_LAYOUTS = ("view", "offset")  # contiguous, as rows of a larger batch are: nothing speaks for refusing them
+LAYOUTS = (*PLAIN_LAYOUTS, "transposed", "strided", "expanded")  # the last needs rows that are equal
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:

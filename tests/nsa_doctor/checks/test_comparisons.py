@@ -159,6 +159,9 @@ KINDS = {
     "positive": lambda x: bool((x >= 0).all()),
     "small": lambda x: bool(x.abs().max() < 1e-3),
     "large": lambda x: bool(x[:, :1].abs().mean() > 10),  # the first token too
+    "large in one channel of the first token": lambda x: bool(
+        (x[:, 0, 0] > 40).all() and x[:, :1, 1:].abs().max() < 40
+    ),
 }
 
 
@@ -283,19 +286,44 @@ class _Views(nn.Linear):
         return super().forward(x.view(-1, 8)).view(x.shape)
 
 
-class _RefusesViews(nn.Linear):
-    """A linear layer that raises where its input is a view of another tensor."""
+class _Refuses(nn.Linear):
+    """A linear layer that raises, with these words, at an input of which something holds."""
+
+    def __init__(self, holds: Callable[[Tensor], bool], words: str) -> None:
+        super().__init__(8, 8)
+        self.holds, self.words = holds, words
 
     def forward(self, x: Tensor) -> Tensor:
-        if x._is_view():
-            raise ValueError("a view")  # here
+        if self.holds(x):
+            raise ValueError(self.words)  # here
         return super().forward(x)
 
 
-def test_a_contiguous_view_that_raises_is_found_in_its_line() -> None:
-    (finding,) = run_check(registry.load("FWD205"), embedding_subject(lambda: _RefusesViews(8, 8))).findings
-    assert finding.evidence["layout"] == "view"
+def _is_turned(x: Tensor) -> bool:
+    return x.stride(0) < x.stride(1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "holds", "words"),
+    [
+        ("view", Tensor._is_view, "a view"),
+        ("offset", lambda x: x.storage_offset() > 0, "the storage must be its own, and contiguous"),
+        ("transposed", _is_turned, "cannot serve this"),
+        ("strided", lambda x: x.stride(-1) > 1, "index 8 is out of bounds"),
+        ("expanded", lambda x: x.stride(0) == 0, "cannot serve this"),
+    ],
+)
+def test_a_layout_that_raises_is_found_in_its_line(layout: str, holds: Callable[[Tensor], bool], words: str) -> None:
+    (finding,) = run_check(registry.load("FWD205"), embedding_subject(lambda: _Refuses(holds, words))).findings
+    assert finding.evidence["layout"] == layout
     assert is_marked(finding.where.file, finding.where.line)
+
+
+def test_a_layout_that_is_refused_by_name_is_a_note() -> None:
+    subject = embedding_subject(lambda: _Refuses(_is_turned, "q must be contiguous"))
+    result = run_check(registry.load("FWD205"), subject)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+    assert result.notes[0] == "transposed input is refused: ValueError: q must be contiguous"
 
 
 @pytest.mark.parametrize("code", ["FWD205", "FWD208"])

@@ -85,7 +85,13 @@ def test_a_backward_that_remembers_is_named(name: str, examined) -> None:
     assert is_marked(finding.where.file, finding.where.line)
 
 
-@pytest.mark.parametrize("name", ["recomputed", "relu", "tied", "custom_softmax"])
+def test_a_second_pass_that_raises_without_a_word_of_it_is_named(examined) -> None:
+    finding = examined("GRD102", "gradients:for_one_pass").findings[0]
+    assert "raises" in finding.message
+    assert is_marked(finding.where.file, finding.where.line)
+
+
+@pytest.mark.parametrize("name", ["recomputed", "relu", "tied", "custom_softmax", "for_one_pass"])
 def test_gradients_that_repeat_pass(name: str, examined) -> None:
     assert examined("GRD102", f"gradients_healthy:{name}").verdict is Verdict.PASS
 
