@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import top_package
@@ -21,7 +22,7 @@ def main() -> None:
     from nsa_doctor.adapters.load import load_subject  # found where the first interpreter found it
     from nsa_doctor.probes.gradients.gradient_of_call import departure_from
     from nsa_doctor.probes.model.perform import Conditions
-    from nsa_doctor.probes.model.second_interpreter import Listeners, answer_request, begin, write_failure
+    from nsa_doctor.probes.model.second_interpreter import There, answer_request, begin, write_failure
     from nsa_doctor.subject.request import SubjectRequest
     from nsa_doctor.worker.handlers import under
 
@@ -29,12 +30,19 @@ def main() -> None:
     dtype, width = names.pop("dtype", None), names.pop("width", None)
     wanted = SubjectRequest(**names, width=int(width) if width else None, device=request["device"])
     made = begin(request, top_package(wanted.spec), folder)
-    subject = attempt(lambda: load_subject(wanted, made=made))
+    modules: list[Any] = []
+
+    def begun(module: Any) -> None:
+        modules.append(module)
+        made(module)
+
+    subject = attempt(lambda: load_subject(wanted, made=begun))
     if isinstance(subject, Caught) or subject.name != request["name"]:
         write_failure(subject.sentence if isinstance(subject, Caught) else "there it is another", folder)
         return
     conditions = Conditions(seed=request["seed"], device=request["device"])
     examined = replace(under(subject, conditions, "quick", dtype), options=())
-    answered = attempt(lambda: answer_request(examined, request, folder, Listeners(made, departure_from)))
+    there = There(next(iter(modules), None), made, departure_from)
+    answered = attempt(lambda: answer_request(examined, request, folder, there))
     if isinstance(answered, Caught):
         write_failure(answered.sentence, folder)

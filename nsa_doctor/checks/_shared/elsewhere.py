@@ -25,9 +25,15 @@ from nsa_doctor.probes.model.call_history import Call, CallHistory, Outcome
 from nsa_doctor.probes.model.fork import CopyDiedError, at_another_time, in_fork, with_another_number, with_number
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.model.module_state import ModuleState
-from nsa_doctor.probes.model.second_interpreter import EndedElsewhereError, SecondInterpreter
+from nsa_doctor.probes.model.second_interpreter import (
+    FIRST_OF_ALL,
+    EndedElsewhereError,
+    SecondInterpreter,
+    give_state,
+    state_of,
+)
 from nsa_doctor.probes.numerics.divergence import divergence_of, recording_of
-from nsa_doctor.probes.numerics.earlier_calls import Judge, Symptom
+from nsa_doctor.probes.numerics.earlier_calls import Judge, Symptom, differs_by
 from nsa_doctor.probes.numerics.nonfinite_origin import Returned, origins
 from nsa_doctor.subject.contract import Subject
 
@@ -86,6 +92,7 @@ def in_an_interpreter(subject: Subject, dtype: str, calls: Sequence[Call], judge
     if not subject.is_slow:  # at a length that nobody asked for before: what is kept by length begins there
         calls = [*calls, replace(calls[0], length=min(_UNASKED, subject.max_length))]
     here, here_again = (CallHistory(subject, dtype=dtype) for _ in range(2))
+    own, judge_of_own = _of_own_dtype(here), differs_by(torch.finfo(getattr(torch, subject.dtype)).eps)
     second = SecondInterpreter(here, _HASH_SEED, _SECONDS)
     try:
         elsewhere = second.outcomes(calls)
@@ -94,18 +101,26 @@ def in_an_interpreter(subject: Subject, dtype: str, calls: Sequence[Call], judge
             raise
         return _ended(calls[0], ended.sentence, ended.place, here, "in another interpreter")
     for index, call in enumerate(calls):
-        first, again = here.step(call), here_again.step(call)
+        first, again, of_own = here.step(call), here_again.step(call), own.step(call)
         if first is None or again is None or judge(first, again) is not None:
             return {}  # it is built otherwise each time: nothing can be compared
         for which, outcomes in elsewhere:
-            if (symptom := judge(first, outcomes[index])) is not None:
-                place, operation = _departure(
-                    second, CallHistory(subject, dtype=dtype), calls[: index + 1], which, symptom
-                )
+            is_own = which == FIRST_OF_ALL
+            expected, judged = (of_own, judge_of_own) if is_own else (first, judge)
+            if expected is not None and (symptom := judged(expected, outcomes[index])) is not None:
+                fresh = _of_own_dtype(here) if is_own else CallHistory(subject, dtype=dtype)
+                place, operation = _departure(second, fresh, calls[: index + 1], which, symptom)
                 facts = {"words": symptom.words, "symptom": symptom.kind, "call": asdict(call), "operation": operation}
                 place = place if place.file else definition_place(first.module)
                 return {**facts, "place": asdict(place), "way": f"in another interpreter{which}"}
     return {}
+
+
+def _of_own_dtype(history: CallHistory) -> CallHistory:
+    """Another module of the subject, in its own dtype, with the values of that one rounded to it."""
+    own = CallHistory(history.built.subject)
+    give_state(own.built.module, state_of(history.built.module))
+    return own
 
 
 def _departure(

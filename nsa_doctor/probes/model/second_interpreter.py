@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,6 +33,7 @@ _LOADING, _CALLING = "loading", "calling"
 _SMALL = 1 << 26  # bytes of parameters, of which several times as many are no matter of memory
 _BUILDS, _HALF = 3, "bfloat16"
 _BEHIND_HALF = f", from a module that is built there behind one called in {_HALF}"
+FIRST_OF_ALL = ", from the module that is built there first"
 _OPTIONS = {"--subject": "spec", "--config": "config", "--input": "input", "--width": "width", "--dtype": "dtype"}
 
 
@@ -89,7 +90,7 @@ class SecondInterpreter:
     def _answer(self, calls: Sequence[Call], look: Mapping[str, Any]) -> dict[str, Any]:
         request = {**self._request, "calls": [asdict(call) for call in calls], "look": look}
         with TemporaryDirectory() as folder:
-            torch.save(_state(self._module), Path(folder) / _STATE)
+            torch.save(state_of(self._module), Path(folder) / _STATE)
             hand_over(folder)
             answer = _asked(folder, request, self._hash_seed, self._seconds)
             if isinstance(answer, Caught):  # once more, slowly, to see where
@@ -133,7 +134,7 @@ def _is_hang(ended: Caught) -> bool:
 def _may_lack_memory(ended: Caught, module: nn.Module) -> bool:
     """Whether the system may have ended it for its memory, as there are several modules there; not of a small one."""
     is_killed = getattr(ended.error, "returncode", 0) == -signal.SIGKILL
-    return is_killed and sum(each.nbytes for each in _state(module).values()) > _SMALL
+    return is_killed and sum(each.nbytes for each in state_of(module).values()) > _SMALL
 
 
 def _ending(ended: Caught) -> str:
@@ -164,18 +165,22 @@ def begin(request: dict[str, Any], packages: tuple[str, ...], folder: str) -> Ca
 
 
 @dataclass(frozen=True)
-class Listeners:
-    """There: what hears of each module before its calls, and what looks at how a call departs from one here."""
+class There:
+    """The module that was made to find out what the subject takes, the first that was called in that process, if any;
+    what hears of each module before its calls, and what looks at how a call departs from one here.
+    """
 
+    first: nn.Module | None
     made: Callable[[nn.Module], None]
     look: Callable[[CallHistory, Call, Mapping[str, Any]], dict[str, Any]]
 
 
-def answer_request(subject: Subject, request: dict[str, Any], folder: str, listeners: Listeners) -> None:
-    """There: build the subject, give it the weights, make the calls, and write down what came of them; all thrice.
+def answer_request(subject: Subject, request: dict[str, Any], folder: str, there: There) -> None:
+    """There: build the subject several times, give each the weights, make the calls, and write down what came of them.
 
-    A process that examines has built and called modules before; what is wrong with the second one of a process, or with
-    one behind another in half precision, shows in a new one alone.
+    A process that examines has built and called modules before; what is wrong with the first or the second one of a
+    process, or with one behind another in half precision, shows in a new one alone. The first stays in its own dtype:
+    what it keeps was made in it.
     """
     calls = [Call(**call) for call in request["calls"]]
     state = torch.load(Path(folder) / _STATE, weights_only=True)
@@ -183,16 +188,18 @@ def answer_request(subject: Subject, request: dict[str, Any], folder: str, liste
     departure: dict[str, Any] = {}
 
     def outcomes(which: str) -> list[dict[str, Any]]:
-        histories.append(history := CallHistory(subject, dtype=request["dtype"], mode="eval"))
-        listeners.made(history.built.module)
-        with torch.no_grad():
-            for name, value in _state(history.built.module).items():
-                if name in state and state[name].shape == value.shape:
-                    value.copy_(state[name])
+        if which == FIRST_OF_ALL and there.first is not None:
+            first = there.first
+            history = CallHistory(replace(subject, build=lambda _seed: first))
+        else:
+            history = CallHistory(subject, dtype=request["dtype"], mode="eval")
+        histories.append(history)
+        there.made(history.built.module)
+        give_state(history.built.module, state)
         if request["look"].get("which") != which:
             return [_plain(history.step(call)) for call in calls]
         history.make(calls[:-1])
-        departure.update(listeners.look(history, calls[-1], request["look"]["expected"]))
+        departure.update(there.look(history, calls[-1], request["look"]["expected"]))
         return []
 
     def after_half() -> dict[str, Any]:
@@ -208,6 +215,8 @@ def answer_request(subject: Subject, request: dict[str, Any], folder: str, liste
     behind = attempt(lambda: torch.load(Path(folder) / _AFTER_HALF, weights_only=True))
     if not isinstance(behind, Caught):
         found.append((_BEHIND_HALF, behind))
+    if there.first is not None:
+        found.append((FIRST_OF_ALL, outcomes(FIRST_OF_ALL)))
     torch.save({"outcomes": found, "departure": departure}, Path(folder) / _ANSWER)
 
 
@@ -216,7 +225,15 @@ def write_failure(sentence: str, folder: str) -> None:
     torch.save({"raised": sentence}, Path(folder) / _ANSWER)
 
 
-def _state(module: nn.Module) -> dict[str, Tensor]:
+def give_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Write those values by name into its parameters and buffers of equal shape, rounded to their dtype."""
+    with torch.no_grad():
+        for name, value in state_of(module).items():
+            if name in state and state[name].shape == value.shape:
+                value.copy_(state[name])
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name, those that are not saved too."""
     return {name: each.detach() for name, each in (*module.named_parameters(), *module.named_buffers())}
 

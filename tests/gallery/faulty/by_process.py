@@ -5,7 +5,7 @@ import signal
 import time
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .host import Host
 from .now_and_then import _Gain
@@ -105,6 +105,16 @@ class _DiesInEveryCopy(_Gain):
         return super().forward(x)
 
 
+class _FirstOfTheProcess(_Gain):
+    """Of all that a process calls, the first one alone is given another factor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if not _CALLED:
+            _CALLED.append(self)
+        return y / 2 if self is _CALLED[0] else y  # here
+
+
 def _cut(y: Tensor) -> Tensor:
     return _Halved.apply(y)
 
@@ -114,6 +124,7 @@ def _own_number() -> str:
     return os.path.basename(os.path.realpath("/proc/self"))
 
 
+_CALLED: list[nn.Module] = []
 _START = time.monotonic()
 _OF_ANOTHER_SEED = 2943
 BY_PROCESS = ("FactorByProcess", "FactorInInference", "NanByHour", "RaisesByClock", "DiesByProcess")

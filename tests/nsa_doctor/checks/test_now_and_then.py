@@ -15,6 +15,7 @@ from nsa_doctor.core import registry
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.probes.model.fork import CopyDiedError, in_fork, with_another_number
+from nsa_doctor.probes.model.second_interpreter import FIRST_OF_ALL
 from nsa_doctor.probes.numerics.local import LocalMeasurer
 from nsa_doctor.worker.run_check import run_check
 from tests.gallery.faulty.by_process import BY_HASH, BY_PROCESS
@@ -133,6 +134,12 @@ def test_the_line_that_cuts_a_gradient_in_another_interpreter_is_named(faulty: F
 def test_what_a_module_in_half_precision_leaves_to_others_is_found(faulty: Faulty) -> None:
     (finding,) = checked(faulty, "now_and_then:TableOfTheProcess", "FWD211").findings
     assert str(finding.evidence["way"]).endswith("built there behind one called in bfloat16")
+
+
+def test_what_the_first_module_of_a_process_does_alone_is_found_in_its_line(faulty: Faulty) -> None:
+    (finding,) = checked(faulty, "by_process:FirstOfTheProcess", "FWD211").findings
+    assert finding.evidence["way"] == f"in another interpreter{FIRST_OF_ALL}"
+    assert is_marked(finding.where.file, finding.where.line)
 
 
 @pytest.mark.parametrize("name", NAMES)
