@@ -36,7 +36,7 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.model.built_module import comparable_module
-from nsa_doctor.probes.model.call_history import Call, CallHistory
+from nsa_doctor.probes.model.call_history import Call, CallHistory, Outcome
 from nsa_doctor.probes.model.call_schedule import evaluated, trained
 from nsa_doctor.probes.model.module_state import ModuleState
 from nsa_doctor.probes.model.second_interpreter import can_be_named
@@ -57,8 +57,11 @@ def run(subject: Subject) -> Iterator[Finding]:
     judge = differs_by(finest_precision(sp, sp.input(min(_LENGTH, subject.max_length))).eps)
     history = CallHistory(subject, dtype=sp.dtype)
     start = ModuleState(history.built.module)
-    outcomes = {call: outcome for call in calls if (outcome := history.step(call)) is not None}
-    start.restore()  # a count that training keeps is the same again
+    outcomes: dict[Call, Outcome] = {}
+    for call in calls:
+        if (outcome := history.step(call)) is not None:
+            outcomes[call] = outcome
+        start.restore()  # as before each call there: what one leaves behind is no matter of the process
     found: dict[str, Any] = {}
     if outcomes:
         found = in_forks(history, outcomes, judge, Known()) if is_copied else in_this_process(history, outcomes, judge)
