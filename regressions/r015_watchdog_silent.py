@@ -26,7 +26,7 @@ from nsa_doctor.cases.record import Case, Plant
 from .runs import finished, written
 
 _HERE, _LIMIT = Path(__file__).name, 1.0
-_FAULTY_AT, _STEPS, _SECONDS, _LONGER = 15, 20, 1.4, 2.2
+_FAULTY_AT, _STEPS, _SECONDS, _LONGER = 15, 20, 1.4, 4.5
 _never = threading.Event()
 
 
@@ -77,7 +77,7 @@ CASE = Case(
         Plant(
             name="a watchdog that sees nothing",
             command=a_watchdog_that_sees_nothing,
-            expected=found("TRN102", says=r"step 15 took [23]\.\d s, and the watchdog, set to 1 s, said nothing"),
+            expected=found("TRN102", says=r"step 15 took \d\.\d s, and the watchdog, set to 1 s, said nothing"),
         ),
         Plant(
             name="a step that blocks",

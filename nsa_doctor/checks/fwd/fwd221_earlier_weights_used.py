@@ -28,7 +28,7 @@ from nsa_doctor.probes.hooks.lines_apart import in_its_file
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.model.call_history import Call
-from nsa_doctor.probes.model.new_weights import CHANGES, Change, called_before, calls_of, load
+from nsa_doctor.probes.model.new_weights import CHANGES, Change, called_before, called_with_them, calls_of, load
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.probes.numerics.earlier_calls import Judge, Symptom, differs_by
 from nsa_doctor.probes.numerics.precision import finest_precision
@@ -59,7 +59,11 @@ def _symptom(subject: Subject, dtype: str, change: Change, call: Call, judge: Ju
     expected, found = new.step(call), used.step(call)
     if expected is None or found is None or expected.raised or expected.nonfinite:
         return None
-    return judge(expected, found)
+    symptom = judge(expected, found)
+    if symptom is None:
+        return None
+    alone = called_with_them(subject, dtype).step(call)
+    return symptom if alone is None or judge(alone, found) is not None else None  # else FWD210 and GRD104 tell
 
 
 def _folds_in_eval(module: nn.Module) -> bool:

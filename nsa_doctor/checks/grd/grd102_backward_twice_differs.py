@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nsa_doctor.checks._shared.gradient import benches
 from nsa_doctor.core.check import Check
@@ -47,10 +47,10 @@ def run(subject: Subject) -> Iterator[Finding]:
             try:
                 first, second = _twice(bench, way, is_followed=False)
             except SubjectFailedError as failure:
-                if way == "twice" and failure.phase == "backward":
-                    yield _raises(subject, mode, length, failure)
-                    return
-                raise
+                if way != "twice" or failure.phase != "backward":
+                    raise
+                yield _raises(subject, mode, length, failure)
+                return
             if last_differing(bench.dtype, first, second) is not None:
                 yield _finding(subject, mode, length, bench, way, words)
                 return
@@ -74,12 +74,9 @@ def _twice(bench: DerivativeProbe, way: str, is_followed: bool) -> tuple[Differe
 
 def _raises(subject: Subject, mode: str, length: int, failure: SubjectFailedError) -> Finding:
     trouble = trouble_of(failure, subject.packages)
-    return Finding(
-        message=f"{_BOTH['twice']}, kept by retain_graph=True, raises at S={length} in {mode} mode: {trouble.message}",
-        where=trouble.place,
-        evidence={"length": length, "mode": mode, "way": "twice"},
-        repro=command_for(subject, "GRD102"),
-    )
+    message = f"{_BOTH['twice']}, kept by retain_graph=True, raises at S={length} in {mode} mode: {trouble.message}"
+    evidence = {"length": length, "mode": mode, "way": "twice"}
+    return Finding(message=message, where=trouble.place, evidence=evidence, repro=command_for(subject, "GRD102"))
 
 
 def _finding(subject: Subject, mode: str, length: int, bench: DerivativeProbe, way: str, words: str) -> Finding:
@@ -112,11 +109,7 @@ class _WritesIntoWhatItSaved(torch.autograd.Function):
 
 
 def planted(subject: Subject) -> Subject:
-    def spoils_its_memory(module: nn.Module, x: Tensor) -> Tensor:
-        output: Tensor = _WritesIntoWhatItSaved.apply(subject.forward(module, x))
-        return output
-
-    return replace(subject, forward=spoils_its_memory)
+    return replace(subject, forward=lambda module, x: _WritesIntoWhatItSaved.apply(subject.forward(module, x)))
 
 
 CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD206", "NAN101"), explained_by=("GRD4",))

@@ -38,6 +38,14 @@ def calls_of(subject: Subject) -> list[Call]:
     return [call for call in calls if call.mode in subject.modes]
 
 
+def called_with_them(subject: Subject, dtype: str) -> CallHistory:
+    """A module that had the new weights before all of its calls: what it gives, the calls do by themselves."""
+    history = CallHistory(subject, dtype=dtype)
+    randomise(history.built.module, subject.seed + _ANOTHER_SEED)
+    history.make(calls_of(subject))
+    return history
+
+
 def called_before(subject: Subject, dtype: str, change: Change) -> tuple[CallHistory, CallHistory]:
     """A module that was called before its weights changed, and one that was not."""
     used, new = CallHistory(subject, dtype=dtype), CallHistory(subject, dtype=dtype)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from nsa_doctor.core import handed_over
 from nsa_doctor.core.endings import end_of
@@ -215,7 +216,7 @@ def answer_request(subject: Subject, request: dict[str, Any], folder: str, there
     behind = attempt(lambda: torch.load(Path(folder) / _AFTER_HALF, weights_only=True))
     if not isinstance(behind, Caught):
         found.append((_BEHIND_HALF, behind))
-    if there.first is not None:
+    if there.first is not None and not any(map(is_lazy, there.first.parameters())):  # one that was not called
         found.append((FIRST_OF_ALL, outcomes(FIRST_OF_ALL)))
     torch.save({"outcomes": found, "departure": departure}, Path(folder) / _ANSWER)
 
