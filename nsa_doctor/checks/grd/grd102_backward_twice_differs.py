@@ -75,7 +75,7 @@ def _twice(bench: DerivativeProbe, way: str, is_followed: bool) -> tuple[Differe
 def _raises(subject: Subject, mode: str, length: int, failure: SubjectFailedError) -> Finding:
     trouble = trouble_of(failure, subject.packages)
     message = f"{_BOTH['twice']}, kept by retain_graph=True, raises at S={length} in {mode} mode: {trouble.message}"
-    evidence = {"length": length, "mode": mode, "way": "twice"}
+    evidence: dict[str, int | str] = {"length": length, "mode": mode, "way": "twice"}
     return Finding(message=message, where=trouble.place, evidence=evidence, repro=command_for(subject, "GRD102"))
 
 
