@@ -19,6 +19,7 @@ def main() -> None:
     sys.path[:] = request["path"]
     take_over(folder)
     let_ours_win()
+    from nsa_doctor.adapters.input_discovery import is_lazy
     from nsa_doctor.adapters.load import load_subject  # found where the first interpreter found it
     from nsa_doctor.probes.gradients.gradient_of_call import departure_from
     from nsa_doctor.probes.model.perform import Conditions
@@ -42,7 +43,8 @@ def main() -> None:
         return
     conditions = Conditions(seed=request["seed"], device=request["device"])
     examined = replace(under(subject, conditions, "quick", dtype), options=())
-    there = There(next(iter(modules), None), made, departure_from)
+    called = next((module for module in modules if not is_lazy(module)), None)
+    there = There(called, made, departure_from)
     answered = attempt(lambda: answer_request(examined, request, folder, there))
     if isinstance(answered, Caught):
         write_failure(answered.sentence, folder)

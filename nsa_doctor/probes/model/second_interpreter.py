@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from nsa_doctor.core import handed_over
 from nsa_doctor.core.endings import end_of
@@ -167,8 +166,9 @@ def begin(request: dict[str, Any], packages: tuple[str, ...], folder: str) -> Ca
 
 @dataclass(frozen=True)
 class There:
-    """The module that was made to find out what the subject takes, the first that was called in that process, if any;
-    what hears of each module before its calls, and what looks at how a call departs from one here.
+    """What stands ready for the calls: the module that was called there before any other, if there is one still.
+
+    `made` hears of each module before its calls, and `look` says how a call departs from one here.
     """
 
     first: nn.Module | None
@@ -216,7 +216,7 @@ def answer_request(subject: Subject, request: dict[str, Any], folder: str, there
     behind = attempt(lambda: torch.load(Path(folder) / _AFTER_HALF, weights_only=True))
     if not isinstance(behind, Caught):
         found.append((_BEHIND_HALF, behind))
-    if there.first is not None and not any(map(is_lazy, there.first.parameters())):  # one that was not called
+    if there.first is not None:
         found.append((FIRST_OF_ALL, outcomes(FIRST_OF_ALL)))
     torch.save({"outcomes": found, "departure": departure}, Path(folder) / _ANSWER)
 
