@@ -1,4 +1,7 @@
-"""Settings of OpenMP and CUDA for this process, made before torch or numpy loads them; what a user has set stays."""
+"""Settings of OpenMP, oneDNN and CUDA for this process, made before torch or numpy loads them.
+
+What a user has set stays, where nothing else is said.
+"""
 
 import ctypes
 
@@ -17,6 +20,14 @@ def start_no_thread() -> None:
 def wait_without_spinning() -> None:
     """Threads that spin make a busy machine look like a hang."""
     _set_default(b"OMP_WAIT_POLICY", b"PASSIVE")
+
+
+def compute_without_float16_units() -> None:
+    """Have oneDNN compute float16 by way of float32: some of its own convolutions in AVX512-FP16 never return.
+
+    Seen with torch 2.11 and 2.13: `conv1d` of float16, depthwise, with a kernel of 16 or more.
+    """
+    _set_default(b"ONEDNN_MAX_CPU_ISA", b"AVX512_CORE_BF16")
 
 
 def wait_for_each_kernel() -> None:

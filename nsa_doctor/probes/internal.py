@@ -18,7 +18,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.multiprocessing.reductions import StorageWeakRef as StorageWeakRef  # undocumented; public: none
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves as tree_leaves  # public: `torch.utils.pytree`, not in every torch
 from torch.utils._pytree import tree_map as tree_map
@@ -73,6 +73,22 @@ class DispatchWatcher(TorchDispatchMode):
 def uncompiled() -> AbstractContextManager[Any]:
     """A region in which what was compiled runs uncompiled, so that each operation can be seen."""
     return torch.compiler.set_stance("force_eager") if may_compile() else nullcontext()
+
+
+def under_modes_of_here(work: Callable[[], object]) -> Callable[[], object]:
+    """Work for another thread, seen there by what sees the operations of this one: `_push_mode`. Public: none."""
+    modes = _get_current_dispatch_mode_stack()
+
+    def seen() -> object:
+        for mode in modes:
+            _push_mode(mode)
+        try:
+            return work()
+        finally:
+            for _ in modes:
+                _pop_mode()
+
+    return seen
 
 
 def untraced() -> AbstractContextManager[None]:

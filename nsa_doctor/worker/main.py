@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.own_nsa import let_ours_win
-from nsa_doctor.isolation.openmp import wait_for_each_kernel, wait_without_spinning
+from nsa_doctor.isolation.openmp import compute_without_float16_units, wait_for_each_kernel, wait_without_spinning
 from nsa_doctor.isolation.shared_record import LAST_WILL, SIGHTING, TRAIL, SharedRecord
 from nsa_doctor.worker.answer_line import is_broken, line_of
 
@@ -37,6 +37,7 @@ def main() -> None:
     """Serve requests until the parent closes its pipe."""
     given = json.loads(sys.argv.pop())
     wait_without_spinning()
+    compute_without_float16_units()
     if given["is_line_recorded"]:
         wait_for_each_kernel()
     let_ours_win()

@@ -1,6 +1,5 @@
 """Gradients asked for in several ways, and the finding about the first way that gives others."""
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -17,20 +16,17 @@ from nsa_doctor.probes.gradients.askings import (
     are_finite,
     described,
     differing,
-    function_at_fault,
     gradients,
-    module_at_fault,
 )
-from nsa_doctor.probes.hooks.lines_apart import at_line_apart
+from nsa_doctor.probes.gradients.gradient_place import gradient_place
 from nsa_doctor.probes.hooks.phase import unobserved
-from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.numerics.compare import baseline
 from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.subject.contract import Subject
 
 Ways = Callable[[BuiltModule], Iterator[Asking]]
-_LENGTH, _ROWS = 37, 2
+_LENGTH, _ROWS = 37, 3
 _ANOTHER_SEED = 31337
 _LOUDER = 4.0
 
@@ -102,16 +98,9 @@ class _Bench:
         """What differs, and the module or the hand-written backward that is handed right gradients alone."""
         eps, length, subject = self._eps * asking.rounding, self.x.shape[1], self.built.subject
         names = differing(result, expected, eps)
-        path = module_at_fault(result, expected, names, eps)
-        place = replace(definition_place(self.built.module.get_submodule(path)), module=path)
-        if (written := function_at_fault(result, expected, eps)) is not None:
-            at = inspect.unwrap(written.backward).__code__  # type: ignore[attr-defined]
-            place = replace(place, file=at.co_filename, line=at.co_firstlineno, function=at.co_name)
-        else:
-            plain = _plainly(asking)
-            with unobserved():
-                ways = (partial(gradients, self.built, self.x, self.cotangent, each) for each in (asking, plain))
-                place = at_line_apart(subject, place, *ways)
+        ways = (partial(gradients, self.built, self.x, self.cotangent, each) for each in (asking, _plainly(asking)))
+        with unobserved():
+            place = gradient_place(self.built, result, expected, eps, ways)
         return Finding(
             message=f"{asking.words} gives {described(result, expected, names)} at S={length}, nearest the output in "
             f"{names[-1]}",

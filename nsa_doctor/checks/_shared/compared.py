@@ -8,6 +8,7 @@ import torch
 
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.finding import Finding, Scalar
+from nsa_doctor.core.measurement import Trouble
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.model.nominal_time import nominal_seconds
@@ -83,6 +84,11 @@ def departure_finding(
         },
         repro=command_for(subject, code),
     )
+
+
+def went_wrong(trouble: Trouble) -> str:
+    """What the subject did in place of giving an output to compare: it `raises …`, or gives one of another shape."""
+    return f"{'raises' if trouble.kind == 'raised' else 'gives an output of another shape:'} {trouble.message}"
 
 
 def cuts_of(length: int, count: int) -> Sequence[int]:

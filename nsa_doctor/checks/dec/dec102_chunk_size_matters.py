@@ -27,7 +27,7 @@ from nsa_doctor.probes.attention.decoding import decoding_module, lengths_to_dec
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
-_ROWS = 2
+_ROWS = 3
 _FEW, _AFTER_ONE = 16, 5
 
 

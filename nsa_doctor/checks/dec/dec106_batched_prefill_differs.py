@@ -27,7 +27,7 @@ from nsa_doctor.probes.attention.decoding import decoding_module, lengths_to_dec
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
-_MOST_STEPS, _FEW_PROMPTS, _ROWS = 24, 3, 2
+_MOST_STEPS, _FEW_PROMPTS, _ROWS = 24, 3, 3
 
 
 def run(subject: Subject) -> Iterator[Finding]:

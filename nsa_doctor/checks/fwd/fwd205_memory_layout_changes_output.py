@@ -1,7 +1,8 @@
 """FWD205 memory-layout-changes-output
 
 Detects: input of equal values that is a view of another tensor, or lies in memory in another way (transposed, strided,
-expanded, at an offset in its storage), and gives another output, or raises; a layout that is refused by name is noted.
+expanded, at an offset in its storage), and gives another output or one of another shape, or raises; a layout that is
+refused by name is noted.
 Matters: a slice, a transpose or an expanded batch upstream silently changes the result.
 Fix: take strides from the tensor, not from its shape; `reshape` in place of `as_strided` or `view` on raw storage.
 
@@ -19,7 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd_lengths
+from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd_lengths, went_wrong
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
@@ -49,7 +50,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         except SubjectFailedError as failure:
             trouble = trouble_of(failure, subject.packages)
             is_named = layout not in PLAIN_LAYOUTS and _NAMES_A_LAYOUT.search(trouble.message)
-            if trouble.kind == "raised" and not is_named:
+            if trouble.kind == "wrong_shape" or (trouble.kind == "raised" and not is_named):
                 yield _refused(subject, length, layout, trouble)
                 return
             yield Note(message=f"{layout} input is refused: {failure}")  # it says what to do, so nobody is misled
@@ -82,7 +83,7 @@ def _changed(subject: Subject, length: int, layout: str) -> Departure | None:
 
 def _refused(subject: Subject, length: int, layout: str, trouble: Trouble) -> Finding:
     return Finding(
-        message=f"{_WORDS.get(layout, f'{layout} input')} raises at S={length}: {trouble.message}",
+        message=f"with {_WORDS.get(layout, f'{layout} input')} the subject {went_wrong(trouble)} at S={length}",
         where=trouble.place,
         evidence={"length": length, "layout": layout},
         repro=command_for(subject, "FWD205"),

@@ -22,7 +22,7 @@ from traceback import walk_tb
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd_lengths, one
+from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd_lengths, one, went_wrong
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding
@@ -36,7 +36,8 @@ from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.subject.contract import Subject
 
-_ROWS = 2
+_ROWS = 3  # of two, a mix-up in two layers of a model undoes itself
+_FAULTS = ("raised", "wrong_shape")
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -62,11 +63,10 @@ def _examine(subject: Subject, length: int, under: Circumstance) -> Finding | No
         found = confirmed(subject, lambda subject: _changed(subject, length, under))
     except SubjectFailedError as error:
         trouble = trouble_of(error, subject.packages)
-        if trouble.kind != "raised" or under.may_raise or _is_of_torch(error.caught.error, under):
+        if trouble.kind not in _FAULTS or under.may_raise or _is_of_torch(error.caught.error, under):
             return None
-        message = f"{words} makes the subject raise {trouble.message} at S={length}, which it does not without"
         return Finding(
-            message=message,
+            message=f"under {words} the subject {went_wrong(trouble)} at S={length}, which it does not without",
             where=trouble.place,
             evidence={"length": length, "circumstance": words},
             repro=command_for(subject, "FWD212"),

@@ -30,7 +30,7 @@ from nsa_doctor.probes.numerics.compare import baseline, departure
 from nsa_doctor.probes.numerics.writes import later_write
 from nsa_doctor.subject.contract import Subject
 
-_LENGTH, _LONGER, _ROWS = 19, 37, 2
+_LENGTH, _LONGER, _ROWS = 19, 37, 3
 _MODES: tuple[Mode, ...] = ("no_grad", "eval", "train")
 
 

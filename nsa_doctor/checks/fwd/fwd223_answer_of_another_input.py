@@ -26,7 +26,7 @@ from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
-_LENGTH, _ROWS = 18, 2
+_LENGTH, _ROWS = 18, 3
 
 
 def run(subject: Subject) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ Example:
     mask = torch.ones(S, S, dtype=torch.bool, device=x.device).triu(1)
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,7 @@ from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _LENGTH_OF_SLOW = 67, 7
 _KINDS = ("cuda", "xpu")  # another kind where code asks CUDA itself
+_NAMES_A_DEVICE = re.compile(r"cuda|device|driver|gpu", re.IGNORECASE)  # as of one that is not there
 _COARSE = 2.0**-15  # what a GPU computes in bfloat16, and a CPU does not, is some hundred times as coarse
 
 
@@ -53,6 +55,8 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             yield _refused(subject, first, length)
             return
         elif isinstance(second, Refusal):
+            is_certain = second.is_certain or not _NAMES_A_DEVICE.search(str(second.failure))
+            second = replace(second, is_certain=is_certain)
             yield _refused(subject, second, length, elsewhere="; on the first GPU it does not")
             return
         else:
@@ -90,11 +94,12 @@ def _differing(subject: Subject, length: int, result: Passed, expected: Passed, 
 def _refused(subject: Subject, refusal: Refusal, length: int, elsewhere: str = "") -> Finding | Note:
     sentence = refusal.failure.caught.sentence.partition(": ")[2]
     origin = f"; {refusal.origin}" if refusal.origin else ""
-    message = f"with module and input on {refusal.device}, {refusal.phase} raises: {sentence}{origin}{elsewhere}"
+    raised = f"at S={length} with module and input on {refusal.device}, {refusal.phase} raises"
+    message = f"{raised}: {sentence}{origin}{elsewhere}"
     if not refusal.is_certain:
         return Note(message=message, where=refusal.place)
     return Finding(
-        message=f"device mismatch at S={length}: {message}",
+        message=f"device mismatch {message}" if refusal.is_of_devices else message,
         where=refusal.place,
         evidence={"length": length, "phase": refusal.phase, "device": str(refusal.device)},
         repro=command_for(subject, "FWD225"),

@@ -35,7 +35,7 @@ from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.numerics.compare import departure
 from nsa_doctor.subject.contract import Subject
 
-_ROWS = 2
+_ROWS = 3  # of two, a mix-up in two layers of a model undoes itself
 _DECODED = (3, 1, 1)
 _INPUT = "the input"
 _OUTPUTS = {"forward": "the output", "decoding": "the output of decoding"}
@@ -65,7 +65,7 @@ class Refusal:
 
 @dataclass
 class Passed:
-    """What passes of a fresh module that claims to lie on a device gave: outputs [2, S, ...] by phase, and gradients.
+    """What passes of a fresh module that claims to lie on a device gave: outputs [3, S, ...] by phase, and gradients.
 
     The phases are "forward" and, where the subject offers it, "decoding"; the gradients are of a pass in training.
     """

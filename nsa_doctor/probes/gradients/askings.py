@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from nsa_doctor.core.lengths import evenly
 from nsa_doctor.probes.hooks.phase import ask
@@ -166,9 +167,9 @@ def gradients(built: BuiltModule, x: Tensor, cotangent: Tensor, asking: Asking |
         how.around(module, lambda: _differentiate(built, x, cotangent, how, found))
         named = ((name, each.grad) for name, each in module.named_parameters())
         found.parameters.update({name: grad.detach() for name, grad in named if grad is not None})
-        if frozen:  # one that gets none any more is as far from its gradient as one of zeros
-            others = ((name, each) for name, each in module.named_parameters() if each.requires_grad)
-            found.parameters.update({n: torch.zeros_like(p) for n, p in others if n not in found.parameters})
+        # One that gets none any more is as far from its gradient as one of zeros.
+        others = ((name, each) for name, each in module.named_parameters() if each.requires_grad and not is_lazy(each))
+        found.parameters.update({n: torch.zeros_like(p) for n, p in others if n not in found.parameters})
         return found
     finally:
         for handle in watching:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.forks import has_no_threads
-from nsa_doctor.probes.internal import below_autograd
+from nsa_doctor.probes.internal import below_autograd, under_modes_of_here
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.other_answers import OtherAnswers, other_answers
 from nsa_doctor.subject.contract import Subject
@@ -127,7 +127,7 @@ def _managed(manager: Callable[[], AbstractContextManager[object]]) -> Around:
 
 def _in_another_thread(_module: nn.Module, work: Callable[[], object]) -> object:
     with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(work).result()
+        return pool.submit(under_modes_of_here(work)).result()
 
 
 def _under_inference_mode(built: BuiltModule, x: Tensor) -> Tensor:

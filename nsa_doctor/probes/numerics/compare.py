@@ -15,7 +15,10 @@ from nsa_doctor.probes.tensors.finite import isfinite
 
 @dataclass(frozen=True)
 class Departure:
-    """How many tokens differ, the first of them, and the one that differs most beyond its floor."""
+    """How many tokens differ, the first of them, and the one that differs most beyond its floor.
+
+    `shapes` says what differs instead, where the output is not of the shape to be compared: then all tokens do.
+    """
 
     num_tokens: int
     num_compared: int
@@ -23,10 +26,13 @@ class Departure:
     first_token: int
     error: float
     floor: float
+    shapes: str = ""
 
     @property
     def text(self) -> str:
         """`12 of 60 tokens differ, first token 3, by up to 0.2 (tolerance 1e-13)`."""
+        if self.shapes:
+            return self.shapes
         verb = "differs" if self.num_tokens == 1 else "differ"
         size = "not a number" if self.error != self.error else f"up to {self.error:.2g}"
         return (
@@ -127,9 +133,11 @@ def baseline(built: BuiltModule, x: Tensor) -> Baseline:
 
 
 def departure(result: Tensor, expected: Tensor, floor: Tensor) -> Departure | None:
-    """Where the result [B, S, ...] is farther from what was expected than the floor [B, S]; NaN is."""
+    """Where the result [B, S, ...] is farther from what is expected than the floor [B, S]; NaN is, or another shape."""
     if result.shape != expected.shape:
-        raise ValueError(f"result must have the shape {list(expected.shape)}, got {list(result.shape)}")
+        num_tokens = expected.shape[0] * expected.shape[1]
+        shapes = f"its shape is {list(result.shape)}, not {list(expected.shape)}"
+        return Departure(num_tokens, num_tokens, 0, 0, error=torch.inf, floor=0.0, shapes=shapes)
     error = (result.double() - expected.double()).abs().flatten(2).amax(-1)
     bad = ~(error <= floor)
     if not bool(bad.any()):

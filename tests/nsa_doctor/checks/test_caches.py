@@ -55,6 +55,15 @@ class OfTheLastCache(Sums):
         return super().past(x, cache) * (1.5 if is_other else 1.0)
 
 
+class CutAfterOthers(OfTheLastCache):
+    """Answers for no token where another sequence had the step before."""
+
+    def forward(self, x, cache=None):
+        is_other = cache is not None and "sum" in cache and self.last is not cache
+        y = super().forward(x, cache)
+        return y[:, :0] if is_other else y
+
+
 class OneCacheForAsManyRows(Sums):
     """Hands a sequence the cache of an earlier one of as many rows, emptied."""
 
@@ -169,7 +178,7 @@ def examined(make, seed: int = 0, code: str = "DEC110") -> Result:
     "make",
     [
         *(OfTheRowsBefore, OfTheFirstRows, OfTheLastCache, OneCacheForAsManyRows),
-        *(KeepsTheLastChunk, ShortenedByOthers),
+        *(KeepsTheLastChunk, ShortenedByOthers, CutAfterOthers),
     ],
 )
 def test_sequences_that_mix_are_found(make) -> None:

@@ -88,6 +88,21 @@ def test_a_raise_under_a_circumstance_is_found(name: str) -> None:
     assert result.findings[0].where.function == "refuses"
 
 
+def test_another_shape_under_a_circumstance_is_found() -> None:
+    condition, words = CIRCUMSTANCES["inference"]
+    (finding,) = examined(lambda: Model(Sometimes(condition, lambda y: y[:, 1:]))).findings
+    assert words in finding.message
+    assert "an output of another shape" in finding.message
+
+
+def test_rows_that_two_layers_exchange_in_a_thread_are_found_in_a_line() -> None:
+    condition, words = CIRCUMSTANCES["thread"]
+    result = examined(lambda: Model(*(Sometimes(condition, lambda y: y.roll(1, 0)) for _ in range(2))))
+    assert words in result.findings[0].message
+    assert result.findings[0].where.module == "0"
+    assert result.findings[0].where.file == __file__
+
+
 class KeepsTable(nn.Linear):
     table = None
 

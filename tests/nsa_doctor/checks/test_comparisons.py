@@ -319,6 +319,20 @@ def test_a_layout_that_raises_is_found_in_its_line(layout: str, holds: Callable[
     assert is_marked(finding.where.file, finding.where.line)
 
 
+class _CutsTurned(nn.Linear):
+    """A linear layer that loses a token of transposed input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y[:, 1:] if _is_turned(x) else y
+
+
+def test_a_layout_that_changes_the_shape_of_the_output_is_found() -> None:
+    (finding,) = run_check(registry.load("FWD205"), embedding_subject(lambda: _CutsTurned(8, 8))).findings
+    assert "with transposed input the subject gives an output of another shape" in finding.message
+    assert finding.where.file == __file__
+
+
 def test_a_layout_that_is_refused_by_name_is_a_note() -> None:
     subject = embedding_subject(lambda: _Refuses(_is_turned, "q must be contiguous"))
     result = run_check(registry.load("FWD205"), subject)

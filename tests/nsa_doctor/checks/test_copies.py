@@ -146,6 +146,62 @@ def test_what_differs_is_found(name: str) -> None:
     assert finding.where.file == __file__ or name == "a hook that changes what is loaded"
 
 
+class Copied(Layer):
+    """A linear layer that does something else once it was copied."""
+
+    was_copied = False
+
+    def __init__(self, effect):
+        super().__init__()
+        self.effect = effect
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self.was_copied = True
+
+    def forward(self, x):
+        y = super().forward(x)
+        return self.effect(y) if self.was_copied else y
+
+
+def cuts_the_graph(y):
+    return torch.cat((y[:, :-1].detach(), y[:, -1:]), dim=1)
+
+
+def cuts_all(y):
+    return y.detach() + 0 * y
+
+
+def refuses(y):
+    raise ValueError("a copy")
+
+
+@pytest.mark.parametrize(
+    ("effect", "words"),
+    [
+        (cuts_the_graph, "copy.deepcopy gives other gradients"),
+        (cuts_all, "copy.deepcopy gives other gradients"),
+        (refuses, "copy.deepcopy: in forward it raises ValueError: a copy at S=19"),
+        (lambda y: y[:, 1:], "copy.deepcopy: in forward it gives an output of another shape: forward returned"),
+    ],
+)
+def test_a_copy_that_goes_wrong_is_found(effect, words: str) -> None:
+    (finding,) = examined(lambda: nn.Sequential(Copied(effect), Layer()), "FWD220").findings
+    assert words in finding.message
+    assert finding.where.file == __file__
+
+
+class DrawsItsGradient(Layer):
+    def forward(self, x):
+        y = super().forward(x)
+        factor = float(torch.rand(()))
+        return y.detach() + factor * (y - y.detach())
+
+
+def test_gradients_that_differ_each_time_are_not_compared_with_those_of_a_copy() -> None:
+    assert examined(DrawsItsGradient, "FWD220").verdict is Verdict.PASS
+
+
 class KeepsWeightByVersion(Layer):
     kept = None
 

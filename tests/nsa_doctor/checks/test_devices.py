@@ -153,8 +153,18 @@ def by_sparse(module: nn.Module, y: Tensor) -> Tensor:
     return torch.sparse.mm(module.mix, y.flatten(0, 1).mT).mT.view_as(y)
 
 
+def cuts_on_second(module: nn.Module, y: Tensor) -> Tensor:
+    return y if y.get_device() != 1 else y[:, 1:]
+
+
+def breaks_on_second(module: nn.Module, y: Tensor) -> Tensor:
+    return y if y.get_device() != 1 else y.unflatten(1, (5, 5, 5))
+
+
 def asks_the_second(module: nn.Module, y: Tensor) -> Tensor:
-    return y if y.get_device() != 1 else y.unflatten(1, (5, 5, 5))  # what torch raises, as of a GPU that is not there
+    if y.get_device() == 1:
+        torch.cuda.synchronize(y.device)  # raises where there is no CUDA
+    return y
 
 
 HEALTHY = {
@@ -237,10 +247,18 @@ def test_what_was_kept_for_another_gpu_is_a_note() -> None:
     assert "cuda:1 and cuda:0" in result.notes[0]
 
 
-def test_what_another_statement_refuses_on_the_second_gpu_is_a_note() -> None:
+@pytest.mark.parametrize("effect", [cuts_on_second, breaks_on_second])
+def test_what_the_second_gpu_alone_refuses_is_found(effect: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    (finding,) = examined(effect).findings
+    assert "on cuda:1, forward raises" in finding.message
+    assert "on the first GPU it does not" in finding.message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is there")
+def test_what_torch_says_of_a_second_gpu_is_a_note() -> None:
     result = examined(asks_the_second)
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
-    assert "unflatten" in result.notes[0]
+    assert "CUDA" in result.notes[0]
 
 
 def test_a_module_that_refuses_to_move_is_a_note() -> None:

@@ -125,6 +125,16 @@ def test_an_interruption_while_a_hang_is_looked_at_ends_the_child(monkeypatch: p
     assert child.ended["status"] == -signal.SIGKILL
 
 
+def test_a_convolution_of_torch_in_float16_returns() -> None:
+    examined = supervisor("healthy:convolved", lengths=(32,), width=16, timeout=20 * SECONDS)
+    try:
+        examined.load()
+        measured = examined.measure(Point(length=32, dtype="float16"))
+    finally:
+        examined.close()
+    assert measured.trouble is None
+
+
 def test_a_hang_that_the_sweep_does_not_meet_is_reported_once_with_module_and_line() -> None:
     examination_request = ExaminationRequest(
         spec="faulty.hangs:spins_with_two_rows",

@@ -4,6 +4,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -95,6 +96,13 @@ def untraced_operations_are_not_seen() -> None:
         x = torch.ones(2)
         with internal.untraced():
             x.exp()
+    assert len(names.seen) == 1
+
+
+def operations_of_another_thread_are_seen() -> None:
+    with Names() as names, ThreadPoolExecutor() as pool:
+        for work in (lambda: torch.ones(2), internal.under_modes_of_here(lambda: torch.ones(2))):
+            pool.submit(work).result()
     assert len(names.seen) == 1
 
 
@@ -329,6 +337,7 @@ LOST: dict[str, tuple[Callable[[], None], str]] = {
     "DispatchWatcher, compiled": (compiled_operations_are_seen, "compiled subjects have no lines"),
     "uncompiled": (nothing_is_compiled, "what is compiled hides its operations and saved tensors (GRD401, GRD402)"),
     "untraced": (untraced_operations_are_not_seen, "a recording records its own copies (first divergences)"),
+    "under_modes_of_here": (operations_of_another_thread_are_seen, "FWD212 cannot locate what another thread changes"),
     "recomputing_where": (checkpointing_can_keep_everything, "GRD111 cannot tell what checkpointing changes"),
     "below_autograd": (composite_operations_stay_whole, "FWD212 cannot locate what inference mode changes"),
     "is_traced": (modes_are_noticed, "a probe takes what observing computes for the subject's (NAN101, PRF101)"),
