@@ -1,7 +1,7 @@
 """What checks that compare two runs have in common: lengths, a finding only when it repeats, and its words."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,9 @@ from nsa_doctor.core.check import Profile
 from nsa_doctor.core.finding import Finding, Scalar
 from nsa_doctor.core.measurement import Trouble
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.model.built_module import comparable_module
+from nsa_doctor.probes.hooks.lines_apart import at_own_line
+from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.nominal_time import nominal_seconds
 from nsa_doctor.probes.numerics.compare import Departure
 from nsa_doctor.probes.numerics.divergence import Divergence
@@ -84,6 +86,15 @@ def departure_finding(
         },
         repro=command_for(subject, code),
     )
+
+
+def failing_finding(
+    built: BuiltModule, code: str, message: str, trouble: Trouble, ways: Iterable[Callable[[], object]], **of: Scalar
+) -> Finding:
+    """The finding about a call that failed, at the line that it alone runs, of two ways: as it failed, and plainly."""
+    with torch.no_grad(), unobserved():
+        place = at_own_line(built.subject, built.module, trouble.place, *ways)
+    return Finding(code=code, message=message, where=place, evidence=of, repro=command_for(built.subject, code))
 
 
 def went_wrong(trouble: Trouble) -> str:

@@ -17,7 +17,7 @@ from nsa_doctor.probes.numerics.rounding_fault import RoundingFault, is_routed_a
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
 
-_LENGTH, _ROWS = 67, 3
+_LENGTH, _ROWS = 67, 2
 _FEWER = (16, 4)  # tokens of which fewer lie near to another choice of experts
 
 

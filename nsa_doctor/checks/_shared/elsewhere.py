@@ -82,9 +82,11 @@ def in_forks(history: CallHistory, expected: Mapping[Call, Outcome], judge: Judg
     return {}
 
 
-def in_this_process(history: CallHistory, expected: Mapping[Call, Outcome], judge: Judge) -> dict[str, Any]:
+def in_this_process(
+    history: CallHistory, expected: Mapping[Call, Outcome], judge: Judge, known: Known
+) -> dict[str, Any]:
     """What differs with other numbers of this process and at other times, where it cannot be copied."""
-    return _seen(history, expected, judge, Known(), is_copy=False, is_first=True)
+    return _seen(history, expected, judge, known, is_copy=False, is_first=True)
 
 
 def in_an_interpreter(subject: Subject, dtype: str, calls: Sequence[Call], judge: Judge) -> dict[str, Any]:

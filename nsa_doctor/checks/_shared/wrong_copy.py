@@ -13,6 +13,7 @@ from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import joined
 from nsa_doctor.probes.gradients.askings import Gradients, described, differing, gradients
 from nsa_doctor.probes.gradients.gradient_place import gradient_place
+from nsa_doctor.probes.hooks.lines_apart import at_own_line
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.copies import unsaved
@@ -53,7 +54,10 @@ def wrong_copy(words: str, base: Baseline, copied: BuiltModule, expected: Gradie
         result = None if expected is None else _gradients(base, copied)
     except SubjectFailedError as failure:
         trouble = trouble_of(failure, sp.subject.packages)
-        return copy_finding(base, f"{words}: in {failure.phase} it {went_wrong(trouble)} {at}", trouble.place)
+        place = at_own_line(
+            sp.subject, sp.module, trouble.place, *(partial(_gradients, base, each) for each in (copied, sp))
+        )
+        return copy_finding(base, f"{words}: in {failure.phase} it {went_wrong(trouble)} {at}", place)
     eps = finest_precision(sp, base.x).eps
     if expected is None or result is None or not (names := differing(result, expected, eps)):
         return None

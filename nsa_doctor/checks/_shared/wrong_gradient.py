@@ -5,6 +5,7 @@ from nsa_doctor.checks._shared.unlearned import where_it_is_cut
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.gradients.gradient_fault import find_fault, first_wrong_pass
+from nsa_doctor.probes.gradients.gradient_place import line_of_earlier_calls
 from nsa_doctor.probes.gradients.truncation import truncation
 from nsa_doctor.subject.contract import Subject
 
@@ -32,6 +33,7 @@ def wrong_gradient(
     slope, words = (fault.slope, "") if fault is not None else first_wrong_pass(make(length))
     if fault is None:
         place, sought = where_it_is_cut(bench.built, bench.x)
+        place = place if sought else line_of_earlier_calls(bench.built, bench.x, place)
     else:
         place, sought = fault.place, f"; it goes wrong in {fault.what}"
     gradient, difference = distinct_texts(slope.autograd, slope.numeric)

@@ -16,18 +16,18 @@ Example:
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd_lengths, went_wrong
+from nsa_doctor.checks._shared.compared import confirmed, departure_finding, failing_finding, odd_lengths, went_wrong
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Trouble
-from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.phase import unobserved
-from nsa_doctor.probes.model.built_module import comparable_module
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.layouts import LAYOUTS, PLAIN_LAYOUTS, laid_out
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.numerics.compare import Departure, baseline
@@ -64,8 +64,7 @@ def _examine(subject: Subject, length: int, layout: str) -> Finding | None:
     found = confirmed(subject, lambda subject: _changed(subject, length, layout))
     if found is None:
         return None
-    built = comparable_module(subject)
-    x = built.input(length).expand(_NUM_ROWS, *built.input(length).shape[1:]).contiguous()
+    built, x = _equal_rows(subject, length)
     plain, other = x.clone(), laid_out(x, layout)
     divergence = first_divergence(built, lambda: built.call(plain), lambda: built.call(other), {})
     message = f"{layout} input gives another output than contiguous input at S={length}"
@@ -73,21 +72,23 @@ def _examine(subject: Subject, length: int, layout: str) -> Finding | None:
 
 
 def _changed(subject: Subject, length: int, layout: str) -> Departure | None:
-    built = comparable_module(subject)
-    row = built.input(length)
-    base = baseline(built, row.expand(_NUM_ROWS, *row.shape[1:]).contiguous())
+    base = baseline(*_equal_rows(subject, length))
     with torch.no_grad(), unobserved():
-        output = built.call(laid_out(base.x, layout))
+        output = base.built.call(laid_out(base.x, layout))
     return base.departure(output)
 
 
 def _refused(subject: Subject, length: int, layout: str, trouble: Trouble) -> Finding:
-    return Finding(
-        message=f"with {_WORDS.get(layout, f'{layout} input')} the subject {went_wrong(trouble)} at S={length}",
-        where=trouble.place,
-        evidence={"length": length, "layout": layout},
-        repro=command_for(subject, "FWD205"),
-    )
+    built, x = _equal_rows(subject, length)
+    ways = (partial(built.call, given) for given in (laid_out(x, layout), x.clone()))
+    message = f"with {_WORDS.get(layout, f'{layout} input')} the subject {went_wrong(trouble)} at S={length}"
+    return failing_finding(built, "FWD205", message, trouble, ways, length=length, layout=layout)
+
+
+def _equal_rows(subject: Subject, length: int) -> tuple[BuiltModule, Tensor]:
+    built = comparable_module(subject)
+    row = built.input(length)
+    return built, row.expand(_NUM_ROWS, *row.shape[1:]).contiguous()
 
 
 def planted(subject: Subject) -> Subject:

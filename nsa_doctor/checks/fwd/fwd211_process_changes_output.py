@@ -64,11 +64,12 @@ def run(subject: Subject) -> Iterator[Finding]:
         start.restore()  # as before each call there: what one leaves behind is no matter of the process
     found: dict[str, Any] = {}
     if outcomes:
-        found = in_forks(history, outcomes, judge, Known()) if is_copied else in_this_process(history, outcomes, judge)
-    if is_copied and found.get("symptom") in ("output", *OF_GRADIENT):  # once more, to find the place
-        known = known_of(history, Call(**found["call"]), found["symptom"])
-        start.restore()
-        found = in_forks(history, outcomes, judge, known) or found
+        look = in_forks if is_copied else in_this_process
+        found = look(history, outcomes, judge, Known())
+        if found.get("symptom") in ("output", *OF_GRADIENT):  # once more, to find the place
+            known = known_of(history, Call(**found["call"]), found["symptom"])
+            start.restore()
+            found = look(history, outcomes, judge, known) or found
     if not found and is_named:
         found = in_an_interpreter(subject, sp.dtype, calls, judge)
     if found:

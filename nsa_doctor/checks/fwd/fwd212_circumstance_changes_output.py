@@ -16,17 +16,21 @@ Example:
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from traceback import walk_tb
 
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd_lengths, one, went_wrong
+from nsa_doctor.checks._shared.compared import (
+    confirmed,
+    departure_finding,
+    failing_finding,
+    odd_lengths,
+    one,
+    went_wrong,
+)
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.model.circumstances import Circumstance, circumstances, plainly
@@ -63,14 +67,13 @@ def _examine(subject: Subject, length: int, under: Circumstance) -> Finding | No
         found = confirmed(subject, lambda subject: _changed(subject, length, under))
     except SubjectFailedError as error:
         trouble = trouble_of(error, subject.packages)
-        if trouble.kind not in _FAULTS or under.may_raise or _is_of_torch(error.caught.error, under):
+        if trouble.kind not in _FAULTS or under.may_be_refused(error.caught.error):
             return None
-        return Finding(
-            message=f"under {words} the subject {went_wrong(trouble)} at S={length}, which it does not without",
-            where=trouble.place,
-            evidence={"length": length, "circumstance": words},
-            repro=command_for(subject, "FWD212"),
-        )
+        built = comparable_module(subject)
+        x = built.input(length, batch=_ROWS)
+        message = f"under {words} the subject {went_wrong(trouble)} at S={length}, which it does not without"
+        ways = (lambda: under.call(built, x)), (lambda: plainly(built, x, words))
+        return failing_finding(built, "FWD212", message, trouble, ways, length=length, circumstance=words)
     if found is None:
         return None
     built = comparable_module(subject)
@@ -95,13 +98,6 @@ def _departure(base: Baseline, under: Circumstance) -> Departure | None:
         return found
     coarser = finest_precision(base.built, base.x).eps / torch.finfo(base.output.dtype).eps
     return base.departure(output, loudness=max(1.0, rounding / coarser))
-
-
-def _is_of_torch(error: BaseException, under: Circumstance) -> bool:
-    """Whether torch refuses: autograd in inference mode or with nothing to train, an operation two dtypes at once."""
-    files, said = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)], str(error).lower()
-    is_of_autograd = Path(files[-1]).is_relative_to(Path(torch.autograd.__file__).parent)
-    return is_of_autograd or "inference tensor" in said or ("dtype" in under.words and "type" in said)
 
 
 def planted(subject: Subject) -> Subject:

@@ -16,7 +16,6 @@ Example:
     mask = torch.ones(S, S, dtype=torch.bool, device=x.device).triu(1)
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -28,7 +27,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.behaviour.gpu_passes import Passed, Refusal, difference, passes_on
+from nsa_doctor.probes.behaviour.gpu_passes import Passed, Refusal, difference, of_one_device, passes_on
 from nsa_doctor.probes.hooks.lines_apart import at_line_apart
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import built
@@ -37,7 +36,6 @@ from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _LENGTH_OF_SLOW = 67, 7
 _KINDS = ("cuda", "xpu")  # another kind where code asks CUDA itself
-_NAMES_A_DEVICE = re.compile(r"cuda|device|driver|gpu", re.IGNORECASE)  # as of one that is not there
 _COARSE = 2.0**-15  # what a GPU computes in bfloat16, and a CPU does not, is some hundred times as coarse
 
 
@@ -55,9 +53,8 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             yield _refused(subject, first, length)
             return
         elif isinstance(second, Refusal):
-            is_certain = second.is_certain or not _NAMES_A_DEVICE.search(str(second.failure))
-            second = replace(second, is_certain=is_certain)
-            yield _refused(subject, second, length, elsewhere="; on the first GPU it does not")
+            alone = of_one_device(subject, second, devices[0], length)
+            yield _refused(subject, alone, length, elsewhere="; on the first GPU it does not")
             return
         else:
             eps = torch.finfo(first.outputs["forward"].dtype).eps

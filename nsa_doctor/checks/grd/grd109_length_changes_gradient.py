@@ -15,6 +15,7 @@ Example:
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,11 @@ from nsa_doctor.probes.gradients.by_length import GradientsByLength, LengthDepar
 from nsa_doctor.probes.gradients.derivative import has_steps
 from nsa_doctor.probes.gradients.derivative_probe import DerivativeProbe
 from nsa_doctor.probes.gradients.gradient_fault import find_fault
+from nsa_doctor.probes.hooks.lines_apart import at_line_apart, owned
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
+from nsa_doctor.probes.model.training import forward_backward
 from nsa_doctor.subject.contract import Subject
 
 _ANOTHER_SEED = 31337
@@ -52,6 +56,12 @@ def _finding(subject: Subject, sp: BuiltModule, by_length: GradientsByLength, fo
     if has_steps(getattr(torch, sp.dtype)):
         fault = find_fault(DerivativeProbe(sp, by_length.x[:, : found.length]))
         place, what = (place, "") if fault is None else (fault.place, f"; first in {fault.what}")
+    if not what:
+        xs = (by_length.x[:, :length] for length in (found.length, found.reference))
+        with unobserved():
+            place = owned(
+                subject, sp.module, at_line_apart(subject, place, *(partial(forward_backward, sp, x) for x in xs))
+            )
     name = found.name if found.name.startswith("the ") else f"the gradient of {found.name}"
     return Finding(
         message=f"{name} for the first {found.first} tokens at S={found.length} differs from that at "

@@ -1,5 +1,6 @@
 """Passes of a module that claims to lie on a GPU: forward, backward, decoding, and what a GPU would refuse in them."""
 
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from nsa_doctor.probes.gradients.askings import (
     module_at_fault,
 )
 from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
+from nsa_doctor.probes.hooks.lines_apart import at_own_line
 from nsa_doctor.probes.hooks.phase import ask, unobserved
 from nsa_doctor.probes.hooks.tensor_owners import Holder, tensors_held
 from nsa_doctor.probes.internal import backward_under_modes, recomputing_where
@@ -40,6 +42,7 @@ _DECODED = (3, 1, 1)
 _INPUT = "the input"
 _OUTPUTS = {"forward": "the output", "decoding": "the output of decoding"}
 _ROUNDINGS = 2.0**10
+_NAMES_A_DEVICE = re.compile(r"cuda|device|driver|gpu", re.IGNORECASE)  # as of one that is not there
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,19 @@ def passes_on(subject: Subject, devices: Sequence[torch.device], length: int) ->
     claims = ClaimedDevices(subject.packages)
     regions = (nullcontext if device == CPU else partial(claims.on, device) for device in devices)
     return [_passed(subject, region, device, length) for region, device in zip(regions, devices, strict=True)]
+
+
+def of_one_device(subject: Subject, refusal: Refusal, other: torch.device, length: int) -> Refusal:
+    """What one device refuses and the other does not, at the line that differs: certain unless it speaks of devices.
+
+    What mixes devices is left as it is.
+    """
+    if refusal.is_of_devices:
+        return refusal
+    is_certain = refusal.is_certain or not _NAMES_A_DEVICE.search(str(refusal.failure))
+    ways = (partial(passes_on, subject, [device], length) for device in (refusal.device, other))
+    place = at_own_line(subject, built(subject).module, refusal.place, *ways)
+    return replace(refusal, is_certain=is_certain, place=place)
 
 
 def _passed(

@@ -7,9 +7,12 @@ from contextlib import suppress
 from dataclasses import replace
 from os.path import abspath
 
+from torch import nn
+
 from nsa_doctor.core.errors import SubjectFailedError, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.reached_lines import Lines, reached_lines
 from nsa_doctor.subject.contract import Subject
 
@@ -20,8 +23,25 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 def at_line_apart(subject: Subject, place: Place, other: Callable[[], object], plain: Callable[[], object]) -> Place:
     """The place, at the first line that the other call alone runs, or the plain one alone; as it is where none is."""
     here, there = (_lines(subject, call) for call in (other, plain))
-    apart = next(_only(here, there), None) or next(_only(there, here), None)
-    return place if apart is None else replace(place, file=apart[0], line=apart[1], function="")
+    return _at_branch(place, here, there) or _at_branch(place, there, here) or place
+
+
+def at_own_line(
+    subject: Subject, root: nn.Module, place: Place, other: Callable[[], object], plain: Callable[[], object]
+) -> Place:
+    """The first line that the other call alone runs, in the module whose source holds it; the place where none is.
+
+    For a call that does not come to its end: what it leaves out says nothing.
+    """
+    found = _at_branch(place, *(_lines(subject, call) for call in (other, plain)))
+    return place if found is None else owned(subject, root, found)
+
+
+def owned(subject: Subject, root: nn.Module, place: Place) -> Place:
+    """The place in the module whose source holds its line, where one does."""
+    places = Places(FrameFilter(subject.packages))
+    places.know(root)
+    return places.owner(place)
 
 
 def where_calls_part(subject: Subject, place: Place, one: Callable[[], object], other: Callable[[], object]) -> Place:
@@ -74,6 +94,18 @@ def _lines(subject: Subject, call: Callable[[], object]) -> Lines:
     with reached_lines(is_own) as lines, suppress(SubjectFailedError):
         call()
     return lines
+
+
+def _at_branch(place: Place, lines: Lines, others: Lines) -> Place | None:
+    """The place at the first line that runs in the one alone, before that of a function that the other never enters."""
+    first: Place | None = None
+    for file, line in _only(lines, others):
+        around = _functions(Place(file=file, line=line))
+        found = replace(place, file=file, line=line, function=around[0].name if around else "")
+        first = first or found
+        if around and any(around[0].lineno < each <= (around[0].end_lineno or 0) for each in others.get(file, ())):
+            return found
+    return first
 
 
 def _only(lines: Lines, others: Lines) -> Iterator[tuple[str, int]]:

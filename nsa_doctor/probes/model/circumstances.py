@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from traceback import walk_tb
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +29,21 @@ class Circumstance:
     """What surrounds a call, in words, and the call made under it.
 
     `rounding` is how much coarser than in the subject's dtype results may be rounded: what a subject makes without a
-    dtype is float32 by default, and float64 where that is the default. It `may_raise`
-    where what it pretends need not hold.
+    dtype is float32 by default, and float64 where that is the default. It `may_raise` where what it pretends need not
+    hold.
     """
 
     words: str
     call: Call
     rounding: float = 1.0
     may_raise: bool = False
+
+    def may_be_refused(self, error: BaseException) -> bool:
+        """Whether the error may be torch's: autograd in inference mode or with nothing to train, or of two dtypes."""
+        files, said = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)], str(error).lower()
+        is_of_autograd = Path(files[-1]).is_relative_to(Path(torch.autograd.__file__).parent)
+        is_of_dtypes = "dtype" in self.words and "type" in said
+        return self.may_raise or is_of_autograd or "inference tensor" in said or is_of_dtypes
 
 
 @dataclass(frozen=True)
