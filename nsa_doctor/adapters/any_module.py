@@ -52,7 +52,7 @@ def adapt(
             )
         made(module)
         guess = _asked(request, adapter, module, asking)
-        guess = guess if offered is adapter else _found_by_names(guess, module)
+        guess = _masks_found(guess if offered is adapter else _found_by_names(guess, module), module)
         if not request.explore:
             return guess
         limited = within_limits if adapter.max_length is None else within_time
@@ -61,8 +61,12 @@ def adapt(
 
 def _found_by_names(guess: Subject, module: nn.Module) -> Subject:
     """With what the names of its parameters and methods say that it offers beside its forward."""
-    decoding = with_cache_methods(with_decoding(guess, module), module)
-    return with_packing(with_padding(with_loss(decoding, module), module), module)
+    return with_loss(with_cache_methods(with_decoding(guess, module), module), module)
+
+
+def _masks_found(guess: Subject, module: nn.Module) -> Subject:
+    """With how its forward takes padded and packed rows, where it does and no adapter says so."""
+    return with_packing(with_padding(guess, module), module)
 
 
 def packages_of(module: nn.Module) -> tuple[str, ...]:

@@ -1,9 +1,10 @@
-"""Finds out how a plain module masks padding: by a forward that takes an attention_mask of ones and zeros."""
+"""Finds out how a plain module masks padding: by a forward that takes a mask of tokens, or of padding."""
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,37 +15,55 @@ from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.subject.contract import Subject
 
-_MASK = "attention_mask"
 _LENGTH, _ROWS, _CLOSE, _LOUD = 9, 2, 1e-3, -10_000
+_NAMES = re.compile(r"(attention|attn|input|token|valid|padding|pad)_mask")  # key_padding_mask, src_padding_mask, too
+_MEANINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "ones for tokens": Tensor.long,
+    "true for tokens": Tensor.bool,
+    "true for padding": lambda keep: ~keep.bool(),  # of masks alone that are named after it
+}
 Masked = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 def with_padding(subject: Subject, module: nn.Module) -> Subject:
-    """The subject, whose forward masks padding where a mask of ones gives what none does and one of zeros does not."""
+    """The subject, whose forward masks padding where a mask of no padding gives what none does and one of all does not.
+
+    Whether such a mask marks tokens or padding is found out by that.
+    """
     parameters = attempt(lambda: inspect.signature(module.forward).parameters)
     if isinstance(parameters, Caught) or subject.offers("padded") or subject.max_length < _LENGTH:
         return subject
-    if _MASK not in parameters or parameters[_MASK].default is not None:
-        return subject
     way = parameter_names(module, subject.input)[0]
-
-    def masked(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
-        given: dict[str, Any] = {_MASK: mask}
-        answer = called(module, x, way, given)
-        return checked_answer(subject, answer, x)[0]
-
-    def padded(module: nn.Module, x: Tensor, keep: Tensor) -> Tensor:
-        return masked(module, x, keep.long())
-
-    if attempt(lambda: _marks_padding(subject, masked)) is not True:
-        return subject
-    return replace(subject, padded=padded, notes=(*subject.notes, f"padding is masked by forward(x, {_MASK}=...)"))
+    for name, parameter in parameters.items():
+        if parameter.default is not None or not _NAMES.search(name):
+            continue
+        for words, meant in list(_MEANINGS.items())[: 3 if "pad" in name else 2]:
+            padded = partial(_padded, subject, way, name, meant)
+            marks = partial(_marks_padding, subject, padded, has_size=meant is Tensor.long)
+            if attempt(marks) is True:
+                note = f"padding is masked by forward(x, {name}=...), {words}"
+                return replace(subject, padded=padded, notes=(*subject.notes, note))
+    return subject
 
 
-def _marks_padding(subject: Subject, masked: Masked) -> bool:
+def _padded(
+    subject: Subject,
+    way: str | None,
+    name: str,
+    meant: Callable[[Tensor], Tensor],
+    module: nn.Module,
+    x: Tensor,
+    keep: Tensor,
+) -> Tensor:
+    """The output for x [B, S, ...] of which `keep` [B, S] says which tokens are no padding."""
+    return checked_answer(subject, called(module, x, way, {name: meant(keep)}), x)[0]
+
+
+def _marks_padding(subject: Subject, padded: Masked, *, has_size: bool) -> bool:
     """Whether a mask of ones changes nothing, others do, and it is none that is added to scores.
 
-    What is added changes nothing where it is zero everywhere, and its size counts and not only whether it is zero.
+    What is added changes nothing where it is zero everywhere, and its size counts, if it `has_size`, and not only
+    whether it is zero.
     """
     sp = built(subject)
     x = sp.input(_LENGTH, _ROWS)
@@ -56,8 +75,8 @@ def _marks_padding(subject: Subject, masked: Masked) -> bool:
         due = _CLOSE * float(plain.abs().max())
         return isinstance(first, Tensor) and bool((first - second).abs().max() <= due)
 
-    def given(mask: Tensor) -> Tensor | Caught:
-        return attempt(lambda: masked(sp.module, x.clone(), mask).double())
+    def given(keep: Tensor) -> Tensor | Caught:
+        return attempt(lambda: padded(sp.module, x.clone(), keep).double())
 
     with torch.no_grad():
         plain = sp(x).double()
@@ -65,5 +84,6 @@ def _marks_padding(subject: Subject, masked: Masked) -> bool:
             return False
         if not like(given(ones * 0), plain):
             return True
-        alone = given(one)
-        return isinstance(alone, Tensor) and not like(alone, plain) and like(given(one * _LOUD), alone)
+        alone, loud = given(one), given(one * _LOUD)
+        is_like = isinstance(alone, Tensor) and not like(alone, plain) and like(loud, alone)
+        return is_like and has_size  # of truths the size says nothing

@@ -12,7 +12,10 @@ from nsa_doctor.subject.contract import Subject
 
 # As many tokens as are tried at most. Loops over layers, heads, experts or the rounds of an iteration stay below.
 _MOST_ROUNDS = 512
-_LEAST_PER_PAIR = 0.75  # a loop that skips some stays above; one by pairs of tiles stays below
+_MOST_SECONDS = 0.1  # of a call that is counted line by line
+# Lengths, and how often a line runs for each further pair of tokens: a loop that skips some stays above, one by pairs
+# of tiles below. At the longer ones a loop over tokens and blocks is seen too, and what fills sequences up is not.
+_PAIRS = ((17, 33, 65), 0.75), ((128, 256, 512), 0.02)
 
 
 def loop_to_a_limit(subject: Subject, works: Sequence[Work], mode: Mode) -> Iterator[Finding]:
@@ -31,17 +34,25 @@ def loop_to_a_limit(subject: Subject, works: Sequence[Work], mode: Mode) -> Iter
     )
 
 
+def _affordable(subject: Subject) -> Sequence[tuple[tuple[int, ...], float]]:
+    """The longer lengths too, unless a call takes long at them or the shortest profile is asked for."""
+    longest = _PAIRS[-1][0][-1]
+    seconds = max((seconds for length, seconds in subject.call_seconds if length <= longest), default=0.0)
+    is_short = subject.profile == "smoke" and not subject.is_slow  # one that is slow is examined as if by it
+    return _PAIRS[:1] if is_short or seconds > _MOST_SECONDS else _PAIRS
+
+
 def loop_of_plain_python(subject: Subject) -> Iterator[Finding]:
-    """A line of Python that runs for every pair of tokens, in every call."""
-    loops = loops_over_pairs(subject, _LEAST_PER_PAIR)
-    if not loops:
+    """A line of Python that runs for every pair of tokens, or of tokens and blocks, in every call."""
+    loops = next((found for pairs in _affordable(subject) if (found := loops_over_pairs(subject, *pairs))), None)
+    if loops is None:
         return
     worst = loops[0]
     counts = ", ".join(
         f"{count:,} times at S={length}" for length, count in zip(worst.lengths, worst.counts, strict=True)
     )
     yield Finding(
-        message=f"a line of plain Python runs {counts} in every call: once for every pair of tokens, or more",
+        message=f"a line of plain Python runs {counts} in every call, as the square of the tokens does",
         where=worst.place,
         evidence={"length": worst.lengths[-1], "times": worst.counts[-1], "num_lines": len(loops)},
         repro=command_for(subject, "PRF101"),

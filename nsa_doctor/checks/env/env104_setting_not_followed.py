@@ -39,12 +39,12 @@ _MOST = {"smoke": 4, "quick": 12, "full": 200}
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
-    if not can_be_forked():
-        raise NotApplicableError("settings are tried in copies of the process, which one with a GPU cannot have")
     sp = comparable_module(subject)
     if (stuck := next(stuck_switches(sp), None)) is not None:
         yield _never_off(subject, *stuck)
         return
+    if not can_be_forked():
+        raise NotApplicableError("settings are tried in copies of the process, which one with a GPU cannot have")
     settings = settings_of(sp)
     if not settings:
         raise NotApplicableError(f"no setting of {subject.name} is seen")

@@ -19,7 +19,6 @@ from nsa_doctor.probes.internal import uncompiled
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.subject.contract import Subject
 
-_LENGTHS = (17, 33, 65)
 _BETWEEN = 1.5  # a loop over tokens has an exponent of one, a loop over their pairs of two
 
 
@@ -32,12 +31,14 @@ class PythonLoop:
     counts: tuple[int, ...]
 
 
-def loops_over_pairs(subject: Subject, least_per_pair: float) -> list[PythonLoop]:
+def loops_over_pairs(subject: Subject, lengths: tuple[int, ...], least_per_pair: float) -> list[PythonLoop]:
     """Lines that run at least so often for each further pair of tokens, the most frequent first.
 
-    What is counted is the second call at each length: tables that are built once and kept cost nothing after.
+    What is counted is the second call at each length: tables that are built once and kept cost nothing after. Nothing
+    is said of a subject that does not serve all of the three lengths.
     """
-    lengths = tuple(length for length in _LENGTHS if length <= subject.max_length)
+    if lengths[-1] > subject.max_length:
+        return []
     sp = built(subject, mode="train" if usual_mode(subject) == "train" else "eval")
     counter = _Counter(sp.subject.packages)
     counter.know(sp.module)
@@ -49,8 +50,6 @@ def loops_over_pairs(subject: Subject, least_per_pair: float) -> list[PythonLoop
             with counter.counting() as lines:
                 sp(x)
         counts.append(lines)
-    if len(counts) < len(_LENGTHS):
-        return []
     further = (lengths[-1] ** 2 - lengths[-2] ** 2) / 2
     found = []
     for key, most in counts[-1].most_common():

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -123,6 +124,7 @@ def restore_generators(states: dict[str, Any]) -> None:
         sys.modules["numpy"].random.set_state(states["numpy"])
 
 
+@cache  # what a subject is made to believe of its devices is not meant
 def can_be_forked() -> bool:
-    """Whether a process that has used torch may be: none that has touched a GPU, and asking for one touches it."""
-    return not torch.backends.cuda.is_built()
+    """Whether a process that has used torch may be: not where there is a GPU, which asking for one touches."""
+    return not torch.backends.cuda.is_built() or torch.cuda.device_count() == 0

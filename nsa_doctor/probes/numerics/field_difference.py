@@ -209,7 +209,7 @@ def _rotation(one: Tensor, two: Tensor) -> str:
     turned = (one - two).abs().flatten(0, -2).amax(0) > 0 if one.ndim > 1 else (one - two).abs() > 0
     reach = int(turned.nonzero()[-1]) + 1 if bool(turned.any()) else 0
     for size in dict.fromkeys((width, reach + reach % 2)):
-        if size // 2 < _LEAST_PAIRS or size > width:
+        if size % 2 or size // 2 < _LEAST_PAIRS or size > width:
             continue
         for name, pairs in (("halves", lambda t: t.unflatten(-1, (2, -1))), ("neighbours", _neighbours)):
             before, after = (pairs(part[..., :size]) for part in (one, two))

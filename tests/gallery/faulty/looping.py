@@ -49,7 +49,7 @@ def _positions_of_a_list(x: Tensor) -> Tensor:
 
 
 def _pairs_of_tiles(x: Tensor) -> Tensor:
-    tiles = range(0, x.shape[1], 4)
+    tiles = range(0, x.shape[1], 16)
     kept = [(query, key) for query in tiles for key in tiles if key <= query]
     return x + 0 * float(len(kept))
 
@@ -84,7 +84,21 @@ class _PaddedRecurrence(nn.Module):
         return torch.stack(states, 1)[:, : x.shape[1]]
 
 
+def _blocks_counted_in_python(x: Tensor) -> Tensor:
+    ends = range(15, x.shape[1], 16)
+    seen = [sum(end <= token for end in ends) for token in range(x.shape[1])]  # here
+    return x + 0 * torch.tensor(seen)[:, None]
+
+
+def _mask_of_filled_blocks(x: Tensor) -> Tensor:
+    filled = -(-x.shape[1] // 32) * 32
+    rows = [[key <= query for key in range(filled)] for query in range(filled)]  # here
+    return x + 0 * torch.tensor(rows)[: x.shape[1], :1]
+
+
 to_the_limit = hosting(_to_the_limit)
+blocks_counted_in_python = hosting(_blocks_counted_in_python)
+mask_of_filled_blocks = hosting(_mask_of_filled_blocks)
 mask_of_lists = hosting(_mask_of_lists)
 counted_in_python = hosting(_counted_in_python)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.adapters.adapter import Adapter
 from nsa_doctor.adapters.any_module import adapt
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
@@ -120,8 +121,49 @@ def test_padding_that_counts_whatever_it_holds_is_found_where_it_counts() -> Non
 
 def test_padding_that_is_masked_is_silent() -> None:
     subject = adapted(by_finite)
-    assert "padding is masked by forward(x, attention_mask=...)" in subject.notes
+    assert "padding is masked by forward(x, attention_mask=...), ones for tokens" in subject.notes
     assert (examined(subject).verdict, examined(subject).notes) == (Verdict.PASS, ())
+
+
+class Named(Model):
+    """A mask of another name and meaning."""
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        return super().forward(x, padding_mask)
+
+
+class NamedByKeys(Model):
+    def forward(self, x: Tensor, src_key_padding_mask: Tensor | None = None) -> Tensor:
+        return super().forward(x, src_key_padding_mask)
+
+
+def is_boolean(mask: Tensor, x: Tensor) -> Tensor:
+    if mask.dtype != torch.bool:
+        raise TypeError(f"a mask of {mask.dtype}")
+    return mask
+
+
+NAMED = {
+    "true for tokens": (Named, is_boolean),
+    "true for padding": (NamedByKeys, lambda mask, x: ~is_boolean(mask, x)),
+    "ones for tokens": (Named, lambda mask, x: (1 * mask) > 0),
+}
+
+
+@pytest.mark.parametrize("is_offered", [False, True])
+@pytest.mark.parametrize("words", NAMED)
+def test_a_mask_is_found_by_its_name_and_what_it_does(words: str, is_offered: bool) -> None:
+    make, meant = NAMED[words]
+    request = SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(16,))
+
+    def subject(hide: Hide) -> Subject:
+        offered = Adapter(make=lambda: make(hide, meant), call=lambda module, x: module(x))
+        return adapt(request, (lambda: offered) if is_offered else offered.make)
+
+    healthy = subject(by_finite)
+    assert any(note.endswith(f", {words}") for note in healthy.notes)
+    assert examined(healthy).verdict is Verdict.PASS
+    assert examined(subject(by_infinity)).verdict is Verdict.FAIL
 
 
 OTHERS = {

@@ -125,6 +125,13 @@ def _field(tensor: Tensor) -> Field:
     return Field("k", (), tensor)
 
 
+def test_fields_of_an_odd_width_are_compared() -> None:
+    one, two = torch.rand(2, 3, 5), torch.rand(2, 3, 5)
+    found = difference("maps", _field(one), _field(two), 1)
+    assert found is not None
+    assert "rotations" not in found.kind
+
+
 @pytest.mark.parametrize("keeps", ["front", "back"])
 def test_room_for_more_is_no_difference(keeps: str) -> None:
     tensor = torch.randn(1, 9, 4)
