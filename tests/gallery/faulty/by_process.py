@@ -115,6 +115,14 @@ class _FirstOfTheProcess(_Gain):
         return y / 2 if self is _CALLED[0] else y  # here
 
 
+class _KeepsItsFirstGain(_Gain):
+    """Other weights later change nothing: whose matter that is no process says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = vars(self).setdefault("kept", super().forward(torch.ones_like(x[:1, :1])).detach())
+        return x * kept
+
+
 def _cut(y: Tensor) -> Tensor:
     return _Halved.apply(y)
 

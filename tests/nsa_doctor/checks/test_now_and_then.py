@@ -142,6 +142,11 @@ def test_what_the_first_module_of_a_process_does_alone_is_found_in_its_line(faul
     assert is_marked(finding.where.file, finding.where.line)
 
 
+def test_what_is_kept_of_earlier_weights_is_no_matter_of_the_process(faulty: Faulty) -> None:
+    assert checked(faulty, "by_process:KeepsItsFirstGain", "FWD211").verdict is Verdict.PASS
+    assert checked(faulty, "by_process:KeepsItsFirstGain", "FWD221").verdict is Verdict.FAIL
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_another_process_gives_the_same(faulty: Faulty, name: str) -> None:
     result = checked(faulty, f"now_and_then_healthy:{name}", "FWD211", profile="smoke")
