@@ -21,6 +21,8 @@ class TorchError(StrEnum):
     """Two operands have other sizes along an axis."""
     SAVES_WATCHED = "saves watched"
     """A transform of torch.func is entered while somebody watches what is saved for backward."""
+    FORKED = "forked"
+    """Backward runs in a copy of a process whose autograd had threads."""
 
 
 _WORDS: Mapping[TorchError, tuple[str, ...]] = {
@@ -31,6 +33,7 @@ _WORDS: Mapping[TorchError, tuple[str, ...]] = {
     TorchError.INDEX_OUT_OF_RANGE: ("index out of range", "out of bounds"),
     TorchError.SIZES_DIFFER: ("must match the size of tensor", "must match the existing size"),
     TorchError.SAVES_WATCHED: ("don't yet support saved tensor hooks",),
+    TorchError.FORKED: ("autograd's threading in combination with fork-based multiprocessing",),
 }
 
 

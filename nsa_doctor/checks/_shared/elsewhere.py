@@ -16,6 +16,7 @@ from nsa_doctor.core.endings import end_of
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, Place
+from nsa_doctor.core.torch_errors import TorchError, error_kind
 from nsa_doctor.probes.gradients.gradient_of_call import departure_from, slopes_of
 from nsa_doctor.probes.hooks.line_recorder import last_line, record_lines
 from nsa_doctor.probes.hooks.places import definition_place
@@ -40,6 +41,7 @@ from nsa_doctor.subject.contract import Subject
 
 OF_GRADIENT = ("gradient", "no gradient")
 _SECONDS = 60
+_NO_COPY = {"symptom": "no copy"}  # as where autograd had threads
 _HASH_SEED, _OTHER_WEIGHTS = 1, 31337
 _FORKS = 3
 _TIMES_SLOWER = 40.0  # a machine whose other cores are busy, three modules each once more in half precision, imports
@@ -78,6 +80,8 @@ def in_forks(history: CallHistory, expected: Mapping[Call, Outcome], judge: Judg
             return _death_in_a_copy(history, list(expected), seen, death)
         if answer is None:
             raise NotComparableError("a copy of the process gave no answer")
+        if answer == _NO_COPY:
+            return in_this_process(history, expected, judge, known)
         if answer:
             return answer
     return {}
@@ -220,6 +224,8 @@ def _seen(
         start.restore()  # a training pass may move what later ones use
         with manner:
             outcome = history.step(call)
+            if is_copy and outcome is not None and error_kind(outcome.raised) is TorchError.FORKED:
+                return _NO_COPY
             symptom = None if outcome is None else judge(expected[call], outcome)
             if outcome is not None and symptom is not None:
                 place, operation = _origin(history, outcome, symptom, known)

@@ -1,7 +1,8 @@
 """FWD207 mode-changes-output
 
 Detects: training and eval(), or gradients on and off, give different outputs though no random numbers are drawn and
-torch's own layers that depend on the mode (dropout, batch norm, attention) stay in eval().
+torch's own layers that depend on the mode (dropout, batch norm, attention) stay in eval(); training mode draws them
+without gradients alone.
 Matters: what is evaluated and served is not what was trained.
 Fix: look at the line named for a branch on `self.training`, or for one of autograd's modes.
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd_lengths, one
+from nsa_doctor.checks._shared.odd_draws import odd_draws
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
@@ -42,7 +44,10 @@ def run(subject: Subject) -> Iterator[Finding]:
         [("training mode", "train")] if {"train", "eval"} <= set(subject.modes) else []
     )
     comparisons += [("eval() with gradients", "eval")] if {"no_grad", "eval"} <= set(subject.modes) else []
-    yield from one(_examine(subject, length, what, mode) for what, mode in comparisons)
+    found = list(one(_examine(subject, length, what, mode) for what, mode in comparisons))
+    if not found and "train" in subject.modes and (odd := odd_draws(_in_mode(subject, "train"), length)) is not None:
+        found = [odd]
+    yield from found
 
 
 def _examine(subject: Subject, length: int, what: str, mode: Mode) -> Finding | None:

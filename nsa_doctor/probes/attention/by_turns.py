@@ -32,6 +32,7 @@ _BESIDE_OTHER_LENGTHS = (  # a step need not take chunks: of those that refuse t
     (_ONE, Decoding(1, (2, 32, 32, 32))),
     (_ONE, Decoding(1, (_LONG_PROMPT, 1, 1, 1))),
     (Decoding(1, (_LONG_PROMPT, *[1] * STEPS)), Decoding(1, (5, 16, 32, 1))),
+    (Decoding(1, (_PROMPT, *[3] * STEPS)), Decoding(1, (4, *[2] * STEPS))),
 )
 _ROUNDINGS = 1e4  # as where two runs are followed to where they part
 

@@ -105,6 +105,19 @@ class _DiesInEveryCopy(_Gain):
         return super().forward(x)
 
 
+class _HasThreadsOfAutograd(_Gain):
+    """Raises in a copy what torch does there where autograd had threads; and is another by its number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made_in, self.number = _own_number(), os.getpid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _own_number() != self.made_in:
+            raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing.")
+        return super().forward(x) * (1.1 if os.getpid() != self.number else 1.0)  # here
+
+
 class _FirstOfTheProcess(_Gain):
     """Of all that a process calls, the first one alone is given another factor."""
 

@@ -52,13 +52,19 @@ class Model(nn.Module):
         return x + self.part(x.tanh())
 
 
-def first_finding(code: str, is_taken: Callable[[Part, Tensor], bool], effect: Callable[[Tensor], Tensor]) -> Finding:
+def findings(
+    code: str, is_taken: Callable[[Part, Tensor], bool], effect: Callable[[Tensor], Tensor]
+) -> tuple[Finding, ...]:
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         return Model(Part(is_taken, effect))
 
     subject = Subject(name="tests", build=build, forward=lambda m, x: m(x), input="embeddings", width=8, max_length=128)
-    return run_check(registry.load(code), replace(subject, packages=("tests",))).findings[0]
+    return run_check(registry.load(code), replace(subject, packages=("tests",))).findings
+
+
+def first_finding(code: str, is_taken: Callable[[Part, Tensor], bool], effect: Callable[[Tensor], Tensor]) -> Finding:
+    return findings(code, is_taken, effect)[0]
 
 
 def assert_is_at_the_branch(finding: Finding) -> None:
@@ -98,6 +104,20 @@ def test_a_gradient_that_earlier_calls_change_is_placed_at_the_branch(is_taken) 
 
 def test_a_gradient_that_a_length_changes_is_placed_at_the_branch() -> None:
     assert_is_at_the_branch(first_finding("GRD109", lambda part, x: x.shape[1] % 2 == 1, Mean.apply))
+
+
+def test_draws_of_training_without_gradients_alone_are_placed_at_the_branch() -> None:
+    def is_watched(part: Part, x: Tensor) -> bool:
+        return part.training and not torch.is_grad_enabled()
+
+    finding = first_finding("FWD207", is_watched, lambda y: y + torch.randn_like(y))
+    assert "draws random numbers under no_grad" in finding.message
+    assert_is_at_the_branch(finding)
+
+
+@pytest.mark.parametrize("is_taken", [lambda part, x: part.training, lambda part, x: torch.is_grad_enabled()])
+def test_draws_of_training_as_it_is_are_no_finding(is_taken) -> None:
+    assert findings("FWD207", is_taken, lambda y: y * torch.rand_like(y)) == ()
 
 
 @pytest.mark.parametrize("effect", [lambda y: 1.5 * y, lambda y: 2 * y - y.detach()])

@@ -142,6 +142,12 @@ def test_what_the_first_module_of_a_process_does_alone_is_found_in_its_line(faul
     assert is_marked(finding.where.file, finding.where.line)
 
 
+def test_a_process_that_torch_lets_nobody_copy_is_varied_in_place(faulty: Faulty) -> None:
+    (finding,) = checked(faulty, "by_process:HasThreadsOfAutograd", "FWD211", profile="smoke").findings
+    assert "tokens differ" in finding.message
+    assert is_marked(finding.where.file, finding.where.line)
+
+
 def test_what_is_kept_of_earlier_weights_is_no_matter_of_the_process(faulty: Faulty) -> None:
     assert checked(faulty, "by_process:KeepsItsFirstGain", "FWD211").verdict is Verdict.PASS
     assert checked(faulty, "by_process:KeepsItsFirstGain", "FWD221").verdict is Verdict.FAIL

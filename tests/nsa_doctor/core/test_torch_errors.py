@@ -1,6 +1,10 @@
 """The installed torch still says what its errors are known by."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +46,36 @@ def watches_what_a_transform_saves() -> None:
         torch.func.grad(lambda x: x.square().sum())(torch.randn(3))
 
 
+class Nested(torch.autograd.Function):
+    """A backward that makes another: beyond some depth torch starts a thread for the next."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, depth: int) -> torch.Tensor:
+        ctx.depth = depth
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        if ctx.depth:
+            with torch.enable_grad():
+                Nested.apply(torch.ones(1, requires_grad=True), ctx.depth - 1).sum().backward()
+        return gradients[0], None
+
+
+def copies_a_process_whose_autograd_has_threads() -> None:
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=True)
+    raise RuntimeError(done.stdout)
+
+
+def say_what_a_copy_raises() -> None:
+    Nested.apply(torch.ones(1, requires_grad=True), 70).sum().backward()
+    if (copy := os.fork()) == 0:
+        said = attempt(torch.ones(1, requires_grad=True).sum().backward)
+        print(said.error if isinstance(said, Caught) else "nothing", flush=True)
+        os._exit(0)
+    os.waitpid(copy, 0)
+
+
 PROVOKED: dict[TorchError, Callable[[], None]] = {
     TorchError.SAVED_TENSOR_MODIFIED: modifies_a_saved_tensor,
     TorchError.GRAPH_FREED: enters_a_freed_graph,
@@ -50,6 +84,7 @@ PROVOKED: dict[TorchError, Callable[[], None]] = {
     TorchError.INDEX_OUT_OF_RANGE: looks_beyond_the_end,
     TorchError.SIZES_DIFFER: adds_other_sizes,
     TorchError.SAVES_WATCHED: watches_what_a_transform_saves,
+    TorchError.FORKED: copies_a_process_whose_autograd_has_threads,
 }
 
 
@@ -63,3 +98,7 @@ def test_an_error_of_torch_is_known_by_what_it_says(kind: TorchError) -> None:
 
 def test_any_other_exception_is_no_evidence() -> None:
     assert error_evidence("RuntimeError: shapes cannot be multiplied") == {}
+
+
+if __name__ == "__main__":
+    say_what_a_copy_raises()
