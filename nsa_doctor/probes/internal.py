@@ -267,11 +267,6 @@ def convert_tensors(module: nn.Module, convert: Callable[[Tensor], Tensor]) -> n
     return module._apply(convert)
 
 
-def newest_cuda() -> int:
-    """The newest CUDA that the driver serves, 12080 for 12.8: `torch._C._cuda_getDriverVersion`. Public: none."""
-    return int(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
-
-
 _FUNCTIONS = inspect.getfile(torch.autograd.Function)
 
 

@@ -1,5 +1,6 @@
 """Reads this machine's facts: versions, devices, driver, and whether what is installed can be imported."""
 
+import ctypes
 import importlib
 import importlib.metadata
 import platform
@@ -12,7 +13,6 @@ import torch
 from nsa_doctor.core.environment import Environment, Gpu
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.own_nsa import ours
-from nsa_doctor.probes.internal import newest_cuda
 
 _HEAD_SIZE = 64
 _NAMED = ("nsa-doctor", "numpy", "safetensors", "triton", "flash-attn", "transformer-engine", "xformers")
@@ -84,11 +84,16 @@ def _driver() -> str:
 
 
 def _driver_cuda() -> tuple[int, int] | None:
-    """The newest CUDA the driver serves, as it tells torch: 12080 is 12.8."""
-    if torch.version.cuda is None:
-        return None
-    number = attempt(newest_cuda)
+    """The newest CUDA the driver serves, where torch is built for it and there is a driver: 12080 is 12.8."""
+    number = 0 if torch.version.cuda is None else attempt(_newest_cuda)
     return None if isinstance(number, Caught) or not number else (number // 1000, number % 1000 // 10)
+
+
+def _newest_cuda() -> int:
+    """What the driver itself says; asking for it touches no GPU. 0 for no answer."""
+    number = ctypes.c_int()
+    failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+    return 0 if failed else number.value
 
 
 def _gpus() -> tuple[Gpu, ...]:

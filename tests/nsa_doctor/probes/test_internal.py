@@ -379,14 +379,8 @@ def test_a_name_serves(name: str) -> None:
     LOST[name][0]()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_newest_cuda_else_env102_does_not_compare_the_driver() -> None:
-    assert internal.newest_cuda() >= 11000
-
-
 def test_every_name_has_its_test() -> None:
     own = {name for name, value in vars(internal).items() if getattr(value, "__module__", "") == internal.__name__}
     taken = {"StorageWeakRef", "tree_leaves", "tree_map", "is_traceable_wrapper_subclass", "NORMS_BY_BATCH", "DROPOUTS"}
-    assert {name for name in own if not name.startswith("_")} | taken <= LOST.keys() | {"newest_cuda"}
+    assert {name for name in own if not name.startswith("_")} | taken <= LOST.keys()
     assert all(inspect.getdoc(getattr(internal, name)) for name in own)
