@@ -28,6 +28,7 @@ nsa-doctor: a command is needed: one of these to begin with, or --help for all
 _NEED_NO_FOLDER = ("compare", "explain", "list", "render", "watch")
 _READ_THE_PROJECT_FILE = ("anomaly", "gate-init", "go-no-go", "run", "sweep", "throughput")
 _NAME_THE_SUBJECT = ("subject", "config")
+_LISTS = ("--ignore", "--select", "--seq", "--spec", "--values")  # of words with commas between them
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
@@ -37,6 +38,10 @@ class Command(TyperCommand):
     def get_help_option(self, ctx: Any) -> Any:
         """The option -h, --help."""
         return _spoken(super().get_help_option(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """A list that is given in several options is one list; the last of them alone would hide what was asked for."""
+        return super().parse_args(ctx, _with_lists_joined(args))
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command with what was parsed."""
@@ -69,6 +74,23 @@ class Group(TyperGroup):
     def get_help_option(self, ctx: Any) -> Any:
         """The option -h, --help."""
         return _spoken(super().get_help_option(ctx))
+
+
+def _with_lists_joined(args: list[str]) -> list[str]:
+    """`--select A --select=B` as `--select=A,B`, where the first of them stands; nothing behind `--` is an option."""
+    end = args.index("--") if "--" in args else len(args)
+    words, joined, places = iter(args[:end]), list[str](), dict[str, int]()
+    for word in words:
+        name, sign, text = word.partition("=")
+        value = text if sign or name not in _LISTS else next(words, None)
+        if name not in _LISTS or value is None:  # without a value the option's own error says so
+            joined.append(word)
+        elif name in places:
+            joined[places[name]] += f",{value}"
+        else:
+            places[name] = len(joined)
+            joined.append(f"{name}={value}")
+    return joined + args[end:]
 
 
 def _take_options(project: ProjectFile, ctx: Any) -> None:
