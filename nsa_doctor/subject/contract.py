@@ -34,13 +34,23 @@ SEAMS = (
 )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """How a module was asked for what it answered with a tensor of `shape` for `length` tokens, which is wrong."""
+
+    again: Callable[[nn.Module], object]
+    packages: tuple[str, ...]
+    length: int
+    shape: torch.Size
+
+
 class WrongOutputError(ValueError):
     """A subject returned something other than the expected tensor; the message says what came and what was expected.
 
-    Where that was a tensor, `asked` are the subject, the input and the shape of what came.
+    Where that was a tensor, `asked` says how to ask for it again.
     """
 
-    def __init__(self, message: str, asked: "tuple[Subject, Tensor, torch.Size] | None" = None) -> None:
+    def __init__(self, message: str, asked: "Asked | None" = None) -> None:
         super().__init__(message)
         self.asked = asked
 

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from nsa_doctor.core.endings import end_of
 from nsa_doctor.core.errors import NotComparableError
@@ -18,6 +19,7 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, Place
 from nsa_doctor.core.torch_errors import TorchError, error_kind
 from nsa_doctor.probes.gradients.gradient_of_call import departure_from, slopes_of
+from nsa_doctor.probes.hooks.hash_users import looks_at_hashes, own_code_that_runs
 from nsa_doctor.probes.hooks.line_recorder import last_line, record_lines
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.recording import Recording
@@ -42,7 +44,7 @@ from nsa_doctor.subject.contract import Subject
 OF_GRADIENT = ("gradient", "no gradient")
 _SECONDS = 60
 _NO_COPY = {"symptom": "no copy"}  # as where autograd had threads
-_HASH_SEED, _OTHER_WEIGHTS = 1, 31337
+_HASH_SEEDS, _OTHER_WEIGHTS = (1, 2, 3, 4, 5), 31337
 _FORKS = 3
 _TIMES_SLOWER = 40.0  # a machine whose other cores are busy, three modules each once more in half precision, imports
 _UNASKED = 391
@@ -95,29 +97,56 @@ def in_this_process(
 
 
 def in_an_interpreter(subject: Subject, dtype: str, calls: Sequence[Call], judge: Judge) -> dict[str, Any]:
-    """What differs in an interpreter started for it from what is seen here; {} for nothing."""
+    """What differs in an interpreter started for it from what is seen here; {} for nothing.
+
+    Where functions of the subject look at hashes, several are started: half of all seeds may give the same.
+    """
     if not subject.is_slow:  # at a length that nobody asked for before: what is kept by length begins there
         calls = [*calls, replace(calls[0], length=min(_UNASKED, subject.max_length))]
-    here, here_again = (CallHistory(subject, dtype=dtype) for _ in range(2))
-    own, judge_of_own = _of_own_dtype(here), differs_by(torch.finfo(getattr(torch, subject.dtype)).eps)
-    second = SecondInterpreter(here, _HASH_SEED, _SECONDS)
+    with own_code_that_runs(subject.packages) as functions:
+        here, again = (CallHistory(subject, dtype=dtype) for _ in range(2))
+        start = {name: value.clone() for name, value in state_of(here.built.module).items()}
+        own, judge_of_own = _of_own_dtype(subject, start), differs_by(torch.finfo(getattr(torch, subject.dtype)).eps)
+        expected: list[_Expected] = []
+        for call in calls:
+            first, other, of_own = here.step(call), again.step(call), own.step(call)
+            if first is None or other is None or judge(first, other) is not None:
+                break  # it is built otherwise each time: nothing can be compared
+            expected.append(_Expected(call, first, of_own))
+    seeds = _HASH_SEEDS if any(map(looks_at_hashes, functions)) else _HASH_SEEDS[:1]
+    for seed in seeds if expected else ():
+        second = SecondInterpreter(here, start, seed, _SECONDS)
+        if found := _differing(second, here, expected, judge, judge_of_own):
+            return found
+    return {}
+
+
+class _Expected(NamedTuple):
+    """A call and what it gives here, and in the subject's own dtype."""
+
+    call: Call
+    outcome: Outcome
+    of_own: Outcome | None
+
+
+def _differing(
+    second: SecondInterpreter, here: CallHistory, expected: Sequence[_Expected], judge: Judge, judge_of_own: Judge
+) -> dict[str, Any]:
+    calls, subject = [each.call for each in expected], here.built.subject
     try:
         elsewhere = second.outcomes(calls)
     except EndedElsewhereError as ended:
         if ended.is_hang and _seconds_of(here, calls) * _TIMES_SLOWER > _SECONDS:
             raise
         return _ended(calls[0], ended.sentence, ended.place, here, "in another interpreter")
-    for index, call in enumerate(calls):
-        first, again, of_own = here.step(call), here_again.step(call), own.step(call)
-        if first is None or again is None or judge(first, again) is not None:
-            return {}  # it is built otherwise each time: nothing can be compared
+    for index, (call, first, of_own) in enumerate(expected):
         for which, outcomes in elsewhere:
             is_own = which == FIRST_OF_ALL
-            expected, judged = (of_own, judge_of_own) if is_own else (first, judge)
-            if is_own and _keeps_earlier_weights(here, calls[: index + 1], of_own, judged):
+            wanted, judged = (of_own, judge_of_own) if is_own else (first, judge)
+            if is_own and _keeps_earlier_weights(subject, second.state, calls[: index + 1], of_own, judged):
                 continue
-            if expected is not None and (symptom := judged(expected, outcomes[index])) is not None:
-                fresh = _of_own_dtype(here) if is_own else CallHistory(subject, dtype=dtype)
+            if wanted is not None and (symptom := judged(wanted, outcomes[index])) is not None:
+                fresh = _of_own_dtype(subject, second.state) if is_own else CallHistory(subject, dtype=here.built.dtype)
                 place, operation = _departure(second, fresh, calls[: index + 1], which, symptom)
                 facts = {"words": symptom.words, "symptom": symptom.kind, "call": asdict(call), "operation": operation}
                 place = place if place.file else definition_place(first.module)
@@ -125,19 +154,21 @@ def in_an_interpreter(subject: Subject, dtype: str, calls: Sequence[Call], judge
     return {}
 
 
-def _of_own_dtype(history: CallHistory) -> CallHistory:
-    """Another module of the subject, in its own dtype, with the values of that one rounded to it."""
-    own = CallHistory(history.built.subject)
-    give_state(own.built.module, state_of(history.built.module))
+def _of_own_dtype(subject: Subject, state: Mapping[str, Tensor]) -> CallHistory:
+    """A module of the subject in its own dtype, with those values rounded to it."""
+    own = CallHistory(subject)
+    give_state(own.built.module, state)
     return own
 
 
-def _keeps_earlier_weights(here: CallHistory, calls: Sequence[Call], expected: Outcome | None, judge: Judge) -> bool:
+def _keeps_earlier_weights(
+    subject: Subject, state: Mapping[str, Tensor], calls: Sequence[Call], expected: Outcome | None, judge: Judge
+) -> bool:
     """Whether a module that was called before it got these weights gives another outcome of the last call here too."""
-    used = CallHistory(here.built.subject)
-    randomise(used.built.module, here.built.subject.seed + _OTHER_WEIGHTS)
+    used = CallHistory(subject)
+    randomise(used.built.module, subject.seed + _OTHER_WEIGHTS)
     used.make(calls)
-    give_state(used.built.module, state_of(here.built.module))
+    give_state(used.built.module, state)
     outcome = used.step(calls[-1])
     return outcome is not None and judge(expected, outcome) is not None
 

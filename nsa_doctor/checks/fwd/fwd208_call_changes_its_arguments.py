@@ -14,7 +14,10 @@ Example:
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +31,13 @@ from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.handed import Handed, handed
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.model.circumstances import circumstances
 from nsa_doctor.probes.model.inputs import ascending, begun_again, make_input
 from nsa_doctor.probes.numerics.writes import first_written
 from nsa_doctor.subject.contract import Subject
 
 _MODES: tuple[Mode, ...] = ("eval", "train")
+_HALVES = ("bfloat16", "float16")
 _NUM_ROWS = 3
 
 
@@ -43,7 +48,8 @@ def run(subject: Subject) -> Iterator[Finding]:
     found = (_written(subject, sp, one, mode) for sp, mode in calls for one in handed(sp, length))
     first = next((finding for finding in found if finding), None)
     if first is None and subject.profile != "smoke":
-        first = next((finding for finding in _of_odd_input(subject, length) if finding), None)
+        odd = chain(_of_odd_input(subject, length), _under_circumstances(subject, length))
+        first = next((finding for finding in odd if finding), None)
     yield from [first] if first else []
 
 
@@ -64,12 +70,33 @@ def _of_odd_input(subject: Subject, length: int) -> Iterator[Finding | None]:
                 continue
 
 
+def _under_circumstances(subject: Subject, length: int) -> Iterator[Finding | None]:
+    """Forward alone, under autocast and under all that must not matter."""
+    plain = built(subject, is_randomised=False)
+    sp = _OfTheTensorGiven(subject, plain.module, plain.dtype)
+    x, device = sp.input(length, batch=_NUM_ROWS), torch.device(subject.device).type
+    ways = [(each.words, partial(each.call, sp)) for each in circumstances(subject, sp.dtype)]
+    ways += [(f"autocast to {half}", torch.autocast(device, getattr(torch, half))(sp.call)) for half in _HALVES]
+    for words, call in ways:
+        with suppress(SubjectFailedError):  # what is refused is for other checks to tell
+            with unobserved():
+                found = _written(subject, sp, Handed("forward", {"the input": x}, call), "eval", f" under {words}")
+            yield found
+
+
+class _OfTheTensorGiven(BuiltModule):
+    """Is called with the caller's own tensor, not with a copy of it."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.call(x)
+
+
 def _of_values(sp: BuiltModule, length: int) -> Iterator[Tensor]:
     points = (Point(length=length, dtype=sp.dtype, values=values) for values in VALUES)
     return (make_input(sp.subject, point, sp.subject.seed, torch.device(sp.subject.device)) for point in points)
 
 
-def _written(subject: Subject, sp: BuiltModule, one: Handed, mode: Mode) -> Finding | None:
+def _written(subject: Subject, sp: BuiltModule, one: Handed, mode: Mode, under: str = "") -> Finding | None:
     written = first_written(subject, sp.module, one.call, one.given)
     if written is None:
         return None
@@ -77,7 +104,7 @@ def _written(subject: Subject, sp: BuiltModule, one: Handed, mode: Mode) -> Find
     where = "" if one.name == "forward" else f" of {one.name}"
     return Finding(
         message=f"{written.num_values} of {written.num_all} values of {written.argument}{where} are overwritten"
-        f"{by} at S={one.length}" + ("" if sp.dtype == subject.dtype else f" in {sp.dtype}"),
+        f"{by} at S={one.length}{under}" + ("" if sp.dtype == subject.dtype else f" in {sp.dtype}"),
         where=written.by.place,
         evidence={"length": one.length, "mode": mode, "operation": written.by.operation, "seam": one.name},
         repro=command_for(subject, "FWD208"),

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.attention.decoding import checked_decoding, departing_line, departing_module, guilty_module
+from nsa_doctor.probes.attention.decoding import answer_to_part, departing_line, departing_module, guilty_module
 from nsa_doctor.probes.hooks.field_writers import FieldWriters, Write
-from nsa_doctor.probes.hooks.phase import ask, unobserved
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.module_state import ModuleState
@@ -171,25 +171,18 @@ class Ways:
 
     def _fed(self, sizes: Sequence[int], between: Callable[[nn.Module, Any, int], Any]) -> tuple[Tensor, list[int]]:
         """Outputs, and which tokens they are of."""
-        prefill, step, module = self.sp.subject.prefill, self.sp.subject.step, self.sp.module
-        assert prefill is not None
-        assert step is not None
         self._state.restore()
         seed_everything(self.sp.subject.seed)
         outputs, tokens = list[Tensor](), list[int]()
         cache, end = None, 0
         with torch.no_grad():
             for part in self.x[:, : sum(sizes)].split(list(sizes), dim=1):
-                if end == 0:
-                    answer = ask("prefill", lambda p=part: checked_decoding(prefill(module, p.clone())), module)
-                else:
-                    answer = ask("step", lambda p=part, c=cache: checked_decoding(step(module, p.clone(), c)), module)
-                output, cache = answer
+                output, cache = answer_to_part(self.sp, part, cache, is_prompt=end == 0)
                 end += part.shape[1]
                 num_answered = min(output.shape[1], part.shape[1])  # some answer for the last token alone
                 outputs.append(output[:, -num_answered:].clone())
                 tokens += range(end - num_answered, end)
-                cache = between(module, cache, end)
+                cache = between(self.sp.module, cache, end)
         self._state.restore()
         return torch.cat(outputs, dim=1), tokens
 

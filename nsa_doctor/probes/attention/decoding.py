@@ -18,7 +18,7 @@ from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.compare import Departure, baseline
-from nsa_doctor.subject.contract import Subject, WrongOutputError
+from nsa_doctor.subject.contract import Asked, Subject, WrongOutputError
 from nsa_doctor.subject.geometry_rules import rules_of
 
 _FEW, _DEFAULT_LENGTH, _MOST_STEPS, _LONGEST = 6, 70, 150, 600
@@ -38,20 +38,13 @@ def decode(
     sp: BuiltModule, x: Tensor, sizes: Sequence[int], between: Callable[[Any], None] = lambda cache: None
 ) -> Decoded:
     """Feed x [B, S, ...] in parts of these sizes, the first as the prompt; `between` gets the cache after each part."""
-    prefill, step, module = sp.subject.prefill, sp.subject.step, sp.module
-    assert prefill is not None
-    assert step is not None
     outputs: list[Tensor] = []
     tokens: list[int] = []
     cache, start = None, 0
     seed_everything(sp.subject.seed)
     with torch.no_grad():
         for part in x.split(list(sizes), dim=1):
-            if start == 0:
-                answer = ask("prefill", lambda part=part: checked_decoding(prefill(module, part.clone())), module)
-            else:
-                answer = ask("step", lambda p=part, c=cache: checked_decoding(step(module, p.clone(), c)), module)
-            output, cache = answer
+            output, cache = answer_to_part(sp, part, cache, is_prompt=start == 0)
             between(cache)
             num_answered = min(output.shape[1], part.shape[1])  # some answer for the last token alone
             outputs.append(output[:, -num_answered:])
@@ -184,11 +177,8 @@ def _ended(record: _Record) -> Iterator[_Key]:
 
 
 def _last_part(sp: BuiltModule, part: Tensor, cache: Any) -> Any:
-    prefill, step = sp.subject.prefill, sp.subject.step
-    assert prefill is not None
-    assert step is not None
     with torch.no_grad():
-        return prefill(sp.module, part.clone()) if cache is None else step(sp.module, part.clone(), cache)
+        return answer_to_part(sp, part, cache, is_prompt=cache is None)
 
 
 @contextmanager
@@ -228,8 +218,28 @@ def _agree(whole: Any, part: Any, token: int, offset: int, length: int, width: i
     return bool(((first - second).abs() <= bound).all())
 
 
-def checked_decoding(answer: Any) -> tuple[Tensor, Any]:
+def answer_to_part(sp: BuiltModule, part: Tensor, cache: Any, *, is_prompt: bool) -> tuple[Tensor, Any]:
+    """The output of one part of a sequence, of all its tokens or of the last alone, and the cache behind it."""
+    prefill, step = sp.subject.prefill, sp.subject.step
+    assert prefill is not None
+    assert step is not None
+
+    def answer(module: nn.Module) -> Any:
+        return prefill(module, part.clone()) if is_prompt else step(module, part.clone(), cache)
+
+    def checked() -> tuple[Tensor, Any]:
+        return _checked(sp.subject, answer, part, answer(sp.module))
+
+    return ask("prefill" if is_prompt else "step", checked, sp.module)
+
+
+def _checked(subject: Subject, again: Callable[[nn.Module], Any], part: Tensor, answer: Any) -> tuple[Tensor, Any]:
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Tensor) or answer[0].ndim < 3:
         kind = type(answer).__name__
         raise WrongOutputError(f"decoding must return (output [B, T, ...], cache), got {kind}")
+    (num_rows, length), shape = part.shape[:2], answer[0].shape
+    if shape[0] != num_rows or 1 < shape[1] < length or shape[1] == 0:
+        size = ", ".join(map(str, (num_rows, length, "...")))
+        message = f"decoding returned an output {list(shape)}, expected [{size}], or of the last token alone"
+        raise WrongOutputError(message, Asked(again, subject.packages, length, shape))
     return answer

@@ -36,7 +36,7 @@ class Call:
 
     mode: Mode
     length: int
-    batch: int = 2
+    batch: int = 3  # of two, a mix-up in two layers of a model undoes itself
     draw: int = 0
     accumulates: bool = False
     wants_input_gradient: bool = True

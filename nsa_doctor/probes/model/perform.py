@@ -14,7 +14,7 @@ from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.inputs import make_cotangent, make_input
 from nsa_doctor.probes.model.state import cast, seed_everything
 from nsa_doctor.probes.tensors.answer import split_answer
-from nsa_doctor.subject.contract import Subject, WrongOutputError
+from nsa_doctor.subject.contract import Asked, Subject, WrongOutputError
 
 _Answer = TypeVar("_Answer")
 
@@ -145,7 +145,8 @@ def checked_answer(subject: Subject, answer: object, x: Tensor) -> tuple[Tensor,
         raise WrongOutputError(f"forward returned {type(output).__name__}, {expected}")
     if not fits(output):
         message = f"forward returned {str(output.dtype)[6:]} {list(output.shape)}, {expected}"
-        raise WrongOutputError(message, (subject, x, output.shape))
+        again = lambda module: subject.forward(module, x.detach().clone())  # noqa: E731
+        raise WrongOutputError(message, Asked(again, subject.packages, x.shape[1], output.shape))
     return output, others
 
 

@@ -54,9 +54,10 @@ def can_be_named(subject: Subject) -> bool:
 
 
 class SecondInterpreter:
-    """Makes calls of a subject, on the weights and buffers of a module here, in interpreters of another hash seed."""
+    """Makes calls of a subject, on weights and buffers of this `state`, in interpreters of another hash seed."""
 
-    def __init__(self, history: CallHistory, hash_seed: int, seconds: float) -> None:
+    def __init__(self, history: CallHistory, state: Mapping[str, Tensor], hash_seed: int, seconds: float) -> None:
+        self.state = state
         self._module, self._hash_seed, self._seconds = history.built.module, hash_seed, seconds
         subject = history.built.subject
         words = dict(zip(subject.options[::2], subject.options[1::2], strict=True))
@@ -90,7 +91,7 @@ class SecondInterpreter:
     def _answer(self, calls: Sequence[Call], look: Mapping[str, Any]) -> dict[str, Any]:
         request = {**self._request, "calls": [asdict(call) for call in calls], "look": look}
         with TemporaryDirectory() as folder:
-            torch.save(state_of(self._module), Path(folder) / _STATE)
+            torch.save(dict(self.state), Path(folder) / _STATE)
             hand_over(folder)
             answer = _asked(folder, request, self._hash_seed, self._seconds)
             if isinstance(answer, Caught):  # once more, slowly, to see where

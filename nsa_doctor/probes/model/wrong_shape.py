@@ -20,19 +20,19 @@ def place_of_wrong_shape(error: WrongOutputError, module: nn.Module) -> Place:
     """
     if error.asked is None:
         return Place()
-    subject, x, shape = error.asked
-    places = Places(FrameFilter(subject.packages))
+    asked = error.asked
+    places = Places(FrameFilter(asked.packages))
     places.know(module)
 
     def run() -> Tensor:
-        leaves = tree_leaves(subject.forward(module, x.detach().clone()))
-        return next(leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.shape == shape)
+        leaves = tree_leaves(asked.again(module))
+        return next(leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.shape == asked.shape)
 
     with preserved_state(), unobserved():
         recording = attempt(lambda: record(run, places))
     if isinstance(recording, Caught):
         return Place()
-    number = _losing(recording, x.shape[1])
+    number = _losing(recording, asked.length)
     return recording.operations[number].place if number >= 0 else Place()
 
 

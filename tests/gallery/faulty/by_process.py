@@ -92,6 +92,14 @@ class _DiesByHash(_Gain):
         return super().forward(x)
 
 
+class _FactorByFewHashes(_Gain):
+    """Right with most seeds of hashes, also in the first interpreter that is asked."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y * 1.5 if hash("a") % 9973 in _OF_FURTHER_SEEDS else y  # here
+
+
 class _DiesInEveryCopy(_Gain):
     """As a library does whose threads a copy does not have."""
 
@@ -149,6 +157,7 @@ _CALLED: list[nn.Module] = []
 _START = time.monotonic()
 _OF_ANOTHER_SEED = 2943
 BY_PROCESS = ("FactorByProcess", "FactorInInference", "NanByHour", "RaisesByClock", "DiesByProcess")
+_OF_FURTHER_SEEDS = (411, 3617)  # what the seeds 3 and 4 make of it
 BY_HASH = ("FactorByHash", "OrderOfSet", "DiesByHash")
 
 

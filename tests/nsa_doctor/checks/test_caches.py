@@ -8,6 +8,7 @@ from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.conftest import is_marked
 
 
 class Sums(nn.Module):
@@ -203,3 +204,37 @@ def test_a_step_that_takes_one_token_at_a_time_has_no_chunks() -> None:
 def test_a_step_that_refuses_some_chunks_is_found() -> None:
     result = examined(TwoAtATime, code="DEC102")
     assert result.verdict is Verdict.FAIL
+
+
+class Shortened(Sums):
+    """Answers for a part of the tokens or rows that it is given once it has seen some."""
+
+    def __init__(self, after, kept):
+        super().__init__()
+        self.after, self.kept = after, kept
+
+    def forward(self, x, cache=None):
+        cache = {} if cache is None else cache
+        y = super().forward(x, cache)
+        cache["seen"] = cache.get("seen", 0) + x.shape[1]
+        if x.shape[1] < cache["seen"] > self.after:
+            y = y[self.kept]  # here
+        return y
+
+
+@pytest.mark.parametrize(
+    ("kept", "code", "got"),
+    [
+        (slice(0, 0), "DEC101", "[0, 1, 8], expected [1, 1, ...]"),
+        ((slice(None), slice(1, None)), "DEC101", "[1, 0, 8], expected [1, 1, ...]"),
+        ((slice(None), slice(1, None)), "DEC102", "[3, 2, 8], expected [3, 3, ...]"),
+    ],
+)
+def test_a_step_that_leaves_tokens_or_rows_out_is_found_in_its_line(kept, code: str, got: str) -> None:
+    finding, *_ = examined(lambda: Shortened(40, kept), code=code).findings
+    assert f"decoding returned an output {got}, or of the last token alone" in finding.message
+    assert is_marked(finding.where.file, finding.where.line)
+
+
+def test_a_step_that_answers_for_the_last_token_alone_is_right() -> None:
+    assert examined(lambda: Shortened(0, (slice(None), slice(-1, None))), code="DEC102").verdict is Verdict.PASS

@@ -9,6 +9,7 @@ from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Verdict
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.conftest import is_marked
 
 CHECK = registry.load("FWD208")
 
@@ -47,6 +48,29 @@ def test_slots_that_a_conversion_does_not_copy_are_seen(small: Subject) -> None:
     assert "of slots of attend" in run_check(CHECK, faulty).findings[0].message
     copied = replace(small, attend=lambda q, k, v, slots: attend(q, k, v, slots.clone().clamp_(-1)))
     assert run_check(CHECK, copied).verdict is Verdict.PASS
+
+
+def _is_under_autocast() -> bool:
+    return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("is_so", "words"),
+    [
+        (_is_under_autocast, "autocast to float16"),
+        (torch.is_anomaly_enabled, "autograd's anomaly mode"),
+        (torch.is_inference_mode_enabled, "inference_mode()"),
+    ],
+)
+def test_an_argument_that_is_written_over_under_a_circumstance_is_seen(small: Subject, is_so, words: str) -> None:
+    def faulty(module, x):
+        if is_so():
+            x.data.mul_(2)  # here
+        return small.forward(module, x)
+
+    (finding,) = run_check(CHECK, replace(small, forward=faulty)).findings
+    assert f"under {words}" in finding.message
+    assert is_marked(finding.where.file, finding.where.line)
 
 
 @pytest.mark.parametrize("seed", range(3))

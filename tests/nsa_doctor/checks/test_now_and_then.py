@@ -118,7 +118,13 @@ def test_what_ends_every_copy_of_the_process_is_not_said_of_the_subject(faulty: 
 
 
 @pytest.mark.parametrize(
-    "name", [*BY_HASH[:1], "DiesByHash", *(pytest.param(name, marks=pytest.mark.full) for name in ("OrderOfSet",))]
+    "name",
+    [
+        *BY_HASH[:1],
+        "DiesByHash",
+        "FactorByFewHashes",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("OrderOfSet",)),
+    ],
 )
 def test_what_depends_on_the_seed_of_hashes_is_found(faulty: Faulty, name: str) -> None:
     (finding,) = checked(faulty, f"by_process:{name}", "FWD211").findings
