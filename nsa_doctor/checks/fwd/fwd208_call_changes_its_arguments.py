@@ -16,29 +16,24 @@ Example:
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import odd_lengths
+from nsa_doctor.checks._shared.odd_calls import OddCall, odd_calls
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.measurement import VALUES, Mode, Point
+from nsa_doctor.core.measurement import Mode
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.handed import Handed, handed
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule, built
-from nsa_doctor.probes.model.circumstances import circumstances
-from nsa_doctor.probes.model.inputs import ascending, begun_again, make_input
 from nsa_doctor.probes.numerics.writes import first_written
 from nsa_doctor.subject.contract import Subject
 
 _MODES: tuple[Mode, ...] = ("eval", "train")
-_HALVES = ("bfloat16", "float16")
-_NUM_ROWS = 3
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -48,52 +43,16 @@ def run(subject: Subject) -> Iterator[Finding]:
     found = (_written(subject, sp, one, mode) for sp, mode in calls for one in handed(sp, length))
     first = next((finding for finding in found if finding), None)
     if first is None and subject.profile != "smoke":
-        odd = chain(_of_odd_input(subject, length), _under_circumstances(subject, length))
-        first = next((finding for finding in odd if finding), None)
+        first = next((finding for odd in odd_calls(subject, length) if (finding := _of(odd))), None)
     yield from [first] if first else []
 
 
-def _of_odd_input(subject: Subject, length: int) -> Iterator[Finding | None]:
-    """Forward alone, on several rows, in other dtypes, on memory that is transposed and on values of a pattern."""
-    for dtype in dict.fromkeys((subject.dtype, "bfloat16", "float64")):
-        sp = built(subject, dtype=dtype, is_randomised=False)
-        x = sp.input(length, batch=_NUM_ROWS)
-        alike = [begun_again(x), *_of_values(sp, length)]
-        if not x.is_floating_point():
-            alike.append(ascending(x[:, : subject.width], subject.width))
-        for given in (x, x.transpose(0, 1).contiguous().transpose(0, 1), *alike):
-            try:
-                with unobserved():
-                    found = _written(subject, sp, Handed("forward", {"the input": given}, sp.call), "eval")
-                yield found
-            except SubjectFailedError:  # a dtype or layout that it refuses is for other checks to tell
-                continue
-
-
-def _under_circumstances(subject: Subject, length: int) -> Iterator[Finding | None]:
-    """Forward alone, under autocast and under all that must not matter."""
-    plain = built(subject, is_randomised=False)
-    sp = _OfTheTensorGiven(subject, plain.module, plain.dtype)
-    x, device = sp.input(length, batch=_NUM_ROWS), torch.device(subject.device).type
-    ways = [(each.words, partial(each.call, sp)) for each in circumstances(subject, sp.dtype)]
-    ways += [(f"autocast to {half}", torch.autocast(device, getattr(torch, half))(sp.call)) for half in _HALVES]
-    for words, call in ways:
-        with suppress(SubjectFailedError):  # what is refused is for other checks to tell
-            with unobserved():
-                found = _written(subject, sp, Handed("forward", {"the input": x}, call), "eval", f" under {words}")
-            yield found
-
-
-class _OfTheTensorGiven(BuiltModule):
-    """Is called with the caller's own tensor, not with a copy of it."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.call(x)
-
-
-def _of_values(sp: BuiltModule, length: int) -> Iterator[Tensor]:
-    points = (Point(length=length, dtype=sp.dtype, values=values) for values in VALUES)
-    return (make_input(sp.subject, point, sp.subject.seed, torch.device(sp.subject.device)) for point in points)
+def _of(odd: OddCall) -> Finding | None:
+    """None where the call is refused: a dtype, a layout or a circumstance is for other checks to tell."""
+    under = f" under {odd.under}" if odd.under else ""
+    with unobserved(), suppress(SubjectFailedError):
+        return _written(odd.sp.subject, odd.sp, Handed("forward", {"the input": odd.given}, odd.call), "eval", under)
+    return None
 
 
 def _written(subject: Subject, sp: BuiltModule, one: Handed, mode: Mode, under: str = "") -> Finding | None:

@@ -46,7 +46,7 @@ def evaluation_steps(subject: Subject, num_further: int = 0, far_longer: Sequenc
     """One call in `eval()` again and again, with other lengths, batches, modes, switches and copies between."""
     again, train = evaluated(subject), trained(subject)
     longer, shorter = (replace(again, length=_within(subject, n), batch=1) for n in (_LONGER, _SHORTER))
-    between: list[Step] = [longer, shorter, replace(again, batch=2), replace(again, mode="eval"), shorter, longer]
+    between: list[Step] = [longer, shorter, replace(again, batch=4), replace(again, mode="eval"), shorter, longer]
     between += [Switch.STATE, Switch.COPY, Switch.TO, Switch.TRAIN, train, replace(again, batch=2), Switch.INTO_COPY]
     between += [Switch.BFLOAT16, *(replace(again, length=length, batch=1) for length in far_longer)]
     num_repeats = _REPEATS[subject.profile] + num_further
@@ -70,7 +70,7 @@ def training_steps(subject: Subject, num_further: int = 0) -> list[Step]:
     """One training pass again and again, with other lengths, batches, modes, switches and copies between."""
     again, call = trained(subject), evaluated(subject)
     longer, single = replace(again, length=_within(subject, _LONGER), batch=1), replace(again, batch=1)
-    between: list[Step] = [longer, replace(again, batch=2), Switch.EVAL, Switch.STATE, call, replace(call, mode="eval")]
+    between: list[Step] = [longer, replace(again, batch=4), Switch.EVAL, Switch.STATE, call, replace(call, mode="eval")]
     between += [single, Switch.COPY, Switch.TO, Switch.BFLOAT16, longer]
     added = replace(again, accumulates=True)
     begin: list[Step] = [again, again, added, added, replace(again, wants_input_gradient=False)]
