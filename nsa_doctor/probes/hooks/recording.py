@@ -11,6 +11,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.hooks.written_memory import WrittenMemory
 from nsa_doctor.probes.internal import DispatchWatcher, memory_of, tree_leaves, untraced
 from nsa_doctor.probes.tensors.operations import operation_name, written_arguments
 
@@ -19,12 +20,16 @@ _MOST_BYTES = 1 << 29
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation: copies of its results (none once memory is short), and which operations made its inputs."""
+    """One operation: copies of its results (none once memory is short), and which operations made its inputs.
+
+    `is_written` unless results hold memory into which nothing has been written yet, as of `torch.empty`.
+    """
 
     name: str
     results: tuple[Tensor, ...]
     makers: tuple[int, ...]
     place: Place
+    is_written: bool = True
 
 
 @dataclass
@@ -72,6 +77,7 @@ class _Recorder(DispatchWatcher):
         self._writers: dict[int, int] = {}  # by memory
         self._views: dict[int, int] = {}  # by the tensor's id
         self._held: list[Tensor] = []  # so that no memory is given out twice
+        self._memory = WrittenMemory()
         self._num_bytes = 0
         self._open: list[Call] = []
 
@@ -105,8 +111,10 @@ class _Recorder(DispatchWatcher):
         self._writers |= {memory_of(tensor): index for tensor in results if memory_of(tensor) not in known}
         self._writers |= {memory_of(tensor): index for tensor in written}
         self._held += (*results, *written)
-        place = self._places.here()[0]
-        self.recording.operations.append(Operation(operation_name(func), self._copies(results), makers, place))
+        place, name = self._places.here()[0], operation_name(func)
+        self._memory.ran(name, results, written)
+        is_written = all(map(self._memory.is_written, results))
+        self.recording.operations.append(Operation(name, self._copies(results), makers, place, is_written))
         return result
 
     def _enter(self, module: nn.Module, args: Any) -> None:

@@ -112,7 +112,8 @@ def _guilty_operation(
     own, other = calls or (Call.whole(result), Call.whole(expected))
     here, there = result.operations[own.start : own.end], expected.operations[other.start : other.end]
     pairs = [(own.start + i, other.start + j) for i, j in _aligned(here, there)]
-    results = [(i, result.operations[i].results, expected.operations[j].results) for i, j in pairs]
+    both_of = [(i, result.operations[i], expected.operations[j]) for i, j in pairs]
+    results = [(i, a.results, b.results) for i, a, b in both_of if a.is_written and b.is_written]
     differing = {i for i, *both in results if parts.differ(*both)}
     only_here = _of_subject(result, set(range(own.start, own.end)) - {i for i, _ in pairs})
     only_there = _of_subject(expected, set(range(other.start, other.end)) - {j for _, j in pairs})

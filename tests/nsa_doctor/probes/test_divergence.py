@@ -66,6 +66,14 @@ def looked_ahead(y: Tensor) -> Tensor:
     return filled[:, 1:].cumsum(1)  # here
 
 
+def of_a_table(y: Tensor) -> Tensor:
+    """Asks for memory, which that mode of torch's fills, and writes into it part by part."""
+    table = torch.empty_like(y)
+    for start in range(0, y.shape[1], 8):
+        table[:, start : start + 8] = y[:, start : start + 8].cumsum(1)
+    return table * 1.01 if torch.are_deterministic_algorithms_enabled() else table  # here
+
+
 class Shifts(nn.Module):
     def back(self, y: Tensor) -> Tensor:
         return y.roll(-1, 1)  # here
@@ -87,6 +95,7 @@ CASES = {
     "FWD201-max behind a loop": ("FWD201", token_by_token),
     "FWD202-mask in one run alone": ("FWD202", in_blocks),
     "FWD201-slice that looks ahead": ("FWD201", looked_ahead),
+    "FWD212-behind memory asked for": ("FWD212", of_a_table),
 }
 
 
