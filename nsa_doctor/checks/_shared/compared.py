@@ -5,17 +5,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.finding import Finding, Scalar
 from nsa_doctor.core.measurement import Trouble
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.hooks.lines_apart import at_own_line
+from nsa_doctor.probes.hooks.lines_apart import at_branch, at_own_line
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.nominal_time import nominal_seconds
 from nsa_doctor.probes.numerics.compare import Departure
-from nsa_doctor.probes.numerics.divergence import Divergence
+from nsa_doctor.probes.numerics.divergence import Divergence, first_divergence
 from nsa_doctor.subject.contract import Subject
 
 _LENGTHS: dict[Profile, tuple[int, ...]] = {"smoke": (67,), "quick": (67, 211), "full": (67, 211, 523, 1031)}
@@ -86,6 +87,21 @@ def departure_finding(
         },
         repro=command_for(subject, code),
     )
+
+
+def branch_finding(
+    built: BuiltModule,
+    code: str,
+    message: str,
+    ways: tuple[Callable[[], Tensor], Callable[[], Tensor]],
+    departure: Departure,
+    **evidence: Scalar,
+) -> Finding:
+    """The finding about two calls, as it departs and plainly, at a line that one of them alone runs, where there is."""
+    divergence = first_divergence(built, ways[1], ways[0], {})
+    with unobserved():
+        place = at_branch(built.subject, built.module, divergence.place, *ways)
+    return departure_finding(built.subject, code, message, replace(divergence, place=place), departure, **evidence)
 
 
 def failing_finding(

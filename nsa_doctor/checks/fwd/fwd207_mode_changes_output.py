@@ -21,20 +21,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, departure_finding, odd_lengths, one
+from nsa_doctor.checks._shared.compared import branch_finding, confirmed, odd_lengths, one
 from nsa_doctor.checks._shared.odd_draws import odd_draws
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.probes.hooks.lines_apart import in_its_function
 from nsa_doctor.probes.internal import DROPOUTS, NORMS_BY_BATCH
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.running_state import RunningState
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.compare import Departure, baseline
-from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
+_ROWS = 3  # of two, a mix-up in two layers of a model undoes itself
 _DEPEND_ON_MODE = (DROPOUTS, nn.RNNBase, NORMS_BY_BATCH, nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
@@ -55,17 +54,15 @@ def _examine(subject: Subject, length: int, what: str, mode: Mode) -> Finding | 
     if found is None:
         return None
     other, evaluated = _in_mode(subject, mode), comparable_module(subject)
-    x = evaluated.input(length)
-    runs = (lambda: _output(evaluated, x, "no_grad")), (lambda: _output(other, x, mode))
-    divergence = first_divergence(other, *runs, {})
-    divergence = replace(divergence, place=in_its_function(subject, divergence.place, *runs))
+    x = evaluated.input(length, _ROWS)
+    ways = (lambda: _output(other, x, mode)), (lambda: _output(evaluated, x, "no_grad"))
     message = f"{what} gives another output than eval() under no_grad at S={length}, and draws no random numbers"
-    return departure_finding(subject, "FWD207", message, divergence, found, length=length, mode=mode)
+    return branch_finding(other, "FWD207", message, ways, found, length=length, mode=mode)
 
 
 def _changed(subject: Subject, length: int, mode: Mode) -> Departure | None:
     other, evaluated = _in_mode(subject, mode), comparable_module(subject)
-    base = baseline(evaluated, evaluated.input(length))
+    base = baseline(evaluated, evaluated.input(length, _ROWS))
     seed_everything(subject.seed)  # as each call does
     before = (torch.get_rng_state().tolist(), random.getstate())
     output = _output(other, base.x, mode)

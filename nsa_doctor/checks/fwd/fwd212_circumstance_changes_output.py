@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import (
+    branch_finding,
     confirmed,
-    departure_finding,
     failing_finding,
     odd_lengths,
     one,
@@ -33,10 +33,9 @@ from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import comparable_module
-from nsa_doctor.probes.model.circumstances import Circumstance, circumstances, plainly
+from nsa_doctor.probes.model.circumstances import Circumstance, circumstances, without_gradients
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.numerics.compare import Baseline, Departure, baseline
-from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.probes.numerics.precision import finest_precision
 from nsa_doctor.subject.contract import Subject
 
@@ -64,23 +63,23 @@ def _may_differ(base: Baseline, under: Circumstance) -> bool:
 def _examine(subject: Subject, length: int, under: Circumstance) -> Finding | None:
     words = under.words
     try:
-        found = confirmed(subject, lambda subject: _changed(subject, length, under))
+        found, failure = confirmed(subject, lambda subject: _changed(subject, length, under)), None
     except SubjectFailedError as error:
-        trouble = trouble_of(error, subject.packages)
-        if trouble.kind not in _FAULTS or under.may_be_refused(error.caught.error):
-            return None
-        built = comparable_module(subject)
-        x = built.input(length, batch=_ROWS)
-        message = f"under {words} the subject {went_wrong(trouble)} at S={length}, which it does not without"
-        ways = (lambda: under.call(built, x)), (lambda: plainly(built, x, words))
-        return failing_finding(built, "FWD212", message, trouble, ways, length=length, circumstance=words)
-    if found is None:
-        return None
+        found, failure = None, error
     built = comparable_module(subject)
     x = built.input(length, batch=_ROWS)
-    divergence = first_divergence(built, lambda: plainly(built, x, words), lambda: under.call(built, x), {})
-    message = f"{words} gives another output than eval() under no_grad without it at S={length}"
-    return departure_finding(subject, "FWD212", message, divergence, found, length=length, circumstance=words)
+    if found is not None:
+        alike = baseline(built, x).departure(under.without(built, x)) is None  # else it is gradients that change it
+        plain = under.without if alike else without_gradients
+        message = f"{words} gives another output than eval() under no_grad without it at S={length}"
+        ways = (lambda: under.call(built, x)), (lambda: plain(built, x))
+        return branch_finding(built, "FWD212", message, ways, found, length=length, circumstance=words)
+    trouble = trouble_of(failure, subject.packages) if failure else None
+    if trouble is None or failure is None or trouble.kind not in _FAULTS or under.may_be_refused(failure.caught.error):
+        return None
+    message = f"under {words} the subject {went_wrong(trouble)} at S={length}, which it does not without"
+    ways = (lambda: under.call(built, x)), (lambda: under.without(built, x))
+    return failing_finding(built, "FWD212", message, trouble, ways, length=length, circumstance=words)
 
 
 def _changed(subject: Subject, length: int, under: Circumstance) -> Departure | None:

@@ -87,5 +87,6 @@ CHECK = Check(
     planted=planted,
     blocked_by=("FWD101", "FWD201", "FWD202", "FWD206", "NAN101"),
     explained_by=("FWD201", "FWD202", "GRD101", "GRD104"),
+    priority=517,
     unless=("bidirectional",),
 )

@@ -52,12 +52,21 @@ def where_calls_part(subject: Subject, place: Place, one: Callable[[], object], 
     return place if first is None else Place(file=first[0], line=first[1])
 
 
-def in_its_function(subject: Subject, place: Place, one: Callable[[], object], other: Callable[[], object]) -> Place:
-    """The first line of the place's own function that one of two calls alone runs; the place where none is."""
+def at_branch(
+    subject: Subject, root: nn.Module, place: Place, other: Callable[[], object], plain: Callable[[], object]
+) -> Place:
+    """A line that one of two calls alone runs: the place itself, the first of its function, or else the first there is.
+
+    The last in the module whose source holds it; the place where there is none.
+    """
+    here, there = (_lines(subject, call) for call in (other, plain))
+    apart = here.get(place.file, set()) ^ there.get(place.file, set())
     body = next((each for each in _functions(place) if each.name == place.function), None)
-    apart = [] if body is None else _apart(subject, place, one, other)
-    first = min((line for line in apart if body and body.lineno <= line <= (body.end_lineno or 0)), default=None)
-    return place if first is None else replace(place, line=first)
+    near = [line for line in apart if body and body.lineno <= line <= (body.end_lineno or 0)]
+    if place.line in apart or near:
+        return place if place.line in apart else replace(place, line=min(near))
+    found = _at_branch(place, here, there) or _at_branch(place, there, here)
+    return place if found is None else owned(subject, root, found)
 
 
 def in_its_file(subject: Subject, place: Place, one: Callable[[], object], other: Callable[[], object]) -> Place:

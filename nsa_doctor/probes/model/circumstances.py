@@ -24,10 +24,28 @@ _DEPTH = 100
 _DEFAULT_DTYPE = "float64 as torch's default dtype"
 
 
+def _with_gradients(built: BuiltModule, x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return built(x).detach()
+
+
+def without_gradients(built: BuiltModule, x: Tensor) -> Tensor:
+    """The output [B, S, ...] of a plain call."""
+    with torch.no_grad():
+        return built(x)
+
+
+def _below_autograd(built: BuiltModule, x: Tensor) -> Tensor:
+    """As inference mode does, which breaks no operation up as autograd does."""
+    with torch.no_grad(), below_autograd():
+        return built(x)
+
+
 @dataclass(frozen=True)
 class Circumstance:
     """What surrounds a call, in words, and the call made under it.
 
+    `without` is the call without it, of the same operations of torch's, so that the two can be followed.
     `rounding` is how much coarser than in the subject's dtype results may be rounded: what a subject makes without a
     dtype is float32 by default, and float64 where that is the default. It `may_raise` where what it pretends need not
     hold.
@@ -37,6 +55,7 @@ class Circumstance:
     call: Call
     rounding: float = 1.0
     may_raise: bool = False
+    without: Call = _with_gradients
 
     def may_be_refused(self, error: BaseException) -> bool:
         """Whether the error may be torch's: autograd in inference mode or with nothing to train, or of two dtypes."""
@@ -62,10 +81,13 @@ def circumstances(subject: Subject, dtype: str) -> Iterator[Circumstance]:
     yield Circumstance("a frozen model with gradients on", _within(_frozen))
     yield Circumstance("a model that holds gradients of an earlier backward", _within(_holding_gradients))
     for other in other_answers():
-        yield Circumstance(other.words, _believing(other, subject.packages), may_raise=True)
+        call = _believing(other, subject.packages)
+        yield Circumstance(other.words, call, may_raise=True, without=without_gradients)
     if subject.input == "embeddings":
         yield Circumstance("an input that requires a gradient", _with_gradient_of_the_input)
-    yield Circumstance(_INFERENCE, _under_inference_mode)  # last: what a module keeps from it may not serve training
+    yield Circumstance(
+        _INFERENCE, _under_inference_mode, without=_below_autograd
+    )  # last: what a module keeps from it may not serve training
 
 
 def surroundings(subject: Subject, dtype: str) -> Iterator[Surrounding]:
@@ -80,15 +102,6 @@ def surroundings(subject: Subject, dtype: str) -> Iterator[Surrounding]:
     if dtype == "float64" and torch.get_default_dtype() == torch.float32:
         coarser = torch.finfo(torch.float32).eps / torch.finfo(torch.float64).eps
         yield Surrounding(_DEFAULT_DTYPE, _managed(_float64_by_default), coarser)
-
-
-def plainly(built: BuiltModule, x: Tensor, circumstance: str) -> Tensor:
-    """The output without the circumstance, of the same operations of torch's, so that the two can be followed."""
-    with torch.no_grad():
-        if circumstance != _INFERENCE:
-            return built(x)
-        with below_autograd():  # inference mode breaks no operation up, as autograd does
-            return built(x)
 
 
 def _within(manager: Callable[[nn.Module], AbstractContextManager[object]]) -> Call:

@@ -247,10 +247,15 @@ class _Mode(nn.Module):
         return y * self.scale if self.training else y
 
 
+class _Turned(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mT
+
+
 OF_TORCH = {
     "dropout": lambda: nn.Dropout(0.3),
     "attention": lambda: nn.MultiheadAttention(8, 2, 0.1, batch_first=True),
-    "batch norm": lambda: nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(8), nn.Unflatten(0, (1, -1))),
+    "batch norm": lambda: nn.Sequential(_Turned(), nn.BatchNorm1d(8), _Turned()),
 }
 
 
