@@ -1,7 +1,7 @@
 """What checks that compare two runs have in common: lengths, a finding only when it repeats, and its words."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -95,10 +95,14 @@ def branch_finding(
     message: str,
     ways: tuple[Callable[[], Tensor], Callable[[], Tensor]],
     departure: Departure,
+    kept: Mapping[int, int] | None = None,
     **evidence: Scalar,
 ) -> Finding:
-    """The finding about two calls, as it departs and plainly, at a line that one of them alone runs, where there is."""
-    divergence = first_divergence(built, ways[1], ways[0], {})
+    """The finding about two calls, as it departs and plainly, at a line that one of them alone runs, where there is.
+
+    `kept` as for `first_divergence`.
+    """
+    divergence = first_divergence(built, ways[1], ways[0], kept or {})
     with unobserved():
         place = at_branch(built.subject, built.module, divergence.place, *ways)
     return departure_finding(built.subject, code, message, replace(divergence, place=place), departure, **evidence)

@@ -16,13 +16,12 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.compared import confirmed, departure_finding, one, said_of
+from nsa_doctor.checks._shared.compared import branch_finding, confirmed, one, said_of
 from nsa_doctor.checks._shared.row_alone import Plan, plans, row_that_changes
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.model.inputs import with_values
-from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
 
@@ -38,11 +37,11 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
     built = comparable_module(subject)
     x, row = plan.input(built), found.first_row
     alone, kept = x[row : row + 1].clone(), -1 if row == plan.batch - 1 else row + 1
-    divergence = first_divergence(built, lambda: built(x), lambda: built(alone), {plan.batch: kept})
+    ways = (lambda: built(alone)), (lambda: built(x))
     padded = " padded with zeros" if plan.is_padded else ""
     message = f"row {row} of {plan.batch}{padded} gets another output than alone{said_of(plan.values)}"
-    evidence = {"length": plan.length, "batch": plan.batch}
-    return departure_finding(subject, "FWD204", f"{message} at S={plan.length}", divergence, found, **evidence)
+    at, evidence = f" at S={plan.length}", {"length": plan.length, "batch": plan.batch}
+    return branch_finding(built, "FWD204", message + at, ways, found, {plan.batch: kept}, **evidence)
 
 
 def planted(subject: Subject) -> Subject:
