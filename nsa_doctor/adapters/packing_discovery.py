@@ -1,8 +1,9 @@
 """Finds out how a plain module reads packed sequences: by a forward that takes where each starts or which it is."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,21 +15,24 @@ from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.subject.contract import Subject
 
-_STARTS, _POSITIONS, _LONGEST = "cu_seqlens", "position_ids", "max_seqlen"
+_STARTS, _LONGEST = "cu_seqlens", "max_seqlen"
+_POSITIONS = ("position_ids", "positions")
 # The number of the sequence, per token.
 _NUMBERS = ("document_ids", "doc_ids", "document_id", "sequence_ids", "seq_ids", "seq_idx")
-_LENGTH, _CLOSE = 9, 1e-3
+_LENGTH, _PARTS, _CLOSE = 9, (5, 4), 1e-3
 
 
 def with_packing(subject: Subject, module: nn.Module) -> Subject:
     """The subject, whose forward reads packed sequences where one alone in a row gives what the row gives unpacked.
 
-    Positions that begin again with each are given beside, where it takes them.
+    Positions that begin again with each are given beside, where it takes them. They alone may be what separates
+    sequences: where two are seen to be kept apart by them.
     """
     parameters = attempt(lambda: inspect.signature(module.forward).parameters)
     if isinstance(parameters, Caught) or subject.offers("packed") or subject.max_length < _LENGTH:
         return subject
-    name = next((each for each in (_STARTS, *_NUMBERS) if each in parameters and parameters[each].default is None), "")
+    names = (_STARTS, *_NUMBERS, *_POSITIONS)
+    name = next((each for each in names if each in parameters and parameters[each].default is None), "")
     if not name:
         return subject
     way = parameter_names(module, subject.input)[0]
@@ -38,7 +42,8 @@ def with_packing(subject: Subject, module: nn.Module) -> Subject:
         answer = called(module, x, way, given)
         return checked_answer(subject, answer, x)[0]
 
-    if attempt(lambda: _is_neutral(subject, packed)) is not True:
+    parts = _PARTS if name in _POSITIONS else (_LENGTH,)
+    if attempt(lambda: _gives_each_its_own(subject, packed, parts)) is not True:
         return subject
     return replace(subject, packed=packed, notes=(*subject.notes, f"packed rows are read by forward(x, {name}=...)"))
 
@@ -50,14 +55,17 @@ def _known_of(x: Tensor, cu_seqlens: Tensor, name: str) -> dict[str, Any]:
     numbers = torch.arange(len(lengths), device=x.device).repeat_interleave(lengths)
     positions = torch.arange(x.shape[1], device=x.device) - starts
     sequences = {_STARTS: cu_seqlens, _LONGEST: int(lengths.max())} if name == _STARTS else {name: numbers[None]}
-    return {**sequences, _POSITIONS: positions[None]}
+    return {**sequences, **dict.fromkeys(_POSITIONS, positions[None])}
 
 
-def _is_neutral(subject: Subject, packed: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> bool:
-    """Whether one sequence that fills the row gives what the row does."""
+def _gives_each_its_own(
+    subject: Subject, packed: Callable[[nn.Module, Tensor, Tensor], Tensor], parts: Sequence[int]
+) -> bool:
+    """Whether sequences that fill the row give what each gives alone."""
     sp = built(subject)
     x = sp.input(_LENGTH)
+    starts = torch.tensor([0, *accumulate(parts)], dtype=torch.int32, device=x.device)
     with torch.no_grad():
-        plain = sp(x).double()
-        found = packed(sp.module, x.clone(), torch.tensor([0, _LENGTH], dtype=torch.int32, device=x.device)).double()
-    return bool((found - plain).abs().max() <= _CLOSE * float(plain.abs().max()))
+        alone = torch.cat([sp(part) for part in x.split(list(parts), dim=1)], dim=1).double()
+        found = packed(sp.module, x.clone(), starts).double()
+    return bool((found - alone).abs().max() <= _CLOSE * float(alone.abs().max()))

@@ -12,7 +12,7 @@ Example:
     positions = torch.arange(num_tokens) - starts
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate
 
@@ -20,20 +20,23 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.errors import Caught, NotApplicableError, attempt
 from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.own_nsa import is_ours
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.agreement import worst_token
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
-from nsa_doctor.probes.model.built_module import comparable_module, require_finite
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module, require_finite
+from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.probes.numerics.precision import finest_precision, noise_floor
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
 _LENGTHS = (7, 1, 33, 64, 18)
 _LONGEST = 200
+_Packed = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -55,11 +58,23 @@ def run(subject: Subject) -> Iterator[Finding]:
                     message=f"sequence {index} of {len(lengths)}, packed, differs by {worst.error:.2e} from itself "
                     f"alone, where rounding explains {worst.bound:.2e}, at {worst.num_tokens} of {part.shape[1]} "
                     f"tokens, most at {worst.token}",
-                    where=replace(origin(subject, sp.module, call), module="", module_class=type(sp.module).__name__),
+                    where=_place(sp, packed, x, cu_seqlens, sum(lengths[:index])),
                     evidence={"lengths": str(lengths), "sequence": index, "token": worst.token, "error": worst.error},
                     repro=command_for(subject, "FWD306"),
                 )
                 return
+
+
+def _place(sp: BuiltModule, packed: _Packed, x: Tensor, cu_seqlens: Tensor, start: int) -> Place:
+    """Where a sequence comes to depend on those before its start; where the output is made if it is not by them."""
+    other = torch.cat((x[:, :start].flip(1), x[:, start:]), dim=1)
+    ways = (lambda x=each: packed(sp.module, x.clone(), cu_seqlens.clone()) for each in (x, other))
+    first, second = ways
+    found = attempt(lambda: first_divergence(sp, first, second, {x.shape[1]: start - x.shape[1]}))
+    if not isinstance(found, Caught) and found.operation:
+        return found.place
+    made = origin(sp.subject, sp.module, first)
+    return replace(made, module="", module_class=type(sp.module).__name__)
 
 
 def _offsets(subject: Subject, lengths: list[int]) -> list[int]:

@@ -98,3 +98,32 @@ def test_a_row_that_is_no_longer_itself_is_no_packed_one() -> None:
 
     subject = adapt(SubjectRequest(spec="tests:make", input="embeddings", width=DIM, explore=True), Typed)
     assert not subject.offers("packed")
+
+
+class ByPositions(Layer):
+    """Takes a new sequence to begin where `begins` says so of positions and the ones before."""
+
+    def __init__(self, begins: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(lambda q, k: q == k)
+        self.begins = begins
+
+    def forward(self, x: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        numbers = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+        if position_ids is not None:
+            numbers[:, 1:] = self.begins(position_ids[:, 1:], position_ids[:, :-1]).long()
+        return self.attend(x, numbers.cumsum(1))
+
+
+def test_positions_that_begin_again_separate_sequences() -> None:
+    assert result(lambda: ByPositions(lambda here, before: here != before + 1)).findings == ()
+    (finding,) = result(lambda: ByPositions(lambda here, before: here < before)).findings  # of one token: 0, 0
+    assert "sequence 2 of 5, packed, differs" in finding.message
+    assert finding.where.function == "attend"
+
+
+def test_positions_that_turn_keys_alone_separate_nothing() -> None:
+    subject = adapt(
+        SubjectRequest(spec="tests:make", input="embeddings", width=DIM, explore=True),
+        lambda: ByPositions(lambda here, before: torch.zeros_like(here)),
+    )
+    assert not subject.offers("packed")
