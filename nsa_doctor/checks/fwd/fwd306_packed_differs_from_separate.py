@@ -67,7 +67,7 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 def _place(sp: BuiltModule, packed: _Packed, x: Tensor, cu_seqlens: Tensor, start: int) -> Place:
     """Where a sequence comes to depend on those before its start; where the output is made if it is not by them."""
-    other = torch.cat((x[:, :start].flip(1), x[:, start:]), dim=1)
+    other = torch.cat((sp.input(max(1, start), seed=sp.subject.seed + len(cu_seqlens))[:, :start], x[:, start:]), dim=1)
     ways = (lambda x=each: packed(sp.module, x.clone(), cu_seqlens.clone()) for each in (x, other))
     first, second = ways
     found = attempt(lambda: first_divergence(sp, first, second, {x.shape[1]: start - x.shape[1]}))
@@ -99,10 +99,11 @@ def planted(subject: Subject) -> Subject:
     packed = subject.packed
     assert packed is not None
 
-    def faulty(module: nn.Module, x: Tensor, cu_seqlens: Tensor) -> Tensor:
-        return packed(module, x, torch.stack((cu_seqlens[0], cu_seqlens[-1]))) + 0
+    def reads_the_first_sequence_in_the_last(module: nn.Module, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        output = packed(module, x, cu_seqlens)
+        return torch.cat((output[:, :-1], output[:, -1:] + output[:, :1]), dim=1)
 
-    return replace(subject, packed=faulty)
+    return replace(subject, packed=reads_the_first_sequence_in_the_last)
 
 
 CHECK = Check(
