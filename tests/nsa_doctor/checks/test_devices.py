@@ -171,7 +171,7 @@ HEALTHY = {
     "by way of the CPU": through_the_cpu,
     "sparse": by_sparse,
     "forced to the host": lambda m, y: y + float(y.detach().numpy(force=True).mean()) * 0,
-    "numbers on the CPU": lambda m, y: y * float(torch.tensor([y.max(), y.min()]).numpy().sum()) * 0,
+    "numbers on the CPU": lambda m, y: y * float(torch.tensor([y.detach().max(), y.detach().min()]).numpy().sum()) * 0,
     "device of the input": lambda m, y: masked(y, causal(y.shape[1], device=y.device)),
     "buffer": lambda m, y: y * m.held,
     "moved when used": lambda m, y: y * m.table.to(y) + OF_MODULE.to(y.device),
