@@ -54,8 +54,10 @@ def _known_of(x: Tensor, cu_seqlens: Tensor, name: str) -> dict[str, Any]:
     starts = cu_seqlens[:-1].long().repeat_interleave(lengths)
     numbers = torch.arange(len(lengths), device=x.device).repeat_interleave(lengths)
     positions = torch.arange(x.shape[1], device=x.device) - starts
-    sequences = {_STARTS: cu_seqlens, _LONGEST: int(lengths.max())} if name == _STARTS else {name: numbers[None]}
-    return {**sequences, **dict.fromkeys(_POSITIONS, positions[None])}
+    known = {_POSITIONS[0]: positions[None]}
+    if name == _STARTS:
+        return {**known, _STARTS: cu_seqlens, _LONGEST: int(lengths.max())}
+    return {**known, name: positions[None] if name in _POSITIONS else numbers[None]}
 
 
 def _gives_each_its_own(

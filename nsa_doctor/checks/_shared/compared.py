@@ -100,11 +100,12 @@ def branch_finding(
 ) -> Finding:
     """The finding about two calls, as it departs and plainly, at a line that one of them alone runs, where there is.
 
-    `kept` as for `first_divergence`.
+    `kept` as for `first_divergence`. Calls of several rows and of one, which it is for, may part in an innocent line:
+    one that is not near where they diverge is not taken then.
     """
     divergence = first_divergence(built, ways[1], ways[0], kept or {})
     with unobserved():
-        place = at_branch(built.subject, built.module, divergence.place, *ways)
+        place = at_branch(built.subject, built.module, divergence.place, *ways, is_near=kept is not None)
     return departure_finding(built.subject, code, message, replace(divergence, place=place), departure, **evidence)
 
 

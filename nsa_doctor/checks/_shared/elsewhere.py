@@ -114,9 +114,9 @@ def in_an_interpreter(subject: Subject, dtype: str, calls: Sequence[Call], judge
                 break  # it is built otherwise each time: nothing can be compared
             expected.append(_Expected(call, first, of_own))
     seeds = _HASH_SEEDS if any(map(looks_at_hashes, functions)) else _HASH_SEEDS[:1]
-    for seed in seeds if expected else ():
+    for seed in seeds:
         second = SecondInterpreter(here, start, seed, _SECONDS)
-        if found := _differing(second, here, expected, judge, judge_of_own):
+        if found := _differing(second, here, calls, expected, judge, judge_of_own):
             return found
     return {}
 
@@ -130,9 +130,15 @@ class _Expected(NamedTuple):
 
 
 def _differing(
-    second: SecondInterpreter, here: CallHistory, expected: Sequence[_Expected], judge: Judge, judge_of_own: Judge
+    second: SecondInterpreter,
+    here: CallHistory,
+    calls: Sequence[Call],
+    expected: Sequence[_Expected],
+    judge: Judge,
+    judge_of_own: Judge,
 ) -> dict[str, Any]:
-    calls, subject = [each.call for each in expected], here.built.subject
+    """What differs there; all calls must return, and those that can be compared must give what is expected."""
+    subject = here.built.subject
     try:
         elsewhere = second.outcomes(calls)
     except EndedElsewhereError as ended:

@@ -53,11 +53,17 @@ def where_calls_part(subject: Subject, place: Place, one: Callable[[], object], 
 
 
 def at_branch(
-    subject: Subject, root: nn.Module, place: Place, other: Callable[[], object], plain: Callable[[], object]
+    subject: Subject,
+    root: nn.Module,
+    place: Place,
+    other: Callable[[], object],
+    plain: Callable[[], object],
+    *,
+    is_near: bool,
 ) -> Place:
     """A line that one of two calls alone runs: the place itself, the first of its function, or else the first there is.
 
-    The last in the module whose source holds it; the place where there is none.
+    The last in the module whose source holds it, and not where it `is_near`; the place where there is none.
     """
     here, there = (_lines(subject, call) for call in (other, plain))
     apart = here.get(place.file, set()) ^ there.get(place.file, set())
@@ -65,6 +71,8 @@ def at_branch(
     near = [line for line in apart if body and body.lineno <= line <= (body.end_lineno or 0)]
     if place.line in apart or near:
         return place if place.line in apart else replace(place, line=min(near))
+    if is_near:
+        return place
     found = _at_branch(place, here, there) or _at_branch(place, there, here)
     return place if found is None else owned(subject, root, found)
 

@@ -85,9 +85,8 @@ def circumstances(subject: Subject, dtype: str) -> Iterator[Circumstance]:
         yield Circumstance(other.words, call, may_raise=True, without=without_gradients)
     if subject.input == "embeddings":
         yield Circumstance("an input that requires a gradient", _with_gradient_of_the_input)
-    yield Circumstance(
-        _INFERENCE, _under_inference_mode, without=_below_autograd
-    )  # last: what a module keeps from it may not serve training
+    # Last: what a module keeps from it may not serve training.
+    yield Circumstance(_INFERENCE, _under_inference_mode, without=_below_autograd)
 
 
 def surroundings(subject: Subject, dtype: str) -> Iterator[Surrounding]:
