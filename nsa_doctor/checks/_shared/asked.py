@@ -90,9 +90,10 @@ class _Bench:
             with unobserved():
                 return gradients(self.built, self.x, self.cotangent, asking)
         except SubjectFailedError as failure:
-            if asking.may_refuse or (asking.refuses_forward and failure.phase == "forward"):
+            if asking.may_refuse(failure) or (asking.refuses_forward and failure.phase == "forward"):
                 return None
-            raise
+            phase = f"{failure.phase} ({asking.words})"
+            raise SubjectFailedError(phase, failure.caught, failure.module, failure.output) from failure
 
     def finding(self, code: str, asking: Asking, result: Gradients, expected: Gradients) -> Finding:
         """What differs, and the module or the hand-written backward that is handed right gradients alone."""

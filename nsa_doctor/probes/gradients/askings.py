@@ -1,5 +1,6 @@
 """Ways to ask for the gradients of one output, which must all give the same: backward is linear and has no modes."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.lengths import evenly
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.internal import function_of
@@ -19,6 +21,12 @@ from nsa_doctor.probes.model.layouts import LAYOUTS, laid_out
 _LOUDNESS = 65536.0  # the first scale of torch.amp.GradScaler
 _ROUNDINGS = 1e3
 _MOST_FROZEN = 12
+_SECOND_DERIVATIVES = re.compile(
+    r"(second|higher|2nd)[- ](order[- ])?(derivative|gradient)|double[- ]?backward|create_graph|once[_ -]differentiable"
+    r"|(differentia\w+|backward) (\w+ )?twice|twice[- ](differentia|backward)"
+    r"|support automatic differentiation|numpy\(\) on tensor that requires grad",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -50,8 +58,8 @@ class Gradients:
 class Asking:
     """How gradients are asked for, in words: along which cotangent, made of a contiguous one [B, S, ...].
 
-    `like` makes the plain cotangent that has to give the same, `loudness` times as large. `may_refuse` where a module
-    need not serve it, `refuses_forward` where its forward need not. `given` makes what is passed of the input,
+    `like` makes the plain cotangent that has to give the same, `loudness` times as large. `may_refuse` says of what it
+    raised whether a module need not serve it, `refuses_forward` where its forward need not. `given` makes what is passed of the input,
     `given_like` the plain tensor of equal values; `handed` makes what hand-written backwards are handed, `handed_like`
     the plain tensor of equal values; `around` makes the pass and `backward` its second half, of the output along the
     cotangent; `rounding` is how much coarser it may be.
@@ -64,7 +72,7 @@ class Asking:
     freezes: tuple[str, ...] = ()  # parameters by name
     trains: bool = False
     loudness: float = 1.0
-    may_refuse: bool = False
+    may_refuse: Callable[[SubjectFailedError], bool] = lambda failure: False
     given: Callable[[Tensor], Tensor] = torch.clone
     given_like: Callable[[Tensor], Tensor] = torch.clone
     handed: Callable[[Tensor], Tensor] | None = None
@@ -122,7 +130,7 @@ def askings(built: BuiltModule) -> Iterator[Asking]:
     )
     yield Asking("transposed memory handed to the hand-written backward", handed=_turned_in_memory)
     yield Asking("expanded memory handed to the hand-written backward", handed=_first_for_all, handed_like=_the_same)
-    yield Asking("create_graph=True", create_graph=True, may_refuse=True)
+    yield Asking("create_graph=True", create_graph=True, may_refuse=refuses_second_derivatives)
     for path, frozen in _parts_to_freeze(built.module):
         yield Asking(f"{path or 'another parameter'} frozen", freezes=frozen)
     if {"train", "eval"} <= set(built.subject.modes):
@@ -132,6 +140,12 @@ def askings(built: BuiltModule) -> Iterator[Asking]:
             f"a cotangent {_LOUDNESS:.0f} times as large",
             loudness=_LOUDNESS,
         )
+
+
+def refuses_second_derivatives(failure: SubjectFailedError) -> bool:
+    """Whether what a pass raised says that it cannot be differentiated twice, in torch's words or in its own."""
+    error = failure.caught.error
+    return isinstance(error, NotImplementedError) or _SECOND_DERIVATIVES.search(str(error)) is not None
 
 
 def _parts_to_freeze(module: nn.Module) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -106,6 +106,18 @@ def test_a_backward_that_cannot_take_strides_is_found() -> None:
     assert "view size is not compatible" in result.findings[0].message
 
 
+def test_a_backward_that_raises_where_a_graph_is_made_is_found_unless_it_refuses_second_derivatives() -> None:
+    def raises(grad):
+        raise RuntimeError("no slot is left")
+
+    result = examined(lambda: Block(Mixer(lambda mixer, grad: torch.is_grad_enabled(), raises)))
+    assert result.verdict is Verdict.FAIL
+    (finding,) = result.findings
+    assert "no slot is left" in finding.message
+    assert "create_graph=True" in finding.message
+    assert finding.where.function == "raises"
+
+
 class Once(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y):
@@ -136,6 +148,17 @@ class RefusesGraphs(nn.Linear):
         return NeverTwice.apply(super().forward(x))
 
 
+class WritesOut(Once):
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.mul(grad, ctx.saved_tensors[0].cos(), out=torch.empty_like(grad))
+
+
+class RefusedByTorch(nn.Linear):
+    def forward(self, x):
+        return WritesOut.apply(super().forward(x))
+
+
 class Clipped(nn.Linear):
     """Its gradients are clipped on purpose."""
 
@@ -156,6 +179,7 @@ class Reads(nn.Linear):
     [
         lambda: Sine(8, 8),
         lambda: RefusesGraphs(8, 8),
+        lambda: RefusedByTorch(8, 8),
         lambda: Clipped(8, 8),
         lambda: Reads(8, 8),
         lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.4), nn.Linear(8, 8)),
@@ -166,6 +190,7 @@ class Reads(nn.Linear):
     ids=[
         "once differentiable",
         "no second derivatives",
+        "written by out=",
         "clipped",
         "float32",
         "dropout",
