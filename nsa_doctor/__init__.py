@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nsa_doctor.core.measurement import Place
     from nsa_doctor.subject.contract import Subject
     from nsa_doctor.subject.function import Arguments, Convention, Keyword
+    from nsa_doctor.subject.training_loop import TrainingLoop
 
 __all__ = [
     "Adapter",
@@ -34,6 +35,7 @@ __all__ = [
     "Report",
     "Result",
     "Subject",
+    "TrainingLoop",
     "Verdict",
     "examine",
 ]
@@ -46,6 +48,7 @@ _HOMES = {
     "nsa_doctor.core.measurement": ("Place",),
     "nsa_doctor.subject.contract": ("Subject",),
     "nsa_doctor.subject.function": ("Arguments", "Convention", "Keyword"),
+    "nsa_doctor.subject.training_loop": ("TrainingLoop",),
 }
 
 keep_former_paths()  # such as nsa_doctor.adapter

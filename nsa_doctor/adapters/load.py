@@ -54,18 +54,30 @@ def _declaring(subject: Subject, words: Sequence[str]) -> Subject:
 
 
 def _training(subject: Subject, name: str) -> Subject:
-    """The subject with the training step of that name: step(module, optimizer, batch), which returns its loss.
+    """The subject with the training step or the loop of that name.
 
-    Raises SubjectUnusableError for what is no such function.
+    A step is called with module, optimizer and batch, and returns its loss; a loop is begun around the module alone.
+    Raises SubjectUnusableError for what is neither.
     """
-    step = import_named(name, "--train")
+    given = import_named(name, "--train")
+    options = (*subject.options, "--train", name)
+    if _binds(given, "module", "optimizer", "batch"):
+        return replace(subject, train_step=given, options=options)
+    if _binds(given, "module"):
+        return replace(subject, loop=given, train_step=None, options=options)
+    raise SubjectUnusableError(
+        f"--train {name} must be a function step(module, optimizer, batch) that returns its loss, or begin(module) "
+        f"that returns a TrainingLoop"
+    )
+
+
+def _binds(function: Any, *arguments: str) -> bool:
+    """Whether it can be called with these."""
     try:
-        inspect.signature(step).bind(*("module", "optimizer", "batch"))
-    except (TypeError, ValueError) as error:
-        raise SubjectUnusableError(
-            f"--train {name} must be a function step(module, optimizer, batch) that returns its loss: {error}"
-        ) from error
-    return replace(subject, train_step=step, options=(*subject.options, "--train", name))
+        inspect.signature(function).bind(*arguments)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def import_factory(spec: str) -> Callable[[], Any]:

@@ -13,6 +13,7 @@ from nsa_doctor.core.environment import Environment
 from nsa_doctor.core.lengths import ChangesAtLengths
 from nsa_doctor.core.measurement import MODES, Measurement, Mode
 from nsa_doctor.core.pace import Pace
+from nsa_doctor.subject.training_loop import StepOfLoop, TrainingLoop
 
 InputKind = Literal["embeddings", "tokens"]
 SEAMS = (
@@ -26,6 +27,7 @@ SEAMS = (
         "padded",
         "loss",
         "train_step",
+        "loop",
         "variants",
         "routes",
         "oracle",
@@ -105,6 +107,7 @@ class Subject:
     padded(module, x, keep): the output for x, of which tokens where keep [B, S] is False are padding.
     loss(module, ids): the scalar a training step differentiates.
     train_step(module, optimizer, x): one step of the training loop, the optimizer's own step included; its loss.
+    loop(module): a `TrainingLoop` around the module; without a `train_step` its steps are taken for that.
     variants(seed): modules by the name of the option they differ in from build(seed), same weights, other results.
     routes(flags): what serves each branch under environment flags {name: value}: {name of a route: bool}.
     oracle(module, x): the output by an independent, slow and trusted way, in the module's dtype, differentiable.
@@ -160,6 +163,7 @@ class Subject:
     padded: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
     loss: Callable[[nn.Module, Tensor], Tensor] | None = None
     train_step: Callable[[nn.Module, torch.optim.Optimizer, Tensor], Tensor] | None = None
+    loop: Callable[[nn.Module], TrainingLoop] | None = None
     variants: Callable[[int], Mapping[str, nn.Module]] | None = None
     routes: Callable[[Mapping[str, str]], Mapping[str, bool]] | None = None
     oracle: Callable[[nn.Module, Tensor], Tensor] | None = None
@@ -175,6 +179,8 @@ class Subject:
         declarations("spec", self.spec)
         if self.width < 1:
             raise ValueError(f"width must be at least 1 (dim of embeddings, or vocabulary of tokens), got {self.width}")
+        if self.loop is not None and self.train_step is None:
+            object.__setattr__(self, "train_step", StepOfLoop(self.loop))
 
     @property
     def is_slow(self) -> bool:

@@ -13,9 +13,9 @@ _LEAST_RATE = 2e-7  # fine-tuning by preferences goes down to 5e-7
 _LEAST_CHANGE = 1e-4  # of the size of the parameters
 
 
-def optimizer_notes(steps: Sequence[Step]) -> Iterator[str]:
-    """Who moves the parameters, where it is not the optimizer that the loop is handed."""
-    if own := _own(steps):
+def optimizer_notes(steps: Sequence[Step], *, may_have_own: bool) -> Iterator[str]:
+    """Who moves the parameters, where it is not the optimizer that the loop is handed; and a rate of zero."""
+    if (own := _own(steps)) and not may_have_own:
         yield f"the loop steps an optimizer of its own ({own}), not the one that it is handed"
     elif not any(taken.num_calls for taken in steps):
         yield "the loop moves the parameters without any optimizer"

@@ -60,7 +60,8 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         message = f"{listed(still)} of {len(names)} do not move in {_NUM_STEPS} steps at S={length}, with gradients"
         message += holder_text(still, steps)
     else:
-        yield from (Note(message=note, where=place) for note in optimizer_notes(steps))
+        notes = optimizer_notes(steps, may_have_own=subject.loop is not None)
+        yield from (Note(message=note, where=place) for note in notes)
         return
     yield Finding(
         message=message,

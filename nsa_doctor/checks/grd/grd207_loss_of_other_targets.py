@@ -1,7 +1,8 @@
 """GRD207 loss-of-other-targets
 
-Detects: a loss of a token model that is the cross-entropy of other targets than the next tokens, or is taken wrongly:
-not shifted, shifted twice or backwards, of probabilities in place of logits, over the wrong axis, without its minus.
+Detects: a loss of a token model, in a step or an evaluation, that is the cross-entropy of other targets than the next
+tokens, or is taken wrongly: not shifted, shifted twice or backwards, of probabilities in place of logits, over the
+wrong axis, without its minus.
 Matters: the loss falls, often far too well, and the model learns something else than to go on with a text.
 Fix: at position i score `logits[:, i]` against `ids[:, i + 1]`, once: `cross_entropy(logits[:, :-1].flatten(0, 1),
 ids[:, 1:].flatten())`.
@@ -25,18 +26,19 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.attention.losses import Taken, is_the_same, meanings, take_loss
+from nsa_doctor.probes.attention.losses import Taken, entropy_place, is_the_same, meanings, take_loss
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.places import callable_place
+from nsa_doctor.probes.model.begun_loop import BegunLoop
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 33
-_SHORTEST, _ROWS, _SEEDS = 6, 2, 4
+_SHORTEST, _ROWS, _SEEDS = 6, 3, 4  # of three rows a loop makes no two micro-batches
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    seams = [seam for seam in ("loss", "train_step") if subject.offers(seam)]
+    seams = _seams(subject)
     length = min(_LENGTH, subject.max_length)
     if subject.input != "tokens" or not seams or length < _SHORTEST or subject.width < _SHORTEST:
         raise NotApplicableError("it offers no loss or training step of tokens")
@@ -50,6 +52,13 @@ def run(subject: Subject) -> Iterator[Finding]:
         if words and taken is not None:
             yield _finding(subject, seam, length, words[0], taken)
             return
+
+
+def _seams(subject: Subject) -> list[str]:
+    """Those that take a loss; a loop where it evaluates."""
+    seams = [seam for seam in ("loss", "train_step") if subject.offers(seam)]
+    evaluates = subject.loop is not None and BegunLoop.of(subject).loop.evaluate is not None
+    return [*seams, "loop"] if evaluates else seams
 
 
 def _taken(subject: Subject, seam: str, length: int, seed: int) -> Taken | None:
@@ -80,11 +89,14 @@ def _finding(subject: Subject, seam: str, length: int, words: str, taken: Taken)
 
 
 def _place(subject: Subject, seam: str, length: int) -> Place:
-    """The line that computes the loss, where a seam gives that; else where the training step is defined."""
+    """The line that takes the cross-entropy, or computes the loss; else where the training step is defined."""
     sp = built(subject, mode="train")
-    if seam == "loss" and (loss := subject.loss) is not None:
+    batch, loss = _batch(sp, length, subject.seed), subject.loss
+    if (place := entropy_place(sp, seam, batch)) is not None:
+        return place
+    if seam == "loss" and loss is not None:
         with torch.enable_grad():
-            return origin(subject, sp.module, lambda: loss(sp.module, _batch(sp, length, subject.seed)))
+            return origin(subject, sp.module, lambda: loss(sp.module, batch))
     return callable_place(subject.train_step, sp.module)
 
 

@@ -30,6 +30,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.model.training import new_optimizer, take_step
@@ -45,14 +46,12 @@ def run(subject: Subject) -> Iterator[Finding]:
         sp = built(subject, mode="train")
         found, again = (late_writes(sp, _step(sp, length, 1)) for _ in range(2))
         if found and again:
-            yield _finding(
-                subject, found, "after the optimizer has stepped with them, which moves no parameter", length
-            )
+            yield _finding(sp, found, "after the optimizer has stepped with them, which moves no parameter", length)
             return
         sp = built(subject, mode="train")
         early = attempt(lambda: early_writes(sp, _step(sp, length, _ROWS)))
         if not isinstance(early, Caught) and early:
-            yield _finding(subject, early, "before the last backward pass of the step has added to them", length)
+            yield _finding(sp, early, "before the last backward pass of the step has added to them", length)
 
 
 def _step(sp: BuiltModule, length: int, rows: int) -> Callable[[], float]:
@@ -60,13 +59,13 @@ def _step(sp: BuiltModule, length: int, rows: int) -> Callable[[], float]:
     return lambda: take_step(sp, optimizer, sp.input(length, rows))
 
 
-def _finding(subject: Subject, found: list[UntimelyWrite], when: str, length: int) -> Finding:
+def _finding(sp: BuiltModule, found: list[UntimelyWrite], when: str, length: int) -> Finding:
     first = found[0]
     return Finding(
         message=f"gradients are changed ({first.operation}) {when}, at S={length}",
-        where=first.place,
+        where=in_subject(first.place, sp.module),
         evidence={"length": length, "operation": first.operation, "operations": len(found)},
-        repro=command_for(subject, "GRD209"),
+        repro=command_for(sp.subject, "GRD209"),
     )
 
 

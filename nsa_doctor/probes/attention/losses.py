@@ -11,14 +11,18 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from nsa_doctor.core.errors import Caught, NotApplicableError, NotComparableError, attempt
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.phase import ask
+from nsa_doctor.probes.hooks.places import Places, in_subject
 from nsa_doctor.probes.internal import tree_leaves, uncompiled
 from nsa_doctor.probes.model.built_module import BuiltModule, require_finite
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
-from nsa_doctor.probes.model.training import new_optimizer
+from nsa_doctor.probes.model.training import new_optimizer, number
 
 _SHARE = 1e-3
+_ENTROPIES = ("cross_entropy", "nll_loss", "log_softmax", "logsumexp")
 _MOST_LATE = 2  # how many tokens a model may hold back its input by itself
 
 
@@ -45,9 +49,9 @@ class Meaning:
 
 
 def take_loss(sp: BuiltModule, seam: str, ids: Tensor) -> Taken | None:
-    """The loss of these ids by the seam `loss` or `train_step`, at fixed weights; None when it cannot be followed.
+    """The loss of these ids by the seam `loss`, `train_step` or `loop`, at fixed weights; None where it is not seen.
 
-    Of a training step it is what backward is called on that counts, where that can be seen.
+    Of a training step it is what backward is called on that counts, where that can be seen; of a loop, its evaluation.
     """
     module, subject = sp.module, sp.subject
     calls: list[tuple[Tensor, Tensor]] = []
@@ -155,10 +159,42 @@ def _asking(sp: BuiltModule, seam: str, ids: Tensor) -> Callable[[], Any]:
         loss = subject.loss
         assert loss is not None
         return lambda: loss(module, ids.clone())
+    if seam == "loop":
+        evaluate = None if subject.loop is None else subject.loop(module).evaluate
+        assert evaluate is not None
+        return lambda: number(evaluate([ids.clone()]))
     step = subject.train_step
     assert step is not None
     optimizer = new_optimizer(module, 0.0)
     return lambda: step(module, optimizer, ids.clone())
+
+
+def entropy_place(sp: BuiltModule, seam: str, ids: Tensor) -> Place | None:
+    """The line that takes the cross-entropy; None where none of torch's is called."""
+    places = Places(FrameFilter(sp.subject.packages))
+    places.know(sp.module)
+    seed_everything(sp.subject.seed)
+    with preserved_state(), torch.enable_grad(), uncompiled(), _Entropies(places) as watch:
+        ask("the loss", _asking(sp, seam, ids), sp.module)
+    return in_subject(watch.found[-1], sp.module) if watch.found else None
+
+
+class _Entropies(TorchFunctionMode):
+    """Sees where a cross-entropy, or the logarithms for one, are taken."""
+
+    def __init__(self, places: Places) -> None:
+        super().__init__()
+        self.found: list[Place] = []
+        self._places = places
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one function and keep the line that calls it."""
+        if getattr(func, "__name__", "") in _ENTROPIES:
+            place, is_of_the_subject = self._places.here()
+            self.found += [place] if is_of_the_subject else []
+        return func(*args, **(kwargs or {}))
 
 
 class _Backwards(TorchFunctionMode):

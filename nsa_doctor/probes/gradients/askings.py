@@ -59,10 +59,10 @@ class Asking:
     """How gradients are asked for, in words: along which cotangent, made of a contiguous one [B, S, ...].
 
     `like` makes the plain cotangent that has to give the same, `loudness` times as large. `may_refuse` says of what it
-    raised whether a module need not serve it, `refuses_forward` where its forward need not. `given` makes what is passed of the input,
-    `given_like` the plain tensor of equal values; `handed` makes what hand-written backwards are handed, `handed_like`
-    the plain tensor of equal values; `around` makes the pass and `backward` its second half, of the output along the
-    cotangent; `rounding` is how much coarser it may be.
+    raised whether a module need not serve it, `refuses_forward` where its forward need not. `given` makes what is
+    passed of the input, `given_like` the plain tensor of equal values; `handed` makes what hand-written backwards are
+    handed, `handed_like` the plain tensor of equal values; `around` makes the pass and `backward` its second half, of
+    the output along the cotangent; `rounding` is how much coarser it may be.
     """
 
     words: str

@@ -193,6 +193,11 @@ def callable_place(call: Callable[..., Any] | None, root: nn.Module) -> Place:
     return Place(module_class=name, file=code.co_filename, line=code.co_firstlineno, function=code.co_name)
 
 
+def in_subject(place: Place, root: nn.Module) -> Place:
+    """The place, in the subject itself where no module of its own is known, as in the code of a loop around it."""
+    return place if place.module_class else replace(place, module_class=type(root).__name__)
+
+
 def parameter_place(place: Place, root: nn.Module, name: str) -> Place:
     """The place, in the module that holds the parameter of that name; as it is where there is no such parameter."""
     if name not in dict(root.named_parameters()):

@@ -1,7 +1,7 @@
 """Takes steps of a given training loop and records what optimizers were given and what became of the parameters."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.hooks.places import Places, in_subject
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.model.training import new_optimizer, take_step
@@ -79,7 +79,7 @@ class _Record:
     """What was seen in one call."""
 
     places: Places
-    handed: torch.optim.Optimizer
+    handed: torch.optim.Optimizer | None
     named: list[tuple[str, nn.Parameter]]
     stepped: dict[str, Tensor] = field(default_factory=dict)
     delivered: dict[str, Tensor] = field(default_factory=dict)
@@ -110,13 +110,18 @@ class _Record:
 
 def step(sp: BuiltModule, optimizer: torch.optim.Optimizer, x: Tensor) -> Step:
     """Take one step and record it."""
+    return recorded(sp, lambda: take_step(sp, optimizer, x), optimizer)
+
+
+def recorded(sp: BuiltModule, call: Callable[[], float], optimizer: torch.optim.Optimizer | None = None) -> Step:
+    """Record one call of the loop, which is handed this optimizer, or has its own."""
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
     named = list(sp.module.named_parameters())
     record = _Record(places, optimizer, named)
     before = _values(sp.module)
     with _recording(record), preserved_state(), torch.enable_grad():
-        loss = take_step(sp, optimizer, x)
+        loss = call()
     place = record.calls[0] if record.calls else Place()
     held = {id(p) for each in record.optimizers for group in each.param_groups for p in group["params"]}
     return Step(
@@ -125,14 +130,20 @@ def step(sp: BuiltModule, optimizer: torch.optim.Optimizer, x: Tensor) -> Step:
         before=before,
         after=_values(sp.module),
         replaced=frozenset(name for name, p in sp.module.named_parameters() if p is not dict(named).get(name, p)),
-        place=place if place.module_class else replace(place, module_class=type(sp.module).__name__),
+        place=in_subject(place, sp.module),
         num_calls=len(record.calls),
-        own=tuple(dict.fromkeys(type(each).__name__ for each in record.optimizers if each is not optimizer)),
+        own=_own(record),
         held=frozenset(name for name, p in named if id(p) in held),
         rates=tuple(record.rates),
         num_backwards=record.num_backwards,
         num_late=record.num_backwards - record.num_before if record.calls and not record.takes_closure else 0,
     )
+
+
+def _own(record: _Record) -> tuple[str, ...]:
+    """Optimizers that stepped in place of the one handed over."""
+    others = (type(each).__name__ for each in record.optimizers if each is not record.handed)
+    return () if record.handed is None else tuple(dict.fromkeys(others))
 
 
 @contextmanager

