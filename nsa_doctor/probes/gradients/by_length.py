@@ -24,6 +24,7 @@ _REFERENCE = 37  # at which the gradient itself is compared with central differe
 _WHOLE = (130, 37)  # so are these: at more tokens than so many, the gradient of all of them is compared
 _ROUNDINGS = 1e3
 _LONG, _BEYOND = (1031, 2048), 2093
+_OF_WHOLE_TILES = (192, 256)  # of every usual size: what needs no tail may take a way of its own
 _NUM_BOUNDARIES: dict[Profile, int] = {"smoke": 4, "quick": 10, "full": 1 << 16}
 _NOMINAL_SECONDS: dict[Profile, float] = {"smoke": 0.05, "quick": 2.1, "full": 9.0}  # for each kind of lengths
 _EACH, _FARTHEST = 256, 421  # those up to the first are tried before any beyond
@@ -60,7 +61,7 @@ class GradientsByLength:
         self._known: dict[tuple[int, int, int], dict[str, Tensor]] = {}
 
     def lengths(self) -> Iterator[tuple[int, int]]:
-        """(length, rows) to try: where block code breaks, long ones, others; as many of each kind as take a while."""
+        """(length, rows) to try: where blocks break, whole tiles, long ones, others; as many of each as take a while."""
         profile, limit = self._sp.subject.profile, self._limit
         chance = random.Random(self._sp.subject.seed)  # noqa: S311 (an order, no secret)
         edges = boundary_lengths(self._sp.subject.geometry, min(limit, _FARTHEST) - 1)
@@ -69,7 +70,8 @@ class GradientsByLength:
         others += short_ones_first(range(_EACH + 1, min(limit, _FARTHEST) + 1), self._sp.subject.seed)
         tried = {self.reference}
         yield from ((length, _ROWS) for length in _SHORT if length < self.reference)
-        for among in (chance.sample(edges, len(edges)), self._long, others):
+        whole = [length for length in _OF_WHOLE_TILES if length <= limit]
+        for among in (chance.sample(edges, len(edges)), whole, self._long, others):
             left = _NOMINAL_SECONDS[profile]
             for length in among:
                 if length in tried or length < _FIRST:
