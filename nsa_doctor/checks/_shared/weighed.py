@@ -22,17 +22,18 @@ _RESIDUE = 3e-2  # a loss of balance over a whole batch is no sum over micro-bat
 _LOSSES_APART = 1e-4
 _BY_ROWS = tuple(rows / sum(_ROWS) for rows in _ROWS)
 _ALIKE, _SUMMED, _LAST = (0.5, 0.5), (1.0, 1.0), (0.0, 1.0)
+_EQUAL = "each holds as many tokens"
 _WAYS = (_BY_ROWS, _ALIKE, _SUMMED, _LAST, (1.0, 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weighed:
-    """What a step does with its micro-batches; `is_right` where loss and gradient agree."""
+    """What a step does with its micro-batches; `right_where` says when that is no fault."""
 
     kind: str
     message: str
     place: Place
-    is_right: bool = False
+    right_where: str = ""
     evidence: dict[str, float] = field(default_factory=dict)
 
 
@@ -57,13 +58,15 @@ def _of_copies(subject: Subject, parts: Sequence[Tensor]) -> Weighed | None:
     if weights is None or not alone.loss:
         return None
     times, of_loss = weights[0], copies.loss / alone.loss
-    if not math.isfinite(of_loss) or _is_near(times, of_loss) or _is_near(times, 1.0):
+    is_once = _is_near(times, 1.0)
+    if not math.isfinite(of_loss) or _is_near(times, of_loss) or (is_once and not _is_near(of_loss, _NUM_COPIES)):
         return None
     return Weighed(
         kind="copies",
         message=f"{_NUM_COPIES} copies of a micro-batch at S={batch.shape[1]} give {times:.3g} times the gradient of "
         f"one, and {of_loss:.3g} times its loss",
         place=place,
+        right_where="the loss is to be summed, and the gradient is not" if is_once else "",
         evidence={"gradient": times, "loss": of_loss},
     )
 
@@ -86,7 +89,7 @@ def _of_unequal(subject: Subject, parts: Sequence[Tensor]) -> Weighed | None:
         for what, each in (("loss", way), ("gradient", weights))
         for rows, value in zip(_ROWS, each, strict=True)
     }
-    return Weighed(kind="unequal", message=message, place=place, is_right=agree, evidence=evidence)
+    return Weighed(kind="unequal", message=message, place=place, right_where=_EQUAL if agree else "", evidence=evidence)
 
 
 def _of_schedule(subject: Subject, parts: Sequence[Tensor]) -> Weighed | None:

@@ -37,10 +37,10 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     length = lengths_for(subject)[0]
     found = weighed_otherwise(subject, length, subject.seed)
     again = None if found is None else weighed_otherwise(subject, length, subject.seed + 1)
-    if found is None or again is None or (found.kind, found.is_right) != (again.kind, again.is_right):
+    if found is None or again is None or (found.kind, found.right_where) != (again.kind, again.right_where):
         return
-    if found.is_right:
-        yield Note(message=f"{found.message}: right where each holds as many tokens", where=found.place)
+    if found.right_where:
+        yield Note(message=f"{found.message}: right where {found.right_where}", where=found.place)
         return
     yield Finding(
         message=found.message,

@@ -61,7 +61,7 @@ class GradientsByLength:
         self._known: dict[tuple[int, int, int], dict[str, Tensor]] = {}
 
     def lengths(self) -> Iterator[tuple[int, int]]:
-        """(length, rows) to try: where blocks break, whole tiles, long ones, others; as many of each as take a while."""
+        """(length, rows) to try: where blocks break, whole tiles, long ones, others; as many of each as fit a while."""
         profile, limit = self._sp.subject.profile, self._limit
         chance = random.Random(self._sp.subject.seed)  # noqa: S311 (an order, no secret)
         edges = boundary_lengths(self._sp.subject.geometry, min(limit, _FARTHEST) - 1)

@@ -62,7 +62,8 @@ class Trainer:
             weights = {"summed": 1.0, "alike": 1 / len(batches), "alike throughout": 1 / len(batches)}
             loss = self.loss(ids)
             (loss * weights.get(self.fault, share)).backward()  # here
-            total += loss.item() * (1 / len(batches) if self.fault == "alike throughout" else share)
+            shares = {"alike throughout": 1 / len(batches), "loss of all together": 1.0}
+            total += loss.item() * shares.get(self.fault, share)
             if self.fault == "schedule by micro-batch":
                 self.schedule.step()
             if self.fault == "clipped too soon":
@@ -172,12 +173,19 @@ def test_a_sound_loop_is_silent(seed: int) -> None:
     assert said == dict.fromkeys(CODES, (Verdict.PASS, (), ()))
 
 
-def test_micro_batches_that_weigh_alike_in_loss_and_gradient_are_a_note() -> None:
-    result = run_check(registry.load("GRD214"), subject("alike throughout"))
+NOTES = {
+    "alike throughout": "micro-batches of 1 and 3 rows at S=67 have 0.5 and 0.5 of the loss of a step and of its "
+    "gradient: right where each holds as many tokens",
+    "loss of all together": "2 copies of a micro-batch at S=67 give 1 times the gradient of one, and 2 times its loss: "
+    "right where the loss is to be summed",
+}
+
+
+@pytest.mark.parametrize("way", NOTES)
+def test_what_may_be_meant_is_a_note(way: str) -> None:
+    result = run_check(registry.load("GRD214"), subject(way))
     assert result.findings == ()
-    (note,) = result.notes
-    words = "have 0.5 and 0.5 of the loss of a step and of its gradient: right where each holds as many tokens"
-    assert note.startswith(f"micro-batches of 1 and 3 rows at S=67 {words}")
+    assert result.notes[0].startswith(NOTES[way])
 
 
 def test_an_evaluation_that_keeps_graphs_is_a_note() -> None:
