@@ -44,9 +44,10 @@ def differs(
     wrong: Collection[str] = (),
 ) -> Finding:
     """A tensor that leaves its bound."""
-    by = "float64 oracle" if subject.reference is None else "reference"
+    by = "the float64 oracle" if subject.spec.is_declared else "an earlier call"
+    by = by if subject.reference is None else "the reference"
     message = (
-        f"{excess.tensor} of {subject.name} differs from the {by} {conditions(subject, problem)}: "
+        f"{excess.tensor} of {subject.name} differs from {by} {conditions(subject, problem)}: "
         f"{_MEASURES[excess.measure]} {short_number(excess.error)} (tolerance {short_number(excess.bound)})"
     )
     if excess.num_wrong:

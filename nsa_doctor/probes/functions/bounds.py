@@ -18,7 +18,7 @@ from nsa_doctor.subject.function import Problem
 
 TILE = 16
 _TINY = 1e-300
-_FEW_ROUNDINGS = 2.0
+_SUMS, _FEW_ROUNDINGS = 16.0, 2.0
 _MOST_NOISE = 0.1
 _CANCELLED = 300.0
 _USUAL_SHARE = 0.3
@@ -95,11 +95,9 @@ def oracle_bounds(problem: Problem, dtype: torch.dtype, device: str, wants_gradi
     truth = solve(problem, Arithmetic(), wants_gradients).tensors
     size = magnitudes(problem, truth)
     eps = torch.finfo(dtype).eps
-    half, shared = 0.5 * eps, 0.5 * eps * (problem.spec.ratio + 1)  # gradients of a group's heads are added up
+    shared = 0.5 * eps * (problem.spec.ratio + 1)  # gradients of a group's heads are added up
     roundings = {name: shared if name in ("dk", "dv") else eps for name in truth}  # of a weight, and of the result
-    terms = max(problem.shape.keys, problem.shape.queries, problem.shape.head)
-    wide = torch.promote_types(dtype, torch.float32)
-    sums = math.sqrt(terms) * torch.finfo(wide).eps
+    sums, few = _of_terms(problem, dtype)
     noise = max(sums, eps / _CANCELLED)
     found = [
         {
@@ -108,7 +106,6 @@ def oracle_bounds(problem: Problem, dtype: torch.dtype, device: str, wants_gradi
         }
         for other in _plain(problem, dtype, device, wants_gradients)
     ]
-    few = half / math.sqrt(min(problem.shape.keys, problem.shape.queries))  # a rounded weight, where there are few
     limits = {name: _limit([each[name] for each in found], truth[name], size[name], eps, sums, few) for name in truth}
     overflowing = frozenset(name for name in truth if not math.isfinite(found[0][name].element))
     return Bounds(
@@ -123,25 +120,42 @@ def oracle_bounds(problem: Problem, dtype: torch.dtype, device: str, wants_gradi
     )
 
 
-def bounds_between(right: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]], dtype: torch.dtype) -> Bounds:
-    """Of an answer that is taken to be right, and what another arithmetic makes of it: nothing else is known."""
-    eps, sums = torch.finfo(dtype).eps, 16 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+def bounds_between(
+    problem: Problem, right: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]], dtype: torch.dtype
+) -> Bounds:
+    """Of an answer that is taken to be right, and what another arithmetic makes of it.
+
+    Which keys are read is not known where nothing is declared: the magnitude of the terms is that of all keys that may
+    be read, and at least what is usual in a row of the answer, for functions that compute something else.
+    """
+    eps = torch.finfo(dtype).eps
+    sums, few = _of_terms(problem, dtype)
+    # What is usual counts as many terms as it takes to allow a few roundings of it.
+    usual = (_SUMS * torch.finfo(torch.promote_types(dtype, torch.float32)).eps + _FEW_ROUNDINGS * eps) / (sums + few)
     truth = {name: value.double() for name, value in right.items()}
-    size = {name: _scale_of(value) for name, value in truth.items()}
+    terms = magnitudes(problem, truth)
+    size = {name: torch.maximum(terms[name], usual * usual_in(value)) for name, value in truth.items()}
     roundings, noise = dict.fromkeys(truth, 0.5 * eps), max(sums, eps / _CANCELLED)
     limits = {}
     for name, value in truth.items():
         found = [
             distance(other[name].double(), value, size[name], 0.5 * eps, noise) for other in others if name in other
         ]
-        limits[name] = _limit(found or [_NOWHERE], value, size[name], eps, sums, _FEW_ROUNDINGS * eps)
+        limits[name] = _limit(found or [_NOWHERE], value, size[name], eps, sums, few)
     return Bounds(truth=truth, size=size, limits=limits, roundings=roundings, eps=eps, noise=noise)
 
 
-def _scale_of(value: Tensor) -> Tensor:
+def usual_in(value: Tensor) -> Tensor:
     """What is usual in a row, and a little of what is usual in the tensor."""
     finite = value.masked_fill(value.isinf(), 0.0).abs()
     return torch.maximum(finite, finite.mean(-1, keepdim=True)) + 0.1 * (finite.mean() if finite.numel() else 0.0)
+
+
+def _of_terms(problem: Problem, dtype: torch.dtype) -> tuple[float, float]:
+    """What adding up the terms of an element rounds, and a rounded weight where there are few; shares of the terms."""
+    shape, wide = problem.shape, torch.promote_types(dtype, torch.float32)
+    sums = math.sqrt(max(shape.keys, shape.queries, shape.head)) * torch.finfo(wide).eps
+    return sums, 0.5 * torch.finfo(dtype).eps / math.sqrt(max(1, min(shape.keys, shape.queries)))
 
 
 def _plain(problem: Problem, dtype: torch.dtype, device: str, wants_gradients: bool) -> list[Solution]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsa_doctor.probes.functions.bounds import Excess, bounds_between
+from nsa_doctor.probes.functions.bounds import Excess, bounds_between, usual_in
 from nsa_doctor.probes.functions.calling import Answer, ask
 from nsa_doctor.probes.functions.measured import bounds_of
 from nsa_doctor.probes.functions.problems import Draw, problem_of
@@ -43,9 +43,10 @@ def equivalents(subject: FunctionSubject, shape: Shape) -> Iterator[tuple[str, P
             if value.ndim > 1 or each.problem.shape.batch == shape.batch  # what is summed over the batch is another sum
         }
         other = {name: each.expected(name, value) for name, value in repeated.tensors.items() if name in expected}
-        bounds = bounds_between(expected, (other,), dtype)
+        bounds = bounds_between(each.problem, expected, (other,), dtype)
         found = (bounds.excess(name, answer.tensors[name]) for name in expected)
-        excess = next((excess for excess in found if excess is not None and not _is_uncertain(excess, subject)), None)
+        known = (excess for excess in found if excess is not None and not _is_uncertain(excess, expected, dtype))
+        excess = next(known, None)
         if excess is not None and not _is_right(subject, each.problem, answer, excess.tensor):
             yield each.name, each.problem, answer, excess
 
@@ -58,9 +59,12 @@ def _is_right(subject: FunctionSubject, problem: Problem, answer: Answer, name: 
     return name in right.truth and right.excess(name, answer.tensors[name]) is None
 
 
-def _is_uncertain(excess: Excess, subject: FunctionSubject) -> bool:
-    """Whether a difference of that size may be rounding: nothing here says how large the terms of a sum are."""
-    return excess.error <= _ROUNDINGS * torch.finfo(getattr(torch, subject.dtype)).eps
+def _is_uncertain(excess: Excess, expected: Mapping[str, Tensor], dtype: torch.dtype) -> bool:
+    """Whether a difference of that size, beside what is usual, may be weights that each call rounds in its own way."""
+    error = excess.error
+    if excess.measure == "element":
+        error = abs(excess.value - excess.truth) / float(usual_in(expected[excess.tensor].double())[excess.index])
+    return error <= _ROUNDINGS * torch.finfo(dtype).eps
 
 
 _ROUNDINGS = 40

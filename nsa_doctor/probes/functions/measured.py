@@ -74,7 +74,7 @@ def bounds_of(subject: FunctionSubject, problem: Problem, answer: Answer) -> Bou
         return _of_reference(subject, problem, dtype)
     if subject.spec.is_declared:
         return oracle_bounds(problem, dtype, subject.device, subject.has_gradients)
-    return bounds_between(answer.tensors, (), dtype)
+    return bounds_between(problem, answer.tensors, (), dtype)
 
 
 def _of_reference(subject: FunctionSubject, problem: Problem, dtype: torch.dtype) -> Bounds:
@@ -86,5 +86,5 @@ def _of_reference(subject: FunctionSubject, problem: Problem, dtype: torch.dtype
         inputs = {name: value.to(wide) for name, value in problem.inputs.items()}
         answer = ask(other, replace(problem, inputs=inputs, dout=problem.dout.to(wide)))
         if answer.failure is None and not answer.malformed:
-            return bounds_between(answer.tensors, [own.tensors], dtype)
-    return bounds_between(own.tensors, (), dtype)
+            return bounds_between(problem, answer.tensors, [own.tensors], dtype)
+    return bounds_between(problem, own.tensors, (), dtype)

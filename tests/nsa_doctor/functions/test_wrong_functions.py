@@ -1,13 +1,15 @@
 """Wrong functions are found, and the finding names what is wrong; without a spec, what shows without one is."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
+from nsa import nsa_attention
 from nsa_doctor.core.finding import Result
 from nsa_doctor.subject.function import Arguments, Convention, Problem
 from tests.nsa_doctor.functions.examined import results, subject_of
@@ -83,6 +85,70 @@ def test_a_function_that_is_right_is_silent_where_nothing_is_declared() -> None:
         "FUN506",  # it calls no operator of its own
         "FUN507",  # it is not on a GPU
     }
+
+
+Occasion = Callable[[Tensor], bool]
+
+
+class _DqOnOccasion(torch.autograd.Function):
+    """Adds to the first query's gradient where the gradient of the output is an occasion to."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, added: float, occasion: Occasion) -> Tensor:
+        ctx.save_for_backward(q, k, v)
+        ctx.added, ctx.occasion = added, occasion
+        return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (dout,) = gradients
+        inputs = [each.detach().requires_grad_() for each in ctx.saved_tensors]
+        with torch.enable_grad():
+            out = scaled_dot_product_attention(*inputs, is_causal=True)
+        dq, dk, dv = torch.autograd.grad(out, inputs, dout)
+        first = torch.arange(dq.shape[2])[:, None] == 0
+        return dq + (first * ctx.added * ctx.occasion(dout)).to(dq.dtype), dk, dv, None, None
+
+
+def _is_strided(dout: Tensor) -> bool:
+    return not dout.is_contiguous()
+
+
+def _causal(added: float = 0.0, occasion: Occasion = _is_strided) -> Callable[..., Tensor]:
+    """Causal by itself: the first query reads one key, and its gradient is zero but for rounding."""
+    return lambda q, k, v: _DqOnOccasion.apply(q, k, v, added, occasion)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("function", "like"), [(_causal(), "sdpa"), (nsa_attention, "native")], ids=["sdpa", "native"])
+def test_layouts_may_change_what_rounding_leaves_of_terms_that_cancel(
+    function: Callable[..., Any], like: str, dtype: str
+) -> None:
+    subject = subject_of(function, like, None, dtype=dtype, profile="quick")
+    assert [each.message for each in results(subject, ["FUN303"])["FUN303"].findings] == []
+
+
+@pytest.mark.parametrize(("dtype", "added"), [("float32", 1e-3), ("bfloat16", 0.1)])
+def test_a_gradient_that_cancels_is_found_wrong_by_more_than_its_terms_round(dtype: str, added: float) -> None:
+    subject = subject_of(_causal(added), "sdpa", None, dtype=dtype, profile="quick")
+    (finding,) = results(subject, ["FUN303"])["FUN303"].findings
+    assert finding.evidence["tensor"] == "dq"
+    assert "dq of <lambda> differs from an earlier call" in finding.message
+    assert "query 0" in finding.message
+
+
+@pytest.mark.parametrize(("added", "found"), [(1e-6, []), (1e-3, ["dq"])])
+def test_a_row_alone_may_change_what_rounding_leaves_of_terms_that_cancel(added: float, found: list[str]) -> None:
+    subject = subject_of(_causal(added, lambda dout: dout.shape[0] == 1), "sdpa", None)
+    assert [each.evidence["tensor"] for each in results(subject, ["FUN304"])["FUN304"].findings] == found
+
+
+def test_rounding_of_terms_that_cancel_does_not_differ_from_a_reference() -> None:
+    def reference(*positional: Any, **keywords: Any) -> Any:
+        return nsa_attention(*positional, **keywords, impl="reference")  # its gradient at one visible key is zero
+
+    subject = subject_of(nsa_attention, "native", None, reference=reference)
+    assert [each.message for each in results(subject, ["FUN401"])["FUN401"].findings] == []
 
 
 @pytest.mark.parametrize(("slip", "code"), [("scale off by 2 %", "FUN301"), ("dk 5 % too large", "FUN401")])
