@@ -51,7 +51,8 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             message=message, where=second.place, evidence={"length": length}, repro=command_for(subject, "GRD204")
         )
         return
-    found = list(_stale(subject, first, second, x, twins))
+    is_whole = not first.holds_others  # what a loop trains beside the module is not as it was in a loop around a copy
+    found = list(_stale(subject, first, second, x, twins)) if is_whole else []
     yield from found or summed(subject, length)
 
 

@@ -50,6 +50,7 @@ class BegunLoop:
         sp, begin = built(other, mode="train"), subject.loop
         if begin is None:
             raise NotApplicableError("it offers no training loop")
+        seed_everything(other.seed)
         return cls(sp, ask("the start of the training loop", lambda: _checked(begin(sp.module)), sp.module))
 
     def step(self, batches: Sequence[Tensor], seed: int) -> Step:
