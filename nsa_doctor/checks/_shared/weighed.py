@@ -11,19 +11,17 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.method_calls import calls_of
 from nsa_doctor.probes.hooks.phase import unobserved
-from nsa_doctor.probes.model.begun_loop import BegunLoop, small_gradients, without_dropout
+from nsa_doctor.probes.model.begun_loop import BegunLoop, WithoutDropout, small_gradients
 from nsa_doctor.probes.model.stepping import Step
 from nsa_doctor.subject.contract import Subject
 
 _ROWS = (1, 3)
 _NUM_COPIES = 2
-_LIKENESS = 1e-2
 _RESIDUE = 3e-2  # a loss of balance over a whole batch is no sum over micro-batches
 _LOSSES_APART = 1e-4
-_BY_ROWS = tuple(rows / sum(_ROWS) for rows in _ROWS)
-_ALIKE, _SUMMED, _LAST = (0.5, 0.5), (1.0, 1.0), (0.0, 1.0)
-_EQUAL = "each holds as many tokens"
-_WAYS = (_BY_ROWS, _ALIKE, _SUMMED, _LAST, (1.0, 0.0))
+_LEAST_SHARE = 0.02
+_ALONE = ((0.0, 1.0), (1.0, 0.0))
+_EQUAL, _LOGGED = "each holds as many tokens", "the loss is no more than logged"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,21 +73,21 @@ def _of_unequal(subject: Subject, parts: Sequence[Tensor]) -> Weighed | None:
     """Of one row and of more, where the losses of the two are apart enough to tell them."""
     steps = [_taken(subject, [part])[0] for part in parts]
     both, place = _taken(subject, parts)
-    weights = _weights(both, steps)
-    way = _way_of(both.loss, [each.loss for each in steps])
-    if weights is None or way is None or way in (_LAST, _LAST[::-1]):
+    weights, first = _weights(both, steps), _share_of_first(both.loss, steps[0].loss, steps[1].loss)
+    if weights is None or first is None:
         return None
-    rows, agree = " and ".join(map(str, _ROWS)), all(map(_is_near, weights, way))
-    message = f"micro-batches of {rows} rows at S={parts[0].shape[1]} have {_shares(way)} of the loss of a step"
-    if agree and way != _ALIKE:
+    is_of_one = any(map(_are_near, _ALONE, [weights] * 2))
+    if not is_of_one and abs(sum(weights) - 1) > _RESIDUE:
         return None
+    agree, is_alike = _are_near(weights, (first, 1 - first)), _are_near(weights, (0.5, 0.5))
+    if agree and not is_alike:
+        return None
+    message = f"micro-batches of {' and '.join(map(str, _ROWS))} rows at S={parts[0].shape[1]} have "
+    message += f"{_shares((first, 1 - first))} of the loss of a step"
     message += " and of its gradient" if agree else f", and {_shares(weights)} of its gradient"
-    evidence = {
-        f"{what}_{rows}_rows": value
-        for what, each in (("loss", way), ("gradient", weights))
-        for rows, value in zip(_ROWS, each, strict=True)
-    }
-    return Weighed(kind="unequal", message=message, place=place, right_where=_EQUAL if agree else "", evidence=evidence)
+    right_where = _EQUAL if agree else "" if is_alike or is_of_one else _LOGGED
+    evidence = {"loss_of_first": first, "gradient_of_first": weights[0], "gradient_of_second": weights[1]}
+    return Weighed(kind="unequal", message=message, place=place, right_where=right_where, evidence=evidence)
 
 
 def _of_schedule(subject: Subject, parts: Sequence[Tensor]) -> Weighed | None:
@@ -114,8 +112,7 @@ def _of_schedule(subject: Subject, parts: Sequence[Tensor]) -> Weighed | None:
 def _taken(subject: Subject, batches: Sequence[Tensor]) -> tuple[Step, Place]:
     """The first step of a loop on these, with gradients before any limit, and the line that begins its backward."""
     begun = BegunLoop.of(subject)
-    without_dropout(begun.sp.module)
-    with small_gradients(begun.sp.module), calls_of(Tensor, "backward", begun.places()) as calls:
+    with WithoutDropout(), small_gradients(begun.sp.module), calls_of(Tensor, "backward", begun.places()) as calls:
         taken = begun.step(batches, subject.seed)
     return taken, begun.place_of(begun.loop.step, calls[-1] if calls else taken.place)
 
@@ -138,13 +135,16 @@ def _flat(taken: Step, names: Sequence[str]) -> Tensor:
     return torch.cat([taken.gradients[name].to_dense().flatten().double().cpu() for name in names])
 
 
-def _way_of(loss: float, parts: Sequence[float]) -> tuple[float, ...] | None:
-    """The one way of weighing that gives this loss of those of its parts; None where none or several do."""
-    apart, size = abs(parts[0] - parts[1]), max(map(abs, parts))
-    if not math.isfinite(loss + apart) or apart <= _LOSSES_APART * size:
+def _share_of_first(loss: float, one: float, other: float) -> float | None:
+    """The share of the one in a mean of both that is this loss; None where they hardly differ, or it is no mean."""
+    if not math.isfinite(loss + one + other) or abs(one - other) <= _LOSSES_APART * max(abs(one), abs(other)):
         return None
-    near = [way for way in _WAYS if abs(loss - sum(map(float.__mul__, way, parts))) <= _LIKENESS * apart]
-    return near[0] if len(near) == 1 else None
+    share = (loss - other) / (one - other)
+    return share if _LEAST_SHARE < share < 1 - _LEAST_SHARE else None
+
+
+def _are_near(one: Sequence[float], other: Sequence[float]) -> bool:
+    return all(abs(a - b) <= _RESIDUE for a, b in zip(one, other, strict=True))
 
 
 def _is_near(one: float, other: float) -> bool:

@@ -16,11 +16,12 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places, callable_place, in_subject
-from nsa_doctor.probes.internal import DROPOUTS
+from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
 from nsa_doctor.probes.model.stepping import Step, recorded
 from nsa_doctor.probes.model.training import number
+from nsa_doctor.probes.tensors.operations import operation_name
 from nsa_doctor.subject.contract import Subject, WrongOutputError
 from nsa_doctor.subject.training_loop import TrainingLoop
 
@@ -91,11 +92,17 @@ class BegunLoop:
         return places
 
 
-def without_dropout(module: nn.Module) -> None:
-    """Have its dropout layers drop nothing, so that equal rows give equal gradients."""
-    for part in module.modules():
-        if isinstance(part, DROPOUTS):
-            part.p = 0.0
+class WithoutDropout(DispatchWatcher):
+    """While it is entered, what is drawn to drop values drops none, so that equal rows give equal gradients."""
+
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation; of a mask of zeros and ones, give the mean, by which dropout divides."""
+        name = operation_name(func)
+        if name == "native_dropout":
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if name == "bernoulli_" and len(args) > 1 and isinstance(args[1], float):
+            return args[0].fill_(args[1])
+        return func(*args, **kwargs)
 
 
 @contextmanager
