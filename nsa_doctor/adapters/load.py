@@ -8,8 +8,10 @@ from typing import Any
 from torch import nn
 
 from nsa_doctor.adapters.any_module import adapt
+from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.like import HUGGING_FACE
-from nsa_doctor.subject.contract import Subject, SubjectUnusableError
+from nsa_doctor.probes.model.begun_loop import BegunLoop
+from nsa_doctor.subject.contract import Subject, SubjectUnusableError, WrongOutputError
 from nsa_doctor.subject.named import import_named
 from nsa_doctor.subject.request import SubjectRequest
 
@@ -63,12 +65,15 @@ def _training(subject: Subject, name: str) -> Subject:
     options = (*subject.options, "--train", name)
     if _binds(given, "module", "optimizer", "batch"):
         return replace(subject, train_step=given, options=options)
-    if _binds(given, "module"):
-        return replace(subject, loop=given, train_step=None, options=options)
-    raise SubjectUnusableError(
-        f"--train {name} must be a function step(module, optimizer, batch) that returns its loss, or begin(module) "
-        f"that returns a TrainingLoop"
-    )
+    looped = replace(subject, loop=given, train_step=None, options=options)
+    begun = attempt(lambda: BegunLoop.of(looped)) if _binds(given, "module") else None
+    wrong = isinstance(begun, Caught) and isinstance(begun.error, SubjectFailedError) and begun.error.caught.error
+    if begun is None or isinstance(wrong, WrongOutputError):
+        raise SubjectUnusableError(
+            f"--train {name} must be a function step(module, optimizer, batch) that returns its loss, or begin(module) "
+            f"that returns a TrainingLoop"
+        )
+    return looped
 
 
 def _binds(function: Any, *arguments: str) -> bool:

@@ -36,7 +36,8 @@ Train = Annotated[
     str | None,
     typer.Option(
         metavar="MODULE:STEP",
-        help="A training step of the subject's to examine: step(module, optimizer, batch), which returns its loss.",
+        help="A training step of the subject's to examine, step(module, optimizer, batch), which returns its loss; or "
+        "its whole loop, begin(module), which returns an nsa_doctor.TrainingLoop.",
     ),
 ]
 Like = Annotated[

@@ -13,8 +13,8 @@ COMPILE_SECONDS = 900.0  # --compile-timeout where none is given
 class ExaminationRequest:
     """Whom to examine and under which conditions.
 
-    `declared` are words of `--spec`, which the subject is meant to be; `train` names its training step. A function
-    (`fn:…`) is called `like` a convention, and may have a `reference` and a file of `inputs`.
+    `declared` are words of `--spec`, which the subject is meant to be; `train` names its training step or loop. A
+    function (`fn:…`) is called `like` a convention, and may have a `reference` and a file of `inputs`.
     `timeout` is what one measurement, or one call in a check, may take, in seconds, `compile_timeout` what it may take
     beside that while something compiles; `dtype` None is the subject's own;
     `threads` 0 leaves their number to torch; `explore` finds out how long a sequence a foreign subject serves, unless

@@ -13,7 +13,7 @@ class SubjectRequest:
     `lengths` are those a foreign module may be tried at to find out what it takes; with `explore` it is also tried at
     growing ones, those to `avoid` apart, to find out how long a sequence it serves and, where its calls are slow, how
     long a one the `profile` has time for. `declared` are words that say what
-    it is meant to be (`core.declared.Declaration`). `train` names its training step (package.module:function).
+    it is meant to be (`core.declared.Declaration`). `train` names its training step or loop (package.module:function).
     """
 
     spec: str | None = None

@@ -68,7 +68,7 @@ def test_what_is_right_is_left_alone(step: str, trained: Trained) -> None:
 def test_the_step_is_part_of_the_line_that_reproduces_a_finding(trained: Trained) -> None:
     (finding,) = findings(trained("shifts_twice"), "GRD207")
     assert "--train faulty.steps:shifts_twice" in finding.repro
-    assert finding.where.function == "shifts_twice"
+    assert finding.where.function == "loss_of"
 
 
 @pytest.mark.parametrize(
