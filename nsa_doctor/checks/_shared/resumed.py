@@ -33,6 +33,7 @@ def departures(subject: Subject, length: int) -> Iterator[tuple[str, Place]]:
     going, repeated = (_go_on(each, length, _BEFORE, _AFTER) for each in (begun, again))
     if _other(going[-1].after, repeated[-1].after, going[0].before):
         raise NotComparableError("two runs of the same steps give other weights")
+    _take_frozen(other.sp.module, begun.sp.module)
     with preserved_state():
         ask("going on from a snapshot", lambda: restore(kept), other.sp.module)
     resumed = _go_on(other, length, _BEFORE, _AFTER)
@@ -42,6 +43,15 @@ def departures(subject: Subject, length: int) -> Iterator[tuple[str, Place]]:
             message = f"restored from a snapshot after {_BEFORE} steps, {what} in step {number} from there"
             yield message, other.place_of(restore)
             return
+
+
+def _take_frozen(module: nn.Module, other: nn.Module) -> None:
+    """What is not trained comes from elsewhere, and need not be in a snapshot."""
+    theirs = dict(other.named_parameters())
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad and name in theirs and theirs[name].shape == parameter.shape:
+                parameter.copy_(theirs[name])
 
 
 def remembered(subject: Subject, length: int) -> Iterator[tuple[str, Place]]:

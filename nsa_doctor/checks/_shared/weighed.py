@@ -85,17 +85,19 @@ def _of_unequal(subject: Subject, parts: Sequence[Tensor]) -> Weighed | None:
     message = f"micro-batches of {' and '.join(map(str, _ROWS))} rows at S={parts[0].shape[1]} have "
     message += f"{_shares((first, 1 - first))} of the loss of a step"
     message += " and of its gradient" if agree else f", and {_shares(weights)} of its gradient"
-    right_where = _EQUAL if agree else "" if is_alike or is_of_one else _LOGGED
+    is_counted = first < 0.5 - _RESIDUE  # the one row counts for less than the others together
+    right_where = _EQUAL if agree else "" if (is_alike and is_counted) or is_of_one else _LOGGED
     evidence = {"loss_of_first": first, "gradient_of_first": weights[0], "gradient_of_second": weights[1]}
     return Weighed(kind="unequal", message=message, place=place, right_where=right_where, evidence=evidence)
 
 
 def _of_schedule(subject: Subject, parts: Sequence[Tensor]) -> Weighed | None:
-    """Of the rate of the second step, which is no matter of how many micro-batches the first one had."""
+    """Of the rate of the second step: the first one had as many tokens, in one micro-batch or in several."""
     rates = []
-    for num_copies in (1, _NUM_COPIES):
+    copies = [parts[0]] * _NUM_COPIES
+    for batches in ([torch.cat(copies)], copies):
         begun = BegunLoop.of(subject)
-        begun.step([parts[0]] * num_copies, subject.seed)
+        begun.step(batches, subject.seed)
         second = begun.step([parts[0]], subject.seed)
         rates.append(max(second.rates, default=math.nan))
     if not all(map(math.isfinite, rates)) or _is_near(*rates):
@@ -103,7 +105,7 @@ def _of_schedule(subject: Subject, parts: Sequence[Tensor]) -> Weighed | None:
     return Weighed(
         kind="schedule",
         message=f"the second step has a rate of {rates[0]:.3g} after a step on one micro-batch, and of {rates[1]:.3g} "
-        f"after one on {_NUM_COPIES}",
+        f"after the same rows in {_NUM_COPIES}",
         place=second.place,
         evidence={"rate": rates[0], "rate_after_several": rates[1]},
     )

@@ -225,6 +225,40 @@ def wanting_rows_of_one_number(model: Model) -> TrainingLoop:
     return TrainingLoop(step=step)
 
 
+def of_adapters(model: Model) -> TrainingLoop:
+    """Trains the head alone, and keeps that alone; its rate follows the tokens that were seen."""
+    model.requires_grad_(False).head.requires_grad_(True)
+    optimizer, num_tokens = torch.optim.AdamW(model.head.parameters(), lr=1e-3), 0
+
+    def step(batches: list[Tensor]) -> dict[str, Tensor]:
+        nonlocal num_tokens
+        optimizer.zero_grad()
+        for ids in batches:
+            num_tokens += ids.numel()
+            loss = model(ids).square().mean() / len(batches)
+            loss.backward()
+        optimizer.param_groups[0]["lr"] = 1e-6 * num_tokens
+        optimizer.step()
+        return {"loss": loss.detach() * len(batches)}
+
+    def restore(kept: tuple[dict[str, Tensor], dict[str, Any], int]) -> None:
+        nonlocal num_tokens
+        model.head.load_state_dict(kept[0])
+        optimizer.load_state_dict(kept[1])
+        num_tokens = kept[2]
+
+    return TrainingLoop(
+        step=step, snapshot=lambda: (model.head.state_dict(), optimizer.state_dict(), num_tokens), restore=restore
+    )
+
+
+def test_a_loop_that_keeps_what_it_trains_alone_is_silent() -> None:
+    found = results(subject(loop=of_adapters, train_step=None), ("GRD214", "GRD216"))
+    assert {code: (each.verdict, each.findings) for code, each in found.items()} == dict.fromkeys(
+        found, (Verdict.PASS, ())
+    )
+
+
 @pytest.mark.parametrize("loop", [summing, wanting_rows_of_one_number])
 def test_other_sound_loops_are_silent(loop: Any) -> None:
     found = {code: run_check(registry.load(code), subject(loop=loop, train_step=None)) for code in ("GRD214", "GRD209")}
