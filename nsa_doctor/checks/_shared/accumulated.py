@@ -6,13 +6,16 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from nsa_doctor.checks._shared.stepped import differs
+from nsa_doctor.checks._shared.unlearned import listed
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.phase import ask
+from nsa_doctor.probes.model.begun_loop import BegunLoop
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.state import preserved_state, seed_everything
-from nsa_doctor.probes.model.stepping import step
+from nsa_doctor.probes.model.stepping import Step, step
 from nsa_doctor.probes.model.training import new_optimizer
 from nsa_doctor.subject.contract import Subject
 
@@ -45,6 +48,28 @@ def summed(subject: Subject, length: int) -> Iterator[Finding | Note]:
         return
     evidence: dict[str, int | float] = {"length": length, "num_backwards": count, "factor": factor}
     yield Finding(message=message, where=place, evidence=evidence, repro=command_for(subject, "GRD204"))
+
+
+def left_over(subject: Subject, length: int) -> Iterator[Finding]:
+    """Gradients of a step before that a loop steps with again: the step is another where they are cleared by hand."""
+    plain, cleared, again = (_second(subject, length, is_cleared=each) for each in (False, True, True))
+    if not (plain.num_calls and cleared.num_calls):
+        return
+    stale = [name for name in cleared.gradients if name in plain.gradients and differs(name, plain, cleared, again)]
+    if stale:
+        message = f"the second step at S={length} uses gradients that it does not when those of the first are cleared "
+        message += f"by hand: {listed(stale)} of {len(cleared.gradients)}"
+        evidence: dict[str, int | str] = {"length": length, "parameters": ",".join(stale)}
+        repro = command_for(subject, "GRD204")
+        yield Finding(message=message, where=plain.place, evidence=evidence, repro=repro)
+
+
+def _second(subject: Subject, length: int, *, is_cleared: bool) -> Step:
+    begun = BegunLoop.of(subject)
+    begun.step([begun.sp.input(length)], subject.seed)
+    if is_cleared:
+        begun.sp.module.zero_grad(set_to_none=True)
+    return begun.step([begun.sp.input(length, seed=subject.seed + 1)], subject.seed)
 
 
 def _taken(subject: Subject, x: Tensor) -> tuple[Mapping[str, Tensor], int, Place]:

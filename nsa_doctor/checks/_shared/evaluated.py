@@ -15,6 +15,7 @@ from nsa_doctor.subject.contract import Subject
 
 _ROWS = 2
 _TOLERANCE = 1e-5
+_LOSSES_APART = 1e-4
 _MOST_NAMED = 3
 
 
@@ -46,20 +47,44 @@ def another_step(subject: Subject, length: int) -> Iterator[Left]:
     if _differing(plain.taken.gradients, again.taken.gradients):
         raise NotComparableError("two runs of the same two steps give other gradients")
     place = begun.place_of(begun.loop.evaluate, evaluated.places[-1] if evaluated.places else None)
-    moved = _differing(plain.taken.before, evaluated.taken.before)
+    other = _differing(plain.taken.gradients, evaluated.taken.gradients)
+    is_another = bool(other or _differing(plain.taken.after, evaluated.taken.after))
+    moved = _differing(plain.taken.before, evaluated.taken.before) if is_another else []
     if moved:
         message = f"an evaluation between two steps changes {listed(moved)}"
         yield Left(message=message, place=begun.place_of(begun.loop.evaluate))
         return
-    other = _differing(plain.taken.gradients, evaluated.taken.gradients)
     still = [path for path in plain.training if path not in evaluated.training]
     if not other:
+        yield from _moved_otherwise(begun, plain.taken, evaluated.taken)
         return
     message = f"the step after an evaluation at S={length} has other gradients, of {listed(other)}"
     if still:
         parts = "the module" if still == [""] else ", ".join(path or "the module" for path in _outermost(still))
         message += f": in eval() since are {parts}"
     yield Left(message=message, place=place, evidence={"left_in_eval": ",".join(still), "parameters": ",".join(other)})
+
+
+def _moved_otherwise(begun: BegunLoop, plain: Step, evaluated: Step) -> Iterator[Left]:
+    """Steps of one gradient at one rate that end elsewhere: what the optimizer had kept is gone."""
+    names = _differing(plain.after, evaluated.after)
+    if names and plain.rates == evaluated.rates:
+        message = f"the optimizer moves {listed(names)} otherwise in the step after an evaluation, at the same gradient"
+        yield Left(message=message, place=begun.place_of(begun.loop.evaluate))
+
+
+def of_one_batch(subject: Subject, length: int) -> Iterator[Left]:
+    """An evaluation of two batches that is that of one of them, where the other has another loss."""
+    begun = BegunLoop.of(subject)
+    batches = _batches(begun, length, 3)
+    one, other, both = (begun.evaluate(each, subject.seed).loss for each in (batches[:1], batches[1:], batches))
+    if abs(one - other) <= _LOSSES_APART * max(abs(one), abs(other)):
+        return
+    for which, loss in (("first", one), ("last", other)):
+        if abs(both - loss) <= _TOLERANCE * abs(loss):
+            message = f"an evaluation of two batches at S={length} gives {both:.6g}, as the {which} of them does alone"
+            message += f": the losses of the two are {one:.6g} and {other:.6g}"
+            yield Left(message=message, place=begun.place_of(begun.loop.evaluate))
 
 
 def in_training_mode(subject: Subject, length: int) -> Iterator[Left]:

@@ -96,13 +96,13 @@ def _batches(begun: BegunLoop, length: int, number: int) -> list[Tensor]:
 
 def _what_differs(one: Step, two: Step, *, is_first: bool) -> str:
     """What of a step is another in the restored loop; weights before it alone where it is the first from there."""
-    lost = _other(one.before, two.before, {}) if is_first else []
+    other = _other(one.gradients, two.gradients, {})
+    lost = _other(one.before, two.before, {}) if is_first and other else []  # some are put back as the step begins
     if lost:
         return f"{listed(lost)} are not what was saved"
     rates = [pair for pair in zip(one.rates, two.rates, strict=False) if not _near(*pair)]
     if rates:
         return f"the learning rate is {rates[0][1]:.3g}, and {rates[0][0]:.3g} in the loop that went on"
-    other = _other(one.gradients, two.gradients, {})
     if other:
         return f"the gradient of {listed(other)} is another than in the loop that went on"
     moved = _other(one.after, two.after, one.before)

@@ -24,7 +24,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.accumulated import summed
+from nsa_doctor.checks._shared.accumulated import left_over, summed
 from nsa_doctor.checks._shared.stepped import differs, share_of
 from nsa_doctor.checks._shared.unlearned import lengths_for, listed
 from nsa_doctor.core.check import Check
@@ -51,8 +51,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             message=message, where=second.place, evidence={"length": length}, repro=command_for(subject, "GRD204")
         )
         return
-    is_whole = not first.holds_others  # what a loop trains beside the module is not as it was in a loop around a copy
-    found = list(_stale(subject, first, second, x, twins)) if is_whole else []
+    found = list(_stale(subject, first, second, x, twins) if subject.loop is None else left_over(subject, length))
     yield from found or summed(subject, length)
 
 

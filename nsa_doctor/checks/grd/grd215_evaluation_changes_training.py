@@ -1,8 +1,8 @@
 """GRD215 evaluation-changes-training
 
 Detects: a training loop in which a step is another after an evaluation: parts left in eval(), parameters or gradients
-    that the evaluation changed; and an evaluation in which parts run in training mode, so that its loss is a draw or
-    running statistics move.
+    that the evaluation changed; an evaluation in which parts run in training mode, so that its loss is a draw or
+    running statistics move; and one whose loss is that of its first or last batch alone.
 Matters: dropout is off after the first evaluation; or the loss of held-out batches is not that of the model.
 Fix: `model.eval()` and `torch.no_grad()` around all of the evaluation, and what the mode was given back to the same
 module afterwards.
@@ -25,7 +25,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.evaluated import another_step, in_training_mode
+from nsa_doctor.checks._shared.evaluated import another_step, in_training_mode, of_one_batch
 from nsa_doctor.checks._shared.unlearned import lengths_for
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
@@ -37,7 +37,7 @@ from nsa_doctor.subject.training_loop import TrainingLoop
 def run(subject: Subject) -> Iterator[Finding | Note]:
     length = lengths_for(subject)[0]
     notes: list[Note] = []
-    for looked in (another_step, in_training_mode):
+    for looked in (another_step, in_training_mode, of_one_batch):
         for found in looked(subject, length):
             if found.is_note:
                 notes.append(Note(message=found.message, where=found.place))

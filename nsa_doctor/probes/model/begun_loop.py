@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.core.errors import Caught, NotApplicableError, attempt
+from nsa_doctor.core.errors import Caught, NotApplicableError, NotComparableError, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.phase import ask
@@ -25,6 +25,7 @@ from nsa_doctor.probes.tensors.operations import operation_name
 from nsa_doctor.subject.contract import Subject, WrongOutputError
 from nsa_doctor.subject.training_loop import TrainingLoop
 
+_DEEPEST = 8  # containers within containers
 _SMALL = 2.0**-20  # too small to be clipped, and exact
 
 
@@ -79,7 +80,10 @@ class BegunLoop:
             return None
         taken = ask("a snapshot", snapshot, self.sp.module)
         loaded = attempt(lambda: _through_a_file(taken))
-        return copy.deepcopy(taken) if isinstance(loaded, Caught) else loaded
+        kept = attempt(lambda: copy.deepcopy(taken)) if isinstance(loaded, Caught) else loaded
+        if isinstance(kept, Caught):
+            raise NotComparableError(f"its snapshot can neither be saved nor copied: {kept.sentence}")
+        return kept
 
     def place_of(self, call: Callable[..., Any] | None, line: Place | None = None) -> Place:
         """A line of the loop's, else where what it is called through is defined."""
@@ -143,14 +147,14 @@ def _graphs(root: nn.Module) -> Iterator[list[bool]]:
         hook.remove()
 
 
-def tensors_by_path(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+def tensors_by_path(value: Any, path: str = "", depth: int = _DEEPEST) -> Iterator[tuple[str, Tensor]]:
     """The tensors in nested mappings and sequences, with the way to each: model.embed.weight."""
     if isinstance(value, Tensor):
         yield path, value
-    elif isinstance(value, (Mapping, list, tuple)):
+    elif isinstance(value, (Mapping, list, tuple)) and depth:
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for name, each in items:
-            yield from tensors_by_path(each, f"{path}.{name}" if path else str(name))
+            yield from tensors_by_path(each, f"{path}.{name}" if path else str(name), depth - 1)
 
 
 def _checked(loop: Any) -> TrainingLoop:

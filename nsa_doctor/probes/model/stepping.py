@@ -25,9 +25,8 @@ class Step:
 
     `gradients` is what each parameter's gradient was when an optimizer stepped; where none did, what backward left.
     `num_calls` counts the steps of all optimizers, `own` names those that the loop was not handed, `held` are the
-    parameters that those which stepped hold, `rates` their learning rates, and `holds_others` says whether they hold
-    some that are not the module's. `num_backwards` counts backward passes, and `num_late` those after the last step.
-    `place` is the line that called an optimizer.
+    parameters that those which stepped hold, `rates` their learning rates. `num_backwards` counts backward passes, and
+    `num_late` those after the last step. `place` is the line that called an optimizer.
     """
 
     loss: float
@@ -39,7 +38,6 @@ class Step:
     num_calls: int
     own: tuple[str, ...] = ()
     held: frozenset[str] = frozenset()
-    holds_others: bool = False
     rates: tuple[float, ...] = ()
     num_backwards: int = 0
     num_late: int = 0
@@ -136,7 +134,6 @@ def recorded(sp: BuiltModule, call: Callable[[], float], optimizer: torch.optim.
         num_calls=len(record.calls),
         own=_own(record),
         held=frozenset(name for name, p in named if id(p) in held),
-        holds_others=bool(held - {id(p) for _, p in named}),
         rates=tuple(record.rates),
         num_backwards=record.num_backwards,
         num_late=record.num_backwards - record.num_before if record.calls and not record.takes_closure else 0,

@@ -1,6 +1,7 @@
 """A training loop with one fault each is found by the check that is there for it, and a sound one by none."""
 
 import copy
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +56,8 @@ class Trainer:
     def step(self, batches: list[Tensor]) -> float:
         if not self.fault.endswith("left in eval"):
             self.model.train()
-        self.optimizer.zero_grad()
+        if self.fault != "never cleared":
+            self.optimizer.zero_grad()
         total, num_tokens = 0.0, sum(ids[:, 1:].numel() for ids in batches)
         for ids in batches:
             if self.fault == "the last alone":
@@ -79,6 +81,10 @@ class Trainer:
     def evaluate(self, batches: list[Tensor]) -> float:
         if self.fault != "evaluates in training":
             self.model.eval()
+        if self.fault == "evaluates the last":
+            batches = batches[-1:]
+        if self.fault == "optimizer forgets":
+            self.optimizer.state.clear()
         with torch.set_grad_enabled(self.fault == "keeps graphs"):
             loss = sum(self.loss(ids).item() for ids in batches) / len(batches)
         if loss < self.best_loss:
@@ -149,6 +155,8 @@ FAULTS = {  # the check that finds it, words of its message, and whether the lin
     "one part left in eval": ("GRD215", "in eval() since are", True),
     "evaluation moves weights": ("GRD215", "an evaluation between two steps changes 1 parameter (head.bias)", False),
     "evaluates in training": ("GRD215", "in training mode are the module", False),
+    "evaluates the last": ("GRD215", "as the last of them does alone", False),
+    "optimizer forgets": ("GRD215", "the optimizer moves 7 parameters", False),
     "alias": ("GRD216", "what an evaluation keeps follows the weights", True),
     "no momentum": ("GRD216", "the learning rate is 0.0001", False),
     "no schedule": ("GRD216", "the learning rate is 0.0002", False),
@@ -223,6 +231,89 @@ def wanting_rows_of_one_number(model: Model) -> TrainingLoop:
         optimizer.step()
 
     return TrainingLoop(step=step)
+
+
+def test_gradients_that_are_never_cleared_are_found() -> None:
+    (finding,) = run_check(registry.load("GRD204"), subject("never cleared")).findings
+    assert "that it does not when those of the first are cleared by hand: 7 parameters" in finding.message
+
+
+def with_a_teacher(model: Model) -> TrainingLoop:
+    """Follows a mean of its own weights, which it keeps and saves; its gradient depends on the steps before."""
+    teacher = copy.deepcopy(model).requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+
+    def step(batches: list[Tensor]) -> Tensor:
+        optimizer.zero_grad()
+        loss = torch.stack(
+            [(model(ids) - teacher(ids)).square().mean() + model(ids).square().mean() for ids in batches]
+        )
+        loss.mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            for mine, theirs in zip(model.parameters(), teacher.parameters(), strict=True):
+                theirs.lerp_(mine, 0.5)
+        return loss.mean().detach()
+
+    def restore(kept: list[dict[str, Tensor]]) -> None:
+        model.load_state_dict(kept[0])
+        teacher.load_state_dict(kept[1])
+
+    return TrainingLoop(step=step, snapshot=lambda: [model.state_dict(), teacher.state_dict()], restore=restore)
+
+
+def away_from_its_weights_in_evaluation(model: Model) -> TrainingLoop:
+    """Evaluates at other weights than it trains at, and goes back to these as the next step begins, or is restored."""
+    optimizer, kept = torch.optim.SGD(model.parameters(), lr=1e-2), list[dict[str, Tensor]]()
+
+    def back() -> None:
+        if kept:
+            model.load_state_dict(kept.pop())
+
+    def step(batches: list[Tensor]) -> Tensor:
+        back()
+        model.train()
+        optimizer.zero_grad()
+        loss = torch.stack([model(ids).square().mean() for ids in batches]).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    def evaluate(batches: list[Tensor]) -> float:
+        kept.append(copy.deepcopy(model.state_dict()))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9)
+            return sum(float(model.eval()(ids).square().mean()) for ids in batches) / len(batches)
+
+    return TrainingLoop(
+        step=step,
+        evaluate=evaluate,
+        snapshot=lambda: kept[-1] if kept else model.state_dict(),
+        restore=kept.append,
+    )
+
+
+@pytest.mark.parametrize("loop", [with_a_teacher, away_from_its_weights_in_evaluation])
+def test_a_loop_with_a_state_of_its_own_is_silent(loop: Any) -> None:
+    found = results(subject(loop=loop, train_step=None), ("GRD204", "GRD214", "GRD215", "GRD216"))
+    assert [each.findings for each in found.values()] == [()] * 4
+    assert "CRASH" not in {each.verdict.value for each in found.values()}
+
+
+class Round(dict):  # type: ignore[type-arg]
+    """Holds itself, and a lock."""
+
+    def __init__(self) -> None:
+        super().__init__(lock=threading.Lock())
+        self["itself"] = self
+
+
+def test_a_snapshot_that_cannot_be_saved_is_said() -> None:
+    loop = lambda model: replace(begin(model), snapshot=Round)  # noqa: E731
+    result = run_check(registry.load("GRD216"), subject(loop=loop, train_step=None))
+    assert result.verdict is Verdict.SKIP
+    assert "its snapshot can neither be saved nor copied: TypeError" in result.reason
 
 
 def of_adapters(model: Model) -> TrainingLoop:
