@@ -66,7 +66,8 @@ def remembered(subject: Subject, length: int) -> Iterator[tuple[str, Place]]:
     kept = dict(tensors_by_path(begun.saved()))
     _go_on(begun, length, 1, _AFTER)
     now, weights = dict(tensors_by_path(begun.saved())), _weights(begun)
-    new = [path for path in kept if path not in before or not _is_weight(path, before, weights_then)]
+    changed = [path for path in kept if path not in before or not _same(kept[path], before[path])]
+    new = [path for path in changed if path not in before or not _is_weight(path, before, weights_then)]
     follows = [
         path for path in new if path in now and not _same(now[path], kept[path]) and _is_weight(path, now, weights)
     ]

@@ -239,27 +239,33 @@ def test_gradients_that_are_never_cleared_are_found() -> None:
 
 
 def with_a_teacher(model: Model) -> TrainingLoop:
-    """Follows a mean of its own weights, which it keeps and saves; its gradient depends on the steps before."""
-    teacher = copy.deepcopy(model).requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    """Follows its own weights of every third step, which it keeps; its gradient depends on the steps before."""
+    teacher = copy.deepcopy(model).requires_grad_(False).eval()
+    optimizer, num_steps = torch.optim.SGD(model.parameters(), lr=1e-2), 0
 
     def step(batches: list[Tensor]) -> Tensor:
+        nonlocal num_steps
+        num_steps += 1
         optimizer.zero_grad()
-        loss = torch.stack(
-            [(model(ids) - teacher(ids)).square().mean() + model(ids).square().mean() for ids in batches]
-        )
-        loss.mean().backward()
+        loss = torch.stack([(2 * model(ids) - teacher(ids)).square().mean() for ids in batches]).mean()
+        loss.backward()
         optimizer.step()
-        with torch.no_grad():
-            for mine, theirs in zip(model.parameters(), teacher.parameters(), strict=True):
-                theirs.lerp_(mine, 0.5)
-        return loss.mean().detach()
+        if num_steps % 3 == 0:
+            teacher.load_state_dict(model.state_dict())
+        return loss.detach()
 
-    def restore(kept: list[dict[str, Tensor]]) -> None:
+    def restore(kept: list[Any]) -> None:
+        nonlocal num_steps
         model.load_state_dict(kept[0])
         teacher.load_state_dict(kept[1])
+        num_steps = kept[2]
 
-    return TrainingLoop(step=step, snapshot=lambda: [model.state_dict(), teacher.state_dict()], restore=restore)
+    return TrainingLoop(
+        step=step,
+        evaluate=lambda batches: sum(float(teacher(ids).detach().square().mean()) for ids in batches) / len(batches),
+        snapshot=lambda: [model.state_dict(), teacher.state_dict(), num_steps],
+        restore=restore,
+    )
 
 
 def away_from_its_weights_in_evaluation(model: Model) -> TrainingLoop:
