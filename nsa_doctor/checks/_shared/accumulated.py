@@ -55,7 +55,8 @@ def left_over(subject: Subject, length: int) -> Iterator[Finding]:
     plain, cleared, again = (_second(subject, length, is_cleared=each) for each in (False, True, True))
     if not (plain.num_calls and cleared.num_calls):
         return
-    stale = [name for name in cleared.gradients if name in plain.gradients and differs(name, plain, cleared, again)]
+    used = [name for name in cleared.gradients if name in plain.gradients and name in plain.held]
+    stale = [name for name in used if differs(name, plain, cleared, again)]
     if stale:
         message = f"the second step at S={length} uses gradients that it does not when those of the first are cleared "
         message += f"by hand: {listed(stale)} of {len(cleared.gradients)}"
