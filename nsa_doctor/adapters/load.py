@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from nsa_doctor.adapters.any_module import adapt
-from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
+from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.like import HUGGING_FACE
 from nsa_doctor.probes.model.begun_loop import BegunLoop
 from nsa_doctor.subject.contract import Subject, SubjectUnusableError, WrongOutputError
@@ -66,14 +66,18 @@ def _training(subject: Subject, name: str) -> Subject:
     if _binds(given, "module", "optimizer", "batch"):
         return replace(subject, train_step=given, options=options)
     looped = replace(subject, loop=given, train_step=None, options=options)
-    begun = attempt(lambda: BegunLoop.of(looped)) if _binds(given, "module") else None
-    wrong = isinstance(begun, Caught) and isinstance(begun.error, SubjectFailedError) and begun.error.caught.error
-    if begun is None or isinstance(wrong, WrongOutputError):
-        raise SubjectUnusableError(
-            f"--train {name} must be a function step(module, optimizer, batch) that returns its loss, or begin(module) "
-            f"that returns a TrainingLoop"
-        )
-    return looped
+    if _binds(given, "module"):
+        try:
+            BegunLoop.of(looped)
+        except SubjectFailedError as failure:
+            if not isinstance(failure.caught.error, WrongOutputError):
+                raise
+        else:
+            return looped
+    raise SubjectUnusableError(
+        f"--train {name} must be a function step(module, optimizer, batch) that returns its loss, or begin(module) "
+        f"that returns a TrainingLoop"
+    )
 
 
 def _binds(function: Any, *arguments: str) -> bool:

@@ -18,12 +18,22 @@ class TrainingLoop:
     or ids [B, S]); its loss. What is left out of the rest is not examined. evaluate(batches): the loss on held-out
     batches. snapshot(): all that going on needs, as it would be written to a file; restore(snapshot): go on from there,
     in a loop that has taken no step.
+
+    Raises TypeError for what cannot be called, and ValueError for a restore without a snapshot.
     """
 
     step: Callable[[list[Tensor]], Any]
     evaluate: Callable[[list[Tensor]], Any] | None = None
     snapshot: Callable[[], Any] | None = None
     restore: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("step", "evaluate", "snapshot", "restore"):
+            value = getattr(self, name)
+            if not callable(value) and (value is not None or name == "step"):
+                raise TypeError(f"{name} of a TrainingLoop must be callable, got {type(value).__name__}")
+        if self.restore is not None and self.snapshot is None:
+            raise ValueError("restore of a TrainingLoop needs a snapshot")
 
 
 class StepOfLoop:

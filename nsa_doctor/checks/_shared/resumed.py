@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.stepped import differing
 from nsa_doctor.checks._shared.unlearned import listed
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.measurement import Place
@@ -15,8 +16,7 @@ from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.model.stepping import Step
 from nsa_doctor.subject.contract import Subject
 
-_ROWS = 2
-_BEFORE, _AFTER = 2, 2
+_BEFORE, _AFTER, _HELD_OUT = 2, 2, 5
 _TOLERANCE = 1e-4
 _OTHER_SEED = 31337
 
@@ -31,7 +31,7 @@ def departures(subject: Subject, length: int) -> Iterator[tuple[str, Place]]:
         _go_on(each, length, 0, _BEFORE)
     kept = begun.saved()
     going, repeated = (_go_on(each, length, _BEFORE, _AFTER) for each in (begun, again))
-    if _other(going[-1].after, repeated[-1].after, going[0].before):
+    if differing(going[-1].after, repeated[-1].after, _TOLERANCE, going[0].before):
         raise NotComparableError("two runs of the same steps give other weights")
     _take_frozen(other.sp.module, begun.sp.module)
     with preserved_state():
@@ -62,7 +62,7 @@ def remembered(subject: Subject, length: int) -> Iterator[tuple[str, Place]]:
     _go_on(begun, length, 0, 1)
     before, weights_then = dict(tensors_by_path(begun.saved())), _weights(begun)
     with calls_of(nn.Module, "state_dict", begun.places()) as called:
-        begun.evaluate(_batches(begun, length, 5), subject.seed)
+        begun.evaluate(begun.batches(length, 97 * _HELD_OUT), subject.seed)
     kept = dict(tensors_by_path(begun.saved()))
     _go_on(begun, length, 1, _AFTER)
     now, weights = dict(tensors_by_path(begun.saved())), _weights(begun)
@@ -82,23 +82,15 @@ def _weights(begun: BegunLoop) -> dict[str, Tensor]:
 
 
 def _go_on(begun: BegunLoop, length: int, first: int, count: int) -> list[Step]:
-    steps = range(first, first + count)
-    return [begun.step(_batches(begun, length, number), _seed_of(number)) for number in steps]
-
-
-def _seed_of(number: int) -> int:
-    """The seed of each step, whichever loop takes it."""
-    return 7 + number
-
-
-def _batches(begun: BegunLoop, length: int, number: int) -> list[Tensor]:
-    return [begun.sp.input(length, batch=_ROWS, seed=97 * number + index) for index in range(2)]
+    """Steps of these numbers, each on batches and under a seed of its own, whichever loop takes it."""
+    return [begun.step(begun.batches(length, 97 * number), 7 + number) for number in range(first, first + count)]
 
 
 def _what_differs(one: Step, two: Step, *, is_first: bool) -> str:
     """What of a step is another in the restored loop; weights before it alone where it is the first from there."""
-    other = _other(one.gradients, two.gradients, {})
-    lost = _other(one.before, two.before, {}) if is_first and other else []  # some are put back as the step begins
+    other = differing(one.gradients, two.gradients, _TOLERANCE)
+    # Some are put back as the step begins.
+    lost = differing(one.before, two.before, _TOLERANCE) if is_first and other else []
     if lost:
         return f"{listed(lost)} are not what was saved"
     rates = [pair for pair in zip(one.rates, two.rates, strict=False) if not _near(*pair)]
@@ -106,22 +98,10 @@ def _what_differs(one: Step, two: Step, *, is_first: bool) -> str:
         return f"the learning rate is {rates[0][1]:.3g}, and {rates[0][0]:.3g} in the loop that went on"
     if other:
         return f"the gradient of {listed(other)} is another than in the loop that went on"
-    moved = _other(one.after, two.after, one.before)
+    moved = differing(one.after, two.after, _TOLERANCE, one.before)
     if moved:
         return f"the optimizer moves {listed(moved)} otherwise than in the loop that went on"
     return ""
-
-
-def _other(one: Mapping[str, Tensor], two: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> list[str]:
-    """Names whose values differ by more than rounding of how far they are from where they began."""
-    names = []
-    for name in sorted(one.keys() & two.keys()):
-        a, b = one[name].to_dense().double(), two[name].to_dense().double()
-        size = float((a - start[name].double()).norm()) if name in start else float(a.norm())
-        rounding = torch.finfo(one[name].dtype).eps * float(a.norm()) if one[name].is_floating_point() else 0.0
-        if not float((a - b).norm()) <= _TOLERANCE * size + rounding:
-            names.append(name)
-    return names
 
 
 def _near(one: float, other: float) -> bool:

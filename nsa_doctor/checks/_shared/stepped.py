@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from nsa_doctor.probes.model.stepping import Step
@@ -61,6 +62,24 @@ def differs(name: str, second: Step, alone: Step, once_more: Step) -> bool:
     """Whether a gradient is another than without a step before, beyond what repeating changes."""
     change = float((second.gradients[name] - alone.gradients[name]).double().norm())
     return not (change <= _NOISE_FACTOR * float((once_more.gradients[name] - alone.gradients[name]).double().norm()))
+
+
+def differing(
+    one: Mapping[str, Tensor], other: Mapping[str, Tensor], tolerance: float, start: Mapping[str, Tensor] | None = None
+) -> list[str]:
+    """Names whose values are others by more than that share of their size, or that one of the two lacks.
+
+    Their size is how far they are from where they start, where that is given; rounding of the values is allowed then.
+    """
+    names = [name for name in one.keys() ^ other.keys() if bool((dict(one) | dict(other))[name].any())]
+    for name in one.keys() & other.keys():
+        a, b = one[name].to_dense().double(), other[name].to_dense().double()
+        bound = tolerance * float((a if start is None else a - start[name].double()).norm())
+        if start is not None and one[name].is_floating_point():
+            bound += torch.finfo(one[name].dtype).eps * float(a.norm())
+        if not float((a - b).norm()) <= bound:
+            names.append(name)
+    return sorted(names)
 
 
 def share_of(stale: list[str], first: Mapping[str, Tensor], second: Step, alone: Step) -> float:

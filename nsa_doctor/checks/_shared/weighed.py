@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.method_calls import calls_of
 from nsa_doctor.probes.hooks.phase import unobserved
@@ -20,7 +20,7 @@ _NUM_COPIES = 2
 _RESIDUE = 3e-2  # a loss of balance over a whole batch is no sum over micro-batches
 _LOSSES_APART = 1e-4
 _LEAST_SHARE = 0.02
-_ALONE = ((0.0, 1.0), (1.0, 0.0))
+_ALONE = ((1.0, 0.0), (0.0, 1.0))
 _EQUAL, _LOGGED = "each holds as many tokens", "the loss is no more than logged"
 
 
@@ -37,14 +37,16 @@ class Weighed:
 
 def weighed_otherwise(subject: Subject, length: int, seed: int) -> Weighed | None:
     """What is wrong or worth a note; None where loss and gradient agree, or where it cannot be seen."""
-    with unobserved():
-        sp = BegunLoop.of(subject).sp
-        parts = [sp.input(length, batch=rows, seed=seed + index) for index, rows in enumerate(_ROWS)]
-        looked = (_of_copies, _of_unequal, _of_schedule)
-        found = attempt(lambda: next((item for look in looked if (item := look(subject, parts)) is not None), None))
-    if isinstance(found, Caught):  # a loop may want all of one size, or several: what it raises others tell of
-        return None
-    return found
+    sp = BegunLoop.of(subject).sp
+    parts = [sp.input(length, batch=rows, seed=seed + index) for index, rows in enumerate(_ROWS)]
+    if (found := _of_copies(subject, parts)) is not None:
+        return found
+    try:
+        with unobserved():  # a loop may want micro-batches of one size
+            found = _of_unequal(subject, parts)
+    except SubjectFailedError:
+        pass
+    return found or _of_schedule(subject, parts)
 
 
 def _of_copies(subject: Subject, parts: Sequence[Tensor]) -> Weighed | None:
@@ -53,19 +55,21 @@ def _of_copies(subject: Subject, parts: Sequence[Tensor]) -> Weighed | None:
     alone, _ = _taken(subject, [batch])
     copies, place = _taken(subject, [batch] * _NUM_COPIES)
     weights = _weights(copies, [alone])
-    if weights is None or not alone.loss:
+    if weights is None:
         return None
-    times, of_loss = weights[0], copies.loss / alone.loss
-    is_once = _is_near(times, 1.0)
-    if not math.isfinite(of_loss) or _is_near(times, of_loss) or (is_once and not _is_near(of_loss, _NUM_COPIES)):
+    times, of_loss = weights[0], copies.loss / alone.loss if alone.loss else math.nan
+    is_once, is_known = _is_near(times, 1.0), math.isfinite(of_loss)
+    if _is_near(times, of_loss) or (is_once and not _is_near(of_loss, _NUM_COPIES)):
         return None
+    message = f"{_NUM_COPIES} copies of a micro-batch at S={batch.shape[1]} give {times:.3g} times the gradient of one"
+    message += f", and {of_loss:.3g} times its loss" if is_known else ", and no loss"
+    right_where = "the loss is to be summed" + (", and the gradient is not" if is_once else "")
     return Weighed(
         kind="copies",
-        message=f"{_NUM_COPIES} copies of a micro-batch at S={batch.shape[1]} give {times:.3g} times the gradient of "
-        f"one, and {of_loss:.3g} times its loss",
+        message=message,
         place=place,
-        right_where="the loss is to be summed, and the gradient is not" if is_once else "",
-        evidence={"gradient": times, "loss": of_loss},
+        right_where=right_where if is_once or not is_known else "",
+        evidence={"gradient": times, **({"loss": of_loss} if is_known else {})},
     )
 
 
@@ -74,10 +78,14 @@ def _of_unequal(subject: Subject, parts: Sequence[Tensor]) -> Weighed | None:
     steps = [_taken(subject, [part])[0] for part in parts]
     both, place = _taken(subject, parts)
     weights, first = _weights(both, steps), _share_of_first(both.loss, steps[0].loss, steps[1].loss)
-    if weights is None or first is None:
+    if weights is None:
         return None
-    is_of_one = any(map(_are_near, _ALONE, [weights] * 2))
-    if not is_of_one and abs(sum(weights) - 1) > _RESIDUE:
+    number = next((number for number, each in enumerate(_ALONE) if _are_near(weights, each)), None)
+    if number is not None:
+        rows = f"micro-batches of {' and '.join(map(str, _ROWS))} rows at S={parts[0].shape[1]}"
+        message = f"of {rows} the {('first', 'last')[number]} alone is in the gradient of a step"
+        return Weighed(kind="one", message=message, place=place, evidence={"gradient_of_first": weights[0]})
+    if first is None or abs(sum(weights) - 1) > _RESIDUE:
         return None
     agree, is_alike = _are_near(weights, (first, 1 - first)), _are_near(weights, (0.5, 0.5))
     if agree and not is_alike:
@@ -86,7 +94,7 @@ def _of_unequal(subject: Subject, parts: Sequence[Tensor]) -> Weighed | None:
     message += f"{_shares((first, 1 - first))} of the loss of a step"
     message += " and of its gradient" if agree else f", and {_shares(weights)} of its gradient"
     is_counted = first < 0.5 - _RESIDUE  # the one row counts for less than the others together
-    right_where = _EQUAL if agree else "" if (is_alike and is_counted) or is_of_one else _LOGGED
+    right_where = _EQUAL if agree else "" if is_alike and is_counted else _LOGGED
     evidence = {"loss_of_first": first, "gradient_of_first": weights[0], "gradient_of_second": weights[1]}
     return Weighed(kind="unequal", message=message, place=place, right_where=right_where, evidence=evidence)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.unlearned import lengths_for
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.errors import NotApplicableError, NotComparableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
@@ -33,6 +33,8 @@ _SMALLEST_RATIO, _LARGEST_RATIO = math.sqrt(2), 2 * math.sqrt(2)  # half the rat
 
 
 def run(subject: Subject) -> Iterator[Finding]:
+    if subject.loop is not None:
+        raise NotApplicableError("a loop steps at rates of its own, so no climb can be held against a rate")
     sp = comparable_module(subject, mode="train")
     length = lengths_for(subject)[0]
     x = sp.input(length)

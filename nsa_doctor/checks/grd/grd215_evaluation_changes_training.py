@@ -1,8 +1,8 @@
 """GRD215 evaluation-changes-training
 
 Detects: a training loop in which a step is another after an evaluation: parts left in eval(), parameters or gradients
-    that the evaluation changed; an evaluation in which parts run in training mode, so that its loss is a draw or
-    running statistics move; and one whose loss is that of its first or last batch alone.
+    that the evaluation changed; an evaluation that gives no finite loss, or that of its first or last batch alone; and
+    one in which parts run in training mode, so that its loss is a draw or running statistics move.
 Matters: dropout is off after the first evaluation; or the loss of held-out batches is not that of the model.
 Fix: `model.eval()` and `torch.no_grad()` around all of the evaluation, and what the mode was given back to the same
 module afterwards.
@@ -25,7 +25,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.evaluated import another_step, in_training_mode, of_one_batch
+from nsa_doctor.checks._shared.evaluated import Evaluation
 from nsa_doctor.checks._shared.unlearned import lengths_for
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
@@ -35,21 +35,13 @@ from nsa_doctor.subject.training_loop import TrainingLoop
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
-    length = lengths_for(subject)[0]
-    notes: list[Note] = []
-    for looked in (another_step, in_training_mode, of_one_batch):
-        for found in looked(subject, length):
-            if found.is_note:
-                notes.append(Note(message=found.message, where=found.place))
-                continue
-            yield Finding(
-                message=found.message,
-                where=found.place,
-                evidence={"length": length, **found.evidence},
-                repro=command_for(subject, "GRD215"),
-            )
-            return
-    yield from notes
+    evaluation = Evaluation(subject, lengths_for(subject)[0])
+    looked = (evaluation.another_step, evaluation.in_training_mode, evaluation.of_one_batch)
+    found = next((finding for look in looked for finding in look()), None)
+    if found is not None:
+        yield replace(found, repro=command_for(subject, "GRD215"))
+    else:
+        yield from evaluation.notes()
 
 
 def planted(subject: Subject) -> Subject:

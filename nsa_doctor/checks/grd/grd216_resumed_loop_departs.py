@@ -33,8 +33,9 @@ from nsa_doctor.subject.training_loop import TrainingLoop
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    if subject.loop is not None and BegunLoop.of(subject).loop.snapshot is None:
-        raise NotApplicableError("its training loop makes no snapshot")
+    loop = BegunLoop.of(subject).loop
+    if loop.snapshot is None or (loop.restore is None and loop.evaluate is None):
+        raise NotApplicableError("its training loop makes no snapshot, or neither goes on from one nor evaluates")
     length = lengths_for(subject)[0]
     for looked in (departures, remembered):
         for message, place in looked(subject, length):
@@ -62,4 +63,11 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, loop=begin)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("loop",), blocked_by=("NAN101",))
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    needs=("loop",),
+    blocked_by=("NAN101",),
+    explained_by=("GRD204", "GRD205", "GRD214"),
+)

@@ -55,6 +55,10 @@ class BegunLoop:
         seed_everything(other.seed)
         return cls(sp, ask("the start of the training loop", lambda: _checked(begin(sp.module)), sp.module))
 
+    def batches(self, length: int, seed: int) -> list[Tensor]:
+        """Two batches of two rows, the same for every loop around such a module."""
+        return [self.sp.input(length, batch=2, seed=seed + index) for index in range(2)]
+
     def step(self, batches: Sequence[Tensor], seed: int) -> Step:
         """One step on these micro-batches."""
         seed_everything(seed)

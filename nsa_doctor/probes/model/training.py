@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -143,8 +144,9 @@ def take_step(sp: BuiltModule, optimizer: torch.optim.Optimizer, x: Tensor) -> f
 
 
 def number(answer: Any) -> float:
-    """What a loop returns as its loss, as itself or by that name; 0, of which nothing is said, for what holds none."""
+    """What a loop returns as its loss, first or by that name; 0, of which nothing is said, for what holds none."""
+    answer = answer[0] if isinstance(answer, tuple) and answer else answer
     answer = answer.get("loss") if isinstance(answer, Mapping) else getattr(answer, "loss", answer)
     if isinstance(answer, Tensor) and answer.numel() == 1:
         return float(answer.detach().double())
-    return float(answer) if isinstance(answer, (int, float)) else 0.0
+    return float(answer) if isinstance(answer, Real) else 0.0
