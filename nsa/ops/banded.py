@@ -87,40 +87,40 @@ def banded_attention(
     return Banded(*_BandedAttention.apply(q, k, v, band, choose, counts_reads, budget))
 
 
+def banded_forward(
+    q: Tensor, k: Tensor, v: Tensor, band: Band, choose: Choose | None, counts_reads: bool, budget: int
+) -> Banded:
+    """What `banded_attention` gives, not to be differentiated."""
+    groups = k.shape[2]
+    dtype = accumulation_dtype(q.dtype)
+    out = q.new_zeros(*q.shape[:3], v.shape[-1])
+    norm = q.new_zeros(*q.shape[:3], 2, dtype=dtype)
+    slots = None if choose is None else choose.of_first_block(q, groups)
+    num_reads = q.new_zeros(*q.shape[:2], groups, dtype=torch.int64) if counts_reads else None
+    for rows, queries, keys in _tiles(q, band, budget):
+        visible, ceiling = _mask(band, queries, keys, q.device, dtype)
+        scores = score(to_streams(q[rows, queries], groups), _keys(k[rows, keys]), ceiling)
+        part, weights, total, peak = attend(scores, _keys(v[rows, keys]))
+        inverse = torch.where(total == 0, 0, total.reciprocal())
+        out[rows, queries] = from_streams(part.mul_(inverse), groups).to(out.dtype)
+        norm[rows, queries] = from_streams(normaliser(peak, total), groups)
+        if num_reads is not None:
+            num_reads[rows, queries] = visible.sum(-1)[:, None]
+        if choose is not None and slots is not None:
+            slots[rows, queries] = choose(_group_sum(weights, inverse, groups), queries.start)
+    return Banded(out, norm, slots, num_reads)
+
+
 class _BandedAttention(torch.autograd.Function):
+    forward = staticmethod(banded_forward)
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        band: Band,
-        choose: Choose | None,
-        counts_reads: bool,
-        budget: int,
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        groups = k.shape[2]
-        dtype = accumulation_dtype(q.dtype)
-        out = q.new_zeros(*q.shape[:3], v.shape[-1])
-        norm = q.new_zeros(*q.shape[:3], 2, dtype=dtype)
-        slots = None if choose is None else choose.of_first_block(q, groups)
-        num_reads = q.new_zeros(*q.shape[:2], groups, dtype=torch.int64) if counts_reads else None
-        for rows, queries, keys in _tiles(q, band, budget):
-            visible, ceiling = _mask(band, queries, keys, q.device, dtype)
-            scores = score(to_streams(q[rows, queries], groups), _keys(k[rows, keys]), ceiling)
-            part, weights, total, peak = attend(scores, _keys(v[rows, keys]))
-            inverse = torch.where(total == 0, 0, total.reciprocal())
-            out[rows, queries] = from_streams(part.mul_(inverse), groups).to(out.dtype)
-            norm[rows, queries] = from_streams(normaliser(peak, total), groups)
-            if num_reads is not None:
-                num_reads[rows, queries] = visible.sum(-1)[:, None]
-            if choose is not None and slots is not None:
-                slots[rows, queries] = choose(_group_sum(weights, inverse, groups), queries.start)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Banded) -> None:
+        q, k, v, ctx.band, *_, ctx.budget = inputs
+        out, norm, slots, num_reads = output
         ctx.save_for_backward(q, k, v, out, norm)
         ctx.mark_non_differentiable(norm, *(x for x in (slots, num_reads) if x is not None))
         ctx.set_materialize_grads(False)
-        ctx.band, ctx.budget = band, budget
-        return out, norm, slots, num_reads
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_others: None) -> tuple[Tensor | None, ...]:
@@ -137,6 +137,14 @@ def banded_gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: Tensor, band: Band, budget: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; the scores are computed again."""
+    grad_q, grad_k, grad_v = banded_sums(grad, q, k, v, out, norm, band, budget)
+    return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype)
+
+
+def banded_sums(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: Tensor, band: Band, budget: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, those of k and v in the dtype of sums."""
     groups = k.shape[2]
     delta = (grad.to(norm.dtype) * out.to(norm.dtype)).sum(-1, keepdim=True)
     grad_q = torch.zeros_like(q)
@@ -153,7 +161,7 @@ def banded_gradients(
         grad_q[rows, queries] = from_streams(parts[0], groups).to(q.dtype)
         grad_k[rows, keys] += from_streams(parts[1].unsqueeze(2), groups)
         grad_v[rows, keys] += from_streams(parts[2].unsqueeze(2), groups)
-    return grad_q, grad_k.to(k.dtype), grad_v.to(v.dtype)
+    return grad_q, grad_k, grad_v
 
 
 def _tiles(q: Tensor, band: Band, budget: int) -> Iterator[tuple[slice, slice, slice]]:

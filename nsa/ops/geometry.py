@@ -57,6 +57,13 @@ class Geometry:
         """Selection blocks, a partial last one included."""
         return -(-num_tokens // self.l_sel)
 
+    def num_dense(self, first_query: int, num_queries: int) -> int:
+        """How many of the queries `first_query`, `first_query` + 1 … stand in the first n_sel blocks.
+
+        These choose every block they see: they attend to all tokens up to themselves.
+        """
+        return min(max(self.n_sel * self.l_sel - first_query, 0), num_queries)
+
     def block_range(self, block: int, num_tokens: int) -> tuple[int, int]:
         """Tokens [start, end) of selection block `block`, cut at the end of the sequence."""
         return block * self.l_sel, min((block + 1) * self.l_sel, num_tokens)
@@ -109,6 +116,16 @@ class Reads:
     compressed: int
     selected: int
     sliding: int
+
+
+def every_block(
+    num_rows: int, queries: range, num_groups: int, geometry: Geometry, device: torch.device
+) -> Int[Tensor, "rows queries groups n"]:
+    """Slots of queries that choose every block they see, as those in the first n_sel blocks do."""
+    block = torch.arange(geometry.n_sel, device=device)
+    current = torch.arange(queries.start, queries.stop, device=device)[:, None] // geometry.l_sel
+    slots = torch.where(block <= current, block, EMPTY_SLOT)
+    return slots[:, None].expand(num_rows, -1, num_groups, -1).contiguous()
 
 
 def slots_to_mask(

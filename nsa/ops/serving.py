@@ -102,7 +102,7 @@ def _selected(effective: str, plain: tuple[Any, ...], is_chosen: bool) -> Served
 
             return Served(select_triton.selected_attention, (is_chosen,))
         case _:
-            return Served(select_vectorized.selected_attention, plain)
+            return Served(select_vectorized.selected_attention, (is_chosen, *plain))
 
 
 def _sliding(effective: str, plain: tuple[Any, ...]) -> Served:

@@ -124,7 +124,7 @@ def from_streams(x: Tensor, num_groups: int) -> Tensor:
     return x.unflatten(0, (-1, num_groups)).transpose(1, 2).flatten(2, 3)
 
 
-def split(total: int, size: int) -> Iterator[slice]:
-    """Slices of at most `size` that cover range(total) in order."""
-    for start in range(0, total, size):
-        yield slice(start, min(start + size, total))
+def split(stop: int, size: int, start: int = 0) -> Iterator[slice]:
+    """Slices of at most `size` that cover range(start, stop) in order."""
+    for first in range(start, stop, size):
+        yield slice(first, min(first + size, stop))

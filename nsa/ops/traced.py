@@ -221,12 +221,10 @@ def _more(
     """What an implementation's functions take after the tensors that all take."""
     own: dict[str, tuple[Any, ...]] = {
         "compressed": (geometry, first_query),
-        "selected": (slots, geometry),
+        "selected": (slots, geometry, is_chosen),
         "sliding": (geometry,),
     }
-    if impl == "vectorized":
-        return *own[branch], num_tile_elements
-    return (*own[branch], is_chosen) if branch == "selected" else own[branch]
+    return (*own[branch], num_tile_elements) if impl == "vectorized" else own[branch]
 
 
 def _implementation(branch: str, impl: str) -> ModuleType:

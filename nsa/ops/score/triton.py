@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.ops.geometry import EMPTY_SLOT, NUM_FORCED, Geometry
+from nsa.ops.geometry import EMPTY_SLOT, NUM_FORCED, Geometry, every_block
 from nsa.ops.kernel_tiles import (
     best_ranked,
     current,
@@ -42,7 +42,7 @@ def choose_slots(q: Query, k_cmp: CompressedKey, norm: Tensor, geometry: Geometr
     num_rows, num_queries, num_groups = q.shape[0], q.shape[1], k_cmp.shape[2]
     num_blocks = geometry.num_blocks(first_query + num_queries)
     if num_blocks <= geometry.n_sel:
-        return _all_blocks(num_rows, num_groups, num_blocks, geometry, first_query, q)
+        return every_block(num_rows, range(first_query, first_query + num_queries), num_groups, geometry, q.device)
     q, k_cmp, norm = q.detach().contiguous(), k_cmp.detach().contiguous(), norm.contiguous()
     slots = torch.empty(num_rows, num_queries, num_groups, geometry.n_sel, dtype=torch.int64, device=q.device)
     sizes = sizes_of(q, k_cmp, geometry)
@@ -53,16 +53,6 @@ def choose_slots(q: Query, k_cmp: CompressedKey, norm: Tensor, geometry: Geometr
             inside, spilled = given_to_blocks(q, k_cmp, norm, geometry, first_query, queries, sizes)
             choose_tile(inside, spilled, slots, geometry, first_query, queries, sizes["PIECES"])
     return slots
-
-
-def _all_blocks(
-    num_rows: int, num_groups: int, num_blocks: int, geometry: Geometry, first_query: int, q: Tensor
-) -> Tensor:
-    """Slots where there are no more blocks than slots: every block that a query may see."""
-    block = torch.arange(geometry.n_sel, device=q.device)
-    current_block = torch.arange(first_query, first_query + q.shape[1], device=q.device) // geometry.l_sel
-    slots = torch.where(block <= current_block[:, None], block, EMPTY_SLOT)
-    return slots[:, None].expand(num_rows, -1, num_groups, -1).contiguous()
 
 
 def sizes_of(q: Tensor, k_cmp: Tensor, geometry: Geometry) -> dict[str, Any]:

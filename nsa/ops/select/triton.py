@@ -74,7 +74,7 @@ def forward(
     """Output and normaliser [B, T, H, 2] of contiguous tensors."""
     out = q.new_empty(*q.shape[:3], v.shape[-1])
     norm = q.new_empty(*q.shape[:3], 2, dtype=torch.float32)
-    num_dense = _num_dense(q, k, geometry) if is_chosen else 0
+    num_dense = geometry.num_dense(k.shape[1] - q.shape[1], q.shape[1]) if is_chosen else 0
     if num_dense:
         band_kernels.attend(q, k, v, Band(num_dense, k.shape[1]), out, norm)
     if num_dense == q.shape[1]:
@@ -104,7 +104,7 @@ def gradients(
     grad = grad.to(q.dtype).contiguous()
     grad_q = torch.empty_like(q)
     terms = q.new_empty(*q.shape[:3], 4, dtype=torch.float32)
-    num_dense = _num_dense(q, k, geometry) if is_chosen else 0
+    num_dense = geometry.num_dense(k.shape[1] - q.shape[1], q.shape[1]) if is_chosen else 0
     is_whole = num_dense == q.shape[1]
     num_keys = k.shape[1] if is_whole else k.shape[1] - q.shape[1] + num_dense if num_dense else 0
     # What is added to further is in float32; by spans of queries, since these keys alone are few programs.
@@ -130,12 +130,6 @@ def gradients(
             grad, q, k, v, slots, geometry, num_dense, terms, dense, grad_q if inverted else None
         )
     return grad_q, grad_k, grad_v
-
-
-def _num_dense(q: Tensor, k: Tensor, geometry: Geometry) -> int:
-    """How many of the queries stand in the first n_sel blocks: they choose every block they see."""
-    first_query = k.shape[1] - q.shape[1]
-    return min(max(geometry.n_sel * geometry.l_sel - first_query, 0), q.shape[1])
 
 
 def _by_query(

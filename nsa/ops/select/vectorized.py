@@ -1,8 +1,8 @@
 """The selected branch, fast: any device, float64, float32, bfloat16 and float16, any H/G, Dv != Dk; no host sync.
 
-Attention takes a chunk of queries at a time: (query, slot) pairs are grouped by the block they read, each group is a
-dense product, and the partial softmaxes of a query's slots are merged. The backward pass computes scores again: nothing
-of size S x S is kept.
+Queries that choose every block attend densely. Others are taken by chunks: (query, slot) pairs are grouped by the block
+they read, each group is a dense product, and the partial softmaxes of a query's slots are merged. The backward pass
+computes scores again: nothing of size S x S is kept.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nsa.autocast import without_autocast
+from nsa.ops.banded import banded_forward, banded_gradients, banded_sums
 from nsa.ops.geometry import EMPTY_SLOT, Geometry
 from nsa.ops.reads import ReadCounter
+from nsa.ops.select.dense import DenseQueries
 from nsa.ops.select.grouping import Grouping, group_by_block, sum_rows
 from nsa.ops.tiles import (
     accumulation_dtype,
@@ -42,15 +44,17 @@ def selected_attention(
     v: Value,
     slots: Slots,
     geometry: Geometry,
+    is_chosen: bool = False,
     reads: ReadCounter | None = None,
     num_tile_elements: int | None = None,
 ) -> Output:
     """Attention of each query over the tokens of its chosen blocks, up to itself (Eq. 11 and 12).
 
-    The T queries are the last T of the S key tokens. A query with no readable key gives exactly zero.
+    The T queries are the last T of the S key tokens. A query with no readable key gives exactly zero. is_chosen: the
+    slots are those of Eq. 11, so that queries in the first n_sel blocks see every key up to themselves.
     """
-    budget = tile_budget(q.device, num_tile_elements)
-    out: Tensor = _SelectedAttention.apply(q, k, v, slots, _block_length(k, geometry), budget, reads)
+    sizes = _sizes(q, k, geometry, num_tile_elements, is_chosen=is_chosen)
+    out: Tensor = _SelectedAttention.apply(q, k, v, slots, sizes, reads)
     return out
 
 
@@ -94,31 +98,35 @@ class _SelectedAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         slots: Tensor,
-        block_length: int,
-        budget: int,
+        sizes: "_Sizes",
         reads: ReadCounter | None,
     ) -> Tensor:
-        out, norm, counts = _forward(q, k, v, slots, block_length, budget, reads is not None)
+        out, norm, counts = _forward(q, k, v, slots, sizes, counts_reads=reads is not None)
         if reads is not None:
             reads.selected = counts
         ctx.save_for_backward(q, k, v, out, norm, slots)
-        ctx.block_length, ctx.budget = block_length, budget
+        ctx.sizes = sizes
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_derivatives()
         q, k, v, out, norm, slots = ctx.saved_tensors
-        found = _gradients(grad, q, k, v, out, norm, slots, ctx.block_length, ctx.budget)
-        return *found, None, None, None, None
+        return *_gradients(grad, q, k, v, out, norm, slots, ctx.sizes), None, None, None
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, slots: Tensor, geometry: Geometry, num_tile_elements: int | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slots: Tensor,
+    geometry: Geometry,
+    is_chosen: bool,
+    num_tile_elements: int | None,
 ) -> tuple[Tensor, Tensor]:
     """Output and normaliser [B, T, H, 2]."""
-    budget = tile_budget(q.device, num_tile_elements)
-    return _forward(q, k, v, slots, _block_length(k, geometry), budget, counts_reads=False)[:2]
+    sizes = _sizes(q, k, geometry, num_tile_elements, is_chosen=is_chosen)
+    return _forward(q, k, v, slots, sizes, counts_reads=False)[:2]
 
 
 def gradients(
@@ -130,23 +138,49 @@ def gradients(
     norm: Tensor,
     slots: Tensor,
     geometry: Geometry,
+    is_chosen: bool,
     num_tile_elements: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; the scores are computed again."""
-    budget = tile_budget(q.device, num_tile_elements)
-    return _gradients(grad, q, k, v, out, norm, slots, _block_length(k, geometry), budget)
+    sizes = _sizes(q, k, geometry, num_tile_elements, is_chosen=is_chosen)
+    return _gradients(grad, q, k, v, out, norm, slots, sizes)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Tokens of a block, queries that attend densely, and score elements of a tile."""
+
+    block_length: int
+    dense: DenseQueries
+    budget: int
+
+
+def _sizes(q: Tensor, k: Tensor, geometry: Geometry, num_tile_elements: int | None, *, is_chosen: bool) -> _Sizes:
+    return _Sizes(
+        block_length=min(geometry.l_sel, k.shape[1]),  # one longer than the sequence is no longer for it
+        dense=DenseQueries.of(q, k, geometry if is_chosen else None),
+        budget=tile_budget(q.device, num_tile_elements),
+    )
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, slots: Tensor, block_length: int, budget: int, counts_reads: bool
+    q: Tensor, k: Tensor, v: Tensor, slots: Tensor, sizes: _Sizes, *, counts_reads: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Output, normaliser, and keys read [B, T, G] where they are counted."""
-    groups, dtype = k.shape[2], accumulation_dtype(q.dtype)
-    out = q.new_zeros(*q.shape[:3], v.shape[-1])
-    norm = q.new_zeros(*q.shape[:3], 2, dtype=dtype)
-    counts = slots.new_zeros(slots.shape[:3], dtype=torch.int64) if counts_reads else None
-    k_blocks, v_blocks = _to_blocks(k, block_length), _to_blocks(v, block_length)
-    for chunk in _chunks(q, k, slots, block_length, budget):
+    groups, dense = k.shape[2], sizes.dense
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    norm = q.new_empty(*q.shape[:3], 2, dtype=accumulation_dtype(q.dtype))
+    counts = slots.new_empty(slots.shape[:3], dtype=torch.int64) if counts_reads else None
+    if dense.count:
+        of_dense = q[:, dense.queries], k[:, dense.keys], v[:, dense.keys]
+        found = banded_forward(*of_dense, dense.band, None, counts_reads, sizes.budget)
+        if dense.count == q.shape[1]:
+            return found.out, found.norm, found.num_reads
+        out[:, dense.queries], norm[:, dense.queries] = found.out, found.norm
+        if counts is not None and found.num_reads is not None:
+            counts[:, dense.queries] = found.num_reads
+    k_blocks, v_blocks = _to_blocks(k, sizes.block_length), _to_blocks(v, sizes.block_length)
+    for chunk in _chunks(q, k, slots, sizes):
         at = chunk.rows, chunk.queries
         chunk_out, chunk_norm = _attend_chunk(chunk, to_streams(q[at], groups), k_blocks, v_blocks)
         out[at] = from_streams(chunk_out, groups).to(out.dtype)
@@ -158,33 +192,36 @@ def _forward(
 
 @without_autocast
 def _gradients(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    norm: Tensor,
-    slots: Tensor,
-    block_length: int,
-    budget: int,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: Tensor, slots: Tensor, sizes: _Sizes
 ) -> tuple[Tensor, Tensor, Tensor]:
-    groups = k.shape[2]
+    groups, dense = k.shape[2], sizes.dense
+    if dense.count == q.shape[1]:
+        return banded_gradients(grad, q, k, v, out, norm, dense.band, sizes.budget)
     delta = (grad.to(norm.dtype) * out.to(norm.dtype)).sum(-1, keepdim=True)
-    grad_q = torch.zeros_like(q)
-    k_blocks, v_blocks = _to_blocks(k, block_length), _to_blocks(v, block_length)
+    grad_q = torch.empty_like(q)
+    k_blocks, v_blocks = _to_blocks(k, sizes.block_length), _to_blocks(v, sizes.block_length)
     grad_k = torch.zeros_like(k_blocks, dtype=norm.dtype)
     grad_v = torch.zeros_like(v_blocks, dtype=norm.dtype)
-    for chunk in _chunks(q, k, slots, block_length, budget):
+    for chunk in _chunks(q, k, slots, sizes):
         at = chunk.rows, chunk.queries
         tables = [to_streams(x[at], groups) for x in (q, grad.to(q.dtype), norm, delta)]
         chunk_grad_q = _attend_chunk_backward(chunk, tables, k_blocks, v_blocks, grad_k, grad_v)
         grad_q[at] = from_streams(chunk_grad_q, groups).to(q.dtype)
-    return grad_q, _from_blocks(grad_k, k), _from_blocks(grad_v, v)
-
-
-def _block_length(k: Tensor, geometry: Geometry) -> int:
-    """Of selection blocks; one longer than the sequence is no longer for it."""
-    return min(geometry.l_sel, k.shape[1])
+    sums = [_from_blocks(grad_k, k), _from_blocks(grad_v, v)]
+    if dense.count:
+        grad_q[:, dense.queries], *parts = banded_sums(
+            grad[:, dense.queries],
+            q[:, dense.queries],
+            k[:, dense.keys],
+            v[:, dense.keys],
+            out[:, dense.queries],
+            norm[:, dense.queries],
+            dense.band,
+            sizes.budget,
+        )
+        for total, part in zip(sums, parts, strict=True):
+            total[:, dense.keys] += part
+    return grad_q, sums[0].to(k.dtype), sums[1].to(v.dtype)
 
 
 @dataclass(frozen=True)
@@ -221,15 +258,16 @@ class _Chunk:
         return from_streams(per_query.view(-1, self.queries.stop - self.queries.start, 1, 1), groups)[..., 0]
 
 
-def _chunks(q: Tensor, k: Tensor, slots: Tensor, block_length: int, budget: int) -> Iterator[_Chunk]:
-    """Cut queries into chunks whose table of partial outputs fits the budget, and group each."""
+def _chunks(q: Tensor, k: Tensor, slots: Tensor, sizes: _Sizes) -> Iterator[_Chunk]:
+    """Cut queries that are not dense into chunks whose table of partial outputs fits the budget, and group each."""
+    block_length, budget = sizes.block_length, sizes.budget
     num_rows, num_queries, num_heads, _ = q.shape
     num_tokens, groups = k.shape[1:3]
     first_query, blocks_per_stream = num_tokens - num_queries, -(-num_tokens // block_length)
     queries_per_chunk = max(
         1, _TABLES_PER_TILE * budget // (num_heads * slots.shape[-1] * max(q.shape[-1], k.shape[-1]))
     )
-    for queries in split(num_queries, queries_per_chunk):
+    for queries in split(num_queries, queries_per_chunk, start=sizes.dense.count):
         size = queries.stop - queries.start
         num_seen = -(-(first_query + queries.stop) // block_length)
         for rows in split(num_rows, max(1, queries_per_chunk // size)):
@@ -333,7 +371,7 @@ def _to_blocks(x: Tensor, block_length: int) -> Tensor:
 
 
 def _from_blocks(blocks: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `_to_blocks`, in the shape and dtype of `like`."""
+    """The inverse of `_to_blocks`, in the shape of `like`."""
     num_rows, num_tokens, groups, size = like.shape
     streams = blocks.view(num_rows * groups, -1, 1, size)[:, :num_tokens]
-    return from_streams(streams, groups).to(like.dtype)
+    return from_streams(streams, groups)

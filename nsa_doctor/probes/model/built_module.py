@@ -93,8 +93,9 @@ def randomise(module: nn.Module, seed: int) -> None:
             if not parameter.requires_grad or not parameter.is_floating_point():
                 continue
             noise = torch.randn(parameter.shape, generator=generator, device="cpu").to(parameter)
-            moved = parameter * (1 + _RELATIVE_STEP * noise)
-            moved = torch.where(parameter == 0, _from_zero(parameter) * noise, moved)
+            moved, is_zero = parameter * (1 + _RELATIVE_STEP * noise), parameter == 0
+            if bool(is_zero.any()):
+                moved = torch.where(is_zero, _from_zero(parameter) * noise, moved)
             parameter.copy_(torch.where(isfinite(moved), moved, parameter))
 
 

@@ -87,12 +87,16 @@ def test_a_number_of_scores_at_once_that_cannot_be_is_refused(impl: str, number:
 @pytest.mark.parametrize("impl", FAST)
 def test_a_hidden_score_that_overflows_changes_no_earlier_output(impl: str) -> None:
     tensors = {name: x.detach().clone() for name, x in small_inputs(96, dtype=torch.float32).items()}
-    before = nsa_attention(**tensors, geometry=SMALL, impl=impl)
-    for name in ("k_sel", "k_win"):
-        tensors[name][:, 60] = 3e38
-    after = nsa_attention(**tensors, geometry=SMALL, slots=before.slots, impl=impl)
-    for branch in BRANCHES:
-        assert torch.equal(getattr(before, branch)[:, :60], getattr(after, branch)[:, :60]), branch
+    slots = nsa_attention(**tensors, geometry=SMALL, impl=impl).slots
+    for held in (slots, None):  # in a block that some choose, and in one that all see
+        hidden = 60 if held is not None else SMALL.n_sel * SMALL.l_sel - 2
+        before = nsa_attention(**tensors, geometry=SMALL, slots=held, impl=impl)
+        given = {name: x.clone() for name, x in tensors.items()}
+        for name in ("k_sel", "k_win"):
+            given[name][:, hidden] = 3e38
+        after = nsa_attention(**given, geometry=SMALL, slots=held, impl=impl)
+        for branch in BRANCHES:
+            assert torch.equal(getattr(before, branch)[:, :hidden], getattr(after, branch)[:, :hidden]), branch
 
 
 @pytest.mark.parametrize("magnitude", [1.0, 1e4, 1e8])

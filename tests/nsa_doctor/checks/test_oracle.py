@@ -10,6 +10,7 @@ import torch
 from nsa.config import NSAConfig, load_config
 from nsa.nn import attention, cache, gate, rope
 from nsa.ops import api, geometry
+from nsa.ops.select import dense
 from nsa.ops.select import vectorized as select
 from nsa.ops.slide import reference as slide_reference
 from nsa.ops.slide import vectorized as slide
@@ -64,7 +65,9 @@ def unscaled(q: torch.Tensor, k: torch.Tensor, ceiling: torch.Tensor) -> torch.T
 MUTATIONS: dict[str, tuple[str, str, object, str, Callable[..., Any]]] = {
     "window": ("FWD303", "sliding", slide._Window, "visible", one_more_key),
     "window-by-oracle": ("FWD301", "the sliding branch differs", slide._Window, "visible", one_more_key),
-    "scale": ("FWD302", "selected branch", select, "score", unscaled),
+    "scale": ("FWD302", "attend covers", select, "score", unscaled),
+    "dense": ("FWD302", "selected branch", dense.Causal, "visible", lambda band, query, key: key < band.first_query + (
+        query + (query == 0))),
     "forced": ("FWD301", "under implementation reference", geometry.Geometry, "forced_blocks", no_local_block),
     "last-token": ("FWD303", "attend", select, "_ceiling_table", lambda length, dtype, device: torch.cat(
         (torch.full((1, length), -torch.inf, dtype=dtype), ceilings(length, dtype)[:-1]))),
