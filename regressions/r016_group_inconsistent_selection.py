@@ -99,7 +99,7 @@ CASE = Case(
             expected=found(
                 "SEL108",
                 file="banded.py",  # which writes down what each tile has chosen
-                function="forward",
+                function="banded_forward",
                 says="heads 0 and . of group 0 read different tokens",
             ),
         ),
