@@ -118,6 +118,7 @@ def _asked(request: SubjectRequest, adapter: Adapter, module: nn.Module, asking:
     options += ("--input", guess.input) if adapter.input is None else ()
     if request.width is not None or (adapter.width is None and guess.width not in _widths(module, guess.input)):
         options += ("--width", str(guess.width))
+    options += () if request.size is None else ("--size", request.size)
     return replace(guess, options=options)
 
 

@@ -17,19 +17,23 @@ from nsa_doctor.subject.language_model import LanguageModel, cache_of, logits_of
 _LONGEST = 3 * POSITIONS // 4
 
 
-def adapter_of(name: str, seed: int) -> Adapter:
-    """How a model type or a configuration file is examined; what it has not is said in notes."""
-    model = build_model(name, seed)
+def adapter_of(name: str, seed: int, size: str | None = None) -> Adapter:
+    """How a model type or a configuration file is examined; what it has not is said in notes.
+
+    size: "real" for the sizes that its configuration has, whose longest sequence is found out; else small ones.
+    """
+    is_small = size != "real"
+    model = build_model(name, seed, is_small=is_small)
     assert model.build is not None
     return Adapter(
         make=model.build,
         call=lambda module, ids: _own_logits(model, model.answer(_theirs(model, ids), module=module)),
         input="tokens",
         width=model.tokens[1] - model.tokens[0],
-        max_length=_LONGEST,
+        max_length=_LONGEST if is_small else None,
         seams=dict(_seams(model)),
         spec=(Declaration.BIDIRECTIONAL.value,) if model.is_bidirectional else (),
-        notes=tuple(_notes(model)),
+        notes=tuple(_notes(model, is_small=is_small)),
     )
 
 
@@ -44,8 +48,11 @@ def _seams(model: LanguageModel) -> Iterator[tuple[str, Callable[..., Any]]]:
         yield "generate", lambda module, ids, num_tokens: _generated(model, module, ids, num_tokens)
 
 
-def _notes(model: LanguageModel) -> Iterator[str]:
-    yield f"a small {type(model.module).__name__} with random weights, which are scaled up so that attention is uneven"
+def _notes(model: LanguageModel, *, is_small: bool) -> Iterator[str]:
+    number = sum(parameter.numel() for parameter in model.module.parameters())
+    kind = type(model.module).__name__
+    sized = f"a small {kind}" if is_small else f"a {kind} of its real sizes, {number / 1e6:.0f} million parameters,"
+    yield f"{sized} with random weights, which are scaled up so that attention is uneven"
     if model.cache is None:
         yield "decoding is not examined: its forward answers no cache that it takes back"
     if why := _why_not_packed(model):
@@ -105,6 +112,6 @@ def _twins(model: LanguageModel) -> Mapping[str, Callable[[int], nn.Module]]:
     """Implementations that the type agrees to be built in."""
     assert model.build is not None
     build = model.build
-    tried = {name: attempt(lambda named=named: build(**named)) for name, named in model.implementations.items()}
-    served = [name for name, module in tried.items() if not isinstance(module, Caught)]
+    named = model.implementations
+    served = [name for name in named if not isinstance(attempt(lambda name=name: build(**named[name])), Caught)]
     return {name: lambda seed, name=name: build(**model.implementations[name]) for name in served}

@@ -26,7 +26,7 @@ def load_subject(
     Raises SubjectUnusableError, or SubjectFailedError when a factory itself raises.
     """
     if request.spec is not None:
-        factory = _factory(request.spec, request.seed)
+        factory = _factory(request.spec, request)
         subject = _declaring(adapt(request, factory, asking, made), request.declared)
         return subject if request.train is None else _training(subject, request.train)
     from nsa.strict import ConfigError
@@ -38,12 +38,12 @@ def load_subject(
         raise SubjectUnusableError(str(error)) from error
 
 
-def _factory(spec: str, seed: int) -> Callable[[], Any]:
+def _factory(spec: str, request: SubjectRequest) -> Callable[[], Any]:
     """What makes the subject: a model of transformers, or the callable that the user names."""
     if spec.startswith(HUGGING_FACE):
         from nsa_doctor.adapters.hugging_face_model import adapter_of  # no other subject needs transformers
 
-        return lambda: adapter_of(spec.removeprefix(HUGGING_FACE), seed)
+        return lambda: adapter_of(spec.removeprefix(HUGGING_FACE), request.seed, request.size)
     return import_factory(spec)
 
 

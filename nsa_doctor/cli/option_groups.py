@@ -18,6 +18,7 @@ class SubjectOptions:
     width: given.Width = None
     spec: given.Spec = None
     train: given.Train = None
+    size: given.Size = None
 
     def words(self) -> dict[str, Any]:
         """By the names that a command line gives them, as `reproduce` takes them."""

@@ -40,6 +40,10 @@ Train = Annotated[
         "its whole loop, begin(module), which returns an nsa_doctor.TrainingLoop.",
     ),
 ]
+Size = Annotated[
+    str | None,
+    typer.Option(help="small or real: how large a --subject hf:… is made; small where it is not said."),
+]
 Like = Annotated[
     str | None,
     typer.Option(

@@ -68,6 +68,8 @@ def examined(
         raise OptionError("--train is for a --subject; the built-in one has its own; leave it out")
     if whom.train is not None and not _SPEC.fullmatch(whom.train):
         raise OptionError(f"--train must be package.module:function, got {whom.train!r}")
+    if whom.size is not None and not (subject or "").startswith(HUGGING_FACE):
+        raise OptionError("--size is for a --subject hf:…, a model of transformers; leave it out")
     if whom.width is not None and not 1 <= whom.width <= _LARGEST_WIDTH:
         raise OptionError(f"--width must be from 1 to {_LARGEST_WIDTH}, got {whom.width}")
     if not 0 <= seed <= _LARGEST_SEED:
@@ -86,6 +88,7 @@ def examined(
         reference=words.get("reference"),
         inputs=words.get("inputs"),
         train=whom.train,
+        size=None if whom.size is None else one_of("--size", whom.size, ("small", "real")),
         device=device_option(device),
         dtype=None if dtype is None else one_of("--dtype", dtype, DTYPES),
         seed=seed,

@@ -18,6 +18,7 @@ class ProjectSettings(Strict):
     width: int | None = Field(None, gt=0, description="width of embeddings, or size of the vocabulary")
     spec: Name | None = Field(None, description="what the subject is meant to be")
     train: Name | None = Field(None, description="a training step of the subject's, or its loop")
+    size: Literal["small", "real"] | None = Field(None, description="how large a model of transformers is made")
     like: Name | None = Field(None, description="how a function is called")
     reference: Name | None = Field(None, description="a function that is right")
     inputs: Name | None = Field(None, description="a safetensors file with q, k and v")

@@ -13,7 +13,8 @@ COMPILE_SECONDS = 900.0  # --compile-timeout where none is given
 class ExaminationRequest:
     """Whom to examine and under which conditions.
 
-    `declared` are words of `--spec`, which the subject is meant to be; `train` names its training step or loop. A
+    `declared` are words of `--spec`, which the subject is meant to be; `train` names its training step or loop;
+    `size` "real" is for a model of transformers, which is small else. A
     function (`fn:…`) is called `like` a convention, and may have a `reference` and a file of `inputs`.
     `timeout` is what one measurement, or one call in a check, may take, in seconds, `compile_timeout` what it may take
     beside that while something compiles; `dtype` None is the subject's own;
@@ -28,6 +29,7 @@ class ExaminationRequest:
     width: int | None = None
     declared: tuple[str, ...] = ()
     train: str | None = None
+    size: str | None = None
     like: str | None = None
     reference: str | None = None
     inputs: str | None = None

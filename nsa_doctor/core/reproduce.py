@@ -149,6 +149,7 @@ def _named(examination_request: ExaminationRequest) -> tuple[str, ...]:
         "--like": examination_request.like,
         "--spec": ",".join(examination_request.declared) or None,
         "--train": examination_request.train,
+        "--size": examination_request.size,
         "--reference": examination_request.reference,
         "--inputs": examination_request.inputs,
         "--dtype": examination_request.dtype,

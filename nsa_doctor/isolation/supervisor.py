@@ -255,6 +255,7 @@ class Supervisor:
         subject: dict[str, Any] = {"spec": examination_request.spec, "config": examination_request.config}
         subject |= {"input": examination_request.input, "width": examination_request.width}
         subject |= {"declared": examination_request.declared, "train": examination_request.train}
+        subject |= {"size": examination_request.size}
         if examination_request.like is not None:
             names = ("like", "reference", "inputs")
             subject |= {name: getattr(examination_request, name) for name in names}

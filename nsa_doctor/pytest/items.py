@@ -100,6 +100,7 @@ class Examining:
                 width=asked.width,
                 declared=asked.declared,
                 train=asked.train,
+                size=asked.size,
                 seed=asked.seed,
                 device=asked.device,
                 lengths=asked.lengths,

@@ -14,6 +14,7 @@ class SubjectRequest:
     growing ones, those to `avoid` apart, to find out how long a sequence it serves and, where its calls are slow, how
     long a one the `profile` has time for. `declared` are words that say what
     it is meant to be (`core.declared.Declaration`). `train` names its training step or loop (package.module:function).
+    `size` "real" is for a model of transformers, which is small else.
     """
 
     spec: str | None = None
@@ -22,6 +23,7 @@ class SubjectRequest:
     width: int | None = None
     declared: tuple[str, ...] = ()
     train: str | None = None
+    size: str | None = None
     seed: int = 0
     device: str = "cpu"
     lengths: tuple[int, ...] = (128,)

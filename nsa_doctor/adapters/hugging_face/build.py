@@ -13,6 +13,7 @@ from torch import nn
 
 from nsa_doctor.adapters.hugging_face.classes import ModelClasses, classes_of
 from nsa_doctor.adapters.hugging_face.installed import library
+from nsa_doctor.adapters.hugging_face.room import require_room
 from nsa_doctor.adapters.hugging_face.small_config import FIRST_ORDINARY_TOKEN, small_values
 from nsa_doctor.adapters.hugging_face.small_sizes import VOCABULARY
 from nsa_doctor.core.errors import Caught, attempt
@@ -39,13 +40,16 @@ _ATTENTION = ("eager", "sdpa")  # flex_attention compiles, which a CPU takes min
 def build_model(name: str, seed: int = 0, *, is_small: bool = True) -> LanguageModel:
     """The model of a type, a configuration file or a class: in float64 where all of it computes in that, or float32.
 
+    A small one; else one of the sizes that its configuration has, in float32.
     Raises SubjectUnusableError for what cannot be built, with the reason.
     """
     classes = classes_of(name)
     quiet()
     reasons: list[Caught] = []
+    if not is_small:
+        require_room(name, classes)
     for values in _candidates(classes, reasons, is_small=is_small):
-        for dtype in ("float64", "float32"):
+        for dtype in ("float64", "float32")[not is_small :]:
             made = attempt(lambda v=values, d=dtype: _answering(name, classes, v, d, seed))
             if not isinstance(made, Caught):
                 return made
@@ -53,7 +57,8 @@ def build_model(name: str, seed: int = 0, *, is_small: bool = True) -> LanguageM
     version = library().__version__
     raise SubjectUnusableError(
         f"transformers {version} builds no {classes.named} that answers to tokens, "
-        f"a small one of {'its default configuration' if not classes.given else name}: {reasons[0].sentence}"
+        f"{'a small' if is_small else 'the'} one of {name if classes.given else 'its default configuration'}: "
+        f"{reasons[0].sentence}"
     ) from reasons[0].error
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nsa_doctor.adapters.hugging_face import room
 from nsa_doctor.adapters.hugging_face.build import build_model
 from nsa_doctor.adapters.hugging_face.small_config import small_values
 from nsa_doctor.adapters.load import load_subject
@@ -91,6 +92,27 @@ def test_a_configuration_file_is_a_subject(tmp_path: Path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "tiny", "architectures": ["X"], "fault": "rows"}), encoding="utf-8")
     assert build_model(str(path)).module.config.fault == "rows"
+
+
+@pytest.mark.usefixtures("installed")
+def test_of_its_real_sizes_a_model_is_as_its_configuration_says(tmp_path: Path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "tiny", "num_hidden_layers": 2, "hidden_size": 96}), encoding="utf-8")
+    subject = load_subject(SubjectRequest(spec=f"hf:{path}", size="real", lengths=(16,)))
+    module = subject.build(0)
+    assert (module.config.hidden_size, module.config.num_hidden_layers, module.config.vocab_size) == (96, 2, 5000)
+    number = sum(parameter.numel() for parameter in module.parameters())
+    assert subject.notes[0].startswith(f"a TinyForCausalLM of its real sizes, {number / 1e6:.0f} million parameters,")
+    assert (subject.dtype, subject.options[-2:]) == ("float32", ("--size", "real"))
+    assert run_check(registry.load("FWD201"), subject).verdict is Verdict.PASS
+
+
+@pytest.mark.usefixtures("installed")
+def test_real_sizes_that_no_memory_holds_are_refused_before_anything_is_made(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(room, "free_bytes", lambda: 1_000_000)
+    with pytest.raises(SubjectUnusableError, match=r"hf:tiny of its real sizes has 0\.0\d billion .* leave --size out"):
+        build_model("tiny", is_small=False)
+    assert build_model("tiny").module.config.hidden_size == 64
 
 
 @pytest.mark.usefixtures("installed")
