@@ -1,5 +1,6 @@
 """A model of transformers as a subject: what its forward takes makes the parts that can be examined."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -26,7 +27,7 @@ def adapter_of(name: str, seed: int, size: str | None = None) -> Adapter:
     model = build_model(name, seed, is_small=is_small)
     assert model.build is not None
     return Adapter(
-        make=model.build,
+        make=model.build if is_small else lambda: copy.deepcopy(model.module),  # its weights are drawn once
         call=lambda module, ids: _own_logits(model, model.answer(_theirs(model, ids), module=module)),
         input="tokens",
         width=model.tokens[1] - model.tokens[0],

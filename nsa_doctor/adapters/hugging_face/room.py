@@ -8,7 +8,7 @@ import torch
 from nsa_doctor.adapters.hugging_face.classes import ModelClasses
 from nsa_doctor.subject.contract import SubjectUnusableError
 
-_BYTES = 4 + 8  # of a parameter: in float32, and in the float64 that checks compare in
+_BYTES = 4 + 4 + 8  # of a parameter: in float32, in a copy of it, and in the float64 that checks compare in
 
 
 def require_room(name: str, classes: ModelClasses) -> None:

@@ -93,10 +93,12 @@ def randomise(module: nn.Module, seed: int) -> None:
             if not parameter.requires_grad or not parameter.is_floating_point():
                 continue
             noise = torch.randn(parameter.shape, generator=generator, device="cpu").to(parameter)
-            moved, is_zero = parameter * (1 + _RELATIVE_STEP * noise), parameter == 0
-            if bool(is_zero.any()):
-                moved = torch.where(is_zero, _from_zero(parameter) * noise, moved)
-            parameter.copy_(torch.where(isfinite(moved), moved, parameter))
+            moved = parameter * noise.mul(_RELATIVE_STEP).add_(1)
+            if not bool(parameter.all()):
+                moved = torch.where(parameter == 0, _from_zero(parameter) * noise, moved)
+            if not bool(isfinite(moved.sum())):
+                moved = torch.where(isfinite(moved), moved, parameter)
+            parameter.copy_(moved)
 
 
 def require_finite(output: Tensor, length: int) -> Tensor:
