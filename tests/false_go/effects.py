@@ -44,6 +44,6 @@ EFFECTS = (
         seconds=10,
     ),
     Effect(name="backward_dies", kind="gradient", phase="backward", top="import os", lines="os.abort()"),
-    Effect(name="input_reversed", kind="input", site="model", lines="x.data.copy_(x.data.flip(1))"),
+    Effect(name="input_reversed", kind="order", site="model", lines="x.data.copy_(x.data.flip(1))"),
     Effect(name="input_zeroed", kind="input", site="model", lines="x.data.zero_()"),
 )
