@@ -26,7 +26,7 @@ def load_subject(
     Raises SubjectUnusableError, or SubjectFailedError when a factory itself raises.
     """
     if request.spec is not None:
-        factory = _factory(request.spec, request)
+        factory = _factory(request)
         subject = _declaring(adapt(request, factory, asking, made), request.declared)
         return subject if request.train is None else _training(subject, request.train)
     from nsa.strict import ConfigError
@@ -38,8 +38,9 @@ def load_subject(
         raise SubjectUnusableError(str(error)) from error
 
 
-def _factory(spec: str, request: SubjectRequest) -> Callable[[], Any]:
+def _factory(request: SubjectRequest) -> Callable[[], Any]:
     """What makes the subject: a model of transformers, or the callable that the user names."""
+    spec = str(request.spec)
     if spec.startswith(HUGGING_FACE):
         from nsa_doctor.adapters.hugging_face_model import adapter_of  # no other subject needs transformers
 

@@ -32,8 +32,13 @@ def function_words(whom: SubjectOptions, function: FunctionOptions | None) -> Ma
         )
     if function.reference is not None and not _NAMED.fullmatch(function.reference):
         raise OptionError(f"--reference must be package.module:function, got {function.reference!r}")
-    of_modules = {"--input": whom.input_kind, "--width": whom.width, "--config": whom.config, "--train": whom.train}
-    of_modules["--size"] = whom.size
+    of_modules = {
+        "--input": whom.input_kind,
+        "--width": whom.width,
+        "--config": whom.config,
+        "--train": whom.train,
+        "--size": whom.size,
+    }
     for option, value in of_modules.items():
         if value is not None:
             raise OptionError(f"{option} is for modules and has no effect on a function; leave it out")

@@ -13,7 +13,7 @@ from torch import nn
 
 from nsa_doctor.adapters.hugging_face.classes import ModelClasses, classes_of
 from nsa_doctor.adapters.hugging_face.installed import library
-from nsa_doctor.adapters.hugging_face.room import require_room
+from nsa_doctor.adapters.hugging_face.room import count_parameters, require_room
 from nsa_doctor.adapters.hugging_face.small_config import FIRST_ORDINARY_TOKEN, small_values
 from nsa_doctor.adapters.hugging_face.small_sizes import VOCABULARY
 from nsa_doctor.core.errors import Caught, attempt
@@ -145,9 +145,7 @@ def _plain_experts() -> dict[str, str]:
 
 def _few_parameters(classes: ModelClasses, values: dict[str, Any]) -> dict[str, Any]:
     """The values, where a model of them has few parameters, which are counted before any is made."""
-    with torch.device("meta"):
-        module = classes.built(values)
-    number = sum(parameter.numel() for parameter in module.parameters())
+    number = count_parameters(classes, values)
     if number > _MOST_PARAMETERS:
         raise ValueError(f"no rule makes its sizes small: {number / 1e6:.0f} million parameters are left")
     return values

@@ -1,7 +1,9 @@
 """Whether there is room for a model of its real sizes, counted before any of it is made."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,7 +15,7 @@ _BYTES = 4 + 4 + 8  # of a parameter: in float32, in a copy of it, and in the fl
 
 def require_room(name: str, classes: ModelClasses) -> None:
     """SubjectUnusableError where a model of the sizes that its configuration has does not fit into free memory."""
-    number, free = count_parameters(classes), free_bytes()
+    number, free = count_parameters(classes, classes.given), free_bytes()
     if free is not None and number * _BYTES > free:
         raise SubjectUnusableError(
             f"hf:{name} of its real sizes has {number / 1e9:.2f} billion parameters, which take "
@@ -22,10 +24,10 @@ def require_room(name: str, classes: ModelClasses) -> None:
         )
 
 
-def count_parameters(classes: ModelClasses) -> int:
-    """Of a model with the values that are given, else those of its default configuration."""
+def count_parameters(classes: ModelClasses, values: Mapping[str, Any]) -> int:
+    """Of a model with these values of its configuration, none of which is made."""
     with torch.device("meta"):
-        module = classes.built(classes.given)
+        module = classes.built(values)
     return sum(parameter.numel() for parameter in module.parameters())
 
 
