@@ -1,14 +1,16 @@
 """FWD305 narrower-than-its-dtype
 
-Detects: a module that takes its values through a narrower type than its own on the way; a note, not a finding.
-Matters: its output is no finer than that type, and neither is what any comparison of outputs can show.
-Fix: let such a cast widen and never narrow, as in `x.to(torch.promote_types(x.dtype, torch.float32))`.
+Detects: a sum over values that is kept in a narrower type than they have, or than the module has. A cast to one, as
+before a product in half precision, is a note and no finding.
+Matters: a sum loses what is small beside it, the more of it the more it adds up; and no output is finer than that type.
+Fix: add up in the type of what is added, or a wider one, and let a cast widen and never narrow, as in
+`x.to(torch.promote_types(x.dtype, torch.float32))`.
 
 Example:
     # faulty
-    scores = (q.bfloat16() @ k.mT.bfloat16()).to(q.dtype)
+    mean = x.sum(1, dtype=torch.bfloat16) / x.shape[1]
     # correct
-    scores = q @ k.mT
+    mean = x.sum(1) / x.shape[1]
 """
 
 from collections.abc import Iterator
@@ -18,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.finding import Note
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.numerics.precision import effective_precision
 from nsa_doctor.subject.contract import Subject
@@ -26,7 +29,7 @@ from nsa_doctor.subject.contract import Subject
 _LENGTH = 33
 
 
-def run(subject: Subject) -> Iterator[Note]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     built = comparable_module(subject)
     with torch.no_grad():
         precision = effective_precision(built, built.input(min(_LENGTH, subject.max_length)))
@@ -37,6 +40,15 @@ def run(subject: Subject) -> Iterator[Note]:
     if not place.module_class:
         place = replace(place, module_class=type(built.module).__name__)
     narrow = str(precision.dtype)[6:]
+    if precision.is_of_a_sum:
+        yield Finding(
+            message=f"values are added up in {narrow}, narrower than {subject.dtype}: the sum is no finer than "
+            f"{precision.eps:.2g} of itself, and the output depends on it",
+            where=place,
+            evidence={"operation": precision.operation, "dtype": narrow, "own dtype": subject.dtype},
+            repro=command_for(subject, "FWD305"),
+        )
+        return
     yield Note(
         message=f"values pass through {narrow}, narrower than {subject.dtype}: no comparison is finer than "
         f"{precision.eps:.2g}",
@@ -45,11 +57,11 @@ def run(subject: Subject) -> Iterator[Note]:
 
 
 def planted(subject: Subject) -> Subject:
-    def narrows(module: nn.Module, x: Tensor) -> Tensor:
+    def adds_up_in_half(module: nn.Module, x: Tensor) -> Tensor:
         output: Tensor = subject.forward(module, x)
-        return output.bfloat16().to(output.dtype)
+        return output + output.cumsum(1, dtype=torch.bfloat16)
 
-    return replace(subject, forward=narrows)
+    return replace(subject, forward=adds_up_in_half)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", blocked_by=("FWD101",))
+CHECK = Check(doc=__doc__, run=run, planted=planted, profile="smoke", blocked_by=("FWD101",), explained_by=("FWD304",))

@@ -70,9 +70,9 @@ def _place(sp: BuiltModule, packed: _Packed, x: Tensor, cu_seqlens: Tensor, star
     other = torch.cat((sp.input(max(1, start), seed=sp.subject.seed + len(cu_seqlens))[:, :start], x[:, start:]), dim=1)
     ways = (lambda x=each: packed(sp.module, x.clone(), cu_seqlens.clone()) for each in (x, other))
     first, second = ways
-    found = attempt(lambda: first_divergence(sp, first, second, {x.shape[1]: start - x.shape[1]}))
+    found = attempt(lambda: first_divergence(sp, first, second, {x.shape[1]: start - x.shape[1]}, cu_seqlens))
     if not isinstance(found, Caught) and found.operation:
-        return found.place
+        return found.mask or found.place
     made = origin(sp.subject, sp.module, first)
     return replace(made, module="", module_class=type(sp.module).__name__)
 

@@ -57,11 +57,17 @@ class PaddedRow:
     def _masked(self, padding: int, rows: slice = slice(None)) -> Tensor:
         padded, module = self.sp.subject.padded, self.sp.module
         assert padded is not None
-        x, keep = self._filled(padding)[rows], torch.zeros(_ROWS, self.length, dtype=torch.bool)
-        keep[0], keep[1, self.own] = True, True
-        keep = keep[rows]
+        x, keep = self._filled(padding)[rows], self._keep.to(self.sp.subject.device)[rows]
         seed_everything(self.sp.subject.seed)
-        return ask("forward with padding", lambda: padded(module, x, keep.to(x.device)), module)
+        return ask("forward with padding", lambda: padded(module, x, keep.clone()), module)
+
+    @property
+    def _keep(self) -> Tensor:
+        """Which tokens [2, S] are none of padding."""
+        keep = torch.ones(_ROWS, self.length, dtype=torch.bool)
+        keep[1] = False
+        keep[1, self.own] = True
+        return keep
 
     def birth(self) -> Place:
         """Where values that are not finite begin; the module where that is not seen."""
@@ -81,6 +87,8 @@ class PaddedRow:
         found = self._parting(lambda: self._masked(0)[1:], lambda: self._masked(1)[1:], kept)
         if found is None:
             return definition_place(self.sp.module)
+        if found.mask is not None:
+            return found.mask
         return found.place if found.place.file else origin(self.sp.subject, self.sp.module, lambda: self._masked(0))
 
     def counting(self) -> Place:
@@ -94,6 +102,6 @@ class PaddedRow:
         self, first: Callable[[], Tensor], second: Callable[[], Tensor], kept: dict[int, int]
     ) -> Divergence | None:
         try:
-            return first_divergence(self.sp, first, second, kept)
+            return first_divergence(self.sp, first, second, kept, self._keep)
         except NotComparableError:
             return None

@@ -1,6 +1,6 @@
 """Keeps everything one forward pass computed: every operation's results, every module call's inputs and outputs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -12,17 +12,20 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.written_memory import WrittenMemory
-from nsa_doctor.probes.internal import DispatchWatcher, memory_of, tree_leaves, untraced
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, tree_leaves, tree_map, untraced, version_of
 from nsa_doctor.probes.tensors.operations import operation_name, written_arguments
 
-_MOST_BYTES = 1 << 29
+_MOST_BYTES, _MOST_READ = 1 << 29, 1 << 23
+_HOLE = object()
 
 
 @dataclass(frozen=True)
 class Operation:
     """One operation: copies of its results (none once memory is short), and which operations made its inputs.
 
-    `is_written` unless results hold memory into which nothing has been written yet, as of `torch.empty`.
+    `is_written` unless results hold memory into which nothing has been written yet, as of `torch.empty`. `read` has a
+    copy of every tensor that it was given, each with the operation that made it; `again` runs it on others in their
+    place.
     """
 
     name: str
@@ -30,6 +33,8 @@ class Operation:
     makers: tuple[int, ...]
     place: Place
     is_written: bool = True
+    read: tuple[tuple[int, Tensor], ...] = ()
+    again: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] = field(default=tuple, repr=False)
 
 
 @dataclass
@@ -78,6 +83,7 @@ class _Recorder(DispatchWatcher):
         self._views: dict[int, int] = {}  # by the tensor's id
         self._held: list[Tensor] = []  # so that no memory is given out twice
         self._memory = WrittenMemory()
+        self._copied: dict[tuple[int, int], Tensor] = {}  # by the tensor's id and version
         self._num_bytes = 0
         self._open: list[Call] = []
 
@@ -102,7 +108,9 @@ class _Recorder(DispatchWatcher):
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation and keep a copy of its results while there is room."""
         given = _tensors((args, kwargs))
-        makers = tuple(dict.fromkeys(self.maker(tensor) for tensor in given))
+        made_by = tuple(self.maker(tensor) for tensor in given)
+        copies = self._copies(given) if all(tensor.nbytes <= _MOST_READ for tensor in given) else ()
+        read = tuple(zip(made_by, copies, strict=False))
         result = func(*args, **kwargs)
         index = len(self.recording.operations)
         results, written = _tensors(result), _tensors(written_arguments(func, args, kwargs))
@@ -114,7 +122,11 @@ class _Recorder(DispatchWatcher):
         place, name = self._places.here()[0], operation_name(func)
         self._memory.ran(name, results, written)
         is_written = all(map(self._memory.is_written, results))
-        self.recording.operations.append(Operation(name, self._copies(results), makers, place, is_written))
+        makers, again = tuple(dict.fromkeys(made_by)), _again(func, args, kwargs)
+        if written:
+            self._copied.clear()  # versions are counted up behind this
+        copies = self._copies(results)
+        self.recording.operations.append(Operation(name, copies, makers, place, is_written, read, again))
         return result
 
     def _enter(self, module: nn.Module, args: Any) -> None:
@@ -131,12 +143,46 @@ class _Recorder(DispatchWatcher):
                 return
 
     def _copies(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        self._num_bytes += sum(tensor.nbytes for tensor in tensors)
+        """Copies; none once there is no room for all of them."""
+        copies = [self._copy(tensor) for tensor in tensors]
+        kept = tuple(copy for copy in copies if copy is not None)
+        return kept if len(kept) == len(copies) else ()
+
+    def _copy(self, tensor: Tensor) -> Tensor | None:
+        """A copy, made once for as long as nothing writes into it."""
+        key = None if tensor.is_inference() else (id(tensor), version_of(tensor))
+        known = None if key is None else self._copied.get(key)
+        if known is not None:
+            return known
+        self._num_bytes += tensor.nbytes
         if self._num_bytes > _MOST_BYTES:
-            return ()
+            return None
         with untraced():
-            return tuple(tensor.detach().clone() for tensor in tensors)
+            copy = tensor.detach().clone()
+        if key is not None:
+            self._held.append(tensor)
+            self._copied[key] = copy
+        return copy
+
+
+def _again(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
+    """The operation with other tensors, in their order."""
+    form = tree_map(lambda leaf: _HOLE if _is_followed(leaf) else leaf, (args, kwargs))
+
+    def run(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        following = (tensor.clone() for tensor in tensors)
+        filled, named = tree_map(lambda leaf: next(following) if leaf is _HOLE else leaf, form)
+        with untraced(), torch.no_grad():
+            return _tensors(func(*filled, **named))
+
+    return run
+
+
+def _is_followed(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:
-    return tuple(leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and leaf.layout == torch.strided)
+    return tuple(leaf for leaf in tree_leaves(value) if _is_followed(leaf))

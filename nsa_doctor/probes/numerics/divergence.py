@@ -1,16 +1,14 @@
 """Finds the module and the operation through which two runs that should agree come to differ.
 
-In each tensor only a part has to agree: the first tokens, say, when later ones were changed. Which part that is in a
-tensor of blocks or of flattened rows is learnt from the runs themselves: what differs there begins at some index of a
-dimension, and indices before it have to agree. The module is the innermost whose inputs agree and whose outputs do
-not; from its output what differs is followed back to the operation whose inputs agree.
+In each tensor only a part has to agree: the first tokens, say, when later ones were changed. The module is the
+innermost whose inputs agree and whose outputs do not; from its output what differs is followed back to the operation
+whose inputs agree. Of several inputs that differ it is followed through the one that makes the result right when it is.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
-import torch
 from torch import Tensor
 
 from nsa_doctor.core.frames import FrameFilter
@@ -18,26 +16,26 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places, definition_place
 from nsa_doctor.probes.hooks.recording import Call, Operation, Recording, record
 from nsa_doctor.probes.model.built_module import BuiltModule
-from nsa_doctor.probes.numerics.mask_origin import mask_with_later_keys
+from nsa_doctor.probes.numerics.agreeing_parts import AgreeingParts
+from nsa_doctor.probes.numerics.mask_origin import mask_made_of, mask_with_later_keys
+from nsa_doctor.probes.numerics.paired_operations import OF_LAYOUT, PairedOperations
 
 _MOST_MATCHED = 1000  # operations that the front and the end do not pair
-_OF_LAYOUT = frozenset({"alias", "clone", "contiguous", "detach", "expand", "reshape", "unsafe_view", "view"})
-_MOVES = _OF_LAYOUT | frozenset(
+_MOVES = OF_LAYOUT | frozenset(
     (
         *("as_strided", "cat", "constant_pad_nd", "copy_", "movedim", "narrow", "permute", "select", "slice", "split"),
         *("split_with_sizes", "squeeze", "stack", "t", "to_copy", "transpose", "unbind", "unfold", "unsqueeze"),
     )
 )  # what these are handed may be other where it need not agree, though what comes of it has to
 _APART = frozenset({"select", "split", "split_with_sizes", "unbind"})
-_MOST_OF = 0.6
-_ROUNDINGS = 1e4  # two orders of the same sums may part by this many units in the last place
 
 
 @dataclass(frozen=True)
 class Divergence:
     """The operation at which two runs first diverge ("" where none could be named), and its place in the subject.
 
-    `mask` is the line of a mask that it reads and that shows queries later keys, if one is seen.
+    `mask` is the line of a mask that it reads and that shows queries later keys, or others that it has to hide, if one
+    is seen.
     """
 
     operation: str
@@ -51,13 +49,17 @@ class Divergence:
 
 
 def first_divergence(
-    built: BuiltModule, first: Callable[[], Tensor], second: Callable[[], Tensor], kept: Mapping[int, int]
+    built: BuiltModule,
+    first: Callable[[], Tensor],
+    second: Callable[[], Tensor],
+    kept: Mapping[int, int],
+    allowed: Tensor | None = None,
 ) -> Divergence:
     """Run both; `kept` maps the size of a dimension to how many of its first indices have to agree, of its last if < 0.
 
-    With no `kept` everything has to.
+    With no `kept` everything has to. `allowed` says which keys may be seen, where both are given a tensor that does.
     """
-    return divergence_of(built, recording_of(built, first), recording_of(built, second), kept)
+    return divergence_of(built, recording_of(built, first), recording_of(built, second), kept, allowed)
 
 
 def recording_of(built: BuiltModule, run: Callable[[], Tensor]) -> Recording:
@@ -67,9 +69,15 @@ def recording_of(built: BuiltModule, run: Callable[[], Tensor]) -> Recording:
     return record(run, places)
 
 
-def divergence_of(built: BuiltModule, expected: Recording, result: Recording, kept: Mapping[int, int]) -> Divergence:
-    """Where two runs that were recorded diverge; `kept` as for `first_divergence`."""
-    parts = _Parts(dict(kept))
+def divergence_of(
+    built: BuiltModule,
+    expected: Recording,
+    result: Recording,
+    kept: Mapping[int, int],
+    allowed: Tensor | None = None,
+) -> Divergence:
+    """Where two runs that were recorded diverge; `kept` and `allowed` as for `first_divergence`."""
+    parts = AgreeingParts(dict(kept))
     calls = _guilty_call(result, expected, parts)
     number = _guilty_operation(result, expected, parts, calls)
     found = result.operations[number] if isinstance(number, int) else number
@@ -84,13 +92,20 @@ def divergence_of(built: BuiltModule, expected: Recording, result: Recording, ke
     is_whole = call is None or not is_known or not whole.module
     is_inside = is_whole or f"{found.place.module}.".startswith(f"{whole.module}.")
     place = found.place if is_inside and found.place.file else whole
-    mask = mask_with_later_keys(result.operations, expected, number) if isinstance(number, int) else None
+    mask = _mask(result, expected, number, allowed) if isinstance(number, int) else None
     own = replace(place, module=whole.module, module_class=whole.module_class)
     read = None if mask is None else replace(mask, module=whole.module, module_class=whole.module_class)
     return Divergence(found.name, own, read)
 
 
-def _guilty_call(result: Recording, expected: Recording, parts: "_Parts") -> tuple[Call, Call] | None:
+def _mask(result: Recording, expected: Recording, number: int, allowed: Tensor | None) -> Place | None:
+    others = {i: expected.operations[j] for i, j in _aligned(result.operations, expected.operations)}
+    if allowed is None:
+        return mask_with_later_keys(result.operations, others, number)
+    return mask_made_of(result.operations, others, number, allowed)
+
+
+def _guilty_call(result: Recording, expected: Recording, parts: AgreeingParts) -> tuple[Call, Call] | None:
     """The first call to end whose inputs agree and whose outputs do not, in both runs."""
     for call, other in zip(result.calls, expected.calls, strict=False):
         if type(call.module) is not type(other.module):
@@ -101,7 +116,7 @@ def _guilty_call(result: Recording, expected: Recording, parts: "_Parts") -> tup
 
 
 def _guilty_operation(
-    result: Recording, expected: Recording, parts: "_Parts", calls: tuple[Call, Call] | None
+    result: Recording, expected: Recording, parts: AgreeingParts, calls: tuple[Call, Call] | None
 ) -> Operation | int | None:
     """Follow what differs back from the differing output of these calls to an operation whose inputs agree.
 
@@ -112,9 +127,8 @@ def _guilty_operation(
     own, other = calls or (Call.whole(result), Call.whole(expected))
     here, there = result.operations[own.start : own.end], expected.operations[other.start : other.end]
     pairs = [(own.start + i, other.start + j) for i, j in _aligned(here, there)]
-    both_of = [(i, result.operations[i], expected.operations[j]) for i, j in pairs]
-    results = [(i, a.results, b.results) for i, a, b in both_of if a.is_written and b.is_written]
-    differing = {i for i, *both in results if parts.differ(*both)}
+    paired = PairedOperations(result, {i: expected.operations[j] for i, j in pairs}, parts)
+    differing = paired.differing()
     only_here = _of_subject(result, set(range(own.start, own.end)) - {i for i, _ in pairs})
     only_there = _of_subject(expected, set(range(other.start, other.end)) - {j for _, j in pairs})
     if not differing:
@@ -122,10 +136,11 @@ def _guilty_operation(
             return index
         index = _first_alone(expected, only_there)
         return None if index is None else expected.operations[index]
-    index = _earliest(result, max(differing.intersection(own.makers) or differing), differing, only_here)
-    mixed = {i for i, *both in results if parts.is_mixed(*both)}
+    first = max(differing.intersection(own.makers) or differing)
+    index = _earliest(result, first, differing, only_here, paired.through)
+    mixed = paired.mixed()
     while (whole := max(_taken_apart(result, index, mixed) & differing, default=None)) is not None:
-        index = _earliest(result, whole, differing, only_here)
+        index = _earliest(result, whole, differing, only_here, paired.through)
     reduced = _earliest(result, index, mixed)
     index = index if result.operations[reduced].name in _MOVES else reduced  # a share of the tokens is not all of them
     made_there = expected.operations[dict(pairs)[index]].makers if index in differing else ()
@@ -140,11 +155,17 @@ def _of_subject(run: Recording, indices: set[int]) -> set[int]:
 
 def _first_alone(run: Recording, last: set[int], alone: Set[int] = frozenset()) -> int | None:
     """Where what one run `alone` does begins, behind the last of such operations; None where it does nothing else."""
-    changing = [index for index in last if run.operations[index].name not in _OF_LAYOUT]
+    changing = [index for index in last if run.operations[index].name not in OF_LAYOUT]
     return _earliest(run, max(changing), set(), alone or last) if changing else None
 
 
-def _earliest(run: Recording, index: int, chosen: set[int], alone: Set[int] = frozenset()) -> int:
+def _earliest(
+    run: Recording,
+    index: int,
+    chosen: set[int],
+    alone: Set[int] = frozenset(),
+    through: Callable[[int, Collection[int]], int] = lambda _index, makers: max(makers),
+) -> int:
     """The earliest that is reached from an operation through makers that are chosen or done in this run alone.
 
     Of the latter one that no more than lays values out otherwise is passed over.
@@ -153,8 +174,8 @@ def _earliest(run: Recording, index: int, chosen: set[int], alone: Set[int] = fr
     while before := [maker for maker in run.operations[index].makers if maker in followed and maker < index] or (
         _beyond_moves(run, index, chosen)
     ):
-        index = max(before)
-        if index in chosen or run.operations[index].name not in _OF_LAYOUT:
+        index = through(index, before)
+        if index in chosen or run.operations[index].name not in OF_LAYOUT:
             reached = index
     return reached
 
@@ -199,92 +220,3 @@ def _aligned(result: Sequence[Operation], expected: Sequence[Operation]) -> Iter
         for i, j, size in SequenceMatcher(None, keys, other_keys, autojunk=False).get_matching_blocks():
             yield from ((front + i + index, front + j + index) for index in range(size))
     yield from ((len(names) - index, len(others) - index) for index in range(back, 0, -1))
-
-
-@dataclass
-class _Parts:
-    """Which part of a tensor has to agree: of dimensions of a known size the first (or last) so many indices."""
-
-    kept: dict[int, int]
-
-    def differ(self, results: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-        """Whether any pair differs where it has to agree; what is learnt on the way counts from now on."""
-        if not results or not expected:  # there was no room to keep them
-            return False
-        if len(results) != len(expected):
-            return True
-        return any(self._differs(result, other) for result, other in zip(results, expected, strict=True))
-
-    def is_mixed(self, results: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-        """Whether a pair differs in all that it holds and has no dimension of which a part is to agree."""
-        return bool(self.kept) and any(map(self._is_mixed, results, expected))
-
-    def _is_mixed(self, result: Tensor, expected: Tensor) -> bool:
-        if result.shape != expected.shape or any(size in self.kept for size in expected.shape):
-            return False
-        differs, edge = _differing(result, expected), 0 if all(count >= 0 for count in self.kept.values()) else -1
-        return bool(differs.any()) and all(bool(differs.select(dim, edge).any()) for dim in range(differs.ndim))
-
-    def _differs(self, result: Tensor, expected: Tensor) -> bool:
-        own, other = self._narrowed(result, expected)
-        if own.shape != other.shape:
-            return True
-        differs = _differing(own, other)
-        if not bool(differs.any()):
-            return False
-        if not self.kept or any(size in self.kept for size in expected.shape):
-            return True
-        is_at_front = all(bool(differs.select(dim, 0).any()) for dim in range(differs.ndim))
-        return not self._learn(differs) and is_at_front and self._is_cut_short(result, expected)
-
-    def _narrowed(self, result: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
-        """Both, cut to what has to agree; the first run's sizes are those that are known."""
-        if result.ndim != expected.ndim:
-            return result, expected
-        for dim, (size, wanted) in enumerate(zip(result.shape, expected.shape, strict=True)):
-            kept = self._kept_of(size, wanted)
-            count = min(abs(kept), size) if self.kept else wanted
-            starts = (0, 0) if kept >= 0 else (size - count, wanted - count)
-            result, expected = (
-                tensor.narrow(dim, start, min(count, tensor.shape[dim]))
-                for tensor, start in zip((result, expected), starts, strict=True)
-            )
-        return result, expected
-
-    def _kept_of(self, size: int, wanted: int) -> int:
-        """How many of so many indices have to agree: of rows that lie behind one another, all of those kept."""
-        if wanted in self.kept or size == wanted:
-            return self.kept.get(wanted, wanted)
-        folds = ((wanted // known, kept) for known, kept in self.kept.items() if wanted % known == 0)
-        return next((fold * kept for fold, kept in folds if size % fold == 0), wanted)
-
-    def _is_cut_short(self, result: Tensor, expected: Tensor) -> bool:
-        """Whether one run is a head of the other, and has less in some dimension: in blocks of tokens, say."""
-        is_head = any(count == size for size, count in self.kept.items())
-        return is_head and any(size < wanted for size, wanted in zip(result.shape, expected.shape, strict=True))
-
-    def _learn(self, differs: Tensor) -> bool:
-        """In a tensor with no dimension known yet, one that agrees at its beginning (or end) is known from now on.
-
-        And differs beyond: of the features of a largest value, some here and there are another token's.
-        """
-        is_front = all(count >= 0 for count in self.kept.values())
-        for dim, size in enumerate(differs.shape):
-            indices = differs.movedim(dim, 0).reshape(size, -1).any(1).nonzero()
-            count = int(indices[0]) if is_front else int(indices[-1]) + 1 - size
-            is_beyond = len(indices) > _MOST_OF * (size - abs(count))
-            if count and is_beyond and size not in map(abs, self.kept.values()):
-                self.kept[size] = count
-                return True
-        return False
-
-
-def _differing(result: Tensor, expected: Tensor) -> Tensor:
-    """Which elements differ by more than rounding; equal infinities and two NaN do not."""
-    if not (result.is_floating_point() or result.is_complex()):
-        return result != expected
-    eps = torch.finfo(result.dtype).eps
-    scale = torch.where(torch.isfinite(expected), expected.abs(), 0.0)
-    bound = _ROUNDINGS * eps * (scale.max() if scale.numel() else 0.0)
-    same = (result == expected) | (result.isnan() & expected.isnan())
-    return ~(same | ((result - expected).abs() <= bound))

@@ -9,6 +9,7 @@ from nsa_doctor.probes.model.state_fields import Field, Value
 
 _ROUNDINGS = 1e4  # two orders of the same sums may part by this many units in the last place
 _LEAST_PAIRS = 2
+_MOST_COMPARED = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def _compared(
     hit = differs.movedim(dimension, 0).flatten(1).any(1) if has_dimension and one.ndim > 1 else differs  # type: ignore[arg-type]
     position = int(hit.nonzero()[0, 0]) if has_dimension else None
     at = [part.select(dimension, position) if has_dimension else part for part in (one, two)]  # type: ignore[arg-type]
-    shifted = None if not has_dimension else _elsewhere(at[0], two, dimension, eps)  # type: ignore[arg-type]
+    shifted = _shifted(at, (one, two), dimension, eps) if has_dimension else ""  # type: ignore[arg-type]
     return FieldDifference(
         path,
         first,
@@ -156,8 +157,8 @@ def _compared(
         num_compared=hit.numel(),
         error=_largest((at[0].double() - at[1].double()).abs()),
         scale=_largest(torch.maximum(at[0].double().abs(), at[1].double().abs())),
-        kind=_kind(at[0], at[1]) if shifted is None else f"the first way leaves there what belongs at {shifted}",
-        is_shifted=shifted is not None,
+        kind=shifted or _kind(at[0], at[1], _differing(at[0], at[1], eps)),
+        is_shifted=bool(shifted),
     )
 
 
@@ -176,6 +177,39 @@ def _differing(one: Tensor, two: Tensor, eps: float) -> Tensor:
     return ~(same | ((one - two).abs() <= bound))
 
 
+def _shifted(at: list[Tensor], both: tuple[Tensor, Tensor], dimension: int, eps: float) -> str:
+    """Which way leaves there what belongs elsewhere, and where, in words; empty where neither does."""
+    one, two = both
+    if (index := _elsewhere(at[0], two, dimension, eps)) is not None:
+        return f"the first way leaves there what belongs at {index}"
+    if (index := _elsewhere(at[1], one, dimension, eps)) is not None:
+        return f"the second way leaves there what belongs at {index}"
+    for way, own, other in (("first", at[0], at[1]), ("second", at[1], at[0])):
+        index = _rows_elsewhere(own, other, one if way == "second" else two, dimension, eps)
+        if index is not None:
+            return f"the {way} way leaves there what belongs elsewhere, some of it at {index}"
+    return ""
+
+
+def _rows_elsewhere(own: Tensor, other: Tensor, whole: Tensor, dimension: int, eps: float) -> int | None:
+    """The index that holds the first of the rows that differ, where all of them are rows of the other field.
+
+    Of pages, say, in which a token stands in another slot.
+    """
+    if own.ndim < _LEAST_PAIRS or not own.is_floating_point():
+        return None
+    differs = _differing(own, other, eps).any(-1)
+    rows = own[differs]
+    rows = rows[rows.any(-1)]
+    known = whole.movedim(dimension, 0).flatten(1, -2) if whole.ndim > _LEAST_PAIRS else whole.movedim(dimension, 0)
+    if not len(rows) or len(rows) * known.numel() > _MOST_COMPARED:
+        return None
+    known = known.reshape(known.shape[0], -1, whole.shape[-1])
+    same = ~_differing(rows[:, None, None], known[None], eps).any(-1)
+    found = same.flatten(1).any(1)
+    return int(same[0].any(1).nonzero()[0, 0]) if bool(found.all()) else None
+
+
 def _elsewhere(one: Tensor, two: Tensor, dimension: int, eps: float) -> int | None:
     """The index of `two` that holds this very slice, where it is no slice of zeros."""
     if not bool(one.any()):
@@ -188,11 +222,11 @@ def _elsewhere(one: Tensor, two: Tensor, dimension: int, eps: float) -> int | No
     return next(same, None)
 
 
-def _kind(one: Tensor, two: Tensor) -> str:
+def _kind(one: Tensor, two: Tensor, apart: Tensor) -> str:
     if not one.is_floating_point() or not bool(torch.isfinite(one).all() & torch.isfinite(two).all()):
         return ""
-    if not bool(one.any()) or not bool(two.any()):
-        which = "first" if not bool(one.any()) else "second"
+    if not bool(one[apart].any()) or not bool(two[apart].any()):
+        which = "first" if not bool(one[apart].any()) else "second"
         return f"the {which} way leaves zeros there, the other values"
     return (_rotation(one, two) if one.ndim else "") or _multiple(one, two)
 

@@ -1,34 +1,145 @@
 """The line that builds a mask which shows a query later keys, upstream of the operation at which two runs diverge."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.hooks.recording import Operation, Recording
+from nsa_doctor.probes.hooks.recording import Operation
 from nsa_doctor.probes.tensors.operations import reads_masks
 
 _MOST_BETWEEN = 24  # operations on scores between what hides some of them and what reads them, views among them
 _PRODUCTS = ("bmm", "mm", "matmul")  # of probabilities and values
 _MOST_ELEMENTS = 1 << 22
+_LARGEST = 1e30  # beyond it a score hides and is not one
+_COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
+_ADJUSTING = (
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "expand",
+    "maximum",
+    "minimum",
+    "slice",
+    "to_copy",
+    "unsqueeze",
+    "view",
+)
 
 
-def mask_with_later_keys(operations: Sequence[Operation], other: Recording, index: int) -> Place | None:
+def mask_with_later_keys(operations: Sequence[Operation], others: Mapping[int, Operation], index: int) -> Place | None:
     """The first operation of a mask, read by operation `index` of a run, that lets queries see later keys.
 
-    A mask is what both runs have alike, whatever their inputs are; its last queries are its last keys.
+    `others` are those of another run, by the number of the one that does the same. A mask is what both runs have alike,
+    whatever their inputs are. Of one of as many keys as queries its last queries are its last keys; of another, as of
+    blocks, those keys are later whose scores differ.
     """
     if not reads_masks(operations[index].name) and operations[index].name not in _PRODUCTS:
         return None
-    for number in sorted(_constants(operations, other, index)):
+    scores = _differing_scores(operations[index], others.get(index))
+    for number in sorted(_constants(operations, others, index)):
         place = operations[number].place
         if place.file and any(_shows_later(seen) for each in operations[number].results for seen in _visible(each)):
+            return place
+        if place.file and scores is not None and any(_is_early(each, scores) for each in operations[number].results):
+            return _limit(operations, number) or place
+    return None
+
+
+def mask_made_of(
+    operations: Sequence[Operation], others: Mapping[int, Operation], index: int, given: Tensor
+) -> Place | None:
+    """The first operation of a mask, read by operation `index` of a run, that is made of a tensor and shows too much.
+
+    The tensor tells which keys are to be seen, as offsets of documents do: the two runs differ in keys that are not.
+    """
+    scores = _differing_scores(operations[index], others.get(index))
+    start = next((number for number, each in enumerate(operations) if _is(each, given)), None)
+    if scores is None or start is None or not bool(scores.any()):
+        return None
+    made, showing = {start}, list[int]()
+    for number in sorted(_constants(operations, others, index)):
+        if made.intersection(operations[number].makers):
+            made.add(number)
+            is_shown = any(_is_shown(each, scores) for each in operations[number].results)
+            showing += [number] if is_shown and operations[number].place.file else []
+    compared = [number for number in showing if operations[number].name in _COMPARISONS]  # others join several masks
+    guilty = next(iter((*compared, *showing)), None)
+    return None if guilty is None else _limit(operations, guilty) or operations[guilty].place
+
+
+def _is(operation: Operation, tensor: Tensor) -> bool:
+    return any(each.dtype == tensor.dtype and torch.equal(each, tensor.to(each.device)) for each in operation.results)
+
+
+def _differing_scores(operation: Operation, other: Operation | None) -> Tensor | None:
+    """[Q, K]: which of the scores that a softmax reads, and does not hide, the two runs have otherwise."""
+    if "softmax" not in operation.name or other is None or not operation.read or not other.read:
+        return None
+    own, expected = operation.read[0][1], other.read[0][1]
+    if own.shape != expected.shape or own.ndim < 2:
+        return None
+    differs = (own != expected) & (own.abs() < _LARGEST) & (expected.abs() < _LARGEST)
+    return differs.reshape(-1, *own.shape[-2:]).any(0)
+
+
+def _slices_and_worst(mask: Tensor, scores: Tensor, which: int) -> tuple[Tensor, int, int] | None:
+    """A mask [N, Q, K] of these scores, and a query and a key, the first such or the last; None where it is none.
+
+    Scores may have more columns, as of sinks, behind those of keys.
+    """
+    if mask.dtype != torch.bool or mask.ndim < 2 or mask.numel() > _MOST_ELEMENTS or not mask.numel():
+        return None
+    (num_queries, num_keys), found = mask.shape[-2:], scores[:, : mask.shape[-1]]
+    if found.shape != (num_queries, num_keys) or not bool(found.any()):
+        return None
+    query, key = found.nonzero()[which].tolist()
+    return mask.reshape(-1, num_queries, num_keys), query, key
+
+
+def _is_early(mask: Tensor, scores: Tensor) -> bool:
+    """Whether a mask hides what comes last from the first query, and shows the first of these, which none may see.
+
+    Of queries that see some of them the first one is asked, for later ones may be where the inputs differ.
+    """
+    if (found := _slices_and_worst(mask, scores, 0)) is None:
+        return False
+    slices, query, key = found
+    return bool((slices[:, 0, -1] != slices[:, query, key]).any())
+
+
+def _is_shown(mask: Tensor, scores: Tensor) -> bool:
+    """Whether a mask that hides something has the same for one of these as for what a query is to itself."""
+    found = _slices_and_worst(mask, scores, -1)
+    if found is None or mask.shape[-1] != mask.shape[-2]:
+        return False
+    slices, query, key = found
+    is_shown = bool((slices[:, query, key] == slices[:, query, query]).all())
+    return is_shown and not bool((slices == slices[0, 0, 0]).all())
+
+
+def _limit(operations: Sequence[Operation], number: int) -> Place | None:
+    """Where another function computes the numbers that an operation compares with; None where none does."""
+    here = operations[number]
+    if here.name not in _COMPARISONS:
+        return None
+    for maker in _through_adjusting(operations, here.makers):
+        place = operations[maker].place
+        if place.file and place.function != here.place.function:
             return place
     return None
 
 
-def _constants(operations: Sequence[Operation], other: Recording, index: int) -> set[int]:
+def _through_adjusting(operations: Sequence[Operation], makers: Sequence[int]) -> Iterator[int]:
+    for maker in makers:
+        while maker >= 0 and operations[maker].name in _ADJUSTING and operations[maker].makers:
+            maker = max(operations[maker].makers)
+        if maker >= 0:
+            yield maker
+
+
+def _constants(operations: Sequence[Operation], others: Mapping[int, Operation], index: int) -> set[int]:
     """The operations upstream that give the same in both runs, by way of a few that do not."""
     found, waiting = set[int](), [(index, 0)]
     seen = {index}
@@ -38,7 +149,7 @@ def _constants(operations: Sequence[Operation], other: Recording, index: int) ->
             if maker < 0 or maker in seen:
                 continue
             seen.add(maker)
-            if _is_alike(operations[maker], other.operations[maker : maker + 1]):
+            if _is_alike(operations[maker], others.get(maker)):
                 found.add(maker)
                 waiting.append((maker, depth))
             elif depth < _MOST_BETWEEN and number not in found:
@@ -46,8 +157,8 @@ def _constants(operations: Sequence[Operation], other: Recording, index: int) ->
     return found
 
 
-def _is_alike(operation: Operation, others: Sequence[Operation]) -> bool:
-    pairs = [pair for other in others for pair in zip(operation.results, other.results, strict=False)]
+def _is_alike(operation: Operation, other: Operation | None) -> bool:
+    pairs = [] if other is None else list(zip(operation.results, other.results, strict=False))
     return bool(pairs) and all(one.shape == two.shape and torch.equal(one, two) for one, two in pairs)
 
 

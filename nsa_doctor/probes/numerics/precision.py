@@ -14,18 +14,44 @@ from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.tensors.operations import operation_name
 
 _NUM_PERTURBATIONS = 3
 _SAFETY = 8.0
 _NUDGE = 4
+_ADDING = frozenset({"add_", "index_add_", "scatter_add_", "sub_"})
+_SUMS = frozenset(
+    (
+        "add",
+        "cumprod",
+        "cumsum",
+        "index_add",
+        "linalg_vector_norm",
+        "mean",
+        "nansum",
+        "prod",
+        "scatter_add",
+        "sub",
+        "sum",
+    )
+)
 
 
 @dataclass(frozen=True)
 class Precision:
-    """The lowest precision values pass through on their way, as its unit roundoff, and where they are lowered."""
+    """The lowest precision values pass through on their way, as its unit roundoff, and where they are lowered.
+
+    `operation` is what lowers them; "" where nothing does.
+    """
 
     dtype: torch.dtype
     place: Place
+    operation: str = ""
+
+    @property
+    def is_of_a_sum(self) -> bool:
+        """Whether what lowers them adds up values that are finer than their sum."""
+        return self.operation.rstrip("_") in _SUMS
 
     @property
     def eps(self) -> float:
@@ -92,7 +118,7 @@ def _watched(
     watcher = _CastWatcher(places, getattr(torch, built.dtype), without_effect)
     with watcher, places.watching():
         result = run()
-    return Precision(watcher.narrowest, watcher.place), result
+    return Precision(watcher.narrowest, watcher.place, watcher.operation), result
 
 
 def noise_floor(built: BuiltModule, x: Tensor, eps: float) -> Tensor:
@@ -117,16 +143,16 @@ def least_noise(output: Tensor, eps: float) -> Tensor:
 class _CastWatcher(DispatchWatcher):
     def __init__(self, places: Places, own: torch.dtype, without_effect: frozenset[torch.dtype]) -> None:
         super().__init__()
-        self.narrowest, self.place = own, Place()
+        self.narrowest, self.place, self.operation = own, Place(), ""
         self._places, self._without_effect = places, without_effect
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation; a result narrower than its floating-point input lowers the precision."""
         result = func(*args, **kwargs)
-        narrow = _narrowed(args, result)
+        narrow = _narrowed(func, args, result)
         is_new = narrow is not None and narrow not in self._without_effect
         if narrow is not None and is_new and torch.finfo(narrow).eps > torch.finfo(self.narrowest).eps:
-            self.narrowest, self.place = narrow, self._places.here()[0]
+            self.narrowest, self.place, self.operation = narrow, self._places.here()[0], operation_name(func)
         return result
 
 
@@ -140,18 +166,24 @@ class _Nudge(DispatchWatcher):
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
         result = func(*args, **kwargs)
-        if _narrowed(args, result) != self._dtype:
+        if _narrowed(func, args, result) != self._dtype:
             return result
         factor = 1 + _NUDGE * torch.finfo(self._dtype).eps
         wide = torch.complex128 if result.is_complex() else torch.float64
-        return (result.to(wide) * factor).to(result.dtype)
+        nudged = (result.to(wide) * factor).to(result.dtype)
+        return result.copy_(nudged) if operation_name(func) in _ADDING else nudged
 
 
-def _narrowed(args: tuple[Any, ...], result: Any) -> torch.dtype | None:
-    """The dtype of a result, or of its parts if it is complex, that is narrower than the first such input."""
+def _narrowed(func: Any, args: tuple[Any, ...], result: Any) -> torch.dtype | None:
+    """The dtype of a result, or of its parts if it is complex, that is narrower than the first such input.
+
+    Than the last one, where that is added to what was there.
+    """
     if not isinstance(result, Tensor) or not _is_rounded(result) or result.numel() < 2:
         return None
-    given = next((value for value in args if isinstance(value, Tensor) and _is_rounded(value)), None)
+    floating = [value for value in args if isinstance(value, Tensor) and _is_rounded(value)]
+    is_added = operation_name(func) in _ADDING
+    given = next(iter(reversed(floating) if is_added else floating), None)
     if given is None or torch.finfo(given.dtype).eps >= torch.finfo(result.dtype).eps:
         return None
     return result.dtype.to_real()

@@ -19,6 +19,17 @@ def _running_mean_inside(x: Tensor) -> Tensor:
     return _running_mean(x.bfloat16()).to(x.dtype)
 
 
+def _mean_added_up_in_half(x: Tensor) -> Tensor:
+    return x + x.sum(1, keepdim=True, dtype=torch.bfloat16) / x.shape[1]  # here
+
+
+def _mean_added_up_in_a_half_buffer(x: Tensor) -> Tensor:
+    total = torch.zeros(x[:, 0].shape, dtype=torch.bfloat16)
+    for token in x.unbind(1):
+        total += token  # here
+    return x + total[:, None] / x.shape[1]
+
+
 def _denominator_key_by_key(x: Tensor) -> Tensor:
     weights = (x @ x.mT / DIM**0.5).clamp(-4, 4).exp()
     weights = weights.tril()
@@ -119,4 +130,6 @@ class _Recurrent(nn.Module):
 
 
 running_mean_inside = hosting(_running_mean_inside)
+mean_added_up_in_half = hosting(_mean_added_up_in_half)
+mean_added_up_in_a_half_buffer = hosting(_mean_added_up_in_a_half_buffer)
 in_half_by_design = hosting(_in_half_by_design)

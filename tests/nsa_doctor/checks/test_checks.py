@@ -48,7 +48,7 @@ PLACED_WHERE_LENGTHS_PART = {"FWD224"}
 WITHOUT_A_LINE = {"ENV102"}  # the machine is at fault, not the code
 LONGEST = 2100  # of what serves 8,000 tokens and more, which take a minute
 ABOUT_TOKENS = {"GRD207", "DEC108", "DEC109"}
-ONLY_NOTES = {"FWD305", "GRD213"}  # what it sees is not wrong by itself
+ONLY_NOTES = {"GRD213"}  # what it sees is not wrong by itself
 _MOST_FINDINGS = 3
 
 
