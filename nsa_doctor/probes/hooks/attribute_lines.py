@@ -34,6 +34,18 @@ def line_that_makes(holder: nn.Module, name: str) -> Line | None:
     return None
 
 
+def line_that_fills(holder: nn.Module, name: str) -> Line | None:
+    """Where a method that makes no module first names the attribute, or else one that does; None where none does."""
+    found: list[tuple[bool, int, Line]] = []
+    for file, method in _methods(holder):
+        for node in ast.walk(method):
+            is_own = isinstance(node, ast.Attribute) and _is_own(node, name)
+            if isinstance(node, (ast.Attribute, ast.Constant)) and (is_own or getattr(node, "value", None) == name):
+                line = Line(file=file, line=node.lineno, function=method.name)
+                found.append((method.name in _MAKING, node.lineno, line))
+    return min(found, key=lambda each: each[:2], default=(False, 0, None))[2]
+
+
 def taken_in_place_of(holder: nn.Module, name: str) -> TakenTwice | None:
     """The line that reads a sibling of the same class and shapes twice in one function that never reads `name`.
 
