@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from unittest.mock import patch
 
+import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.stepped import differing
@@ -12,6 +13,7 @@ from nsa_doctor.checks._shared.unlearned import listed
 from nsa_doctor.core.errors import NotApplicableError, NotComparableError
 from nsa_doctor.core.finding import Finding, Note, Scalar
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.text import joined
 from nsa_doctor.probes.hooks.method_calls import calls_of
 from nsa_doctor.probes.model.begun_loop import BegunLoop, Evaluated, modes
 from nsa_doctor.probes.model.stepping import Step
@@ -79,6 +81,19 @@ class Evaluation:
             message = f"an evaluation at S={self._length} {what or 'moves ' + ', '.join(moved[:_MOST_NAMED])}"
             message += f": in training mode are {_outermost(one.training)}"
             yield self._finding(message, called[:1], loss=one.loss, again=other.loss, training=",".join(one.training))
+
+    def seeding(self) -> Iterator[Finding]:
+        """Evaluations that leave a generator in one state, whatever state it was in."""
+        begun = self._stepped()
+        with calls_of(torch, "manual_seed", begun.places()) as called:
+            one, other = (self._evaluated(begun, draw) for draw in range(2))
+        same = sorted(name for name, number in one.drawn.items() if other.drawn.get(name) == number)
+        if same:
+            names = joined(same)
+            message = (
+                f"an evaluation at S={self._length} sets the random generator of {names} to one state: what steps "
+            )
+            yield self._finding(f"{message}draw, as dropout, is the same after each", called[:1], generators=names)
 
     def of_one_batch(self) -> Iterator[Finding]:
         """An evaluation of two batches that is that of one of them, where the other has another loss."""

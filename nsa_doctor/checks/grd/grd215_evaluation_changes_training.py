@@ -1,8 +1,9 @@
 """GRD215 evaluation-changes-training
 
 Detects: a training loop in which a step is another after an evaluation: parts left in eval(), parameters or gradients
-    that the evaluation changed; an evaluation that gives no finite loss, or that of its first or last batch alone; and
-    one in which parts run in training mode, so that its loss is a draw or running statistics move.
+    that the evaluation changed, a random generator that it seeds; an evaluation that gives no finite loss, or that of
+    its first or last batch alone; and one in which parts run in training mode, so that its loss is a draw or running
+    statistics move.
 Matters: dropout is off after the first evaluation; or the loss of held-out batches is not that of the model.
 Fix: `model.eval()` and `torch.no_grad()` around all of the evaluation, and what the mode was given back to the same
 module afterwards.
@@ -36,7 +37,7 @@ from nsa_doctor.subject.training_loop import TrainingLoop
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
     evaluation = Evaluation(subject, lengths_for(subject)[0])
-    looked = (evaluation.another_step, evaluation.in_training_mode, evaluation.of_one_batch)
+    looked = (evaluation.another_step, evaluation.in_training_mode, evaluation.of_one_batch, evaluation.seeding)
     found = next((finding for look in looked for finding in look()), None)
     if found is not None:
         yield replace(found, repro=command_for(subject, "GRD215"))

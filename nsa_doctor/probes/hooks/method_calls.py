@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 from nsa_doctor.core.measurement import Place
@@ -9,8 +10,11 @@ from nsa_doctor.probes.hooks.places import Places
 
 
 @contextmanager
-def calls_of(owner: type, method: str, places: Places) -> Iterator[list[Place]]:
-    """The places that call this method of the class while the region lasts, but not where it calls itself in turn."""
+def calls_of(owner: type | ModuleType, method: str, places: Places) -> Iterator[list[Place]]:
+    """The places that call this method of the class while the region lasts, but not where it calls itself in turn.
+
+    Or that function of a module, where they ask the module for it.
+    """
     original = getattr(owner, method)
     found: list[Place] = []
     depth = 0

@@ -18,7 +18,7 @@ from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places, callable_place, in_subject
 from nsa_doctor.probes.internal import DispatchWatcher
 from nsa_doctor.probes.model.built_module import BuiltModule, built
-from nsa_doctor.probes.model.state import preserved_state, seed_everything
+from nsa_doctor.probes.model.state import next_draws, preserved_state, seed_everything
 from nsa_doctor.probes.model.stepping import Step, recorded
 from nsa_doctor.probes.model.training import number
 from nsa_doctor.probes.tensors.operations import operation_name
@@ -31,11 +31,15 @@ _SMALL = 2.0**-20  # too small to be clipped, and exact
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """One evaluation: its loss, which modules ran in training mode, and whether it kept a graph."""
+    """One evaluation: its loss, which modules ran in training mode, and whether it kept a graph.
+
+    `drawn` is what each random generator gives next, by whose it is.
+    """
 
     loss: float
     training: tuple[str, ...]
     keeps_graph: bool
+    drawn: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,8 @@ class BegunLoop:
         seed_everything(seed)
         with modes(module) as training, _graphs(module) as kept, preserved_state(), torch.enable_grad():
             loss = number(ask("evaluation", lambda: evaluate(given), module))
-        return Evaluated(loss=loss, training=tuple(training), keeps_graph=any(kept))
+            drawn = next_draws()
+        return Evaluated(loss=loss, training=tuple(training), keeps_graph=any(kept), drawn=drawn)
 
     def saved(self) -> Any:
         """A snapshot as it comes back from a file; None where the loop makes none."""

@@ -114,6 +114,14 @@ def saved_generators() -> dict[str, Any]:
     return states
 
 
+def next_draws() -> dict[str, float]:
+    """What Python's, torch's and NumPy's generators give next, by whose each is."""
+    draws = {"Python": random.random(), "torch": float(torch.rand((), dtype=torch.float64))}  # noqa: S311 (no secret)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        draws["NumPy"] = float(numpy.random.random())
+    return draws
+
+
 def restore_generators(states: dict[str, Any]) -> None:
     """Set the generators back to what `saved_generators` returned."""
     random.setstate(states["python"])

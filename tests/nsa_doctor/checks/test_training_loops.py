@@ -79,6 +79,8 @@ class Trainer:
     def evaluate(self, batches: list[Tensor]) -> float:
         if self.fault != "evaluates in training":
             self.model.eval()
+        if self.fault == "seeds its evaluation":
+            torch.manual_seed(7)
         if self.fault == "evaluates to NaN":
             return float("nan")
         if self.fault == "evaluates the last":
@@ -156,6 +158,7 @@ FAULTS = {  # the check that finds it, words of its message, and whether the lin
     "one part left in eval": ("GRD215", "in eval() since are", True),
     "evaluation moves weights": ("GRD215", "an evaluation between two steps changes 1 parameter (head.bias)", False),
     "evaluates in training": ("GRD215", "in training mode are the module", False),
+    "seeds its evaluation": ("GRD215", "sets the random generator of torch to one state", False),
     "evaluates to NaN": ("GRD215", "an evaluation at S=67 gives nan", False),
     "evaluates the last": ("GRD215", "as the last of them does alone", False),
     "optimizer forgets": ("GRD215", "the optimizer moves 7 parameters", False),
