@@ -21,6 +21,7 @@ from nsa_doctor.subject.geometry_rules import rules_of
 _LENGTHS, _FURTHER, _MOST_TOKENS = (37, 32, 17, 65), 43, 150
 _MOST_LENGTHS = {"smoke": 1, "quick": 2, "full": 4}
 _MOST_TRIED, _STEPS_BEYOND = 16, 6
+_FEW_LINES = 2  # of more the outermost is where a way begins, which is another on each
 
 
 @dataclass(frozen=True)
@@ -161,15 +162,17 @@ def _is_made_alike(apart: FieldDifference, writes: _Writes, others: _Writes) -> 
 
 def _line(apart: FieldDifference, own: tuple[Write, Write], other: tuple[Write, Write] | None) -> OwnLine | None:
     made, written = own
-    passed = [set() if other is None else {(line.file, line.line) for line in each.lines} for each in other or own]
-    pairs = list(zip((made, written), passed, strict=True))
+    is_misplaced = apart.is_shifted or bool(apart.unfilled_by)
+    passed = {(line.file, line.line) for each in other or () for line in each.lines}
     not_passed = [
         line
-        for write, known in (reversed(pairs) if apart.is_shifted else pairs)
-        for line in write.lines
-        if (line.file, line.line) not in known
+        for write in ((written, made) if is_misplaced else (made, written))
+        for line in (write.lines[:-1] if len(write.lines) > _FEW_LINES else write.lines)
+        if (line.file, line.line) not in passed
     ]
-    lines = (written if apart.is_shifted else made).lines
+    lines = (written if is_misplaced else made).lines
+    if is_misplaced and not not_passed:
+        return next((line for line in lines if not line.numbers), None)  # where the place is worked out
     return next(iter((*not_passed, *(line for line in lines if line.is_of_module), *lines)), None)
 
 

@@ -25,9 +25,14 @@ from nsa_doctor.probes.tensors.operations import operation_name, tensors_in, wri
 _MOST_OPERATIONS = 60_000
 _MOST_CONTROLS = 2
 _MOST_UPSTREAM = 64
+_HIDING = ("masked_fill", "where")
+_COMPARING = ("eq", "ge", "gt", "le", "lt", "ne")
 _MOST_CALLERS = 4  # of an operation, itself among them: what is called further out passes too much on
 
-Feed = Callable[[Callable[[int], None]], object]
+Feed = Callable[[Callable[[int], None], Sequence["Part"]], object]
+
+
+_Key = tuple[str, tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True)
@@ -54,17 +59,18 @@ class _Seen:
     sources: tuple[Write, Write] | None
 
     @property
-    def key(self) -> tuple[str, tuple[tuple[str, int], ...]]:
+    def key(self) -> _Key:
         """The same for the same operation of another part."""
         return self.name, tuple((line.file, line.line) for line in self.lines)
 
 
 def first_unknown(
-    sp: BuiltModule, x: Tensor, whole: Callable[[], object], feed: Feed, parts: Sequence[Part]
+    sp: BuiltModule, x: Tensor, whole: Callable[[], object], feed: Feed, parts: Sequence[Part], token: int
 ) -> Place | None:
-    """Where the last of these parts departs, which `feed` feeds, telling which one comes; None where it is not seen.
+    """Where the last of these parts departs at a token, which `feed` feeds, telling which part comes; None if not seen.
 
-    Those before it did not depart. Of a value that was left wrong by an earlier part, where that was written.
+    What was before that token did not depart. Of a value that was left wrong by an earlier part, where that was
+    written.
     """
     frames = FrameFilter(sp.subject.packages)
     places = Places(frames)
@@ -73,15 +79,25 @@ def first_unknown(
     expected = _Watcher(places, frames, known, x)
     with torch.no_grad(), expected.watching():
         whole()
+    last = len(parts) - 1
     alike = [n for n, each in enumerate(parts[:-1]) if each.end - each.start == parts[-1].end - parts[-1].start]
-    found = _Watcher(places, frames, known, x, parts, {*alike[-_MOST_CONTROLS:], len(parts) - 1})
-    with torch.no_grad(), found.watching():
-        feed(found.begin)
-    if len(found.seen) > _MOST_OPERATIONS:
+
+    def fed(parts: Sequence[Part], judged: set[int]) -> list[_Seen]:
+        watcher = _Watcher(places, frames, known, x, parts, judged)
+        with torch.no_grad(), watcher.watching():
+            feed(watcher.begin, parts)
+        return watcher.seen
+
+    seen = fed(parts, {*alike[-_MOST_CONTROLS:], last})
+    if len(seen) > _MOST_OPERATIONS:
         return None
-    number = _first_of(found.seen, len(parts) - 1)
-    passed = {at for seen in expected.seen for at in seen.key[1]}
-    return None if number is None else _place(found.seen, number, passed, parts[-1])
+    usual = {each.key for each in seen if each.lacks and each.part < last}
+    if not alike and parts[-1].start < token:  # what the tokens before it lack when they are fed without it
+        shorter = fed([*parts[:-1], Part(parts[-1].start, token)], {last})
+        usual |= {each.key for each in shorter if each.lacks}
+    number = _first_of(seen, last, usual)
+    passed = {at for each in expected.seen for at in each.key[1]}
+    return None if number is None else _place(seen, number, passed, parts[-1])
 
 
 class _Watcher(FieldWriters):
@@ -141,7 +157,7 @@ class _Watcher(FieldWriters):
         lines = self.lines_of(frame_above(1)) if is_judged or not self._parts else ()
         sizes = tuple(results[0].shape) if results else ()
         is_silent = not is_known and (is_view or not is_fed or not any(map(tells, results[:1])))
-        place = Place() if lacking is None else self.places.here()[0]
+        place = Place() if lacking is None else self.places.of_frame(frame_above(1)) or Place()
         facts = (is_fed, is_silent, lacking is not None, sources)
         self.seen.append(_Seen(name, lines, place, makers, self._part, sizes, *facts))
         return result
@@ -167,6 +183,8 @@ class _Watcher(FieldWriters):
             with untraced():
                 if numbers is not None:
                     return row_of(tensor, int(numbers[0]))
+                if operation in MOVING and (row := self._known.out_of_order(tensor)) is not None:
+                    return row
                 empty = self.unfilled(tensor) if not operation and tensor.ndim else None
                 rows = torch.zeros(1, dtype=torch.bool) if empty is None else empty.reshape(-1, empty.shape[-1]).all(1)
                 if bool(rows.any()) and not bool(rows.all()):  # all of them are room to write into
@@ -174,21 +192,34 @@ class _Watcher(FieldWriters):
         return None
 
 
-def _first_of(seen: Sequence[_Seen], part: int) -> int | None:
-    """The number of the first operation, of those through which the part departs, whose inputs are right."""
-    usual = {each.key for each in seen if each.lacks and each.part < part}
+def _first_of(seen: Sequence[_Seen], part: int, usual: set[_Key]) -> int | None:
+    """The number of the first operation, of those through which the part departs, whose inputs are right.
+
+    `usual` is what is lacking where nothing departs. Inputs that lack are wrong, be it usual or not.
+    """
     lacking = {number for number, each in enumerate(seen) if each.lacks and each.part == part}
     unusual = {number for number in lacking if seen[number].key not in usual}
-    for chosen in (unusual, lacking):
-        if chosen:
-            reached = _reached(seen, chosen)
-            return min(reached)
-    return None
+    if not lacking:
+        return None
+    begun = _reached(seen, lacking, max(unusual or lacking)) & unusual
+    roots = {number for number in begun if not lacking.intersection(_makers(seen, number))}
+    return min(roots | _reached(seen, unusual or lacking, max(unusual or lacking)))
 
 
-def _reached(seen: Sequence[_Seen], chosen: set[int]) -> set[int]:
+def _makers(seen: Sequence[_Seen], number: int) -> set[int]:
+    """Who made what an operation reads, through what tells nothing."""
+    waiting, found = list(seen[number].makers), set[int]()
+    while waiting:
+        maker = waiting.pop()
+        if maker not in found:
+            found.add(maker)
+            waiting += seen[maker].makers if seen[maker].is_silent and not seen[maker].lacks else ()
+    return found
+
+
+def _reached(seen: Sequence[_Seen], chosen: set[int], last: int) -> set[int]:
     """Those from which what the last of them made was computed, by way of each other and of what tells nothing."""
-    waiting, reached = [max(chosen)], set[int]()
+    waiting, reached = [last], set[int]()
     while waiting:
         number = waiting.pop()
         if number not in reached:
@@ -198,25 +229,75 @@ def _reached(seen: Sequence[_Seen], chosen: set[int]) -> set[int]:
 
 
 def _place(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], part: Part) -> Place | None:
-    """The innermost line that the whole pass does not run: it calls what both share with other arguments.
+    """The line at fault for an operation.
 
     Of what depends on positions and not on the input, the line in the function that is given no numbers, or right ones.
-    Where both share all of them, the nearest such line that had a part in what the operation reads, if that is not all
-    tokens so far: a window that lost some of them.
     """
-    guilty = seen[number]
+    guilty, line = seen[number], None
     if not guilty.is_fed and guilty.lines:
-        by = next((line for line in guilty.lines if _are_right(line.numbers, part)), guilty.lines[-1])
-        return replace(guilty.place, file=by.file, line=by.line, function=by.function)
-    stacks: Iterator[tuple[OwnLine, ...]] = iter((guilty.lines,))
-    if guilty.sources is not None:
-        made, written = guilty.sources
-        stacks = iter((made.lines, written.lines, guilty.lines))
-    own = [line for lines in stacks for line in lines[:_MOST_CALLERS]]
-    apart = [line for line in own if (line.file, line.line) not in passed]
-    inner = [line for line in apart if line != guilty.lines[-1]]  # what enters the module may only pass on
-    line = next(iter(inner), None) or _upstream(seen, number, passed, part.end) or next(iter((*apart, *own)), None)
+        line = next((line for line in guilty.lines if _are_right(line.numbers, part)), guilty.lines[-1])
+    else:
+        line = next(_suspects(seen, number, passed, part), None)
     return None if line is None else replace(guilty.place, file=line.file, line=line.line, function=line.function)
+
+
+def _suspects(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], part: Part) -> Iterator[OwnLine]:
+    """Lines that may be at fault for an operation, one more telling than the next.
+
+    Those that call with wrong numbers, if all that it reads is right; of what hides scores, the line of the mask; the
+    innermost that the whole pass does not run: it calls what both share with other arguments; the nearest such line
+    that had a part in what the operation reads, if that is not all tokens so far: a window that lost some of them. Of
+    lines beyond the innermost module only the one that calls it may be meant, as others pass everything on.
+    """
+    guilty, stacks = seen[number], [seen[number].lines]
+    if guilty.sources is not None:
+        stacks = [guilty.sources[0].lines, guilty.sources[1].lines, guilty.lines]
+    own = [line for lines in stacks for line in _as_far_as_the_module(lines[:_MOST_CALLERS])]
+    apart = [line for line in own if (line.file, line.line) not in passed]
+    wrongly = list(_given_wrong_numbers(guilty.lines, part))
+    if not any(seen[maker].lacks and seen[maker].part == guilty.part for maker in guilty.makers):
+        yield from wrongly
+    yield from _lines_of_mask(seen, number)
+    yield from (line for line in apart if not _is_entry(line, guilty))
+    yield from _upstream(seen, number, passed, part.end)
+    calling = guilty.lines[len(_as_far_as_the_module(guilty.lines)) :][:1]
+    yield from (*wrongly, *apart, *(line for line in calling if (line.file, line.line) not in passed))
+    yield from (*(line for line in own if line.is_of_module), *own)
+
+
+def _given_wrong_numbers(lines: Sequence[OwnLine], part: Part) -> Iterator[OwnLine]:
+    """The line that calls the outermost of the functions, from the innermost on, that are given wrong numbers."""
+    index = 0
+    while index < len(lines) and lines[index].numbers and not _are_right(lines[index].numbers, part):
+        index += 1
+    if 0 < index < len(lines):
+        yield lines[index]
+
+
+def _lines_of_mask(seen: Sequence[_Seen], number: int) -> Iterator[OwnLine]:
+    """Of what hides some of its scores by a mask that depends on positions alone, the line that compares these."""
+    if not seen[number].name.startswith(_HIDING):
+        return
+    waiting, compared = [maker for maker in seen[number].makers if not seen[maker].is_fed], set[int]()
+    while waiting:
+        maker = waiting.pop()
+        if seen[maker].part == seen[number].part and seen[maker].name in _COMPARING:
+            compared.add(maker)
+        elif seen[maker].part == seen[number].part:
+            waiting += [each for each in seen[maker].makers if not seen[each].is_fed]
+    yield from seen[max(compared)].lines[:1] if compared else ()
+
+
+def _as_far_as_the_module(lines: Sequence[OwnLine]) -> Sequence[OwnLine]:
+    """The lines up to the first of a module's method."""
+    index = next((index for index, line in enumerate(lines) if line.is_of_module), len(lines))
+    return lines[: index + 1]
+
+
+def _is_entry(line: OwnLine, seen: _Seen) -> bool:
+    """Whether a line is of the function through which the module is entered: it may only pass on."""
+    entry = seen.lines[-1]
+    return line.file == entry.file and entry.first <= line.line <= entry.last
 
 
 def _are_right(numbers: Sequence[int], part: Part) -> bool:
@@ -225,10 +306,10 @@ def _are_right(numbers: Sequence[int], part: Part) -> bool:
     if width not in others:
         return not numbers or part.start in others
     others.remove(width)
-    return part.start in others or part.end in others
+    return part.start in others or part.end in others or (not others and part.start == width)
 
 
-def _upstream(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], end: int) -> OwnLine | None:
+def _upstream(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], end: int) -> Iterator[OwnLine]:
     """The line of the nearest operation of its part that it reads from and that the whole pass does not run."""
     waiting, known = [number], set[int]()
     while waiting and len(known) < _MOST_UPSTREAM:
@@ -236,8 +317,8 @@ def _upstream(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], 
         waiting.remove(latest)
         known.add(latest)
         line = next(iter(seen[latest].lines), None)
-        if line is not None and (line.file, line.line) not in passed:
-            return None if end in seen[latest].sizes and seen[latest].is_fed else line
+        if line is not None and (line.file, line.line) not in passed and not _is_entry(line, seen[latest]):
+            yield from () if end in seen[latest].sizes and seen[latest].is_fed else (line,)
+            return
         makers = (maker for maker in seen[latest].makers if seen[maker].part == seen[number].part)
         waiting += [maker for maker in makers if maker not in known and maker not in waiting]
-    return None

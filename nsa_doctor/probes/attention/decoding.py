@@ -125,12 +125,13 @@ def departing_line(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int)
         if start > token:
             break
 
-    def feed(begin: Callable[[int], None]) -> object:
+    def feed(begin: Callable[[int], None], parts: Sequence[decode_origin.Part]) -> object:
         number = iter(range(1, len(parts) + 1))
         begin(0)
-        return decode(sp, x[:, :start], [each.end - each.start for each in parts], lambda cache: begin(next(number)))
+        sizes = [each.end - each.start for each in parts]
+        return decode(sp, x[:, : parts[-1].end], sizes, lambda cache: begin(next(number)))
 
-    found = attempt(lambda: decode_origin.first_unknown(sp, x, lambda: sp(x), feed, parts))
+    found = attempt(lambda: decode_origin.first_unknown(sp, x, lambda: sp(x), feed, parts, token))
     return None if isinstance(found, Caught) else found
 
 

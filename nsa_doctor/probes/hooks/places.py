@@ -17,6 +17,7 @@ from nsa_doctor.core.package import own_file
 
 # What lies beyond these called the doctor, not the subject.
 _CALLERS = frozenset({own_file("probes", "model", "perform.py"), own_file("probes", "numerics", "steptrace.py")})
+_OWN = 3  # the rank of a frame of the subject's own code
 
 
 class Places:
@@ -55,6 +56,17 @@ class Places:
         line = Line(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)
         place = self._describe(self._deeper(self._called(), _self_of(frame)), line)
         return (replace(place, library=library) if library else place), rank > 1
+
+    def calling(self) -> Place | None:
+        """Where the function that the caller stands in was called, if it is the subject's and no module's method."""
+        frame, rank, _ = self._subject_frame(frame_above(1))
+        if frame is None or rank < _OWN or _self_of(frame) is not None:
+            return None
+        outer, rank, _ = self._subject_frame(frame.f_back)
+        if outer is None or rank < _OWN:
+            return None
+        line = Line(file=outer.f_code.co_filename, line=outer.f_lineno, function=outer.f_code.co_name)
+        return self._describe(self._called(), line)
 
     def of_frame(self, frame: FrameType) -> Place | None:
         """Where in the subject's own code a frame of this thread stands; None outside of it."""

@@ -25,7 +25,7 @@ class Operation:
 
     `is_written` unless results hold memory into which nothing has been written yet, as of `torch.empty`. `read` has a
     copy of every tensor that it was given, each with the operation that made it; `again` runs it on others in their
-    place.
+    place. `caller` is where a function that is no module's method, and that ran it, was called.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Operation:
     is_written: bool = True
     read: tuple[tuple[int, Tensor], ...] = ()
     again: Callable[[Sequence[Tensor]], tuple[Tensor, ...]] = field(default=tuple, repr=False)
+    caller: Place | None = None
 
 
 @dataclass
@@ -126,7 +127,9 @@ class _Recorder(DispatchWatcher):
         if written:
             self._copied.clear()  # versions are counted up behind this
         copies = self._copies(results)
-        self.recording.operations.append(Operation(name, copies, makers, place, is_written, read, again))
+        self.recording.operations.append(
+            Operation(name, copies, makers, place, is_written, read, again, self._places.calling())
+        )
         return result
 
     def _enter(self, module: nn.Module, args: Any) -> None:

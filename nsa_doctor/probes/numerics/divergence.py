@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, S
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
+import torch
 from torch import Tensor
 
 from nsa_doctor.core.frames import FrameFilter
@@ -19,6 +20,7 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.numerics.agreeing_parts import AgreeingParts
 from nsa_doctor.probes.numerics.mask_origin import mask_made_of, mask_with_later_keys
 from nsa_doctor.probes.numerics.paired_operations import OF_LAYOUT, PairedOperations
+from nsa_doctor.probes.tensors.operations import reads_masks
 
 _MOST_MATCHED = 1000  # operations that the front and the end do not pair
 _MOVES = OF_LAYOUT | frozenset(
@@ -27,6 +29,8 @@ _MOVES = OF_LAYOUT | frozenset(
         *("split_with_sizes", "squeeze", "stack", "t", "to_copy", "transpose", "unbind", "unfold", "unsqueeze"),
     )
 )  # what these are handed may be other where it need not agree, though what comes of it has to
+_FETCHING = frozenset({"embedding", "gather", "index", "index_select", "take_along_dim"})
+_CHOOSING = frozenset({"argmax", "argsort", "sort", "topk"})
 _APART = frozenset({"select", "split", "split_with_sizes", "unbind"})
 
 
@@ -79,7 +83,15 @@ def divergence_of(
     """Where two runs that were recorded diverge; `kept` and `allowed` as for `first_divergence`."""
     parts = AgreeingParts(dict(kept))
     calls = _guilty_call(result, expected, parts)
-    number = _guilty_operation(result, expected, parts, calls)
+    number, passed = _guilty_operation(result, expected, parts, calls)
+    others = {i: expected.operations[j] for i, j in _aligned(result.operations, expected.operations)}
+
+    def mask_of(number: int) -> Place | None:
+        if allowed is None:
+            return mask_with_later_keys(result.operations, others, number, parts.kept)
+        return mask_made_of(result.operations, others, number, parts.kept, allowed)
+
+    number = _beyond_gathering(result, others, number, passed, mask_of) if isinstance(number, int) else number
     found = result.operations[number] if isinstance(number, int) else number
     call = calls[0] if calls is not None else None
     whole = definition_place(built.module)
@@ -91,18 +103,57 @@ def divergence_of(
     is_known = bool(found.place.module)  # the run may be of another module than `built`, whose parts have no names here
     is_whole = call is None or not is_known or not whole.module
     is_inside = is_whole or f"{found.place.module}.".startswith(f"{whole.module}.")
-    place = found.place if is_inside and found.place.file else whole
-    mask = _mask(result, expected, number, allowed) if isinstance(number, int) else None
+    helped = found.caller if found.name in _FETCHING else None  # what fetches for others is handed what to fetch
+    place = (helped or found.place) if is_inside and found.place.file else whole
+    mask = mask_of(number) if isinstance(number, int) else None
     own = replace(place, module=whole.module, module_class=whole.module_class)
     read = None if mask is None else replace(mask, module=whole.module, module_class=whole.module_class)
     return Divergence(found.name, own, read)
 
 
-def _mask(result: Recording, expected: Recording, number: int, allowed: Tensor | None) -> Place | None:
-    others = {i: expected.operations[j] for i, j in _aligned(result.operations, expected.operations)}
-    if allowed is None:
-        return mask_with_later_keys(result.operations, others, number)
-    return mask_made_of(result.operations, others, number, allowed)
+def _beyond_gathering(
+    result: Recording,
+    others: Mapping[int, Operation],
+    number: int,
+    passed: Sequence[int],
+    mask_of: Callable[[int], Place | None],
+) -> int:
+    """Of what fetches values that need not agree, what comes of it: they may be fetched if they are hidden.
+
+    The nearest operation that reads them by a mask which does not hide them; else where it was chosen which to fetch.
+    """
+    guilty = result.operations[number]
+    if guilty.name not in _MOVES | _FETCHING:
+        return number
+    if number in others and _indices_agree(guilty, others[number]):
+        reading = (index for index in reversed(passed) if _reads_scores(result.operations[index].name))
+        reader = next((index for index in reading if mask_of(index) is not None), None)
+        if reader is not None:
+            return reader
+    waiting, known = list(guilty.makers) if guilty.name in _FETCHING else [], set[int]()
+    while waiting:
+        index = waiting.pop()
+        operation = result.operations[index]
+        if index >= 0 and operation.name in _CHOOSING and any(each.is_floating_point() for _, each in operation.read):
+            return index
+        if index >= 0 and index not in known and _is_of_indices(operation):
+            known.add(index)
+            waiting += operation.makers
+    return number
+
+
+def _indices_agree(one: Operation, other: Operation) -> bool:
+    """Whether both fetch from the same places."""
+    both = zip(one.read, other.read, strict=False)
+    return all(own.is_floating_point() or torch.equal(own, expected) for (_, own), (_, expected) in both)
+
+
+def _reads_scores(operation: str) -> bool:
+    return reads_masks(operation) or operation == "bmm"
+
+
+def _is_of_indices(operation: Operation) -> bool:
+    return any(not each.is_floating_point() for each in operation.results)
 
 
 def _guilty_call(result: Recording, expected: Recording, parts: AgreeingParts) -> tuple[Call, Call] | None:
@@ -117,12 +168,12 @@ def _guilty_call(result: Recording, expected: Recording, parts: AgreeingParts) -
 
 def _guilty_operation(
     result: Recording, expected: Recording, parts: AgreeingParts, calls: tuple[Call, Call] | None
-) -> Operation | int | None:
+) -> tuple[Operation | int | None, Sequence[int]]:
     """Follow what differs back from the differing output of these calls to an operation whose inputs agree.
 
     From there to what is of all tokens together, as a sum over them is; from what takes them apart, to what they were
     part of. Where one run does what the other does not, that is followed back likewise. The number of the result's
-    operation, or the operation itself where it is the other run's.
+    operation, or the operation itself where it is the other run's; with the numbers of those it was reached through.
     """
     own, other = calls or (Call.whole(result), Call.whole(expected))
     here, there = result.operations[own.start : own.end], expected.operations[other.start : other.end]
@@ -133,9 +184,9 @@ def _guilty_operation(
     only_there = _of_subject(expected, set(range(other.start, other.end)) - {j for _, j in pairs})
     if not differing:
         if (index := _first_alone(result, only_here)) is not None:
-            return index
+            return index, ()
         index = _first_alone(expected, only_there)
-        return None if index is None else expected.operations[index]
+        return None if index is None else expected.operations[index], ()
     first = max(differing.intersection(own.makers) or differing)
     index = _earliest(result, first, differing, only_here, paired.through)
     mixed = paired.mixed()
@@ -145,7 +196,7 @@ def _guilty_operation(
     index = index if result.operations[reduced].name in _MOVES else reduced  # a share of the tokens is not all of them
     made_there = expected.operations[dict(pairs)[index]].makers if index in differing else ()
     alone = _first_alone(expected, only_there.intersection(made_there), only_there)
-    return index if alone is None else expected.operations[alone]
+    return (index if alone is None else expected.operations[alone]), paired.passed
 
 
 def _of_subject(run: Recording, indices: set[int]) -> set[int]:

@@ -180,6 +180,8 @@ def _differing(one: Tensor, two: Tensor, eps: float) -> Tensor:
 def _shifted(at: list[Tensor], both: tuple[Tensor, Tensor], dimension: int, eps: float) -> str:
     """Which way leaves there what belongs elsewhere, and where, in words; empty where neither does."""
     one, two = both
+    if not one.is_floating_point() or not bool((one != one.round()).any()):  # numbers that count recur
+        return ""
     if (index := _elsewhere(at[0], two, dimension, eps)) is not None:
         return f"the first way leaves there what belongs at {index}"
     if (index := _elsewhere(at[1], one, dimension, eps)) is not None:

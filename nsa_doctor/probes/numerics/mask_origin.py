@@ -28,33 +28,39 @@ _ADJUSTING = (
 )
 
 
-def mask_with_later_keys(operations: Sequence[Operation], others: Mapping[int, Operation], index: int) -> Place | None:
+def mask_with_later_keys(
+    operations: Sequence[Operation], others: Mapping[int, Operation], index: int, kept: Mapping[int, int]
+) -> Place | None:
     """The first operation of a mask, read by operation `index` of a run, that lets queries see later keys.
 
-    `others` are those of another run, by the number of the one that does the same. A mask is what both runs have alike,
-    whatever their inputs are. Of one of as many keys as queries its last queries are its last keys; of another, as of
-    blocks, those keys are later whose scores differ.
+    `others` are those of another run, by the number of the one that does the same; `kept` says of dimensions of
+    queries, by their size, how many of the first have to agree, or of the last if it is negative. A mask is what both
+    runs have alike, whatever their inputs are. Of one of as many keys as queries its last queries are its last keys; of
+    another, as of blocks, those keys are later whose scores differ.
     """
     if not reads_masks(operations[index].name) and operations[index].name not in _PRODUCTS:
         return None
-    scores = _differing_scores(operations[index], others.get(index))
+    softmax = _softmax_before(operations, index)
+    scores = _differing_scores(operations[softmax], others.get(softmax), kept)
     for number in sorted(_constants(operations, others, index)):
         place = operations[number].place
         if place.file and any(_shows_later(seen) for each in operations[number].results for seen in _visible(each)):
             return place
         if place.file and scores is not None and any(_is_early(each, scores) for each in operations[number].results):
-            return _limit(operations, number) or place
+            part = _joined_part(operations, number, scores)
+            return _limit(operations, part) or operations[part].place
     return None
 
 
 def mask_made_of(
-    operations: Sequence[Operation], others: Mapping[int, Operation], index: int, given: Tensor
+    operations: Sequence[Operation], others: Mapping[int, Operation], index: int, kept: Mapping[int, int], given: Tensor
 ) -> Place | None:
     """The first operation of a mask, read by operation `index` of a run, that is made of a tensor and shows too much.
 
     The tensor tells which keys are to be seen, as offsets of documents do: the two runs differ in keys that are not.
     """
-    scores = _differing_scores(operations[index], others.get(index))
+    softmax = _softmax_before(operations, index)
+    scores = _differing_scores(operations[softmax], others.get(softmax), kept)
     start = next((number for number, each in enumerate(operations) if _is(each, given)), None)
     if scores is None or start is None or not bool(scores.any()):
         return None
@@ -69,19 +75,36 @@ def mask_made_of(
     return None if guilty is None else _limit(operations, guilty) or operations[guilty].place
 
 
+def _softmax_before(operations: Sequence[Operation], index: int) -> int:
+    """The softmax whose probabilities an operation reads; itself where it reads none."""
+    waiting, seen = [index], set[int]()
+    while waiting and len(seen) < _MOST_BETWEEN:
+        number = max(waiting)
+        waiting.remove(number)
+        seen.add(number)
+        if "softmax" in operations[number].name:
+            return number
+        waiting += [each for each in operations[number].makers if each >= 0 and each not in seen]
+    return index
+
+
 def _is(operation: Operation, tensor: Tensor) -> bool:
     return any(each.dtype == tensor.dtype and torch.equal(each, tensor.to(each.device)) for each in operation.results)
 
 
-def _differing_scores(operation: Operation, other: Operation | None) -> Tensor | None:
-    """[Q, K]: which of the scores that a softmax reads, and does not hide, the two runs have otherwise."""
+def _differing_scores(operation: Operation, other: Operation | None, kept: Mapping[int, int]) -> Tensor | None:
+    """[Q, K]: which scores that a softmax reads, and does not hide, differ of queries that have to agree."""
     if "softmax" not in operation.name or other is None or not operation.read or not other.read:
         return None
     own, expected = operation.read[0][1], other.read[0][1]
     if own.shape != expected.shape or own.ndim < 2:
         return None
     differs = (own != expected) & (own.abs() < _LARGEST) & (expected.abs() < _LARGEST)
-    return differs.reshape(-1, *own.shape[-2:]).any(0)
+    dim = next((dim for dim in range(own.ndim - 2, -1, -1) if own.shape[dim] in kept), own.ndim - 2)
+    found = differs.movedim(dim, -2).reshape(-1, own.shape[dim], own.shape[-1]).any(0)
+    count = kept.get(own.shape[dim], len(found))
+    found[slice(count, None) if count >= 0 else slice(len(found) + count)] = False
+    return found
 
 
 def _slices_and_worst(mask: Tensor, scores: Tensor, which: int) -> tuple[Tensor, int, int] | None:
@@ -91,11 +114,12 @@ def _slices_and_worst(mask: Tensor, scores: Tensor, which: int) -> tuple[Tensor,
     """
     if mask.dtype != torch.bool or mask.ndim < 2 or mask.numel() > _MOST_ELEMENTS or not mask.numel():
         return None
-    (num_queries, num_keys), found = mask.shape[-2:], scores[:, : mask.shape[-1]]
-    if found.shape != (num_queries, num_keys) or not bool(found.any()):
+    num_keys, found = mask.shape[-1], scores[:, : mask.shape[-1]]
+    dim = next((dim for dim in range(mask.ndim - 2, -1, -1) if mask.shape[dim] == scores.shape[0]), None)
+    if dim is None or found.shape[1] != num_keys or not bool(found.any()):
         return None
     query, key = found.nonzero()[which].tolist()
-    return mask.reshape(-1, num_queries, num_keys), query, key
+    return mask.movedim(dim, -2).reshape(-1, scores.shape[0], num_keys), query, key
 
 
 def _is_early(mask: Tensor, scores: Tensor) -> bool:
@@ -112,11 +136,25 @@ def _is_early(mask: Tensor, scores: Tensor) -> bool:
 def _is_shown(mask: Tensor, scores: Tensor) -> bool:
     """Whether a mask that hides something has the same for one of these as for what a query is to itself."""
     found = _slices_and_worst(mask, scores, -1)
-    if found is None or mask.shape[-1] != mask.shape[-2]:
+    if found is None or found[0].shape[1] != found[0].shape[2]:
         return False
     slices, query, key = found
     is_shown = bool((slices[:, query, key] == slices[:, query, query]).all())
     return is_shown and not bool((slices == slices[0, 0, 0]).all())
+
+
+def _joined_part(operations: Sequence[Operation], number: int, scores: Tensor) -> int:
+    """Of a mask that is joined of several, the one that shows the key; the mask itself where it is not."""
+    key = int(scores.nonzero()[0, 1])
+    while operations[number].name in (*_ADJUSTING, "cat"):
+        for maker, tensor in operations[number].read:
+            if key < tensor.shape[-1] or operations[number].name != "cat":
+                number = maker
+                break
+            key -= tensor.shape[-1]
+        else:
+            return number
+    return number
 
 
 def _limit(operations: Sequence[Operation], number: int) -> Place | None:

@@ -20,11 +20,15 @@ _KEEPING_ALL = OF_LAYOUT | {"movedim", "permute", "squeeze", "t", "transpose", "
 
 @dataclass
 class PairedOperations:
-    """Operations of a run by their number, each with the one that does the same in the other run."""
+    """Operations of a run by their number, each with the one that does the same in the other run.
+
+    `passed` are those that were followed back, in that order.
+    """
 
     run: Recording
     others: Mapping[int, Operation]
     parts: AgreeingParts
+    passed: list[int] = field(default_factory=list)
     _verdicts: dict[int, bool] = field(default_factory=dict)
 
     def differing(self) -> set[int]:
@@ -44,6 +48,7 @@ class PairedOperations:
         The last where none does so alone, or where that is not known.
         """
         operation, other = self.run.operations[index], self.others.get(index)
+        self.passed.append(index)
         if other is None or len(makers) == 1 or len(operation.read) != len(other.read) or not operation.read:
             return max(makers)
         for maker in sorted(makers, reverse=True):

@@ -1,10 +1,13 @@
 """Which rows of a tensor occur among those of other tensors, whatever their layout: by random projections of rows.
 
 Trailing zeros of a row count for nothing, nor do values that only hide: a row of scores that is as long as the past
-is the row that is as long as the sequence. Rows of equal values, and rows of one, tell nothing and count as known.
+is the row that is as long as the sequence. Of rows that are as long as no known one of the operation, as those over the
+slots of a ring, what is not hidden counts in any order. Rows of equal values, and rows of one, tell nothing and count
+as known.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,6 +26,9 @@ _MOST_CUT, _MOST_DIMS = 32, 6
 _WAYS = (False, True)  # of asking which dimension counts tokens
 _MOST_BYTES = 1 << 28
 _MOST_COLUMNS = 8192
+_MOST_COMPARED = 1 << 26
+_PRODUCTS = ("bmm", "mm")
+_GRID = 2.0**-36  # rows whose projections are this near, beside the largest, count as one in their order
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,9 @@ class KnownRows:
     _operations: dict[str, int] = field(default_factory=dict)
     _described: tuple[Tensor, Tensor, dict[bool, Tensor]] | None = None
     _wide: list[Tensor] = field(default_factory=list)
+    _wide_by: list[tuple[str, Tensor]] = field(default_factory=list)
+    _bags: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    _widths: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     _cut: dict[int, Tensor] = field(default_factory=dict)
     _constants: dict[tuple[str, int, torch.dtype], list[Tensor]] = field(default_factory=dict)
     _num_bytes: int = 0
@@ -63,9 +72,12 @@ class KnownRows:
             self._parts.append((projected, torch.full((len(projected),), len(self._tensors)), _indices(tensor)))
             self._tensors.append((operation, tuple(tensor.shape)))
             self._operations.setdefault(operation, len(self._operations))
+            self._widths[operation].add(tensor.shape[-1])
+            self._bags[operation].append(_bags(tensor)[0])
             if tensor.shape[-1] <= self.length and self._num_bytes < _MOST_BYTES:
                 self._num_bytes += tensor.nbytes
                 self._wide.append(tensor.detach().reshape(-1, tensor.shape[-1]).clone())
+                self._wide_by.append((operation, self._wide[-1]))
         self._sorted = self._described = None
 
     def unknown(self, tensor: Tensor, asked: Asked) -> Tensor | None:
@@ -82,7 +94,25 @@ class KnownRows:
             found = self._unknown(tensor, asked)
             if found is not None and tensor.ndim > 1 and tells(tensor.transpose(-1, -2)):
                 found = None if self._unknown(tensor.transpose(-1, -2), asked) is None else found
-            return found if found is None else self._not_cut(tensor, found, asked.end)
+            found = found if found is None else self._not_cut(tensor, found, asked.end)
+            found = found if found is None else self._in_no_order(tensor, found, asked.operation)
+            return found if found is None else self._not_part_of(tensor, found, asked.operation)
+
+    def out_of_order(self, tensor: Tensor) -> Tensor | None:
+        """A row that stands behind a later token's in what holds rows of several tokens; None where none does."""
+        if not tells(tensor) or not self._parts or not 1 < tensor.ndim <= _MOST_DIMS + 1:
+            return None
+        with untraced(), torch.no_grad():
+            tokens = self._tokens_of(tensor)
+            for dim in range(tokens.ndim):
+                along = tokens.movedim(dim, -1).reshape(-1, tokens.shape[dim])
+                for other, line in enumerate(along):
+                    steps = line[line >= 0].diff()
+                    if bool((steps < 0).any()) and bool((steps > 0).any()):
+                        rows = tensor.movedim(dim, -2).reshape(-1, tokens.shape[dim], tensor.shape[-1])
+                        last = int((line >= 0).nonzero()[int((steps < 0).nonzero()[0, 0]) + 1, 0])
+                        return rows[other, last]
+        return None
 
     def is_in_place(self, tensor: Tensor, asked: Asked) -> bool | None:
         """Whether what does not depend on the input, as positions, is that of these tokens in the pass.
@@ -148,6 +178,53 @@ class KnownRows:
         near = torch.stack([((self._cut[end] - one).abs() <= bound).all(1).any() for one, bound in pairs])
         return None if bool(near.all()) else numbers[~near]
 
+    def _in_no_order(self, tensor: Tensor, numbers: Tensor, operation: str) -> Tensor | None:
+        """Those of the rows that hold other values than any known one of the operation, whatever their order."""
+        if len(numbers) > _MOST_CUT or not operation or tensor.shape[-1] in self._widths[operation]:
+            return numbers
+        known = torch.cat(self._bags[operation]) if self._bags[operation] else torch.empty((0, 3), dtype=torch.float64)
+        bags, bounds = _bags(tensor.reshape(-1, tensor.shape[-1])[numbers])
+        near = [((known - one).abs() <= bound).all(1).any() for one, bound in zip(bags, bounds, strict=True)]
+        is_near = torch.stack(near)
+        return None if bool(is_near.all()) else numbers[~is_near]
+
+    def _not_part_of(self, tensor: Tensor, numbers: Tensor, operation: str) -> Tensor | None:
+        """Those of the rows, of products, that hold a value which no known row of the operation has beside the others.
+
+        Scores of some of the keys are scores: which are meant is for a mask to say.
+        """
+        width = tensor.shape[-1]
+        wide = [] if operation not in _PRODUCTS else [each for name, each in self._wide_by if name == operation]
+        known = [
+            each for each in wide if each.shape[1] > width and each.numel() * width * len(numbers) < _MOST_COMPARED
+        ]
+        if not known or width in self._widths[operation] or len(numbers) > _MOST_CUT:
+            return numbers
+        rows, roundings = tensor.reshape(-1, width)[numbers].cpu(), _ROUNDINGS * torch.finfo(tensor.dtype).eps
+        is_part = torch.zeros(len(rows), dtype=torch.bool)
+        for each in known:
+            near = (rows[:, None, :, None] - each[None, :, None]).abs() <= roundings * each.abs().amax()
+            is_part |= near.any(3).all(2).any(1)
+        return None if bool(is_part.all()) else numbers[~is_part]
+
+    def _tokens_of(self, tensor: Tensor) -> Tensor:
+        """Of which token each row is [...], by the first tensor of all tokens that has it; -1 where none does."""
+        projected, bound, is_even = _projected(tensor)
+        tokens, first = torch.full((len(projected),), -1), torch.full((len(projected),), len(self._tensors))
+        keys, values, numbers, indices = self._table()
+        sizes, _, _ = self._shapes()
+        low, high = (
+            torch.searchsorted(keys, projected[:, 0] + s * (bound + _GRID * keys.abs().amax())) for s in (-1.0, 1.0)
+        )
+        for offset in range(min(_MOST_ALIKE, int((high - low).max()) + 1)):
+            at = (low + offset).clamp_max(len(values) - 1)
+            same = ((values[at] - projected).abs() <= bound[:, None]).all(1) & ~is_even
+            counts = sizes[numbers[at], :_MOST_DIMS] == self.length
+            is_earlier = same & (counts.sum(1) == 1) & (numbers[at] < first)
+            tokens = torch.where(is_earlier, (indices[at] * counts).sum(1), tokens)
+            first = torch.where(is_earlier, numbers[at], first)
+        return tokens.reshape(tensor.shape[:-1])
+
     def _unknown(self, tensor: Tensor, asked: Asked) -> Tensor | None:
         projected, bound, is_even = (each[:_MOST_ROWS] for each in _projected(tensor))
         keys, values, numbers, indices = self._table()
@@ -160,7 +237,9 @@ class KnownRows:
         inner = slice(tensor.ndim - 1)  # in these dimensions they have all tokens, and the other its own
         shifted[:, inner] = (comparable[:, None] & (sizes != _padded(tensor.shape)))[:, inner].long()
         known = is_even
-        low, high = (torch.searchsorted(keys, projected[:, 0] + s * bound) for s in (-1.0, 1.0))
+        low, high = (
+            torch.searchsorted(keys, projected[:, 0] + s * (bound + _GRID * keys.abs().amax())) for s in (-1.0, 1.0)
+        )
         for offset in range(min(_MOST_ALIKE, int((high - low).max()) + 1)):
             at = (low + offset).clamp_max(len(values) - 1)
             same = ((values[at] - projected).abs() <= bound[:, None]).all(1)
@@ -180,9 +259,10 @@ class KnownRows:
     def _table(self) -> tuple[Tensor, ...]:
         if self._sorted is None:
             joined = [torch.cat(parts) for parts in zip(*self._parts, strict=True)]
-            order = joined[0][:, 0].argsort()
-            ordered = [each[order] for each in joined]
-            self._sorted = (ordered[0][:, 0].contiguous(), *ordered)
+            grid = joined[0][:, 0].abs().amax().clamp_min(1e-300) * _GRID
+            rounded = (joined[0][:, 0] / grid).round()
+            order = rounded.argsort(stable=True)  # of rows alike the earliest comes first
+            self._sorted = (rounded[order] * grid, *(each[order] for each in joined))
         return self._sorted
 
 
@@ -216,6 +296,15 @@ def _projected(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     roundings = _ROUNDINGS if tensor.dtype == torch.float64 else _ROUNDINGS_OF_FEW_DIGITS
     bound = roundings * torch.finfo(tensor.dtype).eps * size
     return wide @ _directions()[: tensor.shape[-1]], bound, (wide == wide[:, :1]).all(1)
+
+
+def _bags(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums [N, 3] over what is not hidden of N rows, in whatever order, and by how much rounding moves each."""
+    wide = tensor.detach().reshape(-1, tensor.shape[-1]).cpu().double()
+    wide = torch.where(wide.abs() < _LARGEST, wide, 0.0)
+    powers = torch.stack((wide, wide * wide.abs(), wide.pow(3)), 2)
+    roundings = _ROUNDINGS if tensor.dtype == torch.float64 else _ROUNDINGS_OF_FEW_DIGITS
+    return powers.sum(1), roundings * torch.finfo(tensor.dtype).eps * powers.abs().sum(1)
 
 
 @cache
