@@ -16,9 +16,11 @@ from nsa_doctor.core.share import Share
 from tests.gallery.examination import Ended, Found, read_findings, run_doctor
 from tests.gallery_code.planting import Bug, Variant, lay_out, lines_at_fault
 
-HOSTS = ("harbor", "lucid", "mosaic", "quarry")
+HOSTS = ("harbor", "lucid", "mosaic", "quarry", "tundra")
 VIEWS = {"black box": "factory", "adapter": "adapter"}
-SEVERAL = {("quarry", "adapter"): ("make", "make_language_model")}  # the model around it has a training loop
+SEVERAL = dict.fromkeys(  # the model around it has a training loop
+    (("quarry", "adapter"), ("tundra", "adapter")), ("make", "make_language_model")
+)
 SECONDS = 400.0
 NEAR = 3  # lines: a statement of several is named by one of them
 

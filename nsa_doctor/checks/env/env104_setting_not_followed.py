@@ -2,7 +2,7 @@
 
 Detects: an environment variable or an option that chooses, by its name, how something is computed and changes what is
 computed; a variable that is read both while the subject is built and in its calls, and is followed in one of the two;
-a switch that no text turns off.
+one whose docstring says that it is read at every call, and that is read once; a switch that no text turns off.
 Settings that change nothing at all are notes.
 Matters: who turns it to narrow a fault, to compare, or to be faster, gets another model, or the same path twice.
 Fix: read a setting in one place, hand its value on, and hold both paths to each other in a test.
@@ -31,6 +31,8 @@ from nsa_doctor.core.text import joined
 from nsa_doctor.probes.behaviour.setting_trials import SettingTrials, settings_of
 from nsa_doctor.probes.behaviour.stuck_switches import OFF, stuck_switches
 from nsa_doctor.probes.model.built_module import comparable_module
+from nsa_doctor.probes.model.read_once import readers_that_keep
+from nsa_doctor.probes.model.setting_texts import said_to_be_read_at_every_call
 from nsa_doctor.probes.model.settings import Setting
 from nsa_doctor.probes.model.state import can_be_forked
 from nsa_doctor.subject.contract import Subject
@@ -55,7 +57,11 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     for setting in settings[: _MOST[subject.profile]]:
         words = trials.fault(setting)
         if words:
-            yield _finding(subject, setting, words, trials.place_of(setting))
+            yield _changing(subject, setting, words, trials.place_of(setting))
+            return
+        said = said_to_be_read_at_every_call(setting.name, subject.packages) if setting.owner is None else None
+        if said is not None and trials.is_frozen(setting):
+            yield _frozen(subject, setting, said)
             return
         idle[setting.label] = idle.get(setting.label, True) and trials.is_idle(setting)
     names = [name for name, is_idle in idle.items() if is_idle]
@@ -63,26 +69,29 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         yield Note(message=f"settings that change no output, gradient or operation here: {joined(names)}")
 
 
+def _finding(subject: Subject, setting: str, value: object, message: str, where: Place) -> Finding:
+    evidence = {"setting": setting, "value": str(value)}
+    return Finding(message=message, where=where, evidence=evidence, repro=command_for(subject, "ENV104"))
+
+
 def _never_off(subject: Subject, name: str, place: Place) -> Finding:
-    return Finding(
-        message=f"{name} cannot be switched off: {place.function}() answers True without it and for {joined(OFF)}, for "
-        "the truth of a text is whether it is empty",
-        where=place,
-        evidence={"setting": name, "value": OFF[0]},
-        repro=command_for(subject, "ENV104"),
-    )
+    message = f"{name} cannot be switched off: {place.function}() answers True without it and for {joined(OFF)}, for "
+    return _finding(subject, name, OFF[0], f"{message}the truth of a text is whether it is empty", place)
 
 
-def _finding(subject: Subject, setting: Setting, words: str, place: Place) -> Finding:
+def _frozen(subject: Subject, setting: Setting, said: Place) -> Finding:
+    keeping = next(readers_that_keep(subject.packages), None) if setting.place.function != "<module>" else None
+    message = f"{setting} changes what is computed when it is set before the import, and nothing when it is set after "
+    message += f"the first call: it is read once, and {Path(said.file).name}:{said.line} says at every call"
+    return _finding(subject, setting.label, setting.value, message, keeping or setting.place)
+
+
+def _changing(subject: Subject, setting: Setting, words: str, place: Place) -> Finding:
     read = setting.place
     known = "read" if setting.owner is None else "declared"
     is_elsewhere = read.file and (read.file, read.line) != (place.file, place.line)
-    return Finding(
-        message=f"{words}; it is {known} at {Path(read.file).name}:{read.line}" if is_elsewhere else words,
-        where=place,
-        evidence={"setting": setting.label, "value": str(setting.value)},
-        repro=command_for(subject, "ENV104"),
-    )
+    message = f"{words}; it is {known} at {Path(read.file).name}:{read.line}" if is_elsewhere else words
+    return _finding(subject, setting.label, setting.value, message, place)
 
 
 def planted(subject: Subject) -> Subject:

@@ -55,6 +55,14 @@ class SettingTrials:
                 return f"{setting} chooses, by its name, how something is computed, and changes what is: {words}"
         return self._half_followed(setting, trial) if setting.owner is None else ""
 
+    def is_frozen(self, setting: Setting) -> bool:
+        """Whether a variable that is set behind the first call changes nothing, though it does when set before."""
+        early = self._trial(setting)
+        if setting.owner is not None or early is None or early.raised or early.is_same(self._plain):
+            return False
+        late = try_out(self._sp, setting, is_late=True)
+        return not late.raised and late.is_same(self._plain)
+
     def place_of(self, setting: Setting) -> Place:
         """Where calls under the setting part from those without it, or else where it is read."""
         ways = (lambda: self._called(None)), (lambda: self._called(setting))

@@ -17,6 +17,8 @@ from torch import nn
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.model.identity import loaded_files
+from nsa_doctor.probes.model.read_once import evaluate_defaults_again, forget_environment
+from nsa_doctor.probes.model.setting_texts import documented_words, held_words
 
 _SWITCH = ("0", "1")
 _MOST_VALUES = 4
@@ -60,11 +62,17 @@ class Setting:
         return self._constructed()
 
     def import_again(self, packages: Sequence[str]) -> None:
-        """Have what sources of these packages read of it on import be read again; for a copy of the process."""
+        """Have what sources of these packages have read of it once be read again; for a copy of the process.
+
+        On import, as the default of an argument, or by a function that keeps what it answers.
+        """
         if self.owner is None:
             with self.applied():
+                forget_environment(packages)
                 for module, statement in _statements(packages, self.name):
                     _execute_again(module, statement, packages)
+                for module, file in loaded_files(packages).items():
+                    evaluate_defaults_again(module, _tree(file), lambda node: self.name in _names_asked_for(node))
 
     def _constructed(self) -> AbstractContextManager[Any]:
         assert self.owner is not None
@@ -106,10 +114,12 @@ def _statements(packages: Sequence[str], name: str) -> Iterator[tuple[str, ast.A
     for module, file in sorted(loaded_files(packages).items()):
         tree = _tree(file)
         for node in () if tree is None else tree.body:
-            if isinstance(node, (ast.Assign, ast.AnnAssign)) and name in {
-                n for e in ast.walk(node) for n in _asked_for(e)
-            }:
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and name in _names_asked_for(node):
                 yield module, node
+
+
+def _names_asked_for(node: ast.AST) -> set[str]:
+    return {name for each in ast.walk(node) for name in _asked_for(each)}
 
 
 def _execute_again(name: str, statement: ast.Assign | ast.AnnAssign, packages: Sequence[str]) -> None:
@@ -118,10 +128,16 @@ def _execute_again(name: str, statement: ast.Assign | ast.AnnAssign, packages: S
     before = dict(names)
     exec(compile(ast.Module([statement], []), "<again>", "exec"), names)  # noqa: S102 (the subject's own line)
     changed = {key: names[key] for key in _targets(statement) if key in before and names[key] is not before[key]}
-    for other in loaded_files(packages):
+    for other, file in loaded_files(packages).items():
         for key, value in changed.items():
-            if vars(sys.modules[other]).get(key) is before[key]:
+            if _imports(_tree(file), key) and vars(sys.modules[other]).get(key) is before[key]:
                 setattr(sys.modules[other], key, value)
+
+
+def _imports(tree: ast.Module | None, name: str) -> bool:
+    """Whether a source imports something by that name."""
+    imports = [node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.ImportFrom)]
+    return any(name in (each.asname, each.name) for node in imports for each in node.names)
 
 
 def _targets(statement: ast.Assign | ast.AnnAssign) -> Iterator[str]:
@@ -130,10 +146,15 @@ def _targets(statement: ast.Assign | ast.AnnAssign) -> Iterator[str]:
 
 
 def values_of(name: str, place: Place) -> list[str]:
-    """Values a variable may plausibly have: a switch's, and the words it is compared with round where it is read."""
+    """Values a variable may plausibly have: a switch's, the words it is compared with where it is read, and documented.
+
+    Words that a name of the module holds count as if they stood there.
+    """
     tree = _tree(place.file)
-    words = [] if tree is None else [word for word in _compared(_around(tree, place.line)) if word not in _SWITCH]
-    return [*_SWITCH, *list(dict.fromkeys(words))[:_MOST_VALUES]]
+    around = None if tree is None else _around(tree, place.line)
+    held = {} if around is None else held_words(around, place.file)
+    words = [] if around is None else [*_compared(around), *held, *documented_words(name, place.file)]
+    return [*_SWITCH, *list(dict.fromkeys(word for word in words if word not in _SWITCH))[:_MOST_VALUES]]
 
 
 def options_of(module: nn.Module, packages: Sequence[str]) -> Iterator[Setting]:

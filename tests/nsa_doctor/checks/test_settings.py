@@ -21,7 +21,8 @@ def examine(monkeypatch: pytest.MonkeyPatch) -> Examine:
     monkeypatch.syspath_prepend(HERE)
 
     def run(name: str) -> Result:
-        subject = load_subject(SubjectRequest(spec=f"faulty.settable:{name}", lengths=(16,)))
+        spec = name if ":" in name else f"settable:{name}"
+        subject = load_subject(SubjectRequest(spec=f"faulty.{spec}", lengths=(16,)))
         return run_check(registry.load("ENV104"), replace(subject, profile="quick"))
 
     return run
@@ -65,3 +66,16 @@ def test_a_path_that_gives_the_same_passes_and_settings_without_effect_are_noted
     assert all(name in note for name in ("Config.forgotten", "Config.use_flash", "SETTABLE_USE_FUSED"))
     assert not any(name in note for name in ("impl", "normalised"))
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("name", ["imported", "default", "kept"])
+def test_one_said_to_be_read_at_every_call_and_read_once_is_found(name: str, examine: Examine) -> None:
+    (finding,) = examine(f"read_once:{name}").findings
+    assert finding.evidence["setting"] == f"READ_ONCE_{name.upper()}"
+    assert "read_once.py:1 says at every call" in finding.message
+    assert is_marked(finding.where.file, finding.where.line), finding.where
+
+
+@pytest.mark.parametrize("name", ["read_once:followed", "read_once_plainly:make"])
+def test_one_that_is_followed_or_said_to_be_read_once_is_left_alone(name: str, examine: Examine) -> None:
+    assert examine(name).verdict is Verdict.PASS

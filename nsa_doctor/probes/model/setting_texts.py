@@ -1,0 +1,62 @@
+"""What the text of a source says of a variable of the environment: which words it may hold, and when it is read."""
+
+import ast
+import linecache
+import re
+import sys
+from collections.abc import Iterator, Sequence
+
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.model.identity import loaded_files
+
+_AT_EVERY_CALL = re.compile(
+    r"\b(?:at|on|in|for|with|before) (?:every|each) (?:call|step|forward|pass|use|time)\b"
+    r"|\bevery time\b|\bcall by call\b|\brunning process can be\b",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+_FILLERS = frozenset({"or", "and", "a", "an", "the", "of", "one", "to", "positive", "integer", "number", "unset"})
+_MOST_WORDS, _LONGEST_WORD = 6, 24
+
+
+def documented_words(name: str, file: str) -> Iterator[str]:
+    """Words that a docstring of the file lists right behind the variable's name and before a colon."""
+    for text, _ in _docstrings(file):
+        for line in text.splitlines():
+            listed = re.match(rf"\s*`{{0,2}}{re.escape(name)}`{{0,2}}\s*[:=]?\s+([^:]+):", line)
+            words = [] if listed is None else _WORD.findall(listed.group(1))
+            if len(words) <= _MOST_WORDS + len(_FILLERS):
+                yield from (word for word in words if word not in _FILLERS and len(word) <= _LONGEST_WORD)
+
+
+def held_words(around: ast.AST, file: str) -> dict[str, None]:
+    """Words in tuples, lists and sets that names of the module hold and something round there is looked up in."""
+    module = next((each for each in list(sys.modules.values()) if getattr(each, "__file__", None) == file), None)
+    found: dict[str, None] = {}
+    for node in ast.walk(around) if module is not None else ():
+        if isinstance(node, ast.Compare):
+            for each in node.comparators:
+                held = getattr(module, each.id, None) if isinstance(each, ast.Name) else None
+                if isinstance(held, (tuple, list, set, frozenset, dict)):
+                    found |= dict.fromkeys(word for word in held if isinstance(word, str))
+    return found
+
+
+def said_to_be_read_at_every_call(name: str, packages: Sequence[str]) -> Place | None:
+    """The docstring that names the variable and says that what it names is read at every call; None where none does."""
+    for file in loaded_files(packages).values():
+        for text, line in _docstrings(file):
+            if re.search(rf"\b{re.escape(name)}\b", text) and _AT_EVERY_CALL.search(text):
+                return Place(file=file, line=line)
+    return None
+
+
+def _docstrings(file: str) -> Iterator[tuple[str, int]]:
+    """The docstrings of a file, each with its line."""
+    tree = attempt(lambda: ast.parse("".join(linecache.getlines(file))))
+    for node in () if isinstance(tree, Caught) else ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node, clean=False)
+            if text:
+                yield text, getattr(node.body[0], "lineno", 1)
