@@ -52,7 +52,8 @@ def adapt(
             )
         made(module)
         guess = _asked(request, adapter, module, asking)
-        guess = _masks_found(guess if offered is adapter else _found_by_names(guess, module), module)
+        guess = with_cache_methods(guess if offered is adapter else _found_by_names(guess, module), module)
+        guess = _masks_found(guess, module)
         if not request.explore:
             return guess
         limited = within_limits if adapter.max_length is None else within_time
@@ -61,7 +62,7 @@ def adapt(
 
 def _found_by_names(guess: Subject, module: nn.Module) -> Subject:
     """With what the names of its parameters and methods say that it offers beside its forward."""
-    return with_loss(with_cache_methods(with_decoding(guess, module), module), module)
+    return with_loss(with_decoding(guess, module), module)
 
 
 def _masks_found(guess: Subject, module: nn.Module) -> Subject:

@@ -1,4 +1,4 @@
-"""Finds out what can be done with a plain module's cache beside decoding: choose rows of it, or remove last tokens.
+"""Finds out what can be done with a cache beside decoding: choose rows of it, or remove last tokens.
 
 By the names of methods, of the cache, of each part of a list of them, or of the module. One is taken where choosing
 every row, or removing nothing, leaves the next step as it is.

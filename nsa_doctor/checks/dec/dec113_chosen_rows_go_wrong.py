@@ -37,8 +37,9 @@ def run(subject: Subject) -> Iterator[Finding]:
     if subject.max_length < _PROMPT + 2:
         return
     x, rows = sp.input(_PROMPT + 2, len(_ROWS)), torch.tensor(_ROWS, device=subject.device)
-    before = x[:, :-1], [_PROMPT, 1]
-    found = departed(sp, before, lambda cache: reorder(sp.module, cache, rows), x[rows, -1:], x[rows])
+    before, following = (x[:, :-1], [_PROMPT, 1]), x[:, -1:]  # a row that is chosen twice goes on in two ways
+    chosen = torch.cat((x[rows, :-1], following), 1)
+    found = departed(sp, before, lambda cache: reorder(sp.module, cache, rows), following, chosen)
     if found is not None:
         field = f"; {found.field} is other than theirs" if found.field else ""
         yield Finding(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.adapters.adapter import Adapter
 from nsa_doctor.adapters.any_module import adapt
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result
@@ -40,6 +41,39 @@ class Cache:
 class KeepsValues(Cache):
     def reorder(self, rows: Tensor) -> None:
         self.keys = self.keys[rows]
+
+
+class Room(Cache):
+    """Rows in a pool, by a table of which line each has; a row that is chosen twice gets a line of its own, or not."""
+
+    shares = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.zeros(0, dtype=torch.long)
+
+    def add(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if self.seen == 0:
+            self.table = torch.arange(len(k))
+            self.keys, self.values = k.new_zeros(len(k), 64, DIM), v.new_zeros(len(v), 64, DIM)
+        end = self.seen + k.shape[1]
+        self.keys[self.table, self.seen : end], self.values[self.table, self.seen : end] = k, v
+        self.seen = end
+        return self.keys[self.table, :end], self.values[self.table, :end]
+
+    def crop(self, length: int) -> None:
+        self.seen = length
+
+    def reorder(self, rows: Tensor) -> None:
+        if self.shares:
+            self.table = self.table[rows]
+        else:
+            self.keys, self.values = self.keys[self.table[rows]], self.values[self.table[rows]]
+            self.table = torch.arange(len(rows))
+
+
+class Shares(Room):
+    shares = True
 
 
 class KeepsCount(Cache):
@@ -98,7 +132,7 @@ def result(code: str, make: Callable[[], nn.Module]) -> Result:
     return run_check(registry.load(code), subject_of(make))
 
 
-@pytest.mark.parametrize("make", [Model, Listed, lambda: Model(Removes)])
+@pytest.mark.parametrize("make", [Model, Listed, lambda: Model(Removes), lambda: Model(Room)])
 def test_right_caches_are_found_and_silent(make: Callable[[], nn.Module]) -> None:
     subject = subject_of(make)
     assert (subject.offers("reorder"), subject.offers("crop")) == (True, True)
@@ -107,12 +141,26 @@ def test_right_caches_are_found_and_silent(make: Callable[[], nn.Module]) -> Non
 
 @pytest.mark.parametrize(
     ("code", "kind", "field", "name"),
-    [("DEC113", KeepsValues, "cache.values", "reorder"), ("DEC114", KeepsCount, "cache.seen", "crop")],
+    [
+        ("DEC113", KeepsValues, "cache.values", "reorder"),
+        ("DEC113", Shares, "cache.keys", "reorder"),
+        ("DEC114", KeepsCount, "cache.seen", "crop"),
+    ],
 )
 def test_what_is_left_behind_is_named(code: str, kind: type, field: str, name: str) -> None:
     (finding,) = result(code, lambda: Model(kind)).findings
     assert f"{field} is other than" in finding.message
     assert (finding.where.file, finding.where.function) == (__file__, name)
+
+
+def test_an_adapter_that_says_how_to_decode_need_not_say_how_rows_are_chosen() -> None:
+    def decoded(module: nn.Module, x: Tensor, cache: Any = None) -> Any:
+        return module(x, cache, use_cache=True)
+
+    seams = {"prefill": decoded, "step": decoded}
+    subject = subject_of(lambda: Adapter(make=lambda: Model(Shares), seams=seams))
+    (finding,) = run_check(registry.load("DEC113"), subject).findings
+    assert finding.where.function == "reorder"
 
 
 def test_a_method_that_changes_what_it_should_leave_is_not_taken() -> None:
