@@ -42,14 +42,20 @@ def mask_with_later_keys(
         return None
     softmax = _softmax_before(operations, index)
     scores = _differing_scores(operations[softmax], others.get(softmax), kept)
-    for number in sorted(_constants(operations, others, index)):
-        place = operations[number].place
-        if place.file and any(_shows_later(seen) for each in operations[number].results for seen in _visible(each)):
-            return place
-        if place.file and scores is not None and any(_is_early(each, scores) for each in operations[number].results):
-            part = _joined_part(operations, number, scores)
-            return _limit(operations, part) or operations[part].place
-    return None
+    constant = [number for number in sorted(_constants(operations, others, index)) if operations[number].place.file]
+    for number in constant:
+        if any(_shows_later(seen) for each in operations[number].results for seen in _visible(each)):
+            return operations[number].place
+    if scores is None:
+        return None
+    fineness = {
+        number: max((_fineness(each, scores) for each in operations[number].results), default=0) for number in constant
+    }
+    if not any(fineness.values()):
+        return None
+    finest = max(constant, key=lambda number: fineness[number])  # of masks that are joined, that of single keys
+    part = _joined_part(operations, finest, scores)
+    return _limit(operations, part) or operations[part].place
 
 
 def mask_made_of(
@@ -122,15 +128,21 @@ def _slices_and_worst(mask: Tensor, scores: Tensor, which: int) -> tuple[Tensor,
     return mask.movedim(dim, -2).reshape(-1, scores.shape[0], num_keys), query, key
 
 
-def _is_early(mask: Tensor, scores: Tensor) -> bool:
-    """Whether a mask hides what comes last from the first query, and shows the first of these, which none may see.
+def _fineness(mask: Tensor, scores: Tensor) -> int:
+    """How many last keys queries have by a mask that shows one what it may not see; 0 where it is none.
 
-    Of queries that see some of them the first one is asked, for later ones may be where the inputs differ.
+    Such a mask hides what comes last from the first query, and shows the first of these scores, which none may see. Of
+    queries that see some of them the first one is asked, for later ones may be where the inputs differ.
     """
     if (found := _slices_and_worst(mask, scores, 0)) is None:
-        return False
+        return 0
     slices, query, key = found
-    return bool((slices[:, 0, -1] != slices[:, query, key]).any())
+    shown = slices[:, query, key]
+    if not bool((slices[:, 0, -1] != shown).any()):
+        return 0
+    visible = slices == shown[:, None, None]
+    last = torch.where(visible, torch.arange(1, slices.shape[2] + 1), 0).amax(2)
+    return max(len(each.unique()) for each in last)
 
 
 def _is_shown(mask: Tensor, scores: Tensor) -> bool:

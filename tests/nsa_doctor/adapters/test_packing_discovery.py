@@ -118,7 +118,7 @@ def test_positions_that_begin_again_separate_sequences() -> None:
     assert result(lambda: ByPositions(lambda here, before: here != before + 1)).findings == ()
     (finding,) = result(lambda: ByPositions(lambda here, before: here < before)).findings  # of one token: 0, 0
     assert "sequence 2 of 5, packed, differs" in finding.message
-    assert finding.where.function == "attend"
+    assert finding.where.function == "forward"  # which numbers the sequences
 
 
 def test_positions_that_turn_keys_alone_separate_nothing() -> None:
