@@ -21,7 +21,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from nsa_doctor.checks._shared.unlearned import lengths_for, listed
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.reproduce import command_for
@@ -36,8 +35,6 @@ def run(subject: Subject) -> Iterator[Finding]:
     with calls_of(torch.optim.Optimizer, "__init__", Places(FrameFilter(subject.packages))) as made:
         begun = BegunLoop.of(subject)
     decays = _decays(begun, subject)
-    if not decays:
-        raise NotApplicableError("its training loop steps no optimizer of torch's that has weight decay")
     parameters = dict(begun.sp.module.named_parameters())
     matrices = [name for name in decays if parameters[name].ndim > 1]
     others = [name for name in decays if parameters[name].ndim <= 1 and decays[name]]
@@ -68,7 +65,7 @@ def _decays(begun: BegunLoop, subject: Subject) -> dict[str, float]:
         begun.step(begun.batches(lengths_for(subject)[0], subject.seed), subject.seed)
     finally:
         hook.remove()
-    return found if any(found.values()) else {}
+    return found
 
 
 def planted(subject: Subject) -> Subject:

@@ -87,6 +87,8 @@ def divergence_of(
     others = {i: expected.operations[j] for i, j in _aligned(result.operations, expected.operations)}
 
     def mask_of(number: int) -> Place | None:
+        if not kept:
+            return None  # nothing is to be hidden
         if allowed is None:
             return mask_with_later_keys(result.operations, others, number, parts.kept)
         return mask_made_of(result.operations, others, number, parts.kept, allowed)

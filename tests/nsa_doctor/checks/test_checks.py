@@ -222,6 +222,7 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "GRD214": with_a_loop,
     "GRD215": with_a_loop,
     "GRD216": with_a_loop,
+    "GRD217": with_a_loop,
     "DEC113": with_a_cache_of_tokens,
     "DEC114": with_a_cache_of_tokens,
 }
