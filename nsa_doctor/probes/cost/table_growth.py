@@ -1,6 +1,7 @@
 """Tables that are the same whatever the input is, as masks are, beside the work that is done on the input."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,23 +14,27 @@ from nsa_doctor.probes.hooks.tensor_owners import tensors_held
 from nsa_doctor.probes.internal import flops_of, memory_of
 from nsa_doctor.probes.model.perform import Conditions, perform
 from nsa_doctor.probes.tensors.operands import tensors_in
-from nsa_doctor.probes.tensors.operations import written_arguments
+from nsa_doctor.probes.tensors.operations import operation_name, written_arguments
 from nsa_doctor.subject.contract import Subject
 
 _SQUARE, _BELOW = 1.75, 1.4
 _LEAST_SHARE = 0.01  # of all work
+_LEAST_LENGTH = 256  # or what grows with the square is little yet
+
+
+Work = tuple[Place, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """One pass without gradients: bytes of tables that each line held at most at once, and its work on the input.
+    """One pass without gradients: bytes of tables that each line held at most at once, and work on the input.
 
-    Work is how many values are read and made, and floating-point operations.
+    Work, by line and operation, is how many values are read and made, and floating-point operations.
     """
 
     length: int
     bytes: dict[Place, int]
-    work: dict[Place, int]
+    work: dict[Work, int]
     peak_bytes: int
     num_operations: int
 
@@ -48,9 +53,10 @@ def tables(subject: Subject, length: int) -> Tables:
     watcher = _Tables(subject.packages)
     point = Point(length=length, dtype=subject.dtype, mode="no_grad" if "no_grad" in subject.modes else "eval")
     perform(subject, point, Conditions(seed=subject.seed, device=subject.device, measures_memory=False), watcher)
+    working = {place for place, _ in watcher.work}
     return Tables(
         length=length,
-        bytes={place: size for place, size in watcher.most_by_place.items() if place not in watcher.work},
+        bytes={place: size for place, size in watcher.most_by_place.items() if place not in working},
         work=dict(watcher.work),
         peak_bytes=watcher.peak_bytes,
         num_operations=watcher.num_operations,
@@ -60,15 +66,12 @@ def tables(subject: Subject, length: int) -> Tables:
 def oversized(passes: list[Tables]) -> Oversized | None:
     """The largest table that grows with the square where no work does; None where there is none, or some work does."""
     lengths, last = [each.length for each in passes], passes[-1]
-
-    def exponent(place: Place, kind: str) -> float:
-        return least_exponent(lengths, [getattr(each, kind).get(place, 0) for each in passes])
-
     whole = sum(last.work.values())
-    works = [exponent(place, "work") for place, work in last.work.items() if work > _LEAST_SHARE * whole]
-    grown = {place: exponent(place, "bytes") for place in last.bytes}
+    telling = [key for key, work in last.work.items() if work > _LEAST_SHARE * whole]
+    works = [least_exponent(lengths, [each.work.get(key, 0) for each in passes]) for key in telling]
+    grown = {place: least_exponent(lengths, [each.bytes.get(place, 0) for each in passes]) for place in last.bytes}
     square = [place for place, value in grown.items() if value > _SQUARE]
-    if not square or not works or max(works) > _BELOW:
+    if last.length < _LEAST_LENGTH or not square or not works or max(works) > _BELOW:
         return None
     place = max(square, key=lambda each: last.bytes[each])
     return Oversized(place, grown[place], max(works))
@@ -77,7 +80,7 @@ def oversized(passes: list[Tables]) -> Oversized | None:
 class _Tables(Holdings):
     def __init__(self, packages: tuple[str, ...]) -> None:
         super().__init__(packages)
-        self.work: Counter[Place] = Counter()
+        self.work: Counter[Work] = Counter()
         self._fixed = set[int]()  # parameters, buffers, and what was made of no input
 
     def know(self, module: nn.Module, x: Tensor) -> None:
@@ -95,9 +98,17 @@ class _Tables(Holdings):
         made = [each for each in tensors_in(result) if memory_of(each) not in given]
         written = tensors_in(written_arguments(func, args, kwargs))
         if is_fed and (made or written):
-            values = sum(each.numel() for each in (*read, *made))
-            self.work[self._place()] += values + (flops_of(func, args, kwargs, result) or 0)
+            name, values = operation_name(func), sum(each.numel() for each in (*read, *made))
+            products = flops_of(func, args, kwargs, result) or (_products_of(read) if "attention" in name else 0)
+            self.work[self._place(), name] += values + products
             self._fixed.difference_update(memory_of(each) for each in (*made, *written))
         elif not is_fed:
             self._fixed.update(memory_of(each) for each in (*made, *written))
         return result
+
+
+def _products_of(read: Sequence[Tensor]) -> int:
+    """Of attention that torch counts no operations of: every query of the first with every key of the second."""
+    if len(read) < 2 or min(read[0].ndim, read[1].ndim) < 3:
+        return 0
+    return read[0].numel() * read[1].shape[-2]

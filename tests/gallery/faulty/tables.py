@@ -97,10 +97,23 @@ class _MaskByLength(nn.Module):
         return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
 
 
+class _OfTorch(nn.Module):
+    """All of attention in one call of torch's, and a mask of all pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(DIM, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return self.attention(x, x, x, attn_mask=hidden, need_weights=False)[0]
+
+
 cut_from_all_pairs = hosting(_cut_from_all_pairs)
 of_one_block = hosting(_of_one_block)
 dense_with_a_mask = hosting(_dense_with_a_mask)
 scores_on_one_line = hosting(_scores_on_one_line)
+of_torch = lambda: Host(_OfTorch())  # noqa: E731
 all_weights_kept = lambda: Host(_InChunks("all"))  # noqa: E731
 means_kept = lambda: Host(_InChunks("means"))  # noqa: E731
 nothing_kept = lambda: Host(_InChunks())  # noqa: E731

@@ -32,7 +32,9 @@ def test_a_mask_of_all_pairs_that_a_window_is_cut_from_is_found_at_its_line(exam
     assert "GB at S=65,536" in finding.message
 
 
-@pytest.mark.parametrize("name", ["of_one_block", "dense_with_a_mask", "scores_on_one_line", "nothing_kept"])
+@pytest.mark.parametrize(
+    "name", ["of_one_block", "dense_with_a_mask", "scores_on_one_line", "of_torch", "nothing_kept"]
+)
 def test_a_mask_that_grows_as_the_work_does_is_left_alone(name: str, examined: Examine) -> None:
     assert examined("PRF203", name).verdict is Verdict.PASS
 
