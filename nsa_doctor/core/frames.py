@@ -110,6 +110,12 @@ class FrameFilter:
             traceback = traceback.tb_next
         return best
 
+    def is_raised_in_own(self, traceback: TracebackType | None) -> bool:
+        """Whether the line that raised is the subject's own, not one of what it called."""
+        while traceback is not None and traceback.tb_next is not None:
+            traceback = traceback.tb_next
+        return traceback is not None and self.rank_of(traceback.tb_frame.f_code) == 3
+
     def of_dump(self, dump: str) -> list[Line]:
         """What faulthandler wrote, from the deepest line of the subject's code outwards; the doctor's own thread first.
 

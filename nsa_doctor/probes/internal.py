@@ -267,7 +267,27 @@ def convert_tensors(module: nn.Module, convert: Callable[[Tensor], Tensor]) -> n
     return module._apply(convert)
 
 
+_NAMESPACES = ("aten", "prim", "prims", "higher_order")
 _FUNCTIONS = inspect.getfile(torch.autograd.Function)
+
+
+def graph_compiler(name: str) -> Callable[..., Callable[..., Any]]:
+    """What a backend of `torch.compile` makes of a graph and its inputs, by `torch._dynamo.lookup_backend`.
+
+    Public: the name itself, which lets nobody see the graph.
+    """
+    from torch._dynamo import lookup_backend  # a second of imports, for those that ask
+
+    return cast("Callable[..., Callable[..., Any]]", lookup_backend(name))
+
+
+def is_registered_by_a_user(target: Any) -> bool:
+    """Whether what a node of a graph calls is an operator that is not torch's, or an autograd function in Python.
+
+    By `namespace` of torch's own operators, and the name that the compiler gives such functions. Public: none.
+    """
+    name = str(getattr(target, "__name__", ""))
+    return name.startswith("autograd_function") or getattr(target, "namespace", "aten") not in _NAMESPACES
 
 
 def claims_flash_attention(module: nn.Module) -> bool:

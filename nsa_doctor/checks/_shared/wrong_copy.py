@@ -1,5 +1,6 @@
 """What a copy of a module gives otherwise than the module: it raises, its output, its gradients."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -26,42 +27,54 @@ from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _ROWS, _MOST_NAMED = 19, 3, 3
 
+Origin = Callable[[BuiltModule, BuiltModule, Tensor], tuple[Place, str]]
+"""Of a module, its copy and their input: where they come to differ, and how in words."""
 
-def bench(subject: Subject) -> Baseline:
+
+def bench(subject: Subject, length: int = _LENGTH) -> Baseline:
     """A module in eval() that nothing else was done with, and what it gives."""
     sp = comparable_module(subject)
-    return baseline(sp, sp.input(min(_LENGTH, subject.max_length), _ROWS))
+    return baseline(sp, sp.input(min(length, subject.max_length), _ROWS))
 
 
-def expected_gradients(subject: Subject) -> Gradients | None:
+def expected_gradients(subject: Subject, length: int = _LENGTH) -> Gradients | None:
     """What a copy has to give; None where the module has no gradients, or others each time."""
-    base = bench(subject)
+    base = bench(subject, length)
     try:
-        once, again = (_gradients(base, base.built) for _ in range(2))
+        once, again = (gradients_of(base, base.built) for _ in range(2))
     except SubjectFailedError:
         return None
     return None if differing(again, once, finest_precision(base.built, base.x).eps) else once
 
 
-def wrong_copy(words: str, base: Baseline, copied: BuiltModule, expected: Gradients | None) -> Finding | None:
-    """The finding about a copy that does not give what the module does; the copy in words."""
+def wrong_copy(
+    words: str,
+    base: Baseline,
+    copied: BuiltModule,
+    expected: Gradients | None,
+    origin: Origin | None = None,
+) -> Finding | None:
+    """The finding about a copy that does not give what the module does; the copy in words.
+
+    `origin` finds where another output comes from, by default a value that no checkpoint holds.
+    """
     sp, at = base.built, f"at S={base.x.shape[1]}"
     try:
         found = base.departure(output_of(copied, base.x))
         if found is not None:
-            place, because = _origin(sp, copied, base.x)
+            place, because = (origin or _origin)(sp, copied, base.x)
             return copy_finding(base, f"{words} gives another output {at}: {found.text}{because}", place, found)
-        result = None if expected is None else _gradients(base, copied)
+        result = None if expected is None else gradients_of(base, copied)
     except SubjectFailedError as failure:
         trouble = trouble_of(failure, sp.subject.packages)
         place = at_own_line(
-            sp.subject, sp.module, trouble.place, *(partial(_gradients, base, each) for each in (copied, sp))
+            sp.subject, sp.module, trouble.place, *(partial(gradients_of, base, each) for each in (copied, sp))
         )
         return copy_finding(base, f"{words}: in {failure.phase} it {went_wrong(trouble)} {at}", place)
     eps = finest_precision(sp, base.x).eps
     if expected is None or result is None or not (names := differing(result, expected, eps)):
         return None
-    ways = (partial(_gradients, base, each) for each in (copied, sp))
+    ways = (partial(gradients_of, base, each) for each in (copied, sp))
     place = gradient_place(sp, result, expected, eps, ways)
     return copy_finding(base, f"{words} gives {described(result, expected, names)} {at}", place)
 
@@ -72,7 +85,7 @@ def output_of(sp: BuiltModule, x: Tensor) -> Tensor:
         return sp(x)
 
 
-def _gradients(base: Baseline, sp: BuiltModule) -> Gradients:
+def gradients_of(base: Baseline, sp: BuiltModule) -> Gradients:
     with unobserved():
         found = gradients(sp, base.x, make_cotangent(base.output, sp.subject.seed))
     assert found is not None

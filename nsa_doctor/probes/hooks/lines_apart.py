@@ -37,6 +37,11 @@ def at_own_line(
     return place if found is None else owned(subject, root, found)
 
 
+def at_line_beside(subject: Subject, place: Place, lines: Lines, plain: Callable[[], object]) -> Place:
+    """The place, at the first of these lines that the plain call does not run; as it is where it runs them all."""
+    return _at_branch(place, lines, _lines(subject, plain)) or place
+
+
 def owned(subject: Subject, root: nn.Module, place: Place) -> Place:
     """The place in the module whose source holds its line, where one does."""
     places = Places(FrameFilter(subject.packages))

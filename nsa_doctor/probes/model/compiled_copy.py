@@ -1,0 +1,98 @@
+"""A copy of a module as `torch.compile` makes it, without code generation, and the lines that went into its graphs."""
+
+import linecache
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from os.path import abspath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.reached_lines import Lines
+from nsa_doctor.probes.internal import graph_compiler, is_registered_by_a_user
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.copies import by_deepcopy
+from nsa_doctor.probes.model.identity import loaded_files
+
+_BACKEND = "aot_eager"
+_OWN = 3  # rank of the subject's own code
+_SPEAKS_OF_IT = re.compile(
+    r"torch\.compile|torch\._dynamo|torch\.library|is_compiling|autograd\.Function|import triton"
+)
+_FRAME = re.compile(
+    r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?:torch_dynamo_resume_in_)?(?P<function>.*?)(?:_at_\d+)?$',
+    re.MULTILINE,
+)
+
+
+@dataclass
+class CompiledCopy:
+    """A compiled copy, how many graphs were made for it so far, and of which of the subject's own lines.
+
+    `operators` are the lines that call operators which are not torch's: registered ones and autograd functions.
+    """
+
+    built: BuiltModule
+    num_graphs: int = 0
+    lines: Lines = field(default_factory=dict)
+    operators: list[Place] = field(default_factory=list)
+
+    def compile(self, part: str) -> None:
+        """Have torch compile that part of it: for the shapes of its first call, and for any once others come."""
+        self.built.module.get_submodule(part).compile(backend=self._backend())
+
+    def _backend(self) -> Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]:
+        """Counts, and computes with torch's own operations, forward and backward."""
+        make = graph_compiler(_BACKEND)
+        frames = FrameFilter(self.built.subject.packages)
+
+        def compiled(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+            self.num_graphs += 1
+            for node in graph.graph.nodes:
+                own = [place for place in _places(node) if frames.rank(abspath(place.file)) == _OWN]
+                for place in own:
+                    self.lines.setdefault(place.file, set()).add(place.line)
+                if own and is_registered_by_a_user(node.target):
+                    self.operators.append(own[-1])
+            return make(graph, inputs)
+
+        return compiled
+
+
+def compiled_copy(sp: BuiltModule, part: str = "") -> CompiledCopy | str:
+    """A copy of which that part is compiled, all of it by default; the sentence that says why there is none."""
+    copied = by_deepcopy(sp)
+    if isinstance(copied, str):
+        return copied
+    result = CompiledCopy(copied)
+    result.compile(part)
+    return result
+
+
+def speaks_of_the_compiler(packages: Sequence[str]) -> bool:
+    """Whether code of these packages asks if it is compiled, or has operators of its own that a compiler must know."""
+    return any(_SPEAKS_OF_IT.search("".join(linecache.getlines(file))) for file in loaded_files(packages).values())
+
+
+def _places(node: torch.fx.Node) -> Iterator[Place]:
+    """Where it was called, the outermost first."""
+    for frame in _FRAME.finditer(node.meta.get("stack_trace") or ""):
+        yield Place(file=frame["file"], line=int(frame["line"]), function=frame["function"])
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """A region with a compiler of its own: it knows nothing from before, leaves nothing behind, warns of nothing."""
+    torch.compiler.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            torch.compiler.reset()
