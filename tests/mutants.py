@@ -1,13 +1,14 @@
-"""Mutates nsa/ops and nsa/nn, and counts how many mutants `nsa-doctor run` notices.
+"""Mutates nsa/ops, nsa/nn and nsa/train, and counts how many mutants `nsa-doctor run` and `smoke` notice.
 
-make mutants                                     100 of them, on two cores; half an hour at most
+make mutants                                     100 of them, on two cores; an hour at most
 make mutants ARGS="--count 20 --seed 7 --output mutants.json"
 
 Mutants are those of `go-no-go --prove`, on every line that computes on a CPU and not only on those that one subject
-reaches. Each is examined by the command line, on small models so that it takes
-seconds: the layer, then a layer with other options, then the language model; the first finding ends it. What nobody
-notices is given to the tests of nsa/ops and nsa/nn: a mutant that they notice changes what is computed and counts as
-missed; one that they do not either is listed, and counts for nothing, since it may well compute the same.
+reaches. Each is examined by the command line, on small models so that it takes seconds: in nsa/ops and nsa/nn the
+layer, then a layer with other options, the language model, and the operator as a function, by `run`; in nsa/train a run
+that is killed and resumed, by `smoke`. The first finding ends it. What nobody notices is given to the tests: a mutant
+that they notice changes what is computed and counts as missed; one that they do not either is listed, and counts for
+nothing, since it may well compute the same.
 """
 
 import argparse
@@ -30,15 +31,23 @@ from nsa_doctor.policy.proving.mutants import Mutant, drawn
 from nsa_doctor.policy.proving.source import Source, read_source
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("nsa/ops", "nsa/nn")
+FOLDERS = ("nsa/ops", "nsa/nn", "nsa/train")
 COPIED = ("nsa", "nsa_doctor", "regressions", "configs", "tests")
-SUBJECTS = (
-    ("--config", "tests/mutants_layer.yaml"),
-    ("--config", "tests/mutants_other.yaml"),
-    ("--subject", "tests.mutants_model:model"),
+_EXAMINED = ("--profile", "quick", "--jobs", "1", "--fail-fast", "--format", "json", "--quiet")
+_AS_NATIVE = ("--like", "native", "--spec", "causal,block=8,topk=3,window=12,gqa=2")
+RUNS = (
+    ("run", "--config", "tests/mutants_layer.yaml", *_EXAMINED),
+    ("run", "--config", "tests/mutants_other.yaml", *_EXAMINED),
+    ("run", "--subject", "tests.mutants_model:model", *_EXAMINED),
+    ("run", "--subject", "fn:nsa:nsa_attention", *_AS_NATIVE, *_EXAMINED),
 )
+OF_TRAINING = (("smoke", "--config", "tests/mutants_run.yaml", "--jobs", "1", "--quiet", "--output", "smoke"),)
 # What never runs here proves nothing: kernels, what launches them or arranges their work, what several processes do.
-NEVER_HERE = ("flash.py", "fused.py", "triton.py", "readers.py", "memory.py", "context.py", "step.py", "graph.py")
+NEVER_HERE = (
+    *("flash.py", "fused.py", "triton.py", "readers.py", "memory.py", "context.py", "step.py", "graph.py"),
+    *("loss_kernels.py", "spread.py", "world.py"),
+)
+TESTS, TESTS_OF_TRAINING = ("tests/nsa/ops", "tests/nsa/nn"), ("tests/nsa/train",)
 IMPORTS_TRITON = re.compile(r"^import triton", re.MULTILINE)
 SECONDS, SECONDS_OF_TESTS = 240.0, 900.0
 
@@ -74,33 +83,38 @@ def examined(mutant: Mutant, asks_tests: bool) -> Fate:
             shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "golden"))
         shutil.copy(ROOT / "pyproject.toml", root)
         (root / mutant.file).write_text(mutant.text, encoding="utf-8")
-        end, by = next(_notices(root), ("", ""))
+        is_of_training = mutant.file.startswith("nsa/train")
+        end, by = next(_notices(root, OF_TRAINING if is_of_training else RUNS), ("", ""))
         if not end and asks_tests:
-            end, by = _tests_notice(root)
+            end, by = _tests_notice(root, TESTS_OF_TRAINING if is_of_training else TESTS)
         return Fate(mutant=mutant, end=end or "unknown", by=by, seconds=time.perf_counter() - start)
 
 
-def _notices(root: Path) -> Iterator[tuple[str, str]]:
-    for option, value in SUBJECTS:
-        words = [option, value, "--profile", "quick", "--jobs", "1", "--fail-fast", "--format", "json", "--quiet"]
+def _notices(root: Path, examinations: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
+    for words in examinations:
+        name = words[2]
         try:
-            done = run([sys.executable, "-m", "nsa_doctor", "run", *words], root, SECONDS)
+            done = run([sys.executable, "-m", "nsa_doctor", *words], root, SECONDS)
         except subprocess.TimeoutExpired:
-            yield "noticed", f"{value}: more than {SECONDS:g} s"
+            yield "noticed", f"{name}: more than {SECONDS:g} s"
             continue
         if done.returncode == 1:
-            findings = [found for result in json.loads(done.stdout)["results"] for found in result["findings"]]
-            finding = f"{findings[0]['code']} {findings[0]['message'][:80]}" if findings else "NO-GO"
-            yield "noticed", f"{value}: {finding}"
+            yield "noticed", f"{name}: {_first_finding(done.stdout, root / 'smoke' / 'report.json')}"
         elif done.returncode == 2:
-            yield "refused", f"{value}: {done.stderr.strip()[:120]}"
+            yield "refused", f"{name}: {done.stderr.strip()[:120]}"
         elif done.returncode == 4:
-            yield "broke the doctor", f"{value}: {done.stderr.strip()[:120]}"
+            yield "broke the doctor", f"{name}: {done.stderr.strip()[:120]}"
 
 
-def _tests_notice(root: Path) -> tuple[str, str]:
+def _first_finding(printed: str, bundle: Path) -> str:
+    report = json.loads(bundle.read_text() if bundle.exists() else printed)
+    findings = [found for result in report["results"] for found in result["findings"]]
+    return f"{findings[0]['code']} {findings[0]['message'][:80]}" if findings else "NO-GO"
+
+
+def _tests_notice(root: Path, tests: Sequence[str]) -> tuple[str, str]:
     """Whether the package's own tests of what was mutated tell it apart."""
-    words = ["-x", "-q", "-p", "no:cacheprovider", "tests/nsa/ops", "tests/nsa/nn"]
+    words = ["-x", "-q", "-p", "no:cacheprovider", *tests]
     try:
         done = run([sys.executable, "-m", "pytest", *words], root, SECONDS_OF_TESTS)
     except subprocess.TimeoutExpired:

@@ -16,6 +16,7 @@ from nsa.ops.gate import reference as gate
 from nsa.ops.score import reference as score
 from nsa.ops.select import reference as select
 from nsa.ops.slide import reference as slide
+from tests.nsa.gate_equation import gate_weights
 
 VARIANTS: dict[str, dict[str, object]] = {
     "avg-softmax": {"phi": "avg", "gate_temperature": 0.7},
@@ -175,7 +176,7 @@ def oracle_branches(layer: NSAttention, x: Tensor) -> BranchOutputs:
     sliding = slide.sliding_attention(q, k_win, v_win, geometry)
     unrotated = (x @ layer.qkv.q.T).unflatten(-1, (config.n_kv_groups, -1, config.d_k))
     fc1, fc2 = layer.gate.fc1, layer.gate.fc2
-    weigh = partial(gate.gate_weights, kind=config.gate, temperature=config.gate_temperature)
+    weigh = partial(gate_weights, kind=config.gate, temperature=config.gate_temperature)
     gates = weigh(unrotated.mean(3), fc1.weight, fc1.bias, fc2.weight, fc2.bias)
     mixed = gate.mix(compressed, selected, sliding, gates)
     return BranchOutputs(compressed, selected, sliding, mixed, gates, slots)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nsa.nn.gate import Gate
-from nsa.ops.gate.reference import gate_weights
+from tests.nsa.gate_equation import gate_weights
 
 
 @pytest.mark.parametrize(

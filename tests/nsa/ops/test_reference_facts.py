@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsa.ops.compress.reference import compress, compressed_attention, phi_avg, phi_conv, phi_mlp
-from nsa.ops.gate.reference import gate_weights, mix
+from nsa.ops.gate.reference import mix
 from nsa.ops.geometry import Geometry
 from nsa.ops.score.reference import block_importance
 from nsa.ops.select.reference import choose_slots, selected_attention
 from nsa.ops.slide.reference import sliding_attention
+from tests.nsa.gate_equation import gate_weights
 
 SMALL = Geometry(l=4, d=2, l_sel=8, n_sel=4, w=5)
 NUM_TOKENS = 45
