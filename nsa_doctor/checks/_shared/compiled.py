@@ -13,6 +13,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.gradients.askings import Gradients
 from nsa_doctor.probes.hooks.lines_apart import at_line_beside
 from nsa_doctor.probes.hooks.places import Places, definition_place
+from nsa_doctor.probes.hooks.reached_lines import Lines
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.compiled_copy import CompiledCopy, compiled_copy
 from nsa_doctor.probes.numerics.compare import Baseline
@@ -52,23 +53,44 @@ def _unknown(sp: BuiltModule, copied: BuiltModule, x: Tensor) -> tuple[Place, st
 
 
 def place_of_departure(base: Baseline, whole: CompiledCopy, expected: Gradients | None) -> Place:
-    """A line that is in graphs and never runs; else an operator that is not torch's, or the innermost part at fault."""
+    """The innermost part that is wrong where it alone is compiled, and in it a line that is in graphs and never runs.
+
+    Else its first operator that is not torch's, or where it is defined. Lines of what it holds that is right are none.
+    """
     part, copied, root = "", whole, base.built.module
-    while (inner := next(_wrong_parts(base, part, expected), None)) is not None:
+    innocent: Lines = {}
+    while (inner := _wrong_part(base, part, expected, innocent)) is not None:
         part, copied = inner
     place = replace(definition_place(root.get_submodule(part)), module=part)
-    for called in copied.operators[:1]:
-        place = replace(place, file=called.file, line=called.line, function=called.function)
-    return at_line_beside(base.built.subject, place, whole.lines, lambda: output_of(base.built, base.x))
+    for called in copied.operators:
+        if called.line not in innocent.get(called.file, ()):
+            place = replace(place, file=called.file, line=called.line, function=called.function)
+            break
+    lines = {file: each - innocent.get(file, set()) for file, each in copied.lines.items()}
+    return at_line_beside(base.built.subject, place, lines, lambda: output_of(base.built, base.x))
 
 
-def _wrong_parts(base: Baseline, part: str, expected: Gradients | None) -> Iterator[tuple[str, CompiledCopy]]:
-    """The parts directly in one, or in its lists, that make another result where they alone are compiled."""
-    for name, inner in base.built.module.get_submodule(part).named_children():
+def _wrong_part(
+    base: Baseline, part: str, expected: Gradients | None, innocent: Lines
+) -> tuple[str, CompiledCopy] | None:
+    """The first of the parts directly in one that is wrong where it is compiled; keeps the lines of those before it."""
+    innocent.clear()
+    for path in _parts_in(base.built.module, part):
+        copied = compiled_copy(base.built, path)
+        if isinstance(copied, str):
+            continue
+        if wrong_where_compiled(base, copied, expected) is not None:
+            return path, copied
+        for file, lines in copied.lines.items():
+            innocent.setdefault(file, set()).update(lines)
+    return None
+
+
+def _parts_in(root: nn.Module, part: str) -> Iterator[str]:
+    """The parts directly in one, or in its lists, which are never called."""
+    for name, inner in root.get_submodule(part).named_children():
         path = f"{part}.{name}" if part else name
         if isinstance(inner, (nn.ModuleList, nn.ModuleDict)):
-            yield from _wrong_parts(base, path, expected)
-            continue
-        copied = compiled_copy(base.built, path)
-        if not isinstance(copied, str) and wrong_where_compiled(base, copied, expected) is not None:
-            yield path, copied
+            yield from _parts_in(root, path)
+        else:
+            yield path

@@ -27,39 +27,45 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, NotComparableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.gradients.askings import Gradients
-from nsa_doctor.probes.model.compiled_copy import compiled_copy, compiling, speaks_of_the_compiler
+from nsa_doctor.probes.model.compiled_copy import CompiledCopy, compiled_copy, compiling, speaks_of_the_compiler
 from nsa_doctor.probes.numerics.compare import Baseline
 from nsa_doctor.subject.contract import Subject
 
 _FIRST_LENGTH = 19
+_MOST_OPERATIONS = 400  # of which there is time for more than one graph in a minute
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
     if subject.profile != "full" and not speaks_of_the_compiler(subject.packages):
         raise NotApplicableError("its code neither asks whether it is compiled nor has operators of its own")
-    lengths = dict.fromkeys(min(each, subject.max_length) for each in (_FIRST_LENGTH, odd_lengths(subject)[0]))
-    benches = [(bench(subject, length), _expected(subject, length, length == min(lengths))) for length in lengths]
+    copied: CompiledCopy | str | None = None
     with compiling():
-        copied = compiled_copy(benches[0][0].built)
-        if isinstance(copied, str):
-            raise NotComparableError(copied)
-        for base, expected in benches:
+        for length, has_backward in _trials(subject):
+            base = bench(subject, length)
+            expected = expected_gradients(subject, length) if has_backward else None
+            copied = copied or compiled_copy(base.built)
+            if isinstance(copied, str):
+                raise NotComparableError(copied)
             failure = failure_of(base, copied, expected)
+            found = None if failure else wrong_where_compiled(base, copied, expected)
             if failure is not None:
                 yield _failing(base, failure)
-                return
-            found = wrong_where_compiled(base, copied, expected)
-            if found is not None:
+            elif found is not None:
                 yield replace(found, where=place_of_departure(base, copied, expected), repro=_again(subject))
-                return
-    if not copied.num_graphs:
-        raise NotApplicableError(f"torch.compile makes no graph of {subject.name}")
+            elif not copied.num_graphs:
+                raise NotApplicableError(f"torch.compile makes no graph of {subject.name}")
+            elif subject.profile != "full" and copied.num_operations > _MOST_OPERATIONS:
+                yield Note(message=f"it has {copied.num_operations} operations: only its output at S={length} compared")
+            else:
+                continue
+            return
 
 
-def _expected(subject: Subject, length: int, is_first: bool) -> Gradients | None:
-    """The gradients; those of further lengths where there is time for graphs of any length, with their backward."""
-    return expected_gradients(subject, length) if is_first or subject.profile == "full" else None
+def _trials(subject: Subject) -> list[tuple[int, bool]]:
+    """Lengths, and whether with the backward pass: graphs of any length take the most time, with theirs above all."""
+    short, long = (min(each, subject.max_length) for each in (_FIRST_LENGTH, odd_lengths(subject)[0]))
+    trials = [(short, False), (short, True), (long, False), (long, True)]
+    return trials if subject.profile == "full" else trials[:-1]
 
 
 def _failing(base: Baseline, failure: SubjectFailedError) -> Finding | Note:

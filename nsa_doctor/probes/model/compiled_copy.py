@@ -33,13 +33,14 @@ _FRAME = re.compile(
 
 @dataclass
 class CompiledCopy:
-    """A compiled copy, how many graphs were made for it so far, and of which of the subject's own lines.
+    """A compiled copy, of how many graphs and operations so far, and of which of the subject's own lines.
 
     `operators` are the lines that call operators which are not torch's: registered ones and autograd functions.
     """
 
     built: BuiltModule
     num_graphs: int = 0
+    num_operations: int = 0
     lines: Lines = field(default_factory=dict)
     operators: list[Place] = field(default_factory=list)
 
@@ -54,6 +55,7 @@ class CompiledCopy:
 
         def compiled(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
             self.num_graphs += 1
+            self.num_operations += len(graph.graph.nodes)
             for node in graph.graph.nodes:
                 own = [place for place in _places(node) if frames.rank(abspath(place.file)) == _OWN]
                 for place in own:
