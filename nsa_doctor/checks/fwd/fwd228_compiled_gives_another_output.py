@@ -39,7 +39,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     if subject.profile != "full" and not speaks_of_the_compiler(subject.packages):
         raise NotApplicableError("its code neither asks whether it is compiled nor has operators of its own")
     copied: CompiledCopy | str | None = None
-    with compiling():
+    with compiling(subject.packages):
         for number, (length, has_backward) in enumerate(_trials(subject)):
             base = bench(subject, length)
             expected = expected_gradients(subject, length) if has_backward else None

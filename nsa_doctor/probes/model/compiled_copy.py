@@ -22,8 +22,9 @@ from nsa_doctor.probes.model.identity import loaded_files
 
 _BACKEND = "aot_eager"
 _OWN = 3  # rank of the subject's own code
+_COMPILES = re.compile(r"torch\.compile\(|@torch\.compile\b|\.compile\((?:\)|backend|dynamic|fullgraph|mode)")
 _SPEAKS_OF_IT = re.compile(
-    r"torch\.compile|torch\._dynamo|torch\.library|is_compiling|autograd\.Function|import triton"
+    rf"{_COMPILES.pattern}|torch\._dynamo|torch\.library|is_compiling|autograd\.Function|import triton"
 )
 _FRAME = re.compile(
     r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?:torch_dynamo_resume_in_)?(?P<function>.*?)(?:_at_\d+)?$',
@@ -79,7 +80,11 @@ def compiled_copy(sp: BuiltModule, part: str = "") -> CompiledCopy | str:
 
 def speaks_of_the_compiler(packages: Sequence[str]) -> bool:
     """Whether code of these packages asks if it is compiled, or has operators of its own that a compiler must know."""
-    return any(_SPEAKS_OF_IT.search("".join(linecache.getlines(file))) for file in loaded_files(packages).values())
+    return _mentioned(_SPEAKS_OF_IT, packages)
+
+
+def _mentioned(words: re.Pattern[str], packages: Sequence[str]) -> bool:
+    return any(words.search("".join(linecache.getlines(file))) for file in loaded_files(packages).values())
 
 
 def _places(node: torch.fx.Node) -> Iterator[Place]:
@@ -89,12 +94,15 @@ def _places(node: torch.fx.Node) -> Iterator[Place]:
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
-    """A region with a compiler of its own: it knows nothing from before, leaves nothing behind, warns of nothing."""
-    torch.compiler.reset()
+def compiling(packages: Sequence[str]) -> Iterator[None]:
+    """A region that knows no graph, leaves none behind and warns of nothing; what compiles itself keeps its own."""
+    compiles_itself = _mentioned(_COMPILES, packages)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        if not compiles_itself:
+            torch.compiler.reset()
         try:
             yield
         finally:
-            torch.compiler.reset()
+            if not compiles_itself:
+                torch.compiler.reset()
