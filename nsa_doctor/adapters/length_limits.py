@@ -1,6 +1,6 @@
 """How long a sequence a foreign module can be examined at: what it declares to serve, and what is too much work."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from nsa_doctor.probes.model.deliberate import is_on_purpose
 from nsa_doctor.probes.model.needed_time import needed_seconds
 from nsa_doctor.probes.model.nominal_time import nominal_seconds
 from nsa_doctor.probes.model.perform import Conditions, perform
-from nsa_doctor.probes.model.tables import table_read_beyond
+from nsa_doctor.probes.model.tables import Table, table_read_beyond, tables_too_short
 from nsa_doctor.subject.contract import Subject
 
 _LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -38,7 +38,8 @@ def within_limits(
 ) -> Subject:
     """The subject with the `max_length` its module serves, tried without gradients at growing lengths.
 
-    A length at which it raises is the module's own limit when a size in it says so (a table of positions, a mask), or
+    A length at which it raises is the module's own limit when a size in it says so (it is declared, longer ones are
+    refused, or what raises was given a table of that size, or one cut short), or
     when it reads beyond the end of a table of as many rows that it owns at every greater length, unless it declares to
     serve twice as long; otherwise it stays within what is examined, and is a finding there. What it refuses on purpose
     is no length that it serves. `asking` gets each length before it is tried. Where calls are slow, it is the length
@@ -150,13 +151,20 @@ def _limit(
     table = table_read_beyond(module, lambda: _forward(subject, module, works + 1))
     if table is not None and max(table.shape) < works:
         return None, ""  # it is read at what is computed of positions, and may have to be clamped
-    if works in _sizes(module):
+    are_refused = all(each and is_on_purpose(each, subject.packages) for each in failures)
+    short = tables_too_short(module, lambda: _forward(subject, module, works + 1))
+    if works in _sizes(module) and (are_refused or works == _declared(module) or _are_of(works, short)):
         return works, ""
-    if _declared(module) <= works and all(each and is_on_purpose(each, subject.packages) for each in failures):
+    if _declared(module) <= works and are_refused:
         return works, f": it refuses longer ones, by {failures[0].caught.sentence}" if failures[0] else ""
     if table is None or _declared(module) > _FEWEST_SHARES * works:
         return None, ""
     return works, f": beyond it, it reads past the end of {table}"
+
+
+def _are_of(length: int, tables: Iterable[Table]) -> bool:
+    """Whether one of them is of that length."""
+    return any(length in table.shape for table in tables)
 
 
 def _counted_seconds(subject: Subject, module: nn.Module, length: int, seconds: float) -> float | None:

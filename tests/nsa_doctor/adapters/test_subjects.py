@@ -180,6 +180,40 @@ def test_a_table_too_short_for_what_the_module_declares_is_no_limit() -> None:
     assert subject.max_length == 64
 
 
+class _Converted(nn.Module):
+    """Adds the first rows of a table of 40, in the dtype of what it is added to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.table = nn.Linear(8, 8), nn.Parameter(torch.randn(1, 40, 8))
+
+    def forward(self, x):
+        return self.linear(x) + self.table[:, : x.shape[1]].to(x.dtype).repeat(len(x), 1, 1)
+
+
+def test_a_table_that_is_cut_too_short_tells_the_longest_length() -> None:
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,), explore=True), _Converted)
+    assert (subject.max_length, subject.notes) == (40, ("examined up to S=40, the longest the subject serves",))
+
+
+class _AsLongAsWide(nn.Module):
+    """Raises at more than 24 tokens, because of an index; 24 is a size of its weight, which has no part in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 24), nn.Linear(24, 8)
+
+    def forward(self, x):
+        wide = self.up(x)
+        order = torch.arange(x.shape[1])[None, :, None].expand(len(x), -1, 1)
+        return self.down(wide.gather(2, order.expand(-1, -1, wide.shape[2])))
+
+
+def test_a_size_that_has_no_part_in_what_is_raised_is_no_limit() -> None:
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,), explore=True), _AsLongAsWide)
+    assert (subject.max_length, subject.notes) == (32, ())
+
+
 class _KeptTooShort(nn.Module):
     """Keeps a table as long as the first input and reads it at every later one."""
 
