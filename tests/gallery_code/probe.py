@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.adapters.load import load_subject
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.request import SubjectRequest
 from tests.gallery_code.recall import SEVERAL, VIEWS
@@ -31,10 +32,8 @@ def computed(subject: Subject) -> Iterator[tuple[str, Any]]:
 
 
 def _said(call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except Exception as error:  # noqa: BLE001 (whatever a mutant does)
-        return f"{type(error).__name__}: {error}"
+    answer = attempt(call)
+    return answer.sentence if isinstance(answer, Caught) else answer
 
 
 def _built(subject: Subject, mode: str) -> Any:

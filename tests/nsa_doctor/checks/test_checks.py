@@ -218,6 +218,7 @@ def with_a_loop(subject: Subject) -> Subject:
 OFFERING = {  # what the built-in layer does not, or without what it does
     "GRD210": with_a_loss,
     "FWD226": with_padding,
+    "FWD228": lambda subject: replace(subject, max_length=24),
     "FWD227": lambda subject: replace(subject, geometry=None),
     "GRD214": with_a_loop,
     "GRD215": with_a_loop,

@@ -107,6 +107,12 @@ class Stacked(nn.Module):
         return x
 
 
+@pytest.fixture(autouse=True)
+def forgotten() -> None:
+    """Torch compiles a function a few times and no more, and these tests share theirs."""
+    torch.compiler.reset()
+
+
 def examined(kind: type[Layer]) -> Result:
     subject = Subject(
         name="tests",

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from nsa_doctor.probes import internal
 from nsa_doctor.probes.cost.bounds import are_in_bounded_containers
 from nsa_doctor.probes.hooks.saved import functions_seen
+from tests.nsa_doctor.probes.names_of_the_compiler import graphs_are_compiled_by_name, operators_of_users_are_known
 
 
 class Twice(torch.autograd.Function):
@@ -354,6 +355,8 @@ LOST: dict[str, tuple[Callable[[], None], str]] = {
     "next_number": (nodes_are_numbered, "a graph of an earlier call is not distinguished from a new one (GRD403)"),
     "function_of": (hand_written_nodes_are_known, "backward by hand is not blamed (GRD101, GRD107)"),
     "softmax_of": (a_softmax_is_known_by_its_shape, "a softmax over one element is not named (GRD202)"),
+    "graph_compiler": (graphs_are_compiled_by_name, "no module is compared with what torch.compile makes (FWD228)"),
+    "is_registered_by_a_user": (operators_of_users_are_known, "a wrong operator is not blamed once compiled (FWD228)"),
     "function_running": (a_forward_that_runs_is_known, "what a Function computes counts as detached (GRD101)"),
     "functions_applied_by": (applied_functions_are_seen, "tensors kept in ctx are not watched (GRD401, GRD402)"),
     "schema_of": (schemas_are_read, "an operation has no name, and its writes are not seen (FWD208, NAN101)"),
