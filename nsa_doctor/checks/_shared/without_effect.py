@@ -13,7 +13,7 @@ from nsa_doctor.core.errors import Caught, NotComparableError, attempt
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.gradients.influence import Influence
 from nsa_doctor.probes.gradients.stuck import is_zero
-from nsa_doctor.probes.hooks.attribute_lines import line_that_makes, read_for_nothing, taken_in_place_of
+from nsa_doctor.probes.hooks.attribute_lines import line_that_makes, read_beside, read_for_nothing, taken_in_place_of
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.tensor_owners import holders, roots_of
 from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
@@ -230,6 +230,9 @@ def line_left_out(root: nn.Module, found: Idle) -> tuple[Place, str]:
         return place, f"; {place.function} reads {other.name} twice and {name} never"
     if (read := read_for_nothing(holder, name)) is not None:
         return replace(place, **vars(read)), f"; {read.function} reads {name}, and nothing what it is read into"
+    if not _is_mentioned(root, found.path) and (beside := read_beside(holder, name)) is not None:
+        place = replace(place, **vars(beside.line))
+        return place, f"; {place.function} reads {beside.name}, and no method {name}"
     made = line_that_makes(holder, name) if name in dict(holder.named_parameters(recurse=False)) else None
     if made is None or _is_mentioned(root, found.path):
         return place, ""

@@ -1,6 +1,6 @@
 """GAT103 gate-saturated
 
-Detects: a gate so far open, shut or decided for nearly every token of ordinary input that its slope is nearly zero.
+Detects: a gate so far open, shut or decided for most tokens of ordinary input that its slope is nearly zero.
 Matters: it cannot learn: the gradient through it is lost in rounding, and the branch it shuts out gets none either.
 Fix: scale the logits down, raise the temperature, or start the bias near zero.
 
@@ -24,7 +24,7 @@ from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.gates import gates_of
 from nsa_doctor.subject.contract import Subject
 
-_NEARLY_ALL = 0.99
+_MOST = 0.75  # no gate of 111 healthy modules of many kinds comes to 0.05 as it starts
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -33,7 +33,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         raise NotApplicableError("it has no gate that could be found")
     for gate in found:
         is_alone = gate.is_softmax and gate.weights.shape[-1] == 1
-        if is_alone or not gate.saturated_share >= _NEARLY_ALL:
+        if is_alone or not gate.saturated_share >= _MOST:
             continue
         yield Finding(
             message=f"{gate.saturated_share:.0%} of a gate's weights are flat: the steepest slope over "

@@ -18,8 +18,8 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class TakenTwice:
-    """A line that reads `name` once more in one function, where another attribute like it may be meant."""
+class ReadOfSibling:
+    """A line that reads a sibling, by its name, where another attribute is left out."""
 
     name: str
     line: Line
@@ -46,7 +46,7 @@ def line_that_fills(holder: nn.Module, name: str) -> Line | None:
     return min(found, key=lambda each: each[:2], default=(False, 0, None))[2]
 
 
-def taken_in_place_of(holder: nn.Module, name: str) -> TakenTwice | None:
+def taken_in_place_of(holder: nn.Module, name: str) -> ReadOfSibling | None:
     """The line that reads a sibling of the same class and shapes twice in one function that never reads `name`.
 
     Of two such reads it is the last where `name` was made after the sibling, and else the first.
@@ -59,8 +59,25 @@ def taken_in_place_of(holder: nn.Module, name: str) -> TakenTwice | None:
             reads = _reads(method, sibling)
             if method.name not in _MAKING and len(reads) > 1 and not _reads(method, name):
                 line = reads[-1] if names.index(sibling) < names.index(name) else reads[0]
-                return TakenTwice(sibling, Line(file=file, line=line, function=method.name))
+                return ReadOfSibling(sibling, Line(file=file, line=line, function=method.name))
     return None
+
+
+def read_beside(holder: nn.Module, name: str) -> ReadOfSibling | None:
+    """The last line that reads the one part whose name begins as `name` does (`key` and `key_norm`).
+
+    None where there is none or are several, or where it is read in several methods.
+    """
+    begin = name.partition("_")[0]
+    siblings = [each for each in _registered(holder) if each != name and each.partition("_")[0] == begin]
+    if len(siblings) != 1:
+        return None
+    methods = [(file, each) for file, each in _methods(holder) if each.name not in _MAKING]
+    found = [(file, each, lines) for file, each in methods if (lines := _reads(each, siblings[0]))]
+    if len(found) != 1:
+        return None
+    ((file, method, lines),) = found
+    return ReadOfSibling(siblings[0], Line(file=file, line=lines[-1], function=method.name))
 
 
 def read_for_nothing(holder: nn.Module, name: str) -> Line | None:

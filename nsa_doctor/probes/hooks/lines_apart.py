@@ -2,6 +2,7 @@
 
 import ast
 import linecache
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.reached_lines import Lines, reached_lines
 from nsa_doctor.subject.contract import Subject
 
+_ENVIRONMENT = re.compile(r"\benviron\b|\bgetenv\b")
 _OWN = 3  # rank of the subject's own code
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -50,11 +52,34 @@ def owned(subject: Subject, root: nn.Module, place: Place) -> Place:
 
 
 def where_calls_part(subject: Subject, place: Place, one: Callable[[], object], other: Callable[[], object]) -> Place:
-    """The first line that one of two calls alone runs, in the file where they part; the place where none is."""
+    """The first line that one of two calls alone runs, in the file where they part; the place where none is.
+
+    Before that of a function that the other never enters, and not in one that asks for a variable of the environment:
+    its callers are what parts by the answer.
+    """
     here, there = (_lines(subject, call) for call in (one, other))
-    apart = [each for each in (next(_only(here, there), None), next(_only(there, here), None)) if each is not None]
-    first = min((each for each in apart if each[0] == apart[0][0]), default=None)
-    return place if first is None else Place(file=first[0], line=first[1])
+    ways = ((here, there), (there, here))
+    apart = [each for lines, others in ways if (each := _parting(lines, others)) is not None]
+    first = min((each for each in apart if each.file == apart[0].file), key=lambda each: each.line, default=None)
+    return place if first is None else Place(file=first.file, line=first.line)
+
+
+def _parting(lines: Lines, others: Lines) -> Place | None:
+    asking = [Place(file=file, line=line) for file, line in _only(lines, others)]
+    apart = [each for each in asking if not _asks_the_environment(each)]
+    return next((each for each in apart if _is_entered(each, others)), next(iter(apart), None))
+
+
+def _is_entered(place: Place, lines: Lines) -> bool:
+    """Whether some of these lines lie in the function of that place."""
+    around = _functions(place)[:1]
+    return any(each.lineno < line <= (each.end_lineno or 0) for each in around for line in lines.get(place.file, ()))
+
+
+def _asks_the_environment(place: Place) -> bool:
+    around = _functions(place)[:1]
+    lines = linecache.getlines(place.file)
+    return any(_ENVIRONMENT.search("".join(lines[each.lineno - 1 : each.end_lineno])) for each in around)
 
 
 def at_branch(
@@ -125,7 +150,7 @@ def _at_branch(place: Place, lines: Lines, others: Lines) -> Place | None:
         around = _functions(Place(file=file, line=line))
         found = replace(place, file=file, line=line, function=around[0].name if around else "")
         first = first or found
-        if around and any(around[0].lineno < each <= (around[0].end_lineno or 0) for each in others.get(file, ())):
+        if _is_entered(found, others):
             return found
     return first
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter, Line
 from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
@@ -183,9 +184,14 @@ def module_code(root: nn.Module) -> list[tuple[str, int, int, str, str]]:
 
 
 def definition_place(root: nn.Module) -> Place:
-    """The subject itself, at the line its forward is defined on."""
-    code = getattr(inspect.unwrap(type(root).forward), "__code__", None)
-    name = type(root).__name__
+    """The subject itself, at the line its forward is defined on; its class where that has none."""
+    kind = type(root)
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    name = kind.__name__
+    if kind.forward is nn.Module.forward:
+        read = attempt(lambda: (inspect.getfile(kind), inspect.getsourcelines(kind)[1]))
+        file, line = ("", 0) if isinstance(read, Caught) else read
+        return Place(module_class=name, file=file, line=line)
     if code is None:
         return Place(module_class=name)
     return Place(module_class=name, file=code.co_filename, line=code.co_firstlineno, function="forward")

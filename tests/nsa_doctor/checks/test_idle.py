@@ -56,6 +56,38 @@ def test_what_no_call_uses_is_found(make: Callable[[], nn.Module], module: str, 
     assert is_marked(finding.where.file, finding.where.line)
 
 
+class Keys(nn.Module):
+    """A part without a forward, one of whose two methods forgets the norm of what it makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.key_norm, self.value = nn.Linear(DIM, DIM), nn.LayerNorm(DIM), nn.Linear(DIM, DIM)
+
+    def keys(self, x: Tensor) -> Tensor:
+        return self.key(x)  # FAULT
+
+    def values(self, x: Tensor) -> Tensor:
+        return self.value(x)
+
+
+class Holding(nn.Module):
+    """Asks a part for keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Keys()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part.keys(x) * self.part.values(x)
+
+
+def test_what_a_method_leaves_out_is_found_beside_its_namesake() -> None:
+    (finding,) = check(Holding).findings
+    assert finding.where.module == "part.key_norm"
+    assert linecache.getline(finding.where.file, finding.where.line).strip() == "return self.key(x)  # FAULT"
+    assert finding.message.endswith("; keys reads key, and no method key_norm")
+
+
 class Normed(nn.Module):
     """Two norms, of which one takes the other's place."""
 
