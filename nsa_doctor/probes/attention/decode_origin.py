@@ -276,9 +276,7 @@ def _given_wrong_numbers(lines: Sequence[OwnLine], part: Part) -> Iterator[OwnLi
 
 def _lines_of_mask(seen: Sequence[_Seen], number: int) -> Iterator[OwnLine]:
     """Of what hides some of its scores by a mask that depends on positions alone, the line that compares these."""
-    if not seen[number].name.startswith(_HIDING):
-        return
-    waiting, compared = [maker for maker in seen[number].makers if not seen[maker].is_fed], set[int]()
+    waiting, compared = _masks(seen, number), set[int]()
     while waiting:
         maker = waiting.pop()
         if seen[maker].part == seen[number].part and seen[maker].name in _COMPARING:
@@ -286,6 +284,19 @@ def _lines_of_mask(seen: Sequence[_Seen], number: int) -> Iterator[OwnLine]:
         elif seen[maker].part == seen[number].part:
             waiting += [each for each in seen[maker].makers if not seen[each].is_fed]
     yield from seen[max(compared)].lines[:1] if compared else ()
+
+
+def _masks(seen: Sequence[_Seen], number: int) -> list[int]:
+    """What depends on positions alone and is read by an operation; by a softmax, what its scores were hidden by.
+
+    That only where the whole pass has no such mask.
+    """
+    name, makers = seen[number].name, seen[number].makers
+    if name.startswith(_HIDING) or name == "add" or "attention" in name:
+        return [maker for maker in makers if not seen[maker].is_fed]
+    hidden = [maker for maker in makers if seen[maker].name in ("add", *_HIDING)] if "softmax" in name else []
+    masks = [each for maker in hidden for each in seen[maker].makers if not seen[each].is_fed]
+    return [each for each in masks if seen[each].lacks]
 
 
 def _as_far_as_the_module(lines: Sequence[OwnLine]) -> Sequence[OwnLine]:

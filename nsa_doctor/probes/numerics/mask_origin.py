@@ -52,7 +52,8 @@ def mask_with_later_keys(
         number: max((_fineness(each, scores) for each in operations[number].results), default=0) for number in constant
     }
     if not any(fineness.values()):
-        return None
+        undone = _undone(operations, constant, scores)
+        return None if undone is None else operations[undone].place
     finest = max(constant, key=lambda number: fineness[number])  # of masks that are joined, that of single keys
     part = _joined_part(operations, finest, scores)
     return _limit(operations, part) or operations[part].place
@@ -153,6 +154,25 @@ def _is_shown(mask: Tensor, scores: Tensor) -> bool:
     slices, query, key = found
     is_shown = bool((slices[:, query, key] == slices[:, query, query]).all())
     return is_shown and not bool((slices == slices[0, 0, 0]).all())
+
+
+def _undone(operations: Sequence[Operation], constant: Sequence[int], scores: Tensor) -> int | None:
+    """The first operation that shows one of these scores, which one that it reads hides; None where none does."""
+    shown = {number: _shows(operations[number], scores) for number in constant}
+    for number in constant:
+        if shown[number] and any(shown.get(maker) is False for maker in operations[number].makers):
+            return number
+    return None
+
+
+def _shows(operation: Operation, scores: Tensor) -> bool | None:
+    """Whether a mask of as many keys as queries has the same for one of these as for what that query is to itself."""
+    for each in operation.results:
+        found = _slices_and_worst(each, scores, 0)
+        if found is not None and found[0].shape[1] == found[0].shape[2]:
+            slices, query, key = found
+            return bool((slices[:, query, key] == slices[:, query, query]).all())
+    return None
 
 
 def _joined_part(operations: Sequence[Operation], number: int, scores: Tensor) -> int:

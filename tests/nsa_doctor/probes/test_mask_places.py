@@ -37,6 +37,14 @@ def with_sinks(x: Tensor) -> Tensor:
     return attend(x, torch.cat((x[:, :2], x), 1), torch.cat((sinks, own), 1))
 
 
+def undone(x: Tensor) -> Tensor:
+    """A causal window in which `|` stands in place of `&`, so that nothing is hidden."""
+    at = torch.arange(x.shape[1])
+    near = at > at[:, None] - 2 * BLOCK
+    visible = (at <= at[:, None]) | near  # undone
+    return attend(x, x, visible)
+
+
 def by_choice(x: Tensor) -> Tensor:
     """Reads the two tokens that score highest, later ones among them."""
     scores = x @ x.transpose(-1, -2)
@@ -104,6 +112,7 @@ def subject(function: Callable[..., Tensor]) -> Subject:
     [
         (by_block, "limit"),
         (with_sinks, "joined"),
+        (undone, "undone"),
         (by_choice, "chosen"),
         (one_on, "fetched"),
         (over_queries, "over queries"),

@@ -1,17 +1,19 @@
 """A step that goes wrong by a position, an offset or a mask is placed where that is computed, not where it is used."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from nsa_doctor.core import registry
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 
-DIM, LONGEST = 8, 200
+DIM, LONGEST, WINDOW = 8, 200, 12
 State = tuple[Tensor, Tensor]
 
 
@@ -40,6 +42,12 @@ class Bias(nn.Module):
         return -0.1 * (query - torch.arange(num_keys)).abs()
 
 
+def near(num_queries: int, num_keys: int, reach: int) -> Tensor:
+    """Which of the keys, the last of which are the queries, lie within reach behind each."""
+    distance = torch.arange(num_keys - num_queries, num_keys)[:, None] - torch.arange(num_keys)
+    return (distance >= 0) & (distance <= reach)  # near
+
+
 class Attention(nn.Module):
     """Causal attention with positions by a table and a bias; `wrong` says which of them a step has wrong."""
 
@@ -59,6 +67,9 @@ class Attention(nn.Module):
         seen = torch.ones(x.shape[1], k.shape[1], dtype=torch.bool).tril(past)
         if past and self.wrong == "mask":
             seen = torch.ones(x.shape[1], k.shape[1], dtype=torch.bool).tril(past - 2)  # mask
+        if self.wrong == "reach":
+            visible = near(x.shape[1], k.shape[1], WINDOW if past else WINDOW - 1)
+            return self.out(scaled_dot_product_attention(q, k, v, attn_mask=visible)), (k, v)
         scores = q @ k.mT + self.bias(x.shape[1], k.shape[1])
         return self.out(scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v), (k, v)
 
@@ -71,9 +82,14 @@ class Attention(nn.Module):
 
 @pytest.mark.parametrize(
     ("wrong", "marked", "part"),
-    [("position", "position", Attention), ("offset", "inside", Bias), ("mask", "mask", Attention)],
+    [
+        ("position", "position", Attention),
+        ("offset", "inside", Bias),
+        ("mask", "mask", Attention),
+        ("reach", "near", near),
+    ],
 )
-def test_the_line_is_that_of_what_is_wrong(wrong: str, marked: str, part: type) -> None:
+def test_the_line_is_that_of_what_is_wrong(wrong: str, marked: str, part: Callable[..., Any]) -> None:
     def build(seed: int) -> nn.Module:
         torch.manual_seed(seed)
         return Attention(wrong)
