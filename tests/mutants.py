@@ -55,6 +55,15 @@ IMPORTS_TRITON = re.compile(r"^import triton", re.MULTILINE)
 SECONDS, SECONDS_OF_TESTS = 240.0, 900.0
 
 
+# An installation of the tree as it is, as in .venv, would be taken for somebody else's package of that name.
+_WITHOUT_INSTALLATION = (
+    "import os, sys\n"
+    "here = os.path.dirname(os.path.abspath(__file__))\n"
+    "sys.path[:] = [each for each in sys.path if each == here or not os.path.isdir(os.path.join(each, 'nsa_doctor'))]\n"
+    "sys.meta_path[:] = [each for each in sys.meta_path if 'editable' not in getattr(each, '__module__', '')]\n"
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fate:
     """What became of a mutant: noticed (by which subject and finding), missed, or distinguished by nobody."""
@@ -87,6 +96,7 @@ def examined(mutant: Mutant, asks_tests: bool) -> Fate:
             shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "golden"))
         shutil.copy(ROOT / "pyproject.toml", root)
         (root / mutant.file).write_text(mutant.text, encoding="utf-8")
+        (root / "sitecustomize.py").write_text(_WITHOUT_INSTALLATION, encoding="utf-8")
         is_of_training = mutant.file.startswith("nsa/train")
         end, by = next(_notices(root, OF_TRAINING if is_of_training else RUNS), ("", ""))
         if not end and asks_tests:
