@@ -13,6 +13,7 @@ Example:
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from nsa_doctor.checks._shared.of_function import conditions, found, injected, refused
@@ -52,7 +53,8 @@ def _failed(subject: FunctionSubject, problem: Problem, answer: Answer, what: st
     failure = answer.failure
     assert failure is not None
     message = f"{subject.name} raises {failure.sentence} in {failure.phase} {conditions(subject, problem)}"
-    return found(subject, "FUN101", f"{message}: it does not serve {what}", problem, answer, {"kind": "raised"})
+    finding = found(subject, "FUN101", f"{message}: it does not serve {what}", problem, answer, {"kind": "raised"})
+    return replace(finding, where=failure.place)
 
 
 def planted(subject: FunctionSubject) -> FunctionSubject:

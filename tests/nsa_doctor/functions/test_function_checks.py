@@ -71,6 +71,12 @@ def test_a_check_of_functions_finds_what_it_plants_and_nothing_else(code: str) -
     }  # the backward that is behind a gradient
 
 
+def test_a_call_that_raises_is_placed_where_it_does() -> None:
+    check = registry.load("FUN101")
+    (finding,) = judge(check, check.planted(subject_for("FUN101"))).findings
+    assert finding.where.function == "needs_an_even_length"
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     "dtype", ["bfloat16", *(pytest.param(each, marks=pytest.mark.full) for each in ("float32", "float16"))]
