@@ -12,6 +12,8 @@ from nsa_doctor.probes.tensors.operations import reads_masks
 _MOST_BETWEEN = 24  # operations on scores between what hides some of them and what reads them, views among them
 _PRODUCTS = ("bmm", "mm", "matmul")  # of probabilities and values
 _MOST_ELEMENTS = 1 << 22
+_OF_SOFTMAX = ("amax", "div", "max", "sub", "sum")  # of one that is written out
+_HIDING = ("masked_fill", "where")
 _LARGEST = 1e30  # beyond it a score hides and is not one
 _COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
 _ADJUSTING = (
@@ -38,11 +40,14 @@ def mask_with_later_keys(
     runs have alike, whatever their inputs are. Of one of as many keys as queries its last queries are its last keys; of
     another, as of blocks, those keys are later whose scores differ.
     """
-    if not reads_masks(operations[index].name) and operations[index].name not in _PRODUCTS:
+    name = operations[index].name
+    if not reads_masks(name) and name not in (*_PRODUCTS, *_OF_SOFTMAX):
         return None
-    softmax = _softmax_before(operations, index)
-    scores = _differing_scores(operations[softmax], others.get(softmax), kept)
-    constant = [number for number in sorted(_constants(operations, others, index)) if operations[number].place.file]
+    scores = _differing_scores(operations, others, index, kept)
+    if scores is None and name in _OF_SOFTMAX:
+        return None
+    found = sorted(_constants(operations, others, index, kept))
+    constant = [number for number in found if operations[number].place.file]
     for number in constant:
         if any(_shows_later(seen) for each in operations[number].results for seen in _visible(each)):
             return operations[number].place
@@ -66,13 +71,12 @@ def mask_made_of(
 
     The tensor tells which keys are to be seen, as offsets of documents do: the two runs differ in keys that are not.
     """
-    softmax = _softmax_before(operations, index)
-    scores = _differing_scores(operations[softmax], others.get(softmax), kept)
+    scores = _differing_scores(operations, others, index, kept)
     start = next((number for number, each in enumerate(operations) if _is(each, given)), None)
     if scores is None or start is None or not bool(scores.any()):
         return None
     made, showing = {start}, list[int]()
-    for number in sorted(_constants(operations, others, index)):
+    for number in sorted(_constants(operations, others, index, {})):
         if made.intersection(operations[number].makers):
             made.add(number)
             is_shown = any(_is_shown(each, scores) for each in operations[number].results)
@@ -82,29 +86,39 @@ def mask_made_of(
     return None if guilty is None else _limit(operations, guilty) or operations[guilty].place
 
 
-def _softmax_before(operations: Sequence[Operation], index: int) -> int:
-    """The softmax whose probabilities an operation reads; itself where it reads none."""
-    waiting, seen = [index], set[int]()
+def _scores_before(operations: Sequence[Operation], index: int) -> tuple[int, bool]:
+    """What the probabilities that an operation reads are made of: the softmax, or else what hides scores of one.
+
+    And whether it is read by that operation; itself where there is none.
+    """
+    waiting, seen, hiding = [index], set[int](), list[int]()
     while waiting and len(seen) < _MOST_BETWEEN:
         number = max(waiting)
         waiting.remove(number)
         seen.add(number)
         if "softmax" in operations[number].name:
-            return number
+            return number, True
+        if operations[number].name.startswith(_HIDING):
+            hiding.append(number)
         waiting += [each for each in operations[number].makers if each >= 0 and each not in seen]
-    return index
+    return (hiding[0], False) if hiding else (index, True)
 
 
 def _is(operation: Operation, tensor: Tensor) -> bool:
     return any(each.dtype == tensor.dtype and torch.equal(each, tensor.to(each.device)) for each in operation.results)
 
 
-def _differing_scores(operation: Operation, other: Operation | None, kept: Mapping[int, int]) -> Tensor | None:
+def _differing_scores(
+    operations: Sequence[Operation], others: Mapping[int, Operation], index: int, kept: Mapping[int, int]
+) -> Tensor | None:
     """[Q, K]: which scores that a softmax reads, and does not hide, differ of queries that have to agree."""
-    if "softmax" not in operation.name or other is None or not operation.read or not other.read:
+    number, is_read = _scores_before(operations, index)
+    operation, other = operations[number], others.get(number)
+    if other is None or (is_read and "softmax" not in operation.name):
         return None
-    own, expected = operation.read[0][1], other.read[0][1]
-    if own.shape != expected.shape or own.ndim < 2:
+    pairs = [(tensor for _, tensor in each.read) if is_read else iter(each.results) for each in (operation, other)]
+    own, expected = (next(tensors, None) for tensors in pairs)
+    if own is None or expected is None or own.shape != expected.shape or own.ndim < 2 or not own.is_floating_point():
         return None
     differs = (own != expected) & (own.abs() < _LARGEST) & (expected.abs() < _LARGEST)
     dim = next((dim for dim in range(own.ndim - 2, -1, -1) if own.shape[dim] in kept), own.ndim - 2)
@@ -196,9 +210,14 @@ def _limit(operations: Sequence[Operation], number: int) -> Place | None:
         return None
     for maker in _through_adjusting(operations, here.makers):
         place = operations[maker].place
-        if place.file and place.function != here.place.function:
+        if place.file and place.function != here.place.function and not _counts(operations[maker]):
             return place
     return None
+
+
+def _counts(operation: Operation) -> bool:
+    """Whether its result is one number after the other, as positions are."""
+    return all(bool((each.flatten().diff() == 1).all()) for each in operation.results[:1])
 
 
 def _through_adjusting(operations: Sequence[Operation], makers: Sequence[int]) -> Iterator[int]:
@@ -209,8 +228,10 @@ def _through_adjusting(operations: Sequence[Operation], makers: Sequence[int]) -
             yield maker
 
 
-def _constants(operations: Sequence[Operation], others: Mapping[int, Operation], index: int) -> set[int]:
-    """The operations upstream that give the same in both runs, by way of a few that do not."""
+def _constants(
+    operations: Sequence[Operation], others: Mapping[int, Operation], index: int, kept: Mapping[int, int]
+) -> set[int]:
+    """The operations upstream that give the same in both runs, where it is kept, by way of a few that do not."""
     found, waiting = set[int](), [(index, 0)]
     seen = {index}
     while waiting:
@@ -219,7 +240,7 @@ def _constants(operations: Sequence[Operation], others: Mapping[int, Operation],
             if maker < 0 or maker in seen:
                 continue
             seen.add(maker)
-            if _is_alike(operations[maker], others.get(maker)):
+            if _is_alike(operations[maker], others.get(maker), kept):
                 found.add(maker)
                 waiting.append((maker, depth))
             elif depth < _MOST_BETWEEN and number not in found:
@@ -227,9 +248,22 @@ def _constants(operations: Sequence[Operation], others: Mapping[int, Operation],
     return found
 
 
-def _is_alike(operation: Operation, other: Operation | None) -> bool:
+def _is_alike(operation: Operation, other: Operation | None, kept: Mapping[int, int]) -> bool:
+    """Whether two results are the same; of masks, what queries have that have to agree."""
     pairs = [] if other is None else list(zip(operation.results, other.results, strict=False))
-    return bool(pairs) and all(one.shape == two.shape and torch.equal(one, two) for one, two in pairs)
+    return bool(pairs) and all(
+        one.shape == two.shape and (torch.equal(one, two) or (one.dtype == torch.bool and _agree(one, two, kept)))
+        for one, two in pairs
+    )
+
+
+def _agree(one: Tensor, other: Tensor, kept: Mapping[int, int]) -> bool:
+    dim = next((dim for dim in range(one.ndim - 2, -1, -1) if one.shape[dim] in kept), None)
+    if dim is None:
+        return False
+    size, count = one.shape[dim], kept[one.shape[dim]]
+    start, length = (0, count) if count >= 0 else (size + count, -count)
+    return torch.equal(one.narrow(dim, start, length), other.narrow(dim, start, length))
 
 
 def _visible(mask: Tensor) -> list[Tensor]:
