@@ -16,6 +16,7 @@ Example:
 """
 
 import os
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -54,8 +55,11 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     if not trials.are_repeatable:
         raise NotComparableError("the subject gives other results when it is built again with the same weights")
     idle: dict[str, bool] = {}
-    for setting in settings[: _MOST[subject.profile]]:
+    waiting = deque(settings[: _MOST[subject.profile]])
+    while waiting:
+        setting = waiting.popleft()
         words = trials.fault(setting)
+        waiting.extend(each for each in trials.listed_by(setting) if each not in waiting)
         if words:
             yield _changing(subject, setting, words, trials.place_of(setting))
             return

@@ -1,6 +1,8 @@
 """Which settings a subject has, and what each does to it."""
 
+from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 
@@ -12,6 +14,7 @@ from nsa_doctor.probes.hooks.environment_reads import environment_reads
 from nsa_doctor.probes.hooks.lines_apart import where_calls_part
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.model.setting_texts import listed_words
 from nsa_doctor.probes.model.settings import Setting, options_of, values_of, variables_named
 
 _LENGTH = 17
@@ -54,6 +57,14 @@ class SettingTrials:
             if words:
                 return f"{setting} chooses, by its name, how something is computed, and changes what is: {words}"
         return self._half_followed(setting, trial) if setting.owner is None else ""
+
+    def listed_by(self, setting: Setting) -> Iterator[Setting]:
+        """The variable with each of the words that it may hold, as an error says under another."""
+        trial = self._trial(setting)
+        for sentence in () if trial is None or setting.owner is not None else trial.raised.values():
+            for word in listed_words(sentence) if setting.name in sentence else ():
+                if (other := replace(setting, value=word)) not in self._tried:
+                    yield other
 
     def is_frozen(self, setting: Setting) -> bool:
         """Whether a variable that is set behind the first call changes nothing, though it does when set before."""

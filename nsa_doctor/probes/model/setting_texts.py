@@ -15,19 +15,30 @@ _AT_EVERY_CALL = re.compile(
     r"|\bevery time\b|\bcall by call\b|\brunning process can be\b",
     re.IGNORECASE,
 )
+_LISTED = r"['\"]?[A-Za-z][\w-]*['\"]?"
+_LIST = rf"({_LISTED}(?:(?:\s*,\s*(?:or\s+)?|\s+or\s+|\s*\|\s*){_LISTED})+)"
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _FILLERS = frozenset({"or", "and", "a", "an", "the", "of", "one", "to", "positive", "integer", "number", "unset"})
 _MOST_WORDS, _LONGEST_WORD = 6, 24
 
 
 def documented_words(name: str, file: str) -> Iterator[str]:
-    """Words that a docstring of the file lists right behind the variable's name and before a colon."""
+    """Words that a docstring of the file lists right behind the variable's name, before a colon or the line's end."""
+    begin = rf"\s*`{{0,2}}{re.escape(name)}`{{0,2}}\s*[:=]?\s+"
     for text, _ in _docstrings(file):
         for line in text.splitlines():
-            listed = re.match(rf"\s*`{{0,2}}{re.escape(name)}`{{0,2}}\s*[:=]?\s+([^:]+):", line)
+            listed = re.match(rf"{begin}{_LIST}\.?\s*$", line) or re.match(rf"{begin}([^:]+):", line)
             words = [] if listed is None else _WORD.findall(listed.group(1))
             if len(words) <= _MOST_WORDS + len(_FILLERS):
                 yield from (word for word in words if word not in _FILLERS and len(word) <= _LONGEST_WORD)
+
+
+def listed_words(sentence: str) -> list[str]:
+    """The words of which an error says that a value must be one: `mode must be one of 'loop', 'mask' or 'sdpa'`."""
+    said = re.split(r"\W+(?:got|but|not)\b", sentence)[0]
+    listed = re.search(rf"\b(?:one of|among|must be|expected|choose from|in)\b\W*{_LIST}", said)
+    words = [] if listed is None else _WORD.findall(listed.group(1))
+    return [word for word in words if word not in _FILLERS and len(word) <= _LONGEST_WORD][:_MOST_WORDS]
 
 
 def held_words(around: ast.AST, file: str) -> dict[str, None]:

@@ -32,6 +32,13 @@ _HOW = re.compile(
     re.IGNORECASE,
 )
 
+# Values that do.
+_HOW_VALUE = re.compile(
+    r"sdpa|(?:flash|flex|paged|efficient|mem(?:ory)?_efficient)(?:_?attn|_?attention)?_?\d?|triton|eager|naive|reference|fused"
+    r"|vectori[sz]ed|xformers|cudnn|compiled?",
+    re.IGNORECASE,
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
@@ -49,8 +56,9 @@ class Setting:
 
     @property
     def says_how(self) -> bool:
-        """Whether by its name it chooses how something is computed, so that the result has to be the same."""
-        return _HOW.search(self.name) is not None
+        """Whether by its name or value it chooses how something is computed, so that the result has to be the same."""
+        names_it = isinstance(self.value, str) and _HOW_VALUE.fullmatch(self.value) is not None
+        return names_it or _HOW.search(self.name) is not None
 
     def __str__(self) -> str:
         return f"{self.label}={self.value}"
