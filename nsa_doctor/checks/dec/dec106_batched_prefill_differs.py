@@ -28,6 +28,7 @@ from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.geometry_rules import rules_of
 
 _MOST_STEPS, _FEW_PROMPTS, _ROWS = 24, 3, 3
+_LONG_PROMPTS, _FEW_STEPS = (260, 515), 2
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -47,6 +48,19 @@ def run(subject: Subject) -> Iterator[Finding]:
         if found:
             yield from found
             return
+    for prompt in _long_prompts(subject, long):
+        what = f"decoding after a prompt of {prompt} tokens"
+        found = list(departures(sp, "DEC106", prompt + _FEW_STEPS, [prompt, *[1] * _FEW_STEPS], what))
+        if found:
+            yield from found
+            return
+
+
+def _long_prompts(subject: Subject, longest: int) -> list[int]:
+    """Prompts longer than those so far, which may be taken in as several pieces."""
+    if subject.is_slow or subject.profile == "smoke":
+        return []
+    return [prompt for prompt in _LONG_PROMPTS if longest < prompt <= subject.max_length - _FEW_STEPS]
 
 
 def _prompts(subject: Subject, length: int) -> list[int]:
