@@ -16,11 +16,13 @@ from nsa_doctor.core.share import Share
 from tests.gallery.examination import Ended, Found, read_findings, run_doctor
 from tests.gallery_code.planting import Bug, Variant, lay_out, lines_at_fault
 
-HOSTS = ("harbor", "lucid", "mosaic", "quarry", "tundra")
+HOSTS = ("harbor", "lucid", "mosaic", "quarry", "tundra", "cobalt")
 VIEWS = {"black box": "factory", "adapter": "adapter"}
-SEVERAL = dict.fromkeys(  # the model around it has a training loop
-    (("quarry", "adapter"), ("tundra", "adapter")), ("make", "make_language_model")
-)
+SEVERAL = {  # the model around it has a training loop, or the part within it none
+    ("quarry", "adapter"): ("make", "make_language_model"),
+    ("tundra", "adapter"): ("make", "make_language_model"),
+    ("cobalt", "adapter"): ("make", "make_decoder"),
+}
 SECONDS = 400.0
 NEAR = 3  # lines: a statement of several is named by one of them
 

@@ -23,32 +23,42 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.attention.changed_cache import departed
+from nsa_doctor.probes.attention.changed_cache import departed, next_steps
 from nsa_doctor.probes.attention.decoding import decoding_module
 from nsa_doctor.probes.hooks.places import callable_place
 from nsa_doctor.subject.contract import Subject
 
-_PROMPT, _ROWS = 5, (2, 0, 0)
+_ROWS = (2, 0, 0)  # a row that is chosen twice goes on in two ways
+# Tokens of the prompt, and steps behind the choice: within a block of any size, and over the ends of some.
+_LENGTHS = ((5, 1), (41, 12))
 
 
 def run(subject: Subject) -> Iterator[Finding]:
+    for prompt, steps in _LENGTHS if subject.profile != "smoke" else _LENGTHS[:1]:
+        if subject.max_length >= prompt + 1 + steps:
+            found = _wrong(subject, prompt, steps)
+            yield from () if found is None else (found,)
+            if found is not None:
+                return
+
+
+def _wrong(subject: Subject, prompt: int, steps: int) -> Finding | None:
     reorder, sp = subject.reorder, decoding_module(subject)
     assert reorder is not None
-    if subject.max_length < _PROMPT + 2:
-        return
-    x, rows = sp.input(_PROMPT + 2, len(_ROWS)), torch.tensor(_ROWS, device=subject.device)
-    before, following = (x[:, :-1], [_PROMPT, 1]), x[:, -1:]  # a row that is chosen twice goes on in two ways
-    chosen = torch.cat((x[rows, :-1], following), 1)
+    x, rows = sp.input(prompt + 1 + steps, len(_ROWS)), torch.tensor(_ROWS, device=subject.device)
+    before, following = (x[:, : prompt + 1], [prompt, 1]), x[:, prompt + 1 :]
+    chosen = torch.cat((x[rows, : prompt + 1], following), 1)
     found = departed(sp, before, lambda cache: reorder(sp.module, cache, rows), following, chosen)
-    if found is not None:
-        field = f"; {found.field} is other than theirs" if found.field else ""
-        yield Finding(
-            message=f"rows {', '.join(map(str, _ROWS))} are chosen of a cache of {len(_ROWS)}: the next step departs "
-            f"from that of these rows by themselves, {found.departure.text}{field}",
-            where=callable_place(reorder, sp.module),
-            evidence={"field": found.field, "error": found.departure.error, "floor": found.departure.floor},
-            repro=command_for(subject, "DEC113"),
-        )
+    if found is None:
+        return None
+    field = f"; {found.field} is other than theirs" if found.field else ""
+    return Finding(
+        message=f"rows {', '.join(map(str, _ROWS))} are chosen of a cache of {len(_ROWS)}: {next_steps(steps)} "
+        f"from that of these rows by themselves, {found.departure.text}{field}",
+        where=callable_place(reorder, sp.module),
+        evidence={"field": found.field, "error": found.departure.error, "floor": found.departure.floor},
+        repro=command_for(subject, "DEC113"),
+    )
 
 
 def planted(subject: Subject) -> Subject:

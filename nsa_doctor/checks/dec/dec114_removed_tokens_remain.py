@@ -21,34 +21,50 @@ import torch
 from torch import nn
 
 from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.attention.changed_cache import departed
+from nsa_doctor.probes.attention.changed_cache import OF_CHANGE, departed, next_steps
 from nsa_doctor.probes.attention.decoding import decoding_module
 from nsa_doctor.probes.hooks.places import callable_place
+from nsa_doctor.probes.model.deliberate import is_on_purpose
 from nsa_doctor.subject.contract import Subject
 
-_PROMPT, _REMOVED, _ROWS = 5, 3, 2
+_ROWS = 2
+# Tokens of the prompt, tokens removed, and steps behind them: within a block of any size, and over the ends of some.
+_LENGTHS = ((5, 3, 1), (41, 11, 12))
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    crop, sp = subject.crop, decoding_module(subject)
+    for prompt, removed, steps in _LENGTHS if subject.profile != "smoke" else _LENGTHS[:1]:
+        if subject.max_length >= prompt + 1 + max(removed, steps):
+            found = _remaining(subject, prompt, removed, steps)
+            yield from () if found is None else (found,)
+            if found is not None:
+                return
+
+
+def _remaining(subject: Subject, prompt: int, removed: int, steps: int) -> Finding | None:
+    crop, sp, kept = subject.crop, decoding_module(subject), prompt + 1
     assert crop is not None
-    kept = _PROMPT + 1
-    if subject.max_length < kept + _REMOVED:
-        return
-    x, draft = sp.input(kept + 1, _ROWS), sp.input(_REMOVED, _ROWS, seed=subject.seed + 1)
-    before = torch.cat((x[:, :kept], draft), dim=1), [_PROMPT, 1, *[1] * _REMOVED]
-    found = departed(sp, before, lambda cache: crop(sp.module, cache, kept, _REMOVED), x[:, kept:], x)
-    if found is not None:
-        field = f"; {found.field} is other than there" if found.field else ""
-        yield Finding(
-            message=f"{_REMOVED} tokens are removed from a cache of {kept + _REMOVED}: the next step departs from one "
-            f"behind a cache that never held them, {found.departure.text}{field}",
-            where=callable_place(crop, sp.module),
-            evidence={"field": found.field, "error": found.departure.error, "floor": found.departure.floor},
-            repro=command_for(subject, "DEC114"),
-        )
+    x, draft = sp.input(kept + steps, _ROWS), sp.input(removed, _ROWS, seed=subject.seed + 1)
+    before = torch.cat((x[:, :kept], draft), dim=1), [prompt, 1, *[1] * removed]
+    try:
+        found = departed(sp, before, lambda cache: crop(sp.module, cache, kept, removed), x[:, kept:], x)
+    except SubjectFailedError as failure:
+        if failure.phase == OF_CHANGE and is_on_purpose(failure, subject.packages):
+            return None  # as a ring that has overwritten what would be needed
+        raise
+    if found is None:
+        return None
+    field = f"; {found.field} is other than there" if found.field else ""
+    return Finding(
+        message=f"{removed} tokens are removed from a cache of {kept + removed}: {next_steps(steps)} from one "
+        f"behind a cache that never held them, {found.departure.text}{field}",
+        where=callable_place(crop, sp.module),
+        evidence={"field": found.field, "error": found.departure.error, "floor": found.departure.floor},
+        repro=command_for(subject, "DEC114"),
+    )
 
 
 def planted(subject: Subject) -> Subject:

@@ -13,6 +13,9 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state_fields import fields_of, kept
 from nsa_doctor.probes.numerics.compare import Departure, departure
 
+OF_CHANGE = "change of the cache"
+"""The phase in which the cache is changed."""
+
 _ROUNDINGS = 1e4  # as where two runs are followed to where they part
 
 
@@ -24,24 +27,34 @@ class Continued:
     field: str
 
 
+def next_steps(count: int) -> str:
+    """`the next step departs`, or that one of so many does."""
+    return "the next step departs" if count == 1 else f"one of the next {count} steps departs"
+
+
 def departed(
     sp: BuiltModule, before: tuple[Tensor, list[int]], change: Callable[[Any], Any], after: Tensor, whole: Tensor
 ) -> Continued | None:
-    """What becomes of the step that reads `after` [B, 1, ...] behind a changed cache.
+    """What becomes of the steps that read `after` [B, K, ...], one by one, behind a changed cache.
 
-    The cache is that of `before`, tokens [B, S, ...] fed in parts; `whole` [B, T, ...] are all the tokens that the step
-    should have behind it, its own last.
+    The cache is that of `before`, tokens [B, S, ...] fed in parts; `whole` [B, T, ...] are all the tokens that the last
+    step should have behind it, those of `after` last.
     """
-    step, module, eager = sp.subject.step, sp.module, [whole.shape[1] - 2, 1, 1]
+    step, module, num_steps = sp.subject.step, sp.module, after.shape[1]
     assert step is not None
-    cache = ask("change of the cache", lambda: change(decode(sp, *before).cache), module)
-    rightly = decode(sp, whole[:, :-1], eager[:2]).cache
+    eager = [whole.shape[1] - num_steps - 1, *[1] * (num_steps + 1)]
+    cache = ask(OF_CHANGE, lambda: change(decode(sp, *before).cache), module)
+    rightly = decode(sp, whole[:, :-num_steps], eager[:2]).cache
     was, due = kept(fields_of(cache, "cache")), kept(fields_of(rightly, "cache"))
-    with torch.no_grad():
-        found = ask("step", lambda: step(module, after.clone(), cache), module)[0]
-    right = decode(sp, whole, eager).output[:, -1:]
+    outputs = []
+    for token in after.split(1, dim=1):
+        with torch.no_grad():
+            output, cache = ask("step", lambda token=token, cache=cache: step(module, token.clone(), cache), module)
+        outputs.append(output[:, -1:])
+    right = decode(sp, whole, eager).output[:, -num_steps:]
     scale = float(right.abs().max()) * _ROUNDINGS * torch.finfo(right.dtype).eps
-    departing = departure(found[:, -1:], right, torch.full(right.shape[:2], scale, device=right.device))
+    floor = torch.full(right.shape[:2], scale, device=right.device)
+    departing = departure(torch.cat(outputs, dim=1), right, floor)
     if departing is None:
         return None
     return Continued(departing, next((path for path in was if path in due and _differ(was, due, path)), ""))
