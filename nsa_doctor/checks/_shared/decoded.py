@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding
@@ -14,6 +14,7 @@ from nsa_doctor.probes.attention.decoding import Decoded, decode, differs, guilt
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor, precision_of
+from nsa_doctor.subject.contract import Subject
 
 _ROUNDINGS_OF_A_CACHE = 4.0
 
@@ -101,3 +102,20 @@ def _shows_at_start(sp: BuiltModule, x: Tensor, sizes: Sequence[int]) -> bool:
     plain = built(sp.subject, dtype=sp.dtype, is_randomised=False)
     found = attempt(lambda: differs(plain, x, decode(plain, x, sizes)))
     return found is not None and not isinstance(found, Caught)
+
+
+def by_steps(subject: Subject, longest: int) -> Subject:
+    """The subject, whose forward pass decodes at most so many tokens one by one."""
+    prefill, step = subject.prefill, subject.step
+    assert prefill is not None
+    assert step is not None
+
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        output, cache = prefill(module, x[:, :1])
+        outputs = [output]
+        for token in x[:, 1:].split(1, dim=1):
+            output, cache = step(module, token, cache)
+            outputs.append(output)
+        return torch.cat(outputs, dim=1)
+
+    return replace(subject, forward=forward, max_length=min(longest, subject.max_length))

@@ -17,11 +17,10 @@ Example:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
-import torch
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.decoded import by_steps
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
@@ -32,8 +31,6 @@ from nsa_doctor.subject.contract import Subject
 # A layer needs about a microsecond per token on a GPU, a wait about 20: from one in 32 tokens on, waiting takes most of
 # the time.
 _LEAST_PER_TOKEN = 1 / 32
-
-
 _LEAST_PER_STEP = 2.0  # by one line of several layers: what is read once a step for all of them is little
 _LONGEST_DECODED = 96
 
@@ -48,27 +45,12 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             return
     if subject.profile == "smoke" or subject.is_slow or not (subject.offers("prefill") and subject.offers("step")):
         return
-    stepping = replace(
-        subject, forward=partial(_decoded, subject), max_length=min(_LONGEST_DECODED, subject.max_length)
-    )
     mode = "no_grad" if "no_grad" in subject.modes else subject.modes[0]
-    works, lines = growing(stepping, mode, _num_waits, _LEAST_PER_STEP / 2)
+    works, lines = growing(by_steps(subject, _LONGEST_DECODED), mode, _num_waits, _LEAST_PER_STEP / 2)
     for own in by_code(lines):
         if _per_token(works, own) >= _LEAST_PER_STEP:
             finding = _finding(subject, works, own, own, f"{mode}, in decoding")
             yield Note(message=finding.message, where=finding.where)  # experts that are looped over do so by design
-
-
-def _decoded(subject: Subject, module: nn.Module, x: Tensor) -> Tensor:
-    """The output, token by token."""
-    assert subject.prefill is not None
-    assert subject.step is not None
-    output, cache = subject.prefill(module, x[:, :1])
-    outputs = [output]
-    for token in x[:, 1:].split(1, dim=1):
-        output, cache = subject.step(module, token, cache)
-        outputs.append(output)
-    return torch.cat(outputs, dim=1)
 
 
 def _finding(

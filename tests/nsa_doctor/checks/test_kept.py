@@ -26,7 +26,9 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> Examine:
     return examine
 
 
-@pytest.mark.parametrize("name", ["by_content", "by_every_change", "never_trimmed"])
+@pytest.mark.parametrize(
+    "name", ["by_content", "by_every_change", pytest.param("never_trimmed", marks=pytest.mark.full)]
+)
 def test_what_new_content_or_new_lengths_leave_behind_is_found(name: str, examined: Examine) -> None:
     (finding,) = examined("PRF301", name).findings
     assert is_marked(finding.where.file, finding.where.line), finding.where
