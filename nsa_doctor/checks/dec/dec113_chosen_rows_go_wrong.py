@@ -20,12 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.continued import continued_finding
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.changed_cache import departed, next_steps
 from nsa_doctor.probes.attention.decoding import decoding_module
-from nsa_doctor.probes.hooks.places import callable_place
 from nsa_doctor.subject.contract import Subject
 
 _ROWS = (2, 0, 0)  # a row that is chosen twice goes on in two ways
@@ -51,14 +50,9 @@ def _wrong(subject: Subject, prompt: int, steps: int) -> Finding | None:
     found = departed(sp, before, lambda cache: reorder(sp.module, cache, rows), following, chosen)
     if found is None:
         return None
-    field = f"; {found.field} is other than theirs" if found.field else ""
-    return Finding(
-        message=f"rows {', '.join(map(str, _ROWS))} are chosen of a cache of {len(_ROWS)}: {next_steps(steps)} "
-        f"from that of these rows by themselves, {found.departure.text}{field}",
-        where=callable_place(reorder, sp.module),
-        evidence={"field": found.field, "error": found.departure.error, "floor": found.departure.floor},
-        repro=command_for(subject, "DEC113"),
-    )
+    words = f"rows {', '.join(map(str, _ROWS))} are chosen of a cache of {len(_ROWS)}: {next_steps(steps)} "
+    words += "from that of these rows by themselves"
+    return continued_finding(sp, "DEC113", reorder, words, found, "theirs")
 
 
 def planted(subject: Subject) -> Subject:

@@ -20,13 +20,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from nsa_doctor.checks._shared.continued import continued_finding
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.changed_cache import OF_CHANGE, departed, next_steps
 from nsa_doctor.probes.attention.decoding import decoding_module
-from nsa_doctor.probes.hooks.places import callable_place
 from nsa_doctor.probes.model.deliberate import is_on_purpose
 from nsa_doctor.subject.contract import Subject
 
@@ -57,14 +56,9 @@ def _remaining(subject: Subject, prompt: int, removed: int, steps: int) -> Findi
         raise
     if found is None:
         return None
-    field = f"; {found.field} is other than there" if found.field else ""
-    return Finding(
-        message=f"{removed} tokens are removed from a cache of {kept + removed}: {next_steps(steps)} from one "
-        f"behind a cache that never held them, {found.departure.text}{field}",
-        where=callable_place(crop, sp.module),
-        evidence={"field": found.field, "error": found.departure.error, "floor": found.departure.floor},
-        repro=command_for(subject, "DEC114"),
-    )
+    words = f"{removed} tokens are removed from a cache of {kept + removed}: {next_steps(steps)} from one "
+    words += "behind a cache that never held them"
+    return continued_finding(sp, "DEC114", crop, words, found, "there")
 
 
 def planted(subject: Subject) -> Subject:

@@ -27,7 +27,7 @@ from nsa_doctor.core.text import short_bytes
 from nsa_doctor.probes.cost.table_growth import Oversized, Tables, oversized, tables
 from nsa_doctor.subject.contract import Subject
 
-_LONGEST, _NUM_LENGTHS = 768, 6  # no power of two: tables that are kept by length are made anew
+_LONGEST, _NUM_LENGTHS = 768, 6  # no power of two: tables that are kept by length are made again
 _MOST_BYTES, _MOST_OPERATIONS = 1 << 30, 20_000
 _FAR = 65_536
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from os.path import abspath
 
 from torch import nn
@@ -123,9 +124,15 @@ def _apart(subject: Subject, place: Place, one: Callable[[], object], other: Cal
 
 def _functions(place: Place) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     """The functions that a line lies in, the innermost first."""
-    tree = attempt(lambda: ast.parse("".join(linecache.getlines(place.file))))
-    found = [each for each in ast.walk(tree) if isinstance(each, _DEFINITIONS)] if isinstance(tree, ast.Module) else []
-    return sorted((each for each in found if each.lineno <= place.line <= (each.end_lineno or 0)), key=_height)
+    found = (each for each in _functions_of(place.file) if each.lineno <= place.line <= (each.end_lineno or 0))
+    return sorted(found, key=_height)
+
+
+@lru_cache(maxsize=64)
+def _functions_of(file: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """All of a source; it is asked for every line that runs."""
+    tree = attempt(lambda: ast.parse("".join(linecache.getlines(file))))
+    return [each for each in ast.walk(tree) if isinstance(each, _DEFINITIONS)] if isinstance(tree, ast.Module) else []
 
 
 def _height(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
