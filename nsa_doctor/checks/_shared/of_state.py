@@ -1,7 +1,7 @@
 """Which fields make two ways of filling a state decode differently, and the line of the subject that wrote them."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.attention.cache_ways import Way, Ways
-from nsa_doctor.probes.hooks.field_writers import OwnLine, Write
+from nsa_doctor.probes.hooks.field_writers import OwnLine, Write, as_far_as_the_module
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.numerics.compare import baseline
@@ -43,27 +43,28 @@ class Blamed:
 def blamed(ways: Ways, first: Way, second: Way, apart: Sequence[FieldDifference]) -> Iterator[Blamed]:
     """The fields that matter, those of one function together.
 
-    Where outputs differ already, what lies beyond the part of the module that is guilty follows, and is left out.
+    Where outputs differ already, only what the guilty part of the module wrote may be at fault: other fields follow.
+    If it is not, all is put down to that part.
     """
     wrong, right = ways.wrong_and_right(first, second)
     known = {each.path for each in apart}
     beside = [FieldDifference(path, held, held) for path, held in wrong.fields.items() if path not in known]
     writes, others = (ways.writers(way, [*apart, *beside]) for way in (wrong, right))
     guilty = ways.guilty(wrong)
-    is_before = False  # whether all that differs follows from where outputs do already
+    apart = [each for each in apart if each.path in right.fields]
+    of_guilty: Sequence[FieldDifference] = ()
     if guilty is not None and guilty.module:
-        numbers = [
-            each for each in apart if each.path in wrong.fields and not _is_tensor(wrong.fields[each.path].value)
-        ]
-        inside = [each for each in apart if each.path in writes and _is_inside(writes[each.path], guilty.module)]
-        apart, is_before = [*numbers, *inside] or apart, not numbers and not inside
-    matter, is_all = _that_matter(ways, wrong, right, [each for each in apart if each.path in right.fields])
+        near = [each for each in apart if _is_number(wrong, each) or _is_inside(writes.get(each.path), guilty.module)]
+        of_guilty = _without_which_it_departs(ways, wrong, right, near, apart)
+    matter, is_all = (of_guilty, True) if of_guilty else _that_matter(ways, wrong, right, apart)
+    is_before = guilty is not None and bool(guilty.module) and not of_guilty
     by_function: dict[tuple[str, str], list[tuple[FieldDifference, Place]]] = {}
     for each in matter:
         is_by_right = each.unfilled_by == ("first" if right is first else "second")
         place = _place(ways, each, *((others, writes) if is_by_right else (writes, others)))
-        is_number = each.path in wrong.fields and not _is_tensor(wrong.fields[each.path].value)
-        is_unplaced = is_number and guilty is not None and bool(guilty.file) and not _is_assigned(each, writes)
+        is_unplaced = (
+            _is_number(wrong, each) and guilty is not None and bool(guilty.file) and not _is_assigned(each, writes)
+        )
         if guilty is not None and (is_before or is_unplaced or _is_made_alike(each, writes, others)):
             place = guilty
         by_function.setdefault((place.file, place.function), []).append((each, place))
@@ -99,33 +100,57 @@ def shows_in_own_dtype(sp: BuiltModule, way: Way, other: Way) -> bool:
 _Writes = Mapping[str, tuple[Write, Write]]
 
 
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
+def _is_number(way: Way, apart: FieldDifference) -> bool:
+    return apart.path in way.fields and not isinstance(way.fields[apart.path].value, Tensor)
 
 
-def _is_inside(writes: tuple[Write, Write], guilty: str) -> bool:
-    return any(f"{write.place.module}.".startswith(f"{guilty}.") for write in writes)
+def _is_inside(writes: tuple[Write, Write] | None, guilty: str) -> bool:
+    return any(f"{write.place.module}.".startswith(f"{guilty}.") for write in writes or ())
 
 
 def _that_matter(
     ways: Ways, wrong: Way, right: Way, apart: Sequence[FieldDifference]
 ) -> tuple[Sequence[FieldDifference], bool]:
     """The fewest fields that have to be replaced, and whether what follows is then as on the right way."""
-    apart, departure = apart[:_MOST_TRIED], ways.depart(wrong, right)
-    if departure is None:
+    apart = apart[:_MOST_TRIED]
+    departs = _departing(ways, wrong, right)
+    if departs is None:
         return [], True
+    alone = next((each for each in apart if not departs([each], right)), None)
+    if alone is not None:
+        return [alone], True
+    if departs(apart, right):
+        return [each for each in apart if departs([each], wrong)] or apart, False
+    return [each for each in apart if departs(_but(apart, each), right)] or apart, True
+
+
+def _without_which_it_departs(
+    ways: Ways, wrong: Way, right: Way, near: Sequence[FieldDifference], apart: Sequence[FieldDifference]
+) -> Sequence[FieldDifference]:
+    """Those of the near ones that have to be replaced beside all others; none where that does not help."""
+    departs = _departing(ways, wrong, right)
+    rest = [each for each in apart if each not in near]
+    if not near or departs is None or departs(apart, right) or not departs(rest, right):
+        return ()
+    return [each for each in near if departs(_but(apart, each), right)] or near
+
+
+def _but(fields: Sequence[FieldDifference], one: FieldDifference) -> list[FieldDifference]:
+    return [each for each in fields if each is not one]
+
+
+def _departing(ways: Ways, wrong: Way, right: Way) -> Callable[[Sequence[FieldDifference], Way], bool] | None:
+    """Whether the wrong way, with some fields as the right one left them, departs from another way soon."""
+    departure = ways.depart(wrong, right)
+    if departure is None:
+        return None
     until = min(wrong.at + departure.first_token + _STEPS_BEYOND, ways.x.shape[1])
 
-    def departs(replaced: Sequence[FieldDifference], other: Way = right) -> bool:
+    def departs(replaced: Sequence[FieldDifference], other: Way) -> bool:
         edited = ways.with_fields(wrong, right, replaced, until)
         return ways.depart(wrong if edited is None else edited, other) is not None
 
-    alone = next((each for each in apart if not departs([each])), None)
-    if alone is not None:
-        return [alone], True
-    if departs(apart):
-        return [each for each in apart if departs([each], wrong)] or apart, False
-    return [each for each in apart if departs([one for one in apart if one is not each])] or apart, True
+    return departs
 
 
 def _place(ways: Ways, apart: FieldDifference, writes: _Writes, others: _Writes) -> Place:
@@ -153,11 +178,12 @@ def _is_assigned(apart: FieldDifference, writes: _Writes) -> bool:
 
 
 def _is_made_alike(apart: FieldDifference, writes: _Writes, others: _Writes) -> bool:
-    """Whether both ways compute the field on the same lines: what they are given differs, not who writes it."""
+    """Whether both ways compute the field on the same lines of its module: what they are given differs."""
     own, other = writes.get(apart.path), others.get(apart.path)
     if own is None or other is None or apart.is_shifted or apart.unfilled_by:
         return False
-    return {(line.file, line.line) for line in own[0].lines} <= {(line.file, line.line) for line in other[0].lines}
+    passed = {(line.file, line.line) for line in other[0].lines}
+    return all((line.file, line.line) in passed for line in as_far_as_the_module(own[0].lines))
 
 
 def _line(apart: FieldDifference, own: tuple[Write, Write], other: tuple[Write, Write] | None) -> OwnLine | None:

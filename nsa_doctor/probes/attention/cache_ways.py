@@ -1,7 +1,7 @@
 """The state that one way of feeding a prompt leaves, against that of another way: which fields differ, which matter."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -129,12 +129,16 @@ class Ways:
             return None
         x = self.x[:, : way.at]
         self._state.restore()
-        found = departing_line(self.sp, x, way.sizes, token)
-        if found is None and departing_module(self.sp, x, way.sizes, token) is not None:
-            self._state.restore()
-            found = guilty_module(self.sp, x, way.sizes, token)
+        line = departing_line(self.sp, x, way.sizes, token)
         self._state.restore()
-        return found
+        path = departing_module(self.sp, x, way.sizes, token)
+        self._state.restore()
+        if line is None and path is not None:
+            line = guilty_module(self.sp, x, way.sizes, token)
+            self._state.restore()
+        if line is None or path is None:
+            return line
+        return replace(line, module=path, module_class=type(self.sp.module.get_submodule(path)).__name__)
 
     def depart(self, one: Way, other: Way) -> Departure | None:
         """How what follows differs between two ways, beyond rounding."""

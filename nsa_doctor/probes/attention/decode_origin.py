@@ -15,37 +15,33 @@ from torch import Tensor
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.hooks.field_writers import MOVING, FieldWriters, OwnLine, Write
+from nsa_doctor.probes.attention.fed_parts import Feed, Part, controls_of
+from nsa_doctor.probes.hooks.field_writers import MOVING, FieldWriters, OwnLine, Write, as_far_as_the_module
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.internal import memory_of, untraced
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.tensors.known_constants import KnownConstants
 from nsa_doctor.probes.tensors.known_rows import Asked, KnownRows, row_of, tells
 from nsa_doctor.probes.tensors.operations import operation_name, tensors_in, written_arguments
 
 _MOST_OPERATIONS = 60_000
-_MOST_CONTROLS = 2
+_MOST_TELLING = 3  # lines under way that tell one value from another
 _MOST_UPSTREAM = 64
 _HIDING = ("masked_fill", "where")
 _COMPARING = ("eq", "ge", "gt", "le", "lt", "ne")
 _MOST_CALLERS = 4  # of an operation, itself among them: what is called further out passes too much on
 
-Feed = Callable[[Callable[[int], None], Sequence["Part"]], object]
-
-
-_Key = tuple[str, tuple[tuple[str, int], ...]]
-
-
-@dataclass(frozen=True)
-class Part:
-    """Tokens `start` to `end`, which are fed together."""
-
-    start: int
-    end: int
+_Lines = tuple[tuple[str, int], ...]
+_Key = tuple[str, _Lines]
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """One operation: who made what it reads, whether the whole pass lacks its result, who wrote what it lacks there."""
+    """One operation: who made what it reads, whether the whole pass lacks its result, who wrote what it lacks there.
+
+    `is_open` of a mask that shows all that is there, which is less than the whole pass shows. `repeated_on` is the line
+    whose function made of other numbers what an earlier part had.
+    """
 
     name: str
     lines: tuple[OwnLine, ...]
@@ -56,6 +52,8 @@ class _Seen:
     is_fed: bool
     is_silent: bool
     lacks: bool
+    is_open: bool
+    repeated_on: OwnLine | None
     sources: tuple[Write, Write] | None
 
     @property
@@ -75,12 +73,13 @@ def first_unknown(
     frames = FrameFilter(sp.subject.packages)
     places = Places(frames)
     places.know(sp.module)
-    known = KnownRows(x.shape[1])
+    known = _Known(KnownRows(x.shape[1]), KnownConstants(x.shape[1]))
     expected = _Watcher(places, frames, known, x)
     with torch.no_grad(), expected.watching():
         whole()
     last = len(parts) - 1
     alike = [n for n, each in enumerate(parts[:-1]) if each.end - each.start == parts[-1].end - parts[-1].start]
+    controls = controls_of(feed, parts, alike)
 
     def fed(parts: Sequence[Part], judged: set[int]) -> list[_Seen]:
         watcher = _Watcher(places, frames, known, x, parts, judged)
@@ -88,7 +87,7 @@ def first_unknown(
             feed(watcher.begin, parts)
         return watcher.seen
 
-    seen = fed(parts, {*alike[-_MOST_CONTROLS:], last})
+    seen = fed(parts, {*controls, last})
     if len(seen) > _MOST_OPERATIONS:
         return None
     usual = {each.key for each in seen if each.lacks and each.part < last}
@@ -100,14 +99,22 @@ def first_unknown(
     return None if number is None else _place(seen, number, passed, parts[-1])
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What the pass over all tokens computed: rows of what depends on the input, and what does not."""
+
+    rows: KnownRows
+    constants: KnownConstants
+
+
 class _Watcher(FieldWriters):
-    """Learns the rows of a pass, or, of some of the parts that are fed, judges them by those that are known."""
+    """Learns what a pass computes, or, of some of the parts that are fed, judges what they do by what is known."""
 
     def __init__(
         self,
         places: Places,
         frames: FrameFilter,
-        known: KnownRows,
+        known: _Known,
         x: Tensor,
         parts: Sequence[Part] = (),
         judged: set[int] | None = None,
@@ -115,6 +122,8 @@ class _Watcher(FieldWriters):
         super().__init__(places, frames)
         self.seen: list[_Seen] = []
         self._known, self._parts, self._judged = known, parts, judged or set()
+        self._earlier: dict[tuple[str, _Lines], list[tuple[Tensor, tuple[OwnLine, ...]]]] = defaultdict(list)
+        self._uncertain = set[int]()  # what does not depend on the input and could not be judged
         self._part = 0
         self._makers: dict[int, int] = {}
         self._num_writes: dict[int, int] = defaultdict(int)
@@ -139,13 +148,22 @@ class _Watcher(FieldWriters):
         self._num_writes.update((key, self._num_writes[key] + 1) for key in set(changed))
         self.alive += [*results, *written]
         self._fed.update(memory_of(each) for each in (*made, *written) if is_fed)
-        name, lacking, is_known = operation_name(func), None, False
+        name, lacking, is_known, repeated_on = operation_name(func), None, False, None
         is_judged = self._part in self._judged
+        lines = self.lines_of(frame_above(1)) if is_judged or not self._parts or not is_fed else ()
+        nearest = tuple((line.file, line.line) for line in as_far_as_the_module(lines[:_MOST_TELLING]))
         if not self._parts:
             for tensor in (*results, *written):
-                (self._known.learn if is_fed else self._known.learn_constant)(tensor, name)
-        elif is_judged and not is_fed:
-            lacking, is_known = self._elsewhere(name, results[:1])
+                if is_fed:
+                    self._known.rows.learn(tensor, name)
+                else:
+                    self._known.constants.learn(tensor, name, nearest)
+        elif not is_fed:
+            lacking, is_known = self._elsewhere(name, read, results[:1], nearest)
+            if not read and results:
+                repeated_on, is_again = self._repeated(name, results[0], lines, nearest)
+                lacking = results[0] if is_again else lacking
+            lacking = lacking if is_judged else None
         elif is_judged and is_fed and (not is_view or any(self._is_kept(key) for key in given)):
             lacking = self._lacking(
                 "" if is_view else name, (*results[:1], *written)
@@ -154,36 +172,69 @@ class _Watcher(FieldWriters):
         if lacking is not None and (name in MOVING or is_view):
             with untraced():
                 sources = self.of(lacking)
-        lines = self.lines_of(frame_above(1)) if is_judged or not self._parts else ()
         sizes = tuple(results[0].shape) if results else ()
         is_silent = not is_known and (is_view or not is_fed or not any(map(tells, results[:1])))
         place = Place() if lacking is None else self.places.of_frame(frame_above(1)) or Place()
-        facts = (is_fed, is_silent, lacking is not None, sources)
+        is_open = bool(self._parts) and not is_fed and name in _COMPARING and self._is_open(name, results[0], nearest)
+        facts = (is_fed, is_silent, lacking is not None, is_open, repeated_on, sources)
         self.seen.append(_Seen(name, lines, place, makers, self._part, sizes, *facts))
         return result
+
+    def _repeated(
+        self, operation: str, result: Tensor, lines: tuple[OwnLine, ...], nearest: _Lines
+    ) -> tuple[OwnLine | None, bool]:
+        """The line whose function was given other numbers then, and whether an earlier part had the same.
+
+        That counts where the whole pass has it once.
+        """
+        earlier = self._earlier[operation, nearest]
+        with untraced():
+            known = self._known.constants
+            before = [under_way for each, under_way in earlier if known.is_again(result, operation, nearest, each)]
+            earlier.append((result.detach().clone(), lines))
+        pairs = zip(lines, before[-1], strict=False) if before else ()
+        return next((line for line, other in pairs if line.numbers != other.numbers), None), bool(before)
+
+    def _is_open(self, operation: str, mask: Tensor, lines: _Lines) -> bool:
+        part = self._parts[self._part]
+        with untraced():
+            return self._known.constants.shows_more(mask, Asked(operation, part.start, part.end - part.start), lines)
 
     def _is_kept(self, key: int) -> bool:
         """Whether that memory was written to several times, or by an earlier part."""
         maker = self._makers.get(key)
         return self._num_writes[key] > 1 or (maker is not None and self.seen[maker].part < self._part)
 
-    def _elsewhere(self, operation: str, results: Sequence[Tensor]) -> tuple[Tensor | None, bool]:
-        """The result, where it is of other tokens than these, and whether it is of these."""
+    def _elsewhere(
+        self, operation: str, read: Sequence[Tensor], results: Sequence[Tensor], lines: _Lines
+    ) -> tuple[Tensor | None, bool]:
+        """The result, where it is of other tokens than these, and whether it is of these.
+
+        What is computed from what could not be judged is not called wrong.
+        """
         part = self._parts[self._part]
         asked = Asked(operation, part.start, part.end - part.start)
-        with untraced():
-            found = [self._known.is_in_place(each, asked) for each in results]
-        return next((each for each, at in zip(results, found, strict=True) if at is False), None), True in found
+        is_uncertain = any(memory_of(tensor) in self._uncertain for tensor in read)
+        lacking, is_known = None, False
+        for tensor in results:
+            with untraced():
+                standing = self._known.constants.standing(tensor, asked, lines)
+            is_known |= standing == "in place"
+            if standing == "elsewhere" and not is_uncertain:
+                lacking = tensor if lacking is None else lacking
+            elif standing == "unknown" or (standing == "elsewhere" and is_uncertain):
+                self._uncertain.add(memory_of(tensor))
+        return lacking, is_known
 
     def _lacking(self, operation: str, results: Sequence[Tensor]) -> Tensor | None:
         """The first row of these results that no known one is, or, of those of a view, that nothing was written to."""
         part = self._parts[self._part]
         for tensor in results:
-            numbers = self._known.unknown(tensor, Asked(operation, part.start, part.end - part.start))
+            numbers = self._known.rows.unknown(tensor, Asked(operation, part.start, part.end - part.start))
             with untraced():
                 if numbers is not None:
                     return row_of(tensor, int(numbers[0]))
-                if operation in MOVING and (row := self._known.out_of_order(tensor)) is not None:
+                if operation in MOVING and (row := self._known.rows.out_of_order(tensor)) is not None:
                     return row
                 empty = self.unfilled(tensor) if not operation and tensor.ndim else None
                 rows = torch.zeros(1, dtype=torch.bool) if empty is None else empty.reshape(-1, empty.shape[-1]).all(1)
@@ -235,7 +286,9 @@ def _place(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], par
     """
     guilty, line = seen[number], None
     if not guilty.is_fed and guilty.lines:
-        line = next((line for line in guilty.lines if _are_right(line.numbers, part)), guilty.lines[-1])
+        line = guilty.repeated_on or next(
+            (line for line in guilty.lines if _are_right(line.numbers, part)), guilty.lines[-1]
+        )
     else:
         line = next(_suspects(seen, number, passed, part), None)
     return None if line is None else replace(guilty.place, file=line.file, line=line.line, function=line.function)
@@ -252,7 +305,7 @@ def _suspects(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], 
     guilty, stacks = seen[number], [seen[number].lines]
     if guilty.sources is not None:
         stacks = [guilty.sources[0].lines, guilty.sources[1].lines, guilty.lines]
-    own = [line for lines in stacks for line in _as_far_as_the_module(lines[:_MOST_CALLERS])]
+    own = [line for lines in stacks for line in as_far_as_the_module(lines[:_MOST_CALLERS])]
     apart = [line for line in own if (line.file, line.line) not in passed]
     wrongly = list(_given_wrong_numbers(guilty.lines, part))
     if not any(seen[maker].lacks and seen[maker].part == guilty.part for maker in guilty.makers):
@@ -260,7 +313,7 @@ def _suspects(seen: Sequence[_Seen], number: int, passed: set[tuple[str, int]], 
     yield from _lines_of_mask(seen, number)
     yield from (line for line in apart if not _is_entry(line, guilty))
     yield from _upstream(seen, number, passed, part.end)
-    calling = guilty.lines[len(_as_far_as_the_module(guilty.lines)) :][:1]
+    calling = guilty.lines[len(as_far_as_the_module(guilty.lines)) :][:1]
     yield from (*wrongly, *apart, *(line for line in calling if (line.file, line.line) not in passed))
     yield from (*(line for line in own if line.is_of_module), *own)
 
@@ -280,7 +333,7 @@ def _lines_of_mask(seen: Sequence[_Seen], number: int) -> Iterator[OwnLine]:
     while waiting:
         maker = waiting.pop()
         if seen[maker].part == seen[number].part and seen[maker].name in _COMPARING:
-            compared.add(maker)
+            compared.update(() if seen[maker].is_open else (maker,))
         elif seen[maker].part == seen[number].part:
             waiting += [each for each in seen[maker].makers if not seen[each].is_fed]
     yield from seen[max(compared)].lines[:1] if compared else ()
@@ -297,12 +350,6 @@ def _masks(seen: Sequence[_Seen], number: int) -> list[int]:
     hidden = [maker for maker in makers if seen[maker].name in ("add", *_HIDING)] if "softmax" in name else []
     masks = [each for maker in hidden for each in seen[maker].makers if not seen[each].is_fed]
     return [each for each in masks if seen[each].lacks]
-
-
-def _as_far_as_the_module(lines: Sequence[OwnLine]) -> Sequence[OwnLine]:
-    """The lines up to the first of a module's method."""
-    index = next((index for index, line in enumerate(lines) if line.is_of_module), len(lines))
-    return lines[: index + 1]
 
 
 def _is_entry(line: OwnLine, seen: _Seen) -> bool:

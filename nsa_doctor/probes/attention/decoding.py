@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import Caught, NotApplicableError, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.attention import decode_origin
-from nsa_doctor.probes.attention.stepped_operations import Part, first_unlike
+from nsa_doctor.probes.attention.fed_parts import Part
+from nsa_doctor.probes.attention.stepped_operations import Taken, first_unlike
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask, unobserved
 from nsa_doctor.probes.hooks.places import definition_place
@@ -112,20 +113,21 @@ def guilty_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) 
     if path is None:
         return found or origin(sp.subject, sp.module, last)
     child = sp.module.get_submodule(path)
-    line = found or first_unlike(sp, child, lambda: sp(x), lambda: last()[0], Part(start, end, x.shape[1]))
+    taken = Taken(start, end, x.shape[1])
+    line = found or first_unlike(sp, child, lambda: sp(x), lambda: last()[0], taken)
     return replace(line or definition_place(child), module=path, module_class=type(child).__name__)
 
 
 def departing_line(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) -> Place | None:
     """Where the part that holds the token departs, fed after those before it; None where that is not seen."""
-    parts, start = list[decode_origin.Part](), 0
+    parts, start = list[Part](), 0
     for size in sizes:
-        parts.append(decode_origin.Part(start, start + size))
+        parts.append(Part(start, start + size))
         start += size
         if start > token:
             break
 
-    def feed(begin: Callable[[int], None], parts: Sequence[decode_origin.Part]) -> object:
+    def feed(begin: Callable[[int], None], parts: Sequence[Part]) -> object:
         number = iter(range(1, len(parts) + 1))
         begin(0)
         sizes = [each.end - each.start for each in parts]

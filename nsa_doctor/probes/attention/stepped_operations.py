@@ -18,7 +18,7 @@ _MOST_OPERATIONS = 400
 
 
 @dataclass(frozen=True)
-class Part:
+class Taken:
     """Tokens `start` to `end` of `length` that a step takes in."""
 
     start: int
@@ -27,7 +27,7 @@ class Part:
 
 
 def first_unlike(
-    sp: BuiltModule, module: nn.Module, whole: Callable[[], Tensor], step: Callable[[], Tensor], part: Part
+    sp: BuiltModule, module: nn.Module, whole: Callable[[], Tensor], step: Callable[[], Tensor], part: Taken
 ) -> Place | None:
     """The line, in a call of that module, from which on the step has results that the whole pass has not.
 
@@ -56,7 +56,7 @@ def _call_of(recorded: Recording, module: nn.Module) -> Call | None:
     return next((call for call in recorded.calls if call.module is module), None)
 
 
-def _lacks(known: Sequence[Operation], operation: Operation, part: Part) -> bool:
+def _lacks(known: Sequence[Operation], operation: Operation, part: Taken) -> bool:
     """Whether none of these gives its results: of those of the same name, where one of them might."""
     for result in operation.results:
         alike = [(each.name, other) for each in known for other in each.results if _fits(result, other, part)]
@@ -66,7 +66,7 @@ def _lacks(known: Sequence[Operation], operation: Operation, part: Part) -> bool
     return bool(operation.results)
 
 
-def _fits(result: Tensor, other: Tensor, part: Part) -> bool:
+def _fits(result: Tensor, other: Tensor, part: Taken) -> bool:
     """Whether the one may be the other for some of the tokens."""
     if result.ndim != other.ndim or result.dtype != other.dtype:
         return False
@@ -74,7 +74,7 @@ def _fits(result: Tensor, other: Tensor, part: Part) -> bool:
     return all(size == wanted or (wanted == part.length and size <= part.end) for size, wanted in sizes)
 
 
-def _holds(other: Tensor, result: Tensor, part: Part) -> bool:
+def _holds(other: Tensor, result: Tensor, part: Taken) -> bool:
     """Whether these results are there in the other: at the step's tokens, the first, or the newest ones."""
     if not result.numel() or not _fits(result, other, part):
         return not result.numel()
@@ -83,7 +83,7 @@ def _holds(other: Tensor, result: Tensor, part: Part) -> bool:
     return any(_is_same(result, cut, bound) for cut in _cuts(other, result, part))
 
 
-def _cuts(other: Tensor, result: Tensor, part: Part) -> Iterator[Tensor]:
+def _cuts(other: Tensor, result: Tensor, part: Taken) -> Iterator[Tensor]:
     starts = []
     for size, wanted in zip(result.shape, other.shape, strict=True):
         of_step = [part.start] if size == part.end - part.start else sorted({0, part.end - size})

@@ -65,6 +65,12 @@ class OwnLine:
         return None if found is None else replace(self, line=found)
 
 
+def as_far_as_the_module(lines: Sequence[OwnLine]) -> Sequence[OwnLine]:
+    """The lines up to the first of a module's method."""
+    index = next((index for index, line in enumerate(lines) if line.is_of_module), len(lines))
+    return lines[: index + 1]
+
+
 @dataclass(frozen=True)
 class Write:
     """One operation: its name, its place, and the subject's lines under way, innermost first."""
@@ -108,12 +114,19 @@ class FieldWriters(DispatchWatcher):
             yield
 
     def of(self, tensor: Tensor) -> tuple[Write, Write] | None:
-        """The newest operations that computed, and that wrote, elements of it; None where none seen did."""
+        """The newest operations that computed, and that wrote, elements of it; None where none seen did.
+
+        Memory that was asked for counts where nothing was written into it.
+        """
         memory = self._memory.get(memory_of(tensor)) if tensor.numel() and _is_dense(tensor) else None
         if memory is None:
             return None
-        made, written = (int(_same_view(part, tensor).max()) for part in (memory.made, memory.written))
+        made, written = (self._newest(_same_view(part, tensor)) for part in (memory.made, memory.written))
         return (self._writes[made], self._writes[written]) if made >= 0 and written >= 0 else None
+
+    def _newest(self, numbers: Tensor) -> int:
+        known = [number for number in numbers.unique().tolist() if number >= 0]
+        return max(known, key=lambda number: (self._writes[number].operation not in UNWRITTEN, number), default=-1)
 
     def unfilled(self, tensor: Tensor) -> Tensor | None:
         """Which elements of it hold what their memory was made with; None where nothing is known of it."""

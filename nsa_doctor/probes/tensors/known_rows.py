@@ -60,7 +60,6 @@ class KnownRows:
     _bags: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     _widths: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     _cut: dict[int, Tensor] = field(default_factory=dict)
-    _constants: dict[tuple[str, int, torch.dtype], list[Tensor]] = field(default_factory=dict)
     _num_bytes: int = 0
 
     def learn(self, tensor: Tensor, operation: str) -> None:
@@ -113,35 +112,6 @@ class KnownRows:
                         last = int((line >= 0).nonzero()[int((steps < 0).nonzero()[0, 0]) + 1, 0])
                         return rows[other, last]
         return None
-
-    def is_in_place(self, tensor: Tensor, asked: Asked) -> bool | None:
-        """Whether what does not depend on the input, as positions, is that of these tokens in the pass.
-
-        Of the same operation and shape; None where the pass has none, or what is no different for other tokens.
-        """
-        ends = {self.length: {asked.width: asked.start, asked.end: 0}}
-        alike = False
-        for known in self._constants.get((asked.operation, tensor.ndim, tensor.dtype), []):
-            cut = known
-            for dim, (own, size) in enumerate(zip(tensor.shape, known.shape, strict=True)):
-                start = 0 if own == size else ends.get(size, {}).get(own)
-                if start is None:
-                    break
-                cut = cut.narrow(dim, start, own)
-            else:
-                if known.shape == tensor.shape:
-                    return None
-                alike = True
-                if torch.equal(cut, tensor):
-                    return True
-        return False if alike else None
-
-    def learn_constant(self, tensor: Tensor, operation: str) -> None:
-        """Know what does not depend on the input."""
-        if tensor.layout == torch.strided and 0 < tensor.numel() <= _MOST_ROWS:
-            with untraced():
-                found = self._constants.setdefault((operation, tensor.ndim, tensor.dtype), [])
-                found.append(tensor.detach().clone())
 
     def _comparable(self, shape: Sequence[int], asked: Asked) -> tuple[Tensor, bool]:
         """Which tensors a row has to stand at its own place in [N]; none where it may stand anywhere.

@@ -118,14 +118,14 @@ class Windowed(nn.Module):
         return joined(x, memory, torch.zeros(1, memory.shape[1], dtype=torch.bool))
 
 
-def test_the_line_of_a_window_that_lost_a_token_is_named() -> None:
-    def prefill(module: Windowed, x: Tensor) -> tuple[Tensor, Any]:
-        cache = {"keys": x.new_zeros(x.shape[0], 0, WIDTH)}
+def _stepping(make: Callable[[], nn.Module], start: Callable[[Tensor], Any]) -> Subject:
+    def prefill(module: Any, x: Tensor) -> tuple[Tensor, Any]:
+        cache = start(x)
         return module.extend(x, cache), cache
 
-    subject = Subject(
-        name="windowed",
-        build=lambda seed: (torch.manual_seed(seed), Windowed())[1],
+    return Subject(
+        name="stepping",
+        build=lambda seed: (torch.manual_seed(seed), make())[1],
         forward=lambda module, x: module(x),
         prefill=prefill,
         step=lambda module, x, cache: (module.extend(x, cache), cache),
@@ -133,7 +133,72 @@ def test_the_line_of_a_window_that_lost_a_token_is_named() -> None:
         width=WIDTH,
         packages=("tests",),
     )
+
+
+def _lines_near(subject: Subject, length: int, token: int) -> list[str]:
     sp = built(subject, dtype="float64")
-    place = guilty_module(sp, sp.input(9), [1] * 9, 4)
-    near = [linecache.getline(place.file, place.line + offset) for offset in (-1, 0, 1)]
-    assert any(line.rstrip().endswith("# window") for line in near), place
+    place = guilty_module(sp, sp.input(length), [1] * length, token)
+    return [linecache.getline(place.file, place.line + offset).rstrip() for offset in (-1, 0, 1)]
+
+
+def test_the_line_of_a_window_that_lost_a_token_is_named() -> None:
+    near = _lines_near(_stepping(Windowed, lambda x: {"keys": x.new_zeros(x.shape[0], 0, WIDTH)}), 9, 4)
+    assert any(line.endswith("# window") for line in near), near
+
+
+def moved(blocks: Tensor, at: Tensor) -> Tensor:
+    """Each block moved by its number."""
+    return blocks * torch.cos(1 + at.to(blocks.dtype))[:, None]
+
+
+def summed(query: Tensor, memory: Tensor, hidden: Tensor) -> Tensor:
+    """A sum of what is not hidden, each weighted by itself: there may be nothing."""
+    return (query @ memory.transpose(1, 2)).sigmoid().masked_fill(hidden, 0.0) @ memory
+
+
+class Blocks(nn.Module):
+    """Attention to the means of three tokens and to the newest five; `fault` is what decoding does wrong."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+        self.far, self.near = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def run(self, x: Tensor, blocks: Tensor, recent: Tensor, start: int, base: int) -> Tensor:
+        at = torch.arange(start, start + x.shape[1])[:, None]
+        far = summed(x, blocks, at < 3 * torch.arange(blocks.shape[1]) + 2)
+        behind = at - (base + torch.arange(recent.shape[1]))
+        return far + summed(x, recent, (behind < 0) | (behind >= 5))
+
+    def blocks_of(self, x: Tensor, first: int) -> Tensor:
+        count = x.shape[1] // 3
+        begin = 0 if self.fault == "blocks" else first
+        numbers = torch.arange(begin, begin + count)  # blocks
+        return moved(self.far(x[:, : 3 * count]).unflatten(1, (count, 3)).mean(2), numbers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x, self.blocks_of(x, 0), self.near(x), 0, 0)
+
+    def extend(self, x: Tensor, cache: dict[str, Any]) -> Tensor:
+        cache["waiting"] = torch.cat([cache["waiting"], x], 1)
+        if cache["waiting"].shape[1] == 3:
+            new = self.blocks_of(cache["waiting"], cache["blocks"].shape[1])
+            cache["blocks"] = torch.cat([cache["blocks"], new], 1)
+            cache["waiting"] = x[:, :0]
+        start = cache["used"]
+        kept = 4 if self.fault == "window" and start > 5 else 5
+        cache["recent"] = torch.cat([cache["recent"], self.near(x)], 1)[:, -kept:].clone()  # window
+        cache["used"] = start + 1
+        return self.run(x, cache["blocks"], cache["recent"], start, start + 1 - cache["recent"].shape[1])
+
+
+@pytest.mark.parametrize(
+    ("fault", "token"), [("blocks", 5), ("window", 8)], ids=["blocks-restart", "short-as-one-ends"]
+)
+def test_positions_of_blocks_and_keys_that_are_lost_as_a_block_ends_are_told_apart(fault: str, token: int) -> None:
+    def start(x: Tensor) -> dict[str, Any]:
+        empty = x[:, :0]
+        return {"waiting": empty, "blocks": empty, "recent": empty, "used": 0}
+
+    near = _lines_near(_stepping(lambda: Blocks(fault), start), 12, token)
+    assert any(line.endswith(f"# {fault}") for line in near), near
