@@ -60,8 +60,8 @@ def ask(
 ) -> Subject:
     """The first guess at what the module takes that it accepts.
 
-    One whose output is wrong comes next, then one about which the module itself complains, then one that it takes in
-    and fails on later: those are findings.
+    One whose output is wrong comes next, then one about which the module itself complains, unless it takes in another,
+    then one that it takes in and fails on later: those are findings.
     Raises SubjectUnusableError when none of that holds; with `is_declared` the user answers for the guess.
     """
     if len(guesses) == 1 and is_declared:
@@ -78,13 +78,14 @@ def ask(
         for guess in guesses:
             if vocabulary := _largest_vocabulary(guess, module, length, failures):
                 return replace(guess, width=vocabulary)
+    taken_in = [guess for guess in guesses if failures and _is_taken_in(guess, module, min(lengths))]
     for is_finding in (_is_wrong_output, _speaks_for_itself):
         for guess, failure in failures:
-            if is_finding(failure):
+            goes_as_far = not taken_in or any(guess is each for each in taken_in)
+            if is_finding(failure) and (goes_as_far or is_finding is _is_wrong_output):
                 return guess
-    for guess, _ in failures:
-        if _is_taken_in(guess, module, min(lengths)):
-            return guess
+    if taken_in:
+        return taken_in[0]
     if not failures:
         return guesses[0]
     guess, failure = failures[0]

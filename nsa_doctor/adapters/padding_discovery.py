@@ -16,7 +16,7 @@ from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _ROWS, _CLOSE, _LOUD = 9, 2, 1e-3, -10_000
-_NAMES = re.compile(r"(attention|attn|input|token|valid|padding|pad)_mask")  # key_padding_mask, src_padding_mask, too
+_NAMES = re.compile(r"(^|_)mask$")  # attention_mask, key_padding_mask, and what has nothing to do with padding
 _MEANINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "ones for tokens": Tensor.long,
     "true for tokens": Tensor.bool,

@@ -37,7 +37,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     passes = ladder(lengths, lambda length: tables(subject, length), _costs)
     if len(passes) < 3:
         raise NotComparableError(f"memory was measured at {len(passes)} lengths only, and three are needed")
-    if (found := oversized(passes)) is not None:
+    if (found := oversized(passes, min(subject.max_length, _FAR))) is not None:
         yield _finding(subject, passes, found)
 
 

@@ -19,6 +19,7 @@ from nsa_doctor.subject.contract import Subject
 
 _SQUARE, _BELOW = 1.75, 1.4
 _LEAST_SHARE = 0.01  # of all work
+_LEAST_SHARE_OF_MEMORY = 0.02
 _LEAST_LENGTH = 256  # or what grows with the square is little yet
 
 
@@ -63,8 +64,11 @@ def tables(subject: Subject, length: int) -> Tables:
     )
 
 
-def oversized(passes: list[Tables]) -> Oversized | None:
-    """The largest table that grows with the square where no work does; None where there is none, or some work does."""
+def oversized(passes: list[Tables], reach: int) -> Oversized | None:
+    """The largest table that grows with the square where no work does.
+
+    None where there is none, where some work does, and where at `reach` tokens it is little beside the rest.
+    """
     lengths, last = [each.length for each in passes], passes[-1]
     whole = sum(last.work.values())
     telling = [key for key, work in last.work.items() if work > _LEAST_SHARE * whole]
@@ -74,6 +78,9 @@ def oversized(passes: list[Tables]) -> Oversized | None:
     if last.length < _LEAST_LENGTH or not square or not works or max(works) > _BELOW:
         return None
     place = max(square, key=lambda each: last.bytes[each])
+    times = max(1.0, reach / last.length)
+    if last.bytes[place] * times**2 < _LEAST_SHARE_OF_MEMORY * (last.bytes[place] * times**2 + last.peak_bytes * times):
+        return None
     return Oversized(place, grown[place], max(works))
 
 

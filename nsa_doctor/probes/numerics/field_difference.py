@@ -198,8 +198,8 @@ def _rows_elsewhere(own: Tensor, other: Tensor, whole: Tensor, dimension: int, e
 
     Of pages, say, in which a token stands in another slot.
     """
-    if own.ndim < _LEAST_PAIRS or not own.is_floating_point():
-        return None
+    if own.ndim < _LEAST_PAIRS or not own.is_floating_point() or dimension == whole.ndim - 1:
+        return None  # along the last dimension there are no rows
     differs = _differing(own, other, eps).any(-1)
     rows = own[differs]
     rows = rows[rows.any(-1)]

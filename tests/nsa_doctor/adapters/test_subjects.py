@@ -67,6 +67,22 @@ def test_a_module_that_fails_at_one_length_is_asked_at_another(faulty: Callable[
     assert (subject.input, subject.width) == ("embeddings", 16)
 
 
+class _RefusesEmbeddingsAndFailsOnTokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(11, 16), nn.LayerNorm(8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        if ids.ndim != 2:
+            raise ValueError("token ids are wanted")
+        return self.norm(self.table(ids))
+
+
+def test_what_fails_on_its_way_counts_before_what_is_refused_at_the_door() -> None:
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,)), _RefusesEmbeddingsAndFailsOnTokens)
+    assert (subject.input, subject.width) == ("tokens", 11)
+
+
 class _RaisesAfterItsProjection(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -15,8 +15,10 @@ from nsa_doctor.core import registry
 from nsa_doctor.core.check import Profile
 from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.probes.model.fork import CopyDiedError, in_fork, with_another_number
+from nsa_doctor.probes.model.perform import Conditions
 from nsa_doctor.probes.model.second_interpreter import FIRST_OF_ALL
 from nsa_doctor.probes.numerics.local import LocalMeasurer
+from nsa_doctor.worker.handlers import under
 from nsa_doctor.worker.run_check import run_check
 from tests.gallery.faulty.by_process import BY_HASH, BY_PROCESS
 from tests.gallery.faulty.now_and_then import BY_BATCH, CASES
@@ -178,3 +180,9 @@ def test_draws_that_change_nothing_are_a_note_with_their_line(faulty: Faulty) ->
     file, line = note.rpartition("(")[2].rstrip(")").rpartition(" at ")[2].split(":")
     assert "torch's generator" in note
     assert "randn_like" in Path(file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
+
+
+def test_another_interpreter_has_the_module_in_the_dtype_that_is_asked_for(faulty: Faulty) -> None:
+    subject = replace(faulty("now_and_then_healthy:SumOverSet").subject, max_length=211)
+    result = run_check(registry.load("FWD211"), under(subject, Conditions(), "quick", "bfloat16"))
+    assert (result.verdict, result.findings) == (Verdict.PASS, ()), result.reason

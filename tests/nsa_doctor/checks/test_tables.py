@@ -8,6 +8,8 @@ import pytest
 from nsa_doctor.adapters.load import SubjectRequest, load_subject
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.cost.table_growth import Tables, oversized
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.conftest import HERE, is_marked
 
@@ -37,6 +39,23 @@ def test_a_mask_of_all_pairs_that_a_window_is_cut_from_is_found_at_its_line(exam
 )
 def test_a_mask_that_grows_as_the_work_does_is_left_alone(name: str, examined: Examine) -> None:
     assert examined("PRF203", name).verdict is Verdict.PASS
+
+
+def test_a_table_that_is_little_at_all_lengths_that_are_served_is_left_alone() -> None:
+    here = Place(file="model.py", line=7)
+    lengths = (192, 384, 768)
+    passes = [
+        Tables(
+            length=length,
+            bytes={here: length**2 // 128},
+            work={(here, "mm"): 1000 * length},
+            peak_bytes=4096 * length,
+            num_operations=10,
+        )
+        for length in lengths
+    ]
+    assert oversized(passes, 1024) is None
+    assert oversized(passes, 65_536) is not None
 
 
 def test_weights_of_every_chunk_that_are_kept_are_found_with_their_attribute(examined: Examine) -> None:
