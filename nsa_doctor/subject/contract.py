@@ -24,6 +24,7 @@ SEAMS = (
         "reorder",
         "crop",
         "packed",
+        "documents",
         "padded",
         "loss",
         "train_step",
@@ -104,6 +105,8 @@ class Subject:
     cache_reads(module, x): per step t and branch, the keys read in decoding the S tokens of x one by one:
         {branch: [B, G, S]}.
     packed(module, x, cu_seqlens): x [1, S, ...] holding sequences that start at cu_seqlens [N + 1] int32.
+    documents(module, x, ids): the same for rows x [B, S, ...], where neighbours in a row that have one number in
+        ids [B, S] int64 are of one sequence.
     padded(module, x, keep): the output for x, of which tokens where keep [B, S] is False are padding.
     loss(module, ids): the scalar a training step differentiates.
     train_step(module, optimizer, x): one step of the training loop, the optimizer's own step included; its loss.
@@ -160,6 +163,7 @@ class Subject:
     reorder: Callable[[nn.Module, Any, Tensor], Any] | None = None
     crop: Callable[[nn.Module, Any, int, int], Any] | None = None
     packed: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
+    documents: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
     padded: Callable[[nn.Module, Tensor, Tensor], Tensor] | None = None
     loss: Callable[[nn.Module, Tensor], Tensor] | None = None
     train_step: Callable[[nn.Module, torch.optim.Optimizer, Tensor], Tensor] | None = None

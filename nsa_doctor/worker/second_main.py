@@ -19,14 +19,11 @@ def main() -> None:
     sys.path[:] = request["path"]
     take_over(folder)
     let_ours_win()
-    import torch
-
     from nsa_doctor.adapters.input_discovery import is_lazy
     from nsa_doctor.adapters.load import load_subject  # found where the first interpreter found it
     from nsa_doctor.probes.gradients.gradient_of_call import departure_from
     from nsa_doctor.probes.model.perform import Conditions
     from nsa_doctor.probes.model.second_interpreter import There, answer_request, begin, write_failure
-    from nsa_doctor.probes.model.state import cast
     from nsa_doctor.subject.request import SubjectRequest
     from nsa_doctor.worker.handlers import under
 
@@ -47,9 +44,7 @@ def main() -> None:
     conditions = Conditions(seed=request["seed"], device=request["device"])
     examined = replace(under(subject, conditions, "quick", dtype), options=())
     called = next((module for module in modules if not is_lazy(module)), None)
-    if called is not None and dtype is not None:  # it was called as it is built; the user wants it in another dtype
-        called = cast(called, getattr(torch, dtype))
-    there = There(called, made, departure_from)
+    there = There(called, dtype, made, departure_from)
     answered = attempt(lambda: answer_request(examined, request, folder, there))
     if isinstance(answered, Caught):
         write_failure(answered.sentence, folder)

@@ -23,7 +23,7 @@ from nsa_doctor.core.replaced_sources import hand_over
 from nsa_doctor.probes.hooks.line_recorder import last_line, record_lines
 from nsa_doctor.probes.model.call_history import Call, CallHistory, Outcome
 from nsa_doctor.probes.model.fork import CopyDiedError, in_fork
-from nsa_doctor.probes.model.state import can_be_forked
+from nsa_doctor.probes.model.state import can_be_forked, cast
 from nsa_doctor.subject.contract import Subject
 
 _MAIN = "nsa_doctor.worker.second_main"
@@ -169,10 +169,12 @@ def begin(request: dict[str, Any], packages: tuple[str, ...], folder: str) -> Ca
 class There:
     """What stands ready for the calls: the module that was called there before any other, if there is one still.
 
-    `made` hears of each module before its calls, and `look` says how a call departs from one here.
+    It was called as it is built; `dtype` is another that the user asks for. `made` hears of each module before its
+    calls, and `look` says how a call departs from one here.
     """
 
     first: nn.Module | None
+    dtype: str | None
     made: Callable[[nn.Module], None]
     look: Callable[[CallHistory, Call, Mapping[str, Any]], dict[str, Any]]
 
@@ -191,7 +193,7 @@ def answer_request(subject: Subject, request: dict[str, Any], folder: str, there
 
     def outcomes(which: str) -> list[dict[str, Any]]:
         if which == FIRST_OF_ALL and there.first is not None:
-            first = there.first
+            first = cast(there.first, getattr(torch, there.dtype) if there.dtype else None)
             history = CallHistory(replace(subject, build=lambda _seed: first))
         else:
             history = CallHistory(subject, dtype=request["dtype"], mode="eval")

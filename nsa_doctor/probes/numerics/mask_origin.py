@@ -86,6 +86,13 @@ def mask_made_of(
     return None if guilty is None else _limit(operations, guilty) or operations[guilty].place
 
 
+def first_reader(operations: Sequence[Operation], given: Tensor) -> Place | None:
+    """Where the subject first reads a tensor that it was given."""
+    start = next((number for number, each in enumerate(operations) if _is(each, given)), None)
+    readers = (each.place for each in operations if start in each.makers and each.place.file)
+    return next(readers, None)
+
+
 def _scores_before(operations: Sequence[Operation], index: int) -> tuple[int, bool]:
     """What the probabilities that an operation reads are made of: the softmax, or else what hides scores of one.
 

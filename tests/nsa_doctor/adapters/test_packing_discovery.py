@@ -1,4 +1,4 @@
-"""A forward that takes where packed sequences start, or which each token is of, is held to keeping them apart."""
+"""A forward that takes where packed sequences start, or which each token is of, has to keep them apart."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -127,3 +127,51 @@ def test_positions_that_turn_keys_alone_separate_nothing() -> None:
         lambda: ByPositions(lambda here, before: torch.zeros_like(here)),
     )
     assert not subject.offers("packed")
+
+
+class ByRows(Layer):
+    """Lays all rows behind one another; `begins` marks where a row begins in the numbers [B, S] of its sequences."""
+
+    def __init__(self, begins: Callable[[Tensor], None], takes: int = 9) -> None:
+        super().__init__(lambda q, k: q == k)
+        self.begins, self.takes = begins, takes
+
+    def forward(self, x: Tensor, document_ids: Tensor | None = None, cu_seqlens: Tensor | None = None) -> Tensor:
+        if document_ids is None:
+            starts = torch.tensor([0, x.shape[1]]) if cu_seqlens is None else cu_seqlens
+            numbers = torch.searchsorted(starts[1:].long(), torch.arange(x.shape[1]), right=True)
+            return self.attend(x, numbers.expand(x.shape[:2]))
+        if len(x) > self.takes:
+            raise ValueError("several rows")
+        begins = torch.zeros_like(document_ids)
+        begins[:, 1:] = (document_ids[:, 1:] != document_ids[:, :-1]).long()  # reads
+        self.begins(begins)
+        numbers = begins.flatten().cumsum(0)
+        return self.attend(x.flatten(0, 1)[None], numbers[None]).view_as(x)
+
+
+def every_row(begins: Tensor) -> None:
+    begins[:, 0] = 1
+
+
+def the_first_row(begins: Tensor) -> None:
+    begins[0, 0] = 1
+
+
+def test_rows_that_are_kept_apart_or_refused_are_silent() -> None:
+    assert result(lambda: ByRows(every_row)).findings == ()
+    assert result(lambda: ByRows(the_first_row, takes=1)).findings == ()
+
+
+def test_rows_that_go_on_with_the_row_before_are_found() -> None:
+    (finding,) = result(lambda: ByRows(the_first_row)).findings
+    assert "sequence 0 of row 1, one of 3 rows of packed sequences, differs" in finding.message
+    assert finding.where.file == __file__
+
+
+def test_rows_of_a_module_that_knows_sequences_by_their_positions_are_compared() -> None:
+    def joined(here: Tensor, before: Tensor) -> Tensor:
+        return (here != before + 1) & (here.shape[0] == 1)
+
+    (finding,) = result(lambda: ByPositions(joined)).findings
+    assert "of row 1, one of 3 rows" in finding.message

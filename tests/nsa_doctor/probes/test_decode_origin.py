@@ -195,7 +195,7 @@ class Blocks(nn.Module):
 @pytest.mark.parametrize(
     ("fault", "token"), [("blocks", 5), ("window", 8)], ids=["blocks-restart", "short-as-one-ends"]
 )
-def test_positions_of_blocks_and_keys_that_are_lost_as_a_block_ends_are_told_apart(fault: str, token: int) -> None:
+def test_restarted_positions_of_blocks_and_lost_keys_are_each_named(fault: str, token: int) -> None:
     def start(x: Tensor) -> dict[str, Any]:
         empty = x[:, :0]
         return {"waiting": empty, "blocks": empty, "recent": empty, "used": 0}
