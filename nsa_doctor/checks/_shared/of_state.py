@@ -10,6 +10,7 @@ from torch import Tensor
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.attention.cache_ways import Way, Ways
+from nsa_doctor.probes.attention.decode_origin import Origin
 from nsa_doctor.probes.hooks.field_writers import OwnLine, Write, as_far_as_the_module
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, built
@@ -50,7 +51,8 @@ def blamed(ways: Ways, first: Way, second: Way, apart: Sequence[FieldDifference]
     known = {each.path for each in apart}
     beside = [FieldDifference(path, held, held) for path, held in wrong.fields.items() if path not in known]
     writes, others = (ways.writers(way, [*apart, *beside]) for way in (wrong, right))
-    guilty = ways.guilty(wrong)
+    origin = ways.guilty(wrong)
+    guilty = None if origin is None else origin.place
     apart = [each for each in apart if each.path in right.fields]
     of_guilty: Sequence[FieldDifference] = ()
     if guilty is not None and guilty.module:
@@ -65,8 +67,8 @@ def blamed(ways: Ways, first: Way, second: Way, apart: Sequence[FieldDifference]
         is_unplaced = (
             _is_number(wrong, each) and guilty is not None and bool(guilty.file) and not _is_assigned(each, writes)
         )
-        if guilty is not None and (is_before or is_unplaced or _is_made_alike(each, writes, others)):
-            place = guilty
+        if origin is not None and (is_before or is_unplaced or _is_made_alike(each, writes, others, origin)):
+            place = origin.place
         by_function.setdefault((place.file, place.function), []).append((each, place))
     for fields in by_function.values():
         yield Blamed(tuple(fields), is_all and len(by_function) == 1)
@@ -177,13 +179,17 @@ def _is_assigned(apart: FieldDifference, writes: _Writes) -> bool:
     return near is not None and _assignment(apart, near[1]) is not None
 
 
-def _is_made_alike(apart: FieldDifference, writes: _Writes, others: _Writes) -> bool:
-    """Whether both ways compute the field on the same lines of its module: what they are given differs."""
+def _is_made_alike(apart: FieldDifference, writes: _Writes, others: _Writes, origin: Origin) -> bool:
+    """Whether both ways compute the field on the same lines: what they are given differs, not who writes it.
+
+    Of wrong positions, on the same lines of its module.
+    """
     own, other = writes.get(apart.path), others.get(apart.path)
     if own is None or other is None or apart.is_shifted or apart.unfilled_by:
         return False
     passed = {(line.file, line.line) for line in other[0].lines}
-    return all((line.file, line.line) in passed for line in as_far_as_the_module(own[0].lines))
+    lines = as_far_as_the_module(own[0].lines) if origin.is_of_positions else own[0].lines
+    return all((line.file, line.line) in passed for line in lines)
 
 
 def _line(apart: FieldDifference, own: tuple[Write, Write], other: tuple[Write, Write] | None) -> OwnLine | None:

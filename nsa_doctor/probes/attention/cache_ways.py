@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.frames import FrameFilter
-from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.attention.decode_origin import Origin
 from nsa_doctor.probes.attention.decoding import answer_to_part, departing_line, departing_module, guilty_module
 from nsa_doctor.probes.hooks.field_writers import FieldWriters, Write
 from nsa_doctor.probes.hooks.phase import unobserved
@@ -119,7 +119,7 @@ class Ways:
             self._fed(way.sizes, between)
         return found
 
-    def guilty(self, way: Way) -> Place | None:
+    def guilty(self, way: Way) -> Origin | None:
         """Where outputs of the tokens that made the state come to differ from one pass over all.
 
         None where they do not differ, and where it is not seen in which part of the module.
@@ -129,16 +129,17 @@ class Ways:
             return None
         x = self.x[:, : way.at]
         self._state.restore()
-        line = departing_line(self.sp, x, way.sizes, token)
+        found = departing_line(self.sp, x, way.sizes, token)
         self._state.restore()
         path = departing_module(self.sp, x, way.sizes, token)
         self._state.restore()
-        if line is None and path is not None:
-            line = guilty_module(self.sp, x, way.sizes, token)
+        if found is None and path is not None:
+            found = Origin(guilty_module(self.sp, x, way.sizes, token), is_of_positions=False)
             self._state.restore()
-        if line is None or path is None:
-            return line
-        return replace(line, module=path, module_class=type(self.sp.module.get_submodule(path)).__name__)
+        if found is None or path is None:
+            return found
+        kind = type(self.sp.module.get_submodule(path)).__name__
+        return replace(found, place=replace(found.place, module=path, module_class=kind))
 
     def depart(self, one: Way, other: Way) -> Departure | None:
         """How what follows differs between two ways, beyond rounding."""

@@ -62,9 +62,17 @@ class _Seen:
         return self.name, tuple((line.file, line.line) for line in self.lines)
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where decoding begins to depart, and whether by what depends on positions and not on the input."""
+
+    place: Place
+    is_of_positions: bool
+
+
 def first_unknown(
     sp: BuiltModule, x: Tensor, whole: Callable[[], object], feed: Feed, parts: Sequence[Part], token: int
-) -> Place | None:
+) -> Origin | None:
     """Where the last of these parts departs at a token, which `feed` feeds, telling which part comes; None if not seen.
 
     What was before that token did not depart. Of a value that was left wrong by an earlier part, where that was
@@ -96,7 +104,8 @@ def first_unknown(
         usual |= {each.key for each in shorter if each.lacks}
     number = _first_of(seen, last, usual)
     passed = {at for each in expected.seen for at in each.key[1]}
-    return None if number is None else _place(seen, number, passed, parts[-1])
+    place = None if number is None else _place(seen, number, passed, parts[-1])
+    return None if number is None or place is None else Origin(place, is_of_positions=not seen[number].is_fed)
 
 
 @dataclass(frozen=True)

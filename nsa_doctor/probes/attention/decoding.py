@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, NotApplicableError, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.attention import decode_origin
+from nsa_doctor.probes.attention.decode_origin import Origin, first_unknown
 from nsa_doctor.probes.attention.fed_parts import Part
 from nsa_doctor.probes.attention.stepped_operations import Taken, first_unlike
 from nsa_doctor.probes.hooks.origin import origin
@@ -102,7 +102,8 @@ def guilty_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) 
 
     Its line is the first that computes what the whole pass does not, where one is seen, and that of its forward else.
     """
-    found = departing_line(sp, x, sizes, token)
+    departing = departing_line(sp, x, sizes, token)
+    found = None if departing is None else departing.place
     path, before, end = _departing(sp, x, sizes, token)
     start = sum(before)
 
@@ -118,7 +119,7 @@ def guilty_module(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) 
     return replace(line or definition_place(child), module=path, module_class=type(child).__name__)
 
 
-def departing_line(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) -> Place | None:
+def departing_line(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int) -> Origin | None:
     """Where the part that holds the token departs, fed after those before it; None where that is not seen."""
     parts, start = list[Part](), 0
     for size in sizes:
@@ -133,7 +134,7 @@ def departing_line(sp: BuiltModule, x: Tensor, sizes: Sequence[int], token: int)
         sizes = [each.end - each.start for each in parts]
         return decode(sp, x[:, : parts[-1].end], sizes, lambda cache: begin(next(number)))
 
-    found = attempt(lambda: decode_origin.first_unknown(sp, x, lambda: sp(x), feed, parts, token))
+    found = attempt(lambda: first_unknown(sp, x, lambda: sp(x), feed, parts, token))
     return None if isinstance(found, Caught) else found
 
 
