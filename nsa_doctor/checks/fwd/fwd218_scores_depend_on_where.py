@@ -25,6 +25,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.score_watch import softmaxes
 from nsa_doctor.probes.attention.stationary import Stray, rotation, strays, strays_without_softmax
+from nsa_doctor.probes.attention.turning_lines import turning_place
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.subject.contract import Subject
 
@@ -35,7 +36,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     sp = comparable_module(subject)
     reported: set[str] = set()
     for length in dict.fromkeys(min(each, subject.max_length) for each in _LENGTHS):
-        for place, stray, alike in _found(sp, length):
+        for place, stray, alike in _found(sp, length, is_short_right=not reported):
             if place.line_text not in reported:
                 reported.add(place.line_text)
                 yield Finding(
@@ -47,15 +48,16 @@ def run(subject: Subject) -> Iterator[Finding]:
                 )
 
 
-def _found(sp: BuiltModule, length: int) -> Iterator[tuple[Place, Stray, str]]:
-    """Where scores stray, how, and what is the same for all tokens."""
+def _found(sp: BuiltModule, length: int, *, is_short_right: bool) -> Iterator[tuple[Place, Stray, str]]:
+    """Where scores stray, how, and what is the same for all tokens; angles are at fault that short ones do not show."""
     x = sp.input(1).repeat_interleave(length, dim=1)
     turned = rotation(sp, x)
-    for each in softmaxes(sp, x)[0] if turned.is_seen else ():
+    for index, each in enumerate(softmaxes(sp, x)[0] if turned.is_seen else ()):
         if each.is_of_tokens(length) and each.is_fed_alike:
             stray = strays(each.scores, turned.tolerance(length))
             if stray is not None:
-                yield each.place, stray, "one token everywhere"
+                place = turning_place(sp, x, index, is_table=is_short_right and length > _LENGTHS[0])
+                yield place or each.place, stray, "one token everywhere"
     if length <= _LENGTHS[0]:
         for place, stray in strays_without_softmax(sp, x, turned):
             yield place, stray, "the same query and key for all tokens"

@@ -17,7 +17,7 @@ from nsa_doctor.probes.internal import DispatchWatcher, memory_of
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
 
-_SOFTMAX = frozenset({"softmax", "safe_softmax"})
+SOFTMAX = frozenset({"softmax", "safe_softmax"})
 MASKED = -1e4  # what is scored below it is meant to be hidden
 
 _ALIKE = 1e4  # in units of the last place
@@ -57,6 +57,11 @@ def softmaxes(sp: BuiltModule, x: Tensor, replace: Replace | None = None) -> tup
     return watch.found, output
 
 
+def is_over_the_last(result: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a softmax that was called with these arguments is one over the last dimension of several."""
+    return isinstance(result, Tensor) and result.ndim > 1 and args[1] % result.ndim == result.ndim - 1
+
+
 class _Watch(DispatchWatcher):
     def __init__(self, places: Places, replace: Replace | None, length: int) -> None:
         super().__init__()
@@ -76,9 +81,7 @@ class _Watch(DispatchWatcher):
         result = func(*args, **kwargs)
         name = operation_name(func)
         self._follow(name, args, kwargs, result)
-        if name not in _SOFTMAX or not isinstance(result, Tensor) or result.ndim < 2:
-            return result
-        if args[1] % result.ndim != result.ndim - 1:
+        if name not in SOFTMAX or not is_over_the_last(result, args):
             return result
         index = len(self.found)
         is_fed_alike = self._fed.get(memory_of(args[0])) is _Fed.ALIKE
