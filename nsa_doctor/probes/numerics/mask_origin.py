@@ -15,6 +15,7 @@ _MOST_ELEMENTS = 1 << 22
 _OF_SOFTMAX = ("amax", "div", "max", "sub", "sum")  # of one that is written out
 _HIDING = ("masked_fill", "where")
 _LARGEST = 1e30  # beyond it a score hides and is not one
+_JOINING = ("bitwise_and", "bitwise_or", "logical_and", "logical_or")
 _COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
 _ADJUSTING = (
     "clamp",
@@ -48,6 +49,8 @@ def mask_with_later_keys(
         return None
     found = sorted(_constants(operations, others, index, kept))
     constant = [number for number in found if operations[number].place.file]
+    if (joined := _joined_wrongly(operations, constant, _leaked(operations, others, index, kept))) is not None:
+        return operations[joined].place
     for number in constant:
         if any(_shows_later(seen) for each in operations[number].results for seen in _visible(each)):
             return operations[number].place
@@ -119,6 +122,17 @@ def _differing_scores(
     operations: Sequence[Operation], others: Mapping[int, Operation], index: int, kept: Mapping[int, int]
 ) -> Tensor | None:
     """[Q, K]: which scores that a softmax reads, and does not hide, differ of queries that have to agree."""
+    leaked = _leaked(operations, others, index, kept)
+    if leaked is None:
+        return None
+    dim = _dim_of_queries(leaked, kept)
+    return leaked.movedim(dim, -2).reshape(-1, leaked.shape[dim], leaked.shape[-1]).any(0)
+
+
+def _leaked(
+    operations: Sequence[Operation], others: Mapping[int, Operation], index: int, kept: Mapping[int, int]
+) -> Tensor | None:
+    """The same in the shape of the scores."""
     number, is_read = _scores_before(operations, index)
     operation, other = operations[number], others.get(number)
     if other is None or (is_read and "softmax" not in operation.name):
@@ -128,11 +142,45 @@ def _differing_scores(
     if own is None or expected is None or own.shape != expected.shape or own.ndim < 2 or not own.is_floating_point():
         return None
     differs = (own != expected) & (own.abs() < _LARGEST) & (expected.abs() < _LARGEST)
-    dim = next((dim for dim in range(own.ndim - 2, -1, -1) if own.shape[dim] in kept), own.ndim - 2)
-    found = differs.movedim(dim, -2).reshape(-1, own.shape[dim], own.shape[-1]).any(0)
-    count = kept.get(own.shape[dim], len(found))
-    found[slice(count, None) if count >= 0 else slice(len(found) + count)] = False
-    return found
+    dim = _dim_of_queries(own, kept)
+    size, count = own.shape[dim], kept.get(own.shape[dim], own.shape[dim])
+    agreeing = slice(count, None) if count >= 0 else slice(size + count)  # what need not agree
+    differs.movedim(dim, 0)[agreeing] = False
+    return differs
+
+
+def _dim_of_queries(scores: Tensor, kept: Mapping[int, int]) -> int:
+    return next((dim for dim in range(scores.ndim - 2, -1, -1) if scores.shape[dim] in kept), scores.ndim - 2)
+
+
+def _joined_wrongly(operations: Sequence[Operation], constant: Sequence[int], leaked: Tensor | None) -> int | None:
+    """The first operation that joins two masks and shows scores that one of them hides; None where none does.
+
+    Masks of whatever layout that goes with that of the scores. Of queries the first one is asked: where they are laid
+    out in blocks, later ones may see what differs.
+    """
+    if leaked is None or not bool(leaked.any()):
+        return None
+    rows = torch.zeros_like(leaked).flatten(0, -2)
+    first = int(leaked.flatten(0, -2).any(-1).nonzero()[0, 0])
+    rows[first] = leaked.flatten(0, -2)[first]
+    leaked = rows.view_as(leaked)
+    for number in constant:
+        if not operations[number].name.startswith(_JOINING) or len(operations[number].read) < 2:
+            continue
+        masks = [*operations[number].results[:1], *(tensor for _, tensor in operations[number].read)]
+        if any(mask.dtype != torch.bool or not _goes_with(mask, leaked) for mask in masks):
+            continue
+        joined, *parts = (mask.expand(leaked.shape)[leaked] for mask in masks)
+        is_one = bool((joined == joined[0]).all())
+        if is_one and any(bool((part != joined).all()) for part in parts):
+            return number
+    return None
+
+
+def _goes_with(mask: Tensor, scores: Tensor) -> bool:
+    shape = scores.shape[scores.ndim - mask.ndim :] if mask.ndim <= scores.ndim else ()
+    return len(shape) > 1 and all(own in (1, size) for own, size in zip(mask.shape, shape, strict=True))
 
 
 def _slices_and_worst(mask: Tensor, scores: Tensor, which: int) -> tuple[Tensor, int, int] | None:

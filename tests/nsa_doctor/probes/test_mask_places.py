@@ -45,6 +45,18 @@ def undone(x: Tensor) -> Tensor:
     return attend(x, x, visible)
 
 
+def in_blocks(x: Tensor) -> Tensor:
+    """Blocks of queries with the keys of the block before and their own; `&` stands where `|` would hide enough."""
+    count = -(-x.shape[1] // BLOCK)
+    padded = nn.functional.pad(x, (0, 0, 0, count * BLOCK - x.shape[1])).unflatten(1, (count, BLOCK))
+    near = torch.cat((nn.functional.pad(padded, (0, 0, 0, 0, 1, 0))[:, :-1], padded), 2)
+    at = torch.arange(count * BLOCK).view(1, count, BLOCK)
+    keys = torch.cat((nn.functional.pad(at, (0, 0, 1, 0), value=-1)[:, :-1], at), 2)[:, :, None]
+    hidden = at[..., None] < keys
+    hidden = hidden & (keys < at[..., None] - BLOCK)  # in blocks
+    return attend(padded, near, ~hidden).flatten(1, 2)[:, : x.shape[1]]
+
+
 def by_choice(x: Tensor) -> Tensor:
     """Reads the two tokens that score highest, later ones among them."""
     scores = x @ x.transpose(-1, -2)
@@ -113,6 +125,7 @@ def subject(function: Callable[..., Tensor]) -> Subject:
         (by_block, "limit"),
         (with_sinks, "joined"),
         (undone, "undone"),
+        (in_blocks, "in blocks"),
         (by_choice, "chosen"),
         (one_on, "fetched"),
         (over_queries, "over queries"),
