@@ -49,6 +49,10 @@ def mask_with_later_keys(
         return None
     found = sorted(_constants(operations, others, index, kept))
     constant = [number for number in found if operations[number].place.file]
+    if name in _PRODUCTS and (scores is None or not bool(scores.any())):
+        averaging = _averaging(operations, index, kept)
+        if averaging is not None:
+            return operations[averaging].place
     if (joined := _joined_wrongly(operations, constant, _leaked(operations, others, index, kept))) is not None:
         return operations[joined].place
     for number in constant:
@@ -151,6 +155,36 @@ def _leaked(
 
 def _dim_of_queries(scores: Tensor, kept: Mapping[int, int]) -> int:
     return next((dim for dim in range(scores.ndim - 2, -1, -1) if scores.shape[dim] in kept), scores.ndim - 2)
+
+
+def _averaging(operations: Sequence[Operation], index: int, kept: Mapping[int, int]) -> int | None:
+    """The operation, upstream of a product, that hides all keys of a query by a value that a softmax takes for a score.
+
+    All of them then weigh alike. Of queries that have to agree; None where none does.
+    """
+    waiting, seen = [index], set[int]()
+    while waiting and len(seen) < _MOST_BETWEEN:
+        number = max(waiting)
+        waiting.remove(number)
+        seen.add(number)
+        here = operations[number]
+        if here.name.startswith(_HIDING) and here.place.file and _hides_all(here, kept):
+            return number
+        waiting += [each for each in here.makers if each >= 0 and each not in seen]
+    return None
+
+
+def _hides_all(hiding: Operation, kept: Mapping[int, int]) -> bool:
+    """Whether a query that has to agree has all its keys hidden, by a finite value."""
+    mask = next((tensor for _, tensor in hiding.read if tensor.dtype == torch.bool), None)
+    result = next(iter(hiding.results), None)
+    if mask is None or result is None or result.ndim < 2 or not _goes_with(mask, result):
+        return False
+    hidden = (mask if hiding.name.startswith("masked_fill") else ~mask).expand_as(result)
+    dim = _dim_of_queries(result, kept)
+    count = kept.get(result.shape[dim], result.shape[dim])
+    agreeing = slice(count) if count >= 0 else slice(count, None)
+    return bool((hidden & torch.isfinite(result)).movedim(dim, 0)[agreeing].all(-1).any())
 
 
 def _joined_wrongly(operations: Sequence[Operation], constant: Sequence[int], leaked: Tensor | None) -> int | None:

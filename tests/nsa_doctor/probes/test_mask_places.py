@@ -30,6 +30,14 @@ def by_block(x: Tensor) -> Tensor:
     return attend(x, whole, number < seen_blocks(torch.arange(x.shape[1]))[:, None])
 
 
+def averaged(x: Tensor) -> Tensor:
+    """Means of blocks that are seen once they end; queries before that see all of them alike."""
+    whole = x[:, : x.shape[1] // BLOCK * BLOCK].unflatten(1, (-1, BLOCK)).mean(2)
+    hidden = torch.arange(x.shape[1])[:, None] < BLOCK * (torch.arange(whole.shape[1]) + 1) - 1
+    scores = (x @ whole.transpose(-1, -2)).masked_fill(hidden, -1e4)  # averaged
+    return scores.softmax(-1) @ whole
+
+
 def with_sinks(x: Tensor) -> Tensor:
     """A mask joined of one of two sinks, seen at once, and one of all tokens."""
     at = torch.arange(x.shape[1])
@@ -123,6 +131,7 @@ def subject(function: Callable[..., Tensor]) -> Subject:
     ("function", "mark"),
     [
         (by_block, "limit"),
+        (averaged, "averaged"),
         (with_sinks, "joined"),
         (undone, "undone"),
         (in_blocks, "in blocks"),
