@@ -205,7 +205,8 @@ def _line(apart: FieldDifference, own: tuple[Write, Write], other: tuple[Write, 
     lines = (written if is_misplaced else made).lines
     if is_misplaced and not not_passed:
         return next((line for line in lines if not line.numbers), None)  # where the place is worked out
-    return next(iter((*not_passed, *(line for line in lines if line.is_of_module), *lines)), None)
+    by_module = [line for line in not_passed if line.is_of_module] if apart.is_rotation else []
+    return next(iter((*by_module, *not_passed, *(line for line in lines if line.is_of_module), *lines)), None)
 
 
 def _assignment(apart: FieldDifference, written: Write) -> OwnLine | None:

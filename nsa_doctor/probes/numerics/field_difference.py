@@ -10,6 +10,7 @@ from nsa_doctor.probes.model.state_fields import Field, Value
 _ROUNDINGS = 1e4  # two orders of the same sums may part by this many units in the last place
 _LEAST_PAIRS = 2
 _MOST_COMPARED = 1 << 22
+_ROTATIONS = "the values are rotations of each other"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ class FieldDifference:
             if self.kind.startswith(f"the {way} way leaves zeros") or self.kind == f"is left by the {other} way alone":
                 return way
         return ""
+
+    @property
+    def is_rotation(self) -> bool:
+        """Whether the two are rotations of each other."""
+        return self.kind.startswith(_ROTATIONS)
 
     @property
     def text(self) -> str:
@@ -251,9 +257,7 @@ def _rotation(one: Tensor, two: Tensor) -> str:
             before, after = (pairs(part[..., :size]) for part in (one, two))
             lengths = before.norm(dim=-2), after.norm(dim=-2)
             if bool(((lengths[0] - lengths[1]).abs() <= 1e-6 * lengths[0].max()).all()):
-                return (
-                    f"the values are rotations of each other (pairs of {name} have equal norms){_turn(before, after)}"
-                )
+                return f"{_ROTATIONS} (pairs of {name} have equal norms){_turn(before, after)}"
     return ""
 
 
