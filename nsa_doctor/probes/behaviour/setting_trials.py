@@ -75,13 +75,19 @@ class SettingTrials:
         return not late.raised and late.is_same(self._plain)
 
     def place_of(self, setting: Setting) -> Place:
-        """Where calls under the setting part from those without it, or else where it is read."""
-        ways = (lambda: self._called(None)), (lambda: self._called(setting))
-        return where_calls_part(self._sp.subject, setting.place, *ways)
+        """Where calls under the setting part from those without it, in training if not before; or where it is read."""
+        found = setting.place
+        for is_training in (False, True):
+            ways = [lambda each=each, way=is_training: self._called(each, is_training=way) for each in (None, setting)]
+            found = where_calls_part(self._sp.subject, setting.place, *ways)
+            if found != setting.place:
+                break
+        return found
 
-    def _called(self, setting: Setting | None) -> None:
-        with unobserved(), nullcontext() if setting is None else setting.applied(), torch.no_grad():
+    def _called(self, setting: Setting | None, *, is_training: bool) -> None:
+        with unobserved(), nullcontext() if setting is None else setting.applied(), torch.set_grad_enabled(is_training):
             sp = rebuilt(self._sp)
+            sp.module.train(is_training)
             sp(sp.input(min(_LENGTH, sp.subject.max_length)))
 
     def is_idle(self, setting: Setting) -> bool:
