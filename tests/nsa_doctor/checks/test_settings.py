@@ -4,6 +4,7 @@ import linecache
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +80,40 @@ def test_one_said_to_be_read_at_every_call_and_read_once_is_found(name: str, exa
 @pytest.mark.parametrize("name", ["read_once:followed", "read_once_plainly:make"])
 def test_one_that_is_followed_or_said_to_be_read_once_is_left_alone(name: str, examine: Examine) -> None:
     assert examine(name).verdict is Verdict.PASS
+
+
+RECOMPUTING = """
+import os
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+def recomputes():
+    return os.environ.get("RECOMPUTING_CHECKPOINT", "") == "1"
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.drop = nn.Linear(16, 16), nn.Dropout(0.5)
+
+    def block(self, x):
+        return x + self.drop(self.inner(x).tanh())
+
+    def forward(self, x):
+        if self.training and torch.is_grad_enabled() and recomputes():
+            return checkpoint(self.block, x, use_reentrant=False, preserve_rng_state=False)
+        return self.block(x)
+"""
+
+
+def test_a_path_that_is_taken_in_training_alone_is_named_where_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recomputing.py").write_text(RECOMPUTING, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    subject = load_subject(SubjectRequest(spec="recomputing:Model", input="embeddings", width=16, lengths=(16,)))
+    (finding,) = run_check(registry.load("ENV104"), replace(subject, profile="quick")).findings
+    assert "RECOMPUTING_CHECKPOINT=1" in finding.message
+    assert "checkpoint(self.block" in linecache.getline(finding.where.file, finding.where.line), finding.where
