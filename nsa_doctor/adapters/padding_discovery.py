@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from nsa_doctor.adapters.input_discovery import called, parameter_names
 from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.probes.model.built_module import built
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _ROWS, _CLOSE, _LOUD = 9, 2, 1e-3, -10_000
+_LONG = 64
 _NAMES = re.compile(r"(^|_)mask$")  # attention_mask, key_padding_mask, and what has nothing to do with padding
 _MEANINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "ones for tokens": Tensor.long,
@@ -59,6 +60,16 @@ def _padded(
     return checked_answer(subject, called(module, x, way, {name: meant(keep)}), x)[0]
 
 
+def _serves_as_much(sp: BuiltModule, padded: Masked) -> bool:
+    """Whether the forward takes in what the subject does: an adapter's call may cut it into pieces."""
+    x = sp.input(min(_LONG, sp.subject.max_length))
+    ones = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
+    with torch.no_grad():
+        return not isinstance(attempt(lambda: padded(sp.module, x, ones)), Caught) or isinstance(
+            attempt(lambda: sp(x)), Caught
+        )
+
+
 def _marks_padding(subject: Subject, padded: Masked, *, has_size: bool) -> bool:
     """Whether a mask of ones changes nothing, others do, and it is none that is added to scores.
 
@@ -66,6 +77,8 @@ def _marks_padding(subject: Subject, padded: Masked, *, has_size: bool) -> bool:
     whether it is zero.
     """
     sp = built(subject)
+    if not _serves_as_much(sp, padded):
+        return False
     x = sp.input(_LENGTH, _ROWS)
     ones = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
     one = ones * 0

@@ -195,3 +195,19 @@ def test_a_mask_that_is_added_is_left_alone() -> None:
             return self.mix((scores if attention_mask is None else scores + attention_mask[:, None]).softmax(-1) @ x)
 
     assert not adapt(SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(16,)), Adds).offers("padded")
+
+
+def test_a_forward_that_takes_less_than_the_call_of_its_adapter_is_left_alone() -> None:
+    class Short(Model):
+        def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            if x.shape[1] > 16:
+                raise ValueError("at most 16 tokens")
+            return super().forward(x, attention_mask)
+
+    def subject(pieces: int) -> Subject:
+        call = lambda module, x: torch.cat([module(part) for part in x.split(pieces, dim=1)], dim=1)  # noqa: E731
+        offered = Adapter(make=lambda: Short(by_finite), call=call)
+        return adapt(SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(16,)), lambda: offered)
+
+    assert not subject(16).offers("padded")
+    assert subject(64).offers("padded")
