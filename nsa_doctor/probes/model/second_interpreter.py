@@ -70,6 +70,7 @@ class SecondInterpreter:
             "device": subject.device,
             "seconds": seconds // 2,
             "dtype": history.built.dtype,
+            "whole_multiples_of": subject.whole_multiples_of,
         }
 
     def outcomes(self, calls: Sequence[Call]) -> list[tuple[str, list[Outcome]]]:

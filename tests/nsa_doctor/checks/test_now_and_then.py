@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nsa_doctor.adapters.load import load_subject
 from nsa_doctor.checks._shared import elsewhere
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Profile
@@ -18,6 +19,7 @@ from nsa_doctor.probes.model.fork import CopyDiedError, in_fork, with_another_nu
 from nsa_doctor.probes.model.perform import Conditions
 from nsa_doctor.probes.model.second_interpreter import FIRST_OF_ALL
 from nsa_doctor.probes.numerics.local import LocalMeasurer
+from nsa_doctor.subject.request import SubjectRequest
 from nsa_doctor.worker.handlers import under
 from nsa_doctor.worker.run_check import run_check
 from tests.gallery.faulty.by_process import BY_HASH, BY_PROCESS
@@ -185,4 +187,34 @@ def test_draws_that_change_nothing_are_a_note_with_their_line(faulty: Faulty) ->
 def test_another_interpreter_has_the_module_in_the_dtype_that_is_asked_for(faulty: Faulty) -> None:
     subject = replace(faulty("now_and_then_healthy:SumOverSet").subject, max_length=211)
     result = run_check(registry.load("FWD211"), under(subject, Conditions(), "quick", "bfloat16"))
+    assert (result.verdict, result.findings) == (Verdict.PASS, ()), result.reason
+
+
+IN_BLOCKS = '''
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    """Serves whole blocks of eight alone, and more than one of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x):
+        blocks = x.view(x.shape[0], -1, 8, x.shape[-1])
+        return self.mix(blocks.cumsum(2)).flatten(1, 2)
+'''
+
+
+def test_another_interpreter_fills_sequences_up_as_this_one_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in_blocks_of_eight.py").write_text(IN_BLOCKS, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    request = SubjectRequest(spec="in_blocks_of_eight:Model", input="embeddings", width=8, explore=True)
+    subject = replace(load_subject(request), max_length=211)
+    assert subject.whole_multiples_of == 8
+    result = run_check(registry.load("FWD211"), subject)
     assert (result.verdict, result.findings) == (Verdict.PASS, ()), result.reason

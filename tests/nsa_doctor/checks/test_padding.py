@@ -211,3 +211,14 @@ def test_a_forward_that_takes_less_than_the_call_of_its_adapter_is_left_alone() 
 
     assert not subject(16).offers("padded")
     assert subject(64).offers("padded")
+
+
+def test_the_mask_of_a_forward_that_serves_long_sequences_alone_is_found() -> None:
+    class Long(Model):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            if x.shape[1] < 16:
+                raise ValueError("at least 16 tokens")
+            return super().forward(x, mask)
+
+    request = SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(32,))
+    assert adapt(request, lambda: Long(by_finite)).offers("padded")
