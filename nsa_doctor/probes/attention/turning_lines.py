@@ -13,7 +13,7 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.attention.score_watch import SOFTMAX
+from nsa_doctor.probes.attention.score_watch import SOFTMAX, is_over_the_last
 from nsa_doctor.probes.hooks.field_writers import FieldWriters, OwnLine
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.internal import memory_of, untraced
@@ -103,12 +103,7 @@ class _Watch(FieldWriters):
         self._fed.update(memory_of(each) for each in results if is_fed)
         self.alive += results
         number = len(self.seen)
-        if (
-            name in SOFTMAX
-            and isinstance(result, Tensor)
-            and result.ndim > 1
-            and args[1] % result.ndim == result.ndim - 1
-        ):
+        if name in SOFTMAX and is_over_the_last(result, args):
             self.softmaxes.append(number)
         if name in _PRODUCTS:
             self.read[number] = by_operand
