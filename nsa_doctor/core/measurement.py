@@ -156,19 +156,23 @@ class NonfiniteOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The births found by tracing one point; none and a `reason` when tracing could not show any."""
+    """The births found by tracing one point; none and a `reason` when tracing could not show any.
+
+    num_operations: those of all traced passes, for the time that they took.
+    """
 
     point: Point
     target: str
     origins: tuple[NonfiniteOrigin, ...] = ()
     reason: str = ""
+    num_operations: int = 0
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read what `to_json` wrote."""
         places = ({name: Place(**origin[name]) for name in ("place", "grown_at")} for origin in data["origins"])
         origins = tuple(NonfiniteOrigin(**{**o, **p}) for o, p in zip(data["origins"], places, strict=True))
-        return cls(point=Point(**data["point"]), target=data["target"], origins=origins, reason=data["reason"])
+        return cls(**{**data, "point": Point(**data["point"]), "origins": origins})
 
 
 def trouble_from_json(data: Mapping[str, Any]) -> Trouble:

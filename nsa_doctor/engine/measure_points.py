@@ -10,6 +10,7 @@ from typing import Protocol
 from nsa_doctor.core.measurement import MODES, OUTPUT, TARGETS, Diagnosis, Measurement, Point
 
 _MOST_TRACED = 8
+_MOST_OPERATIONS = 250_000  # traced in all before another point is traced: some 20 s
 _MOST_CONTROLS = 6
 
 
@@ -65,9 +66,14 @@ def examine(
     for point in to_measure:
         examination.measurements.append(measurer.measure(point))
         listen("measured", examination.measurements[-1])
+    spent = 0
     for point in _to_trace(examination.measurements):
-        examination.diagnoses.append(measurer.diagnose(point))
-        listen("traced", examination.diagnoses[-1])
+        if spent > _MOST_OPERATIONS:
+            break
+        diagnosis = measurer.diagnose(point)
+        spent += diagnosis.num_operations
+        examination.diagnoses.append(diagnosis)
+        listen("traced", diagnosis)
     for point in _neighbours(examination.measurements):
         examination.controls.append(measurer.measure(point))
         listen("controlled", examination.controls[-1])

@@ -76,6 +76,11 @@ class Tracer(DispatchWatcher):
                 node.register_prehook(partial(self._run, node))
                 waiting += [following for following, _ in node.next_functions]
 
+    @property
+    def num_operations(self) -> int:
+        """How many operations, parameters and buffers it has looked at."""
+        return self._count
+
     def running(self) -> Place | None:
         """Where in the forward pass the node that ran last in backward was made."""
         found = None if self._running is None else self._nodes.of(self._running)

@@ -26,6 +26,7 @@ from nsa_doctor.subject.contract import Subject
 
 _MOST_CAUSES = 3
 _MOST_PASSES = 6
+_MOST_OPERATIONS = 250_000  # watched in all of these passes: some 20 s
 
 Returned = Sequence[tuple[str, Mapping[str, Tensor]]]
 Rerun = Callable[[Tracer], Returned]
@@ -35,8 +36,11 @@ Rerun = Callable[[Tracer], Returned]
 def diagnose(subject: Subject, point: Point, conditions: Conditions) -> Diagnosis:
     """Trace one point that was found not finite, in passes of their own with the same seed."""
 
+    operations: list[int] = []
+
     def rerun(tracer: Tracer) -> Returned:
         performance = perform(subject, point, conditions, tracer)
+        operations.append(tracer.num_operations)
         return [
             (OUTPUT, {OUTPUT: performance.output}),
             (OTHERS, performance.others),
@@ -52,7 +56,7 @@ def diagnose(subject: Subject, point: Point, conditions: Conditions) -> Diagnosi
             return Diagnosis(point=point, target=OUTPUT, reason=reason)
     if found is None:
         return Diagnosis(point=point, target=OUTPUT, reason="the traced pass was finite")
-    return Diagnosis(point=point, target=found[0], origins=found[1])
+    return Diagnosis(point=point, target=found[0], origins=found[1], num_operations=sum(operations))
 
 
 def origins(rerun: Rerun, frames: FrameFilter) -> tuple[str, tuple[NonfiniteOrigin, ...]] | None:
@@ -87,15 +91,16 @@ class _Pass:
     kind: Kind
     origins: tuple[_Origin, ...]
     num_nonfinite: int
+    num_operations: int
 
 
 def _causes(first: _Pass, rerun: Rerun, frames: FrameFilter, poison: bool) -> list[_Origin]:
-    """The origins whose cure changes what comes of the pass."""
+    """The origins whose cure changes what comes of the pass; fewer are tried where a pass is long."""
     causes: list[_Origin] = []
     cured: frozenset[Cause] = frozenset()
     current: _Pass | None = first
     known = _keys(first)
-    for _ in range(_MOST_PASSES):
+    for _ in range(min(_MOST_PASSES, 1 + _MOST_OPERATIONS // max(1, first.num_operations))):
         candidates = _candidates(current, cured)
         if not candidates or len(causes) == _MOST_CAUSES:
             break
@@ -121,7 +126,7 @@ def _trace(rerun: Rerun, frames: FrameFilter, cured: frozenset[Cause], poison: b
         if bad:
             kind: Kind = "NaN" if any(bool(of_kind(tensor, "NaN").any()) for tensor in bad) else "inf"
             number = sum(int((~isfinite(tensor)).sum()) for tensor in bad)
-            return _Pass(target, kind, tuple(_origins(tracer, bad, kind)), number)
+            return _Pass(target, kind, tuple(_origins(tracer, bad, kind)), number, tracer.num_operations)
     return None
 
 
