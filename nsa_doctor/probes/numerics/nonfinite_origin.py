@@ -35,7 +35,6 @@ Rerun = Callable[[Tracer], Returned]
 
 def diagnose(subject: Subject, point: Point, conditions: Conditions) -> Diagnosis:
     """Trace one point that was found not finite, in passes of their own with the same seed."""
-
     operations: list[int] = []
 
     def rerun(tracer: Tracer) -> Returned:
