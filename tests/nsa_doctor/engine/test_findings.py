@@ -135,3 +135,18 @@ def test_where_tracing_shows_nothing_no_cause_is_claimed() -> None:
     found = only(findings(examination, CommandLine()))
     assert found.message.endswith("where that begins is not known: the traced pass was finite")
     assert found.where.module_text == found.where.line_text == ""
+
+
+class Slow(Untraceable):
+    """A supervisor each of whose traces is long."""
+
+    def diagnose(self, point: Point) -> Diagnosis:
+        return Diagnosis(point=point, target="output", reason="the traced pass was finite", num_operations=200_000)
+
+
+def test_fewer_points_are_traced_where_passes_are_long() -> None:
+    quick, slow = Examination(), Examination()
+    examine(Untraceable(), quick, points([8, 9, 10, 11]))
+    examine(Slow(), slow, points([8, 9, 10, 11]))
+    assert len(quick.diagnoses) == 8
+    assert len(slow.diagnoses) == 2
