@@ -41,7 +41,8 @@ def preserved_state(*, random_too: bool = True) -> Iterator[StateChanges]:
 
 def cast(module: nn.Module, dtype: torch.dtype | None, device: torch.device | str | None = None) -> nn.Module:
     """The module in another floating dtype and device; complex numbers stay complex, of the width that goes with it."""
-    module.to(device=device)
+    if device is not None:
+        module.to(device)  # by position: a module's own `to` may call it otherwise
     if dtype is None:
         return module
     wide = torch.complex128 if dtype == torch.float64 else torch.complex64
