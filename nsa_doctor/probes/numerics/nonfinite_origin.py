@@ -35,11 +35,14 @@ Rerun = Callable[[Tracer], Returned]
 
 def diagnose(subject: Subject, point: Point, conditions: Conditions) -> Diagnosis:
     """Trace one point that was found not finite, in passes of their own with the same seed."""
-    operations: list[int] = []
+    num_operations = 0
 
     def rerun(tracer: Tracer) -> Returned:
-        performance = perform(subject, point, conditions, tracer)
-        operations.append(tracer.num_operations)
+        nonlocal num_operations
+        try:
+            performance = perform(subject, point, conditions, tracer)
+        finally:
+            num_operations += tracer.num_operations
         return [
             (OUTPUT, {OUTPUT: performance.output}),
             (OTHERS, performance.others),
@@ -52,10 +55,9 @@ def diagnose(subject: Subject, point: Point, conditions: Conditions) -> Diagnosi
             found = origins(rerun, FrameFilter(subject.packages))
         except SubjectFailedError as failure:
             reason = f"traced, the subject raises {failure.caught.sentence}"
-            return Diagnosis(point=point, target=OUTPUT, reason=reason)
-    if found is None:
-        return Diagnosis(point=point, target=OUTPUT, reason="the traced pass was finite")
-    return Diagnosis(point=point, target=found[0], origins=found[1], num_operations=sum(operations))
+            return Diagnosis(point=point, target=OUTPUT, reason=reason, num_operations=num_operations)
+    target, births, reason = (OUTPUT, (), "the traced pass was finite") if found is None else (*found, "")
+    return Diagnosis(point=point, target=target, origins=births, reason=reason, num_operations=num_operations)
 
 
 def origins(rerun: Rerun, frames: FrameFilter) -> tuple[str, tuple[NonfiniteOrigin, ...]] | None:

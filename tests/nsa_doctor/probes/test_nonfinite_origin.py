@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from nsa_doctor.core.measurement import GRADIENTS, OUTPUT, Diagnosis, NonfiniteOrigin, Point
+from nsa_doctor.probes.numerics import nonfinite_origin
 from nsa_doctor.probes.numerics.local import LocalMeasurer
 from tests.nsa_doctor.conftest import is_marked
 
@@ -92,6 +93,18 @@ def test_a_bug_downstream_of_another_is_found_too(faulty: Callable[[str], LocalM
     assert [origin.operation for origin in origins] == ["div", "div"]
     assert len({origin.place.line for origin in origins}) == 2
     assert all(is_marked(origin.place.file, origin.place.line) for origin in origins)
+
+
+def test_fewer_causes_are_tried_where_a_pass_is_long(
+    faulty: Callable[[str], LocalMeasurer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nonfinite_origin, "_MOST_OPERATIONS", 1)
+    assert len(faulty("forward:two_in_a_row").diagnose(Point(length=16)).origins) == 1
+
+
+@pytest.mark.parametrize("name", ["forward:empty_row", "healthy:masked"])
+def test_the_operations_that_were_watched_are_counted(faulty: Callable[[str], LocalMeasurer], name: str) -> None:
+    assert faulty(name).diagnose(Point(length=16)).num_operations > 0
 
 
 def test_what_only_the_cure_brings_about_is_no_birth(faulty: Callable[[str], LocalMeasurer]) -> None:
