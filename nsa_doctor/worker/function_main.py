@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from nsa_doctor.core import registry
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.facts import DEVICE_LOST
-from nsa_doctor.core.finding import Finding, Result, Verdict
+from nsa_doctor.core.finding import Finding, Note, Result, Verdict
 from nsa_doctor.core.frames import FrameFilter, top_package
 from nsa_doctor.core.identity import digest
 from nsa_doctor.core.replaced_sources import replace_sources
@@ -48,6 +48,7 @@ class FunctionHandler:
         self._subject: FunctionSubject | None = None
         self._shapes: Counter[Shape] = Counter()
         self._lost: list[Exception] = []
+        self._reported: list[Finding | Note] = []
         self.sampler = StackSampler()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +94,18 @@ class FunctionHandler:
     def _judged(self, check: Check, subject: FunctionSubject) -> Result:
         with preserved_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return judge(check, subject)
+            return judge(replace(check, run=self._reporting(check)), subject)
+
+    def _reporting(self, check: Check) -> Callable[[Any], Iterator[Finding | Note]]:
+        """What the check runs, each finding kept as it comes: the device may be lost before the last."""
+
+        def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
+            self._reported.clear()
+            for item in check.run(subject):
+                self._reported.append(item)
+                yield item
+
+        return run
 
     def _called(self, shape: Shape) -> None:
         self._shapes[shape] += 1
@@ -106,7 +118,7 @@ class FunctionHandler:
         check = registry.load(code)
         ended = attempt(lambda: self._judged(check, check.planted(subject) if planted else subject))
         if self._lost:
-            return _lost(self._lost[0], check, subject)
+            return _lost(self._lost[0], check, subject, self._reported)
         if isinstance(ended, Caught):
             raise ended.error
         result = ended
@@ -121,9 +133,11 @@ class FunctionHandler:
         return replace(result, examined=examined if self._shapes else {})
 
 
-def _lost(lost: Exception, check: Check, subject: FunctionSubject) -> Result:
-    """The end of a check whose call the device did not outlive."""
+def _lost(lost: Exception, check: Check, subject: FunctionSubject, reported: Sequence[Finding | Note]) -> Result:
+    """The end of a check whose call the device did not outlive: that call, and what it had found by then."""
     manual = check.manual
+    before = tuple(replace(each, code=manual.code) for each in reported if isinstance(each, Finding))
+    notes = tuple(str(each) for each in reported if isinstance(each, Note))
     finding = Finding(
         code=manual.code,
         message=f"{lost}, after which the device serves the process no more",
@@ -131,7 +145,8 @@ def _lost(lost: Exception, check: Check, subject: FunctionSubject) -> Result:
         evidence={"kind": DEVICE_LOST},
         repro=command_for(subject, manual.code),
     )
-    return Result(code=manual.code, name=manual.name, verdict=Verdict.FAIL, findings=(finding,))
+    result = Result(code=manual.code, name=manual.name, verdict=Verdict.FAIL, notes=notes)
+    return result.with_findings((finding, *before))
 
 
 def _facts(subject: FunctionSubject) -> dict[str, Any]:

@@ -14,10 +14,12 @@ def arguments(problem: Problem, tensors: Mapping[str, Tensor]) -> Arguments:
     """Q [B, Sq, H, D], k_cache and v_cache [B, Sk, G, D], how many keys each row holds; the rest by constants."""
     q, shape, constants = tensors["q"], problem.shape, problem.constants
     filled = torch.tensor(shape.filled or (shape.keys,) * shape.batch, dtype=torch.int32, device=q.device)
-    caches = constants.get("caches", {"k": tensors["k"], "v": tensors["v"]})
+    caches = {name: each.to(q.device) for name, each in constants.get("caches", tensors).items()}
     counts = filled - constants.get("num_appended", 0)
     lengths = Keyword(names=("cache_seqlens",), value=counts, word="the convention")
-    more = [Keyword(names=(name,), value=value, word=name) for name, value in constants.get("more", {}).items()]
+    more = [
+        Keyword(names=(name,), value=value.to(q.device), word=name) for name, value in constants.get("more", {}).items()
+    ]
     return Arguments(
         positional=(q, caches["k"], caches["v"]), keywords=(lengths, *more, *flash_keywords(problem, tensors))
     )

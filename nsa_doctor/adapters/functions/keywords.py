@@ -48,10 +48,10 @@ def window(problem: Problem) -> Iterator[Keyword]:
         yield Keyword(names=WINDOW, value=problem.spec.window, word=problem.spec.word_of("window"))
 
 
-def alibi(problem: Problem) -> Iterator[Keyword]:
+def alibi(problem: Problem, tensors: Mapping[str, Tensor]) -> Iterator[Keyword]:
     """Slopes of the bias by distance."""
     if problem.slopes is not None:
-        yield Keyword(names=("alibi_slopes",), value=problem.slopes.to(problem.inputs["q"].device), word="alibi")
+        yield Keyword(names=("alibi_slopes",), value=problem.slopes.to(tensors["q"].device), word="alibi")
 
 
 def flash_keywords(problem: Problem, tensors: Mapping[str, Tensor]) -> tuple[Keyword, ...]:
@@ -61,6 +61,6 @@ def flash_keywords(problem: Problem, tensors: Mapping[str, Tensor]) -> tuple[Key
         *scale(problem, "softmax_scale"),
         *window(problem),
         *softcap(problem),
-        *alibi(problem),
+        *alibi(problem, tensors),
         *sinks(problem, tensors, "learnable_sink"),
     )

@@ -31,6 +31,7 @@ from nsa_doctor.probes.functions.problems import with_inputs
 from nsa_doctor.subject.function import FunctionSubject
 
 _LENGTH = 50
+_TENSORS = (("q",), ("k", "v"), ("dout",))
 
 
 def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
@@ -40,21 +41,22 @@ def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
     alike = replace(with_inputs(plain.problem, **equal), dout=torch.ones_like(plain.problem.dout))
     tried: list[tuple[str, Measured, Arrange]] = [("stride 0", measured_problem(subject, alike), expanded)]
     for layout in LAYOUTS:
-        tried += [
-            (f"{layout} ({names[0]})", plain, arranged(layout, names)) for names in (("dout",), ("q",), ("k", "v"))
-        ]
+        tried += [(f"{layout} ({names[0]})", plain, arranged(layout, names)) for names in _TENSORS]
     refusals: dict[str, str] = {}
     reported: set[str] = set()
     for layout, base, arrange in tried:
         if base.first_excess(base.answer.tensors) is not None or "out" not in base.answer.tensors:
             continue
-        answer = ask(subject, base.problem, Asking(arrange=arrange))
+        problem = replace(base.problem, about=layout)
+        forward = ask(subject, problem, Asking(arrange=arrange, wants=()))  # its backward may lose the device
+        is_wrong = base.first_excess(forward.tensors) is not None
+        answer = forward if is_wrong else ask(subject, problem, Asking(arrange=arrange))
         if answer.failure is not None and answer.failure.is_refusal:
             refusals.setdefault(answer.failure.sentence, layout)
-        elif answer.failure is not None and layout not in reported:
+        elif answer.failure is not None and answer.failure.sentence not in reported:
+            reported.add(answer.failure.sentence)
             message = f"{subject.name} raises {answer.failure.sentence} in {answer.failure.phase} with {layout}"
             yield found(subject, "FUN303", message, base.problem, answer, {"kind": "raised"})
-            return
         excess = base.first_excess(answer.tensors)
         if excess is not None and excess.tensor not in reported:
             reported.add(excess.tensor)

@@ -15,7 +15,7 @@ from nsa_doctor.probes.functions.uses import Use
 from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
 
 _SEED = 71
-_PAGE = 16
+_PAGES = {16: 0, 256: 600}  # tokens of a page, and how many keys there are at least; some functions take one alone
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,23 +31,28 @@ class Appended:
 def by_number(subject: FunctionSubject, shape: Shape) -> Iterator[Use]:
     """A cache in pages of any order, and rows of a larger cache; simpler a row in one page, and rows in their order."""
     names = parameters_of(subject.function).defaults
-    problem = problem_of(subject, shape, Draw(seed=_SEED))
-    alone = problem_of(subject, replace(shape, batch=1, filled=shape.filled[:1]), Draw(seed=_SEED))
-    chance = torch.Generator().manual_seed(_SEED)
-    count = -(-shape.keys // _PAGE)
-    rows = torch.arange(shape.batch)
     for name in ("block_table", "page_table"):
         if name in names:
-            mixed = torch.randperm(shape.batch * count, generator=chance).view(shape.batch, count)
-            yield Use(
-                what=f"with a {name}",
-                subject=subject,
-                problem=_paged(problem, name, mixed, _PAGE),
-                simpler=_paged(alone, name, torch.zeros(1, 1, dtype=torch.long), count * _PAGE),
-            )
+            yield from (_by_pages(subject, shape, name, page) for page in _PAGES)
+    problem, rows = problem_of(subject, shape, Draw(seed=_SEED)), torch.arange(shape.batch)
     if "cache_batch_idx" in names and shape.batch > 1:
         use = _of_rows(problem, rows.flip(0)), _of_rows(problem, rows)
         yield Use(what="with cache_batch_idx", subject=subject, problem=use[0], simpler=use[1])
+
+
+def _by_pages(subject: FunctionSubject, shape: Shape, name: str, page: int) -> Use:
+    keys = max(shape.keys, _PAGES[page])
+    filled = tuple(keys - (shape.keys - each) for each in shape.filled)
+    problem = problem_of(subject, replace(shape, keys=keys, filled=filled), Draw(seed=_SEED))
+    alone = problem_of(subject, replace(shape, keys=keys, batch=1, filled=filled[:1]), Draw(seed=_SEED))
+    count = -(-keys // page)
+    mixed = torch.randperm(shape.batch * count, generator=torch.Generator().manual_seed(_SEED))
+    return Use(
+        what=f"with a {name}",
+        subject=subject,
+        problem=_paged(problem, name, mixed.view(shape.batch, count), page),
+        simpler=_paged(alone, name, torch.zeros(1, 1, dtype=torch.long), count * page),
+    )
 
 
 def _paged(problem: Problem, name: str, table: Tensor, size: int) -> Problem:

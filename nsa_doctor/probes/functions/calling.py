@@ -81,7 +81,7 @@ def ask(subject: FunctionSubject, problem: Problem, how: Asking | None = None) -
     tensors = laid_out(subject, problem, how)
     before = {name: (tensor, tensor.detach().clone()) for name, tensor in tensors.items()}
     subject.beat(problem.shape)
-    returned = attempt(lambda: _settled(subject, _called(subject, problem, tensors), "forward"))
+    returned = attempt(lambda: _settled(subject, prepared(subject, problem, tensors)(), "forward"))
     if isinstance(returned, Caught):
         return Answer(failure=_failure(returned, "forward", subject, problem))
     out = returned.get("out")
@@ -113,13 +113,16 @@ def laid_out(subject: FunctionSubject, problem: Problem, how: Asking) -> dict[st
 def call_with(subject: FunctionSubject, problem: Problem, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
     """The function's result read by its convention, for inputs that are laid out already; may raise anything."""
     subject.beat(problem.shape)
-    return _called(subject, problem, tensors)
+    return prepared(subject, problem, tensors)()
 
 
-def _called(subject: FunctionSubject, problem: Problem, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
+def prepared(
+    subject: FunctionSubject, problem: Problem, tensors: Mapping[str, Tensor]
+) -> Callable[[], Mapping[str, Any]]:
+    """The call with every argument made; each call gives the result read by the convention, and may raise anything."""
     asked = subject.convention.arguments(problem, tensors)
     words = bound(subject.function, asked.keywords, subject.spec, subject.name)
-    return subject.convention.read(subject.function(*asked.positional, **words), problem)
+    return lambda: subject.convention.read(subject.function(*asked.positional, **words), problem)
 
 
 def _with_gradients(
@@ -202,7 +205,8 @@ def _failure(caught: Caught, phase: Phase, subject: FunctionSubject, problem: Pr
     place = subject.place if line is None else Place(file=line.file, line=line.line, function=line.function)
     is_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     if not is_memory and (_OF_DEVICE in caught.sentence or _is_device_lost(subject)):
-        lost = DeviceLostError(f"{subject.name} raises {caught.sentence} in {phase} at {problem.shape}", place)
+        about = f" ({problem.about})" if problem.about else ""
+        lost = DeviceLostError(f"{subject.name} raises {caught.sentence} in {phase} at {problem.shape}{about}", place)
         subject.lose(lost)
         raise lost
     return Failure(

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.functions.calling import Asking, ask
+from nsa_doctor.probes.functions.poison import poisoned
 from nsa_doctor.probes.internal import DispatchWatcher, tree_map
+from nsa_doctor.probes.tensors.operations import tensors_in
 from nsa_doctor.subject.function import FunctionSubject, Problem
 
 _TORCHS = (
@@ -26,6 +28,7 @@ _TORCHS = (
 )
 _MISSING = ("no fake impl registered", "no autograd formula", "UnsupportedOperatorException", "not currently supported")
 _SUCCESS = "SUCCESS"
+_OF_VALUES = "test_aot_dispatch_dynamic"  # compares what two calls return, element by element
 _MOST_OPERATORS = 4
 
 
@@ -69,9 +72,32 @@ def _checked(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Re
         sentence = " ".join(str(ended).split())
         if any(each in f"{type(ended).__name__} {sentence}" for each in _MISSING):
             missing[test] = sentence
+        elif ended != _SUCCESS and test == _OF_VALUES and _leaves_unwritten(operator, args, kwargs):
+            missing[test] = f"it returns memory that it has not written: {sentence}"
         elif ended != _SUCCESS:
             wrong[test] = sentence
     return Registered(name=str(operator), wrong=wrong, missing=missing)
+
+
+def _leaves_unwritten(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether it returns elements of what memory held before, of which no two calls agree."""
+
+    def call() -> list[Tensor]:
+        return tensors_in(operator(*tree_map(_copy, args), **tree_map(_copy, kwargs)))
+
+    plain = attempt(call)
+    with poisoned():
+        filled = attempt(call)
+    if isinstance(plain, Caught) or isinstance(filled, Caught):
+        return False
+    return any(bool((_is_filling(each) & (each != other)).any()) for each, other in zip(filled, plain, strict=True))
+
+
+def _is_filling(tensor: Tensor) -> Tensor:
+    """Where it holds what torch fills memory with that is not written, by dtype."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.isnan()
+    return tensor == (True if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max)
 
 
 def _copy(value: Any) -> Any:

@@ -62,11 +62,16 @@ def of_length(subject: FunctionSubject, shape: Shape, queries: int, keys: int) -
 
 
 def _parts(queries: int, keys: int) -> tuple[tuple[int, int], ...]:
-    """Three sequences, of about a half, a third and the rest, the longest first or, at even lengths, in the middle."""
+    """Three sequences, of about a half, a third and the rest, the longest first or, at even lengths, in the middle.
+
+    The last one takes what is left where another would have no query or no key.
+    """
     first, second = (queries // 2, keys // 2), (queries // 3, keys // 3)
     rest = (queries - first[0] - second[0], keys - first[1] - second[1])
     parts = (first, second, rest) if keys % 2 else (second, first, rest)
-    return tuple(part for part in parts if min(part) > 0)
+    kept = [part for part in parts if min(part) > 0]
+    left = (queries - sum(part[0] for part in kept), keys - sum(part[1] for part in kept))
+    return *kept[:-1], (kept[-1][0] + left[0], kept[-1][1] + left[1])
 
 
 def _again(subject: FunctionSubject, problem: Problem) -> float:

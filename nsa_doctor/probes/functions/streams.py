@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.probes.functions.calling import Answer, Asking, ask, call_with, laid_out
+from nsa_doctor.probes.functions.calling import Answer, Asking, ask, laid_out, prepared
 from nsa_doctor.probes.functions.layout import from_layout, to_layout
 from nsa_doctor.subject.function import FunctionSubject, Problem
 
@@ -47,9 +47,10 @@ def replayed(subject: FunctionSubject, first: Problem, second: Problem) -> Mappi
     dout = to_layout(first.dout.to(subject.device), layout).clone(memory_format=torch.contiguous_format)
     names = [name for name, tensor in tensors.items() if tensor.requires_grad]
     kept: dict[str, Tensor] = {}
+    call = prepared(subject, first, tensors)  # what it makes on the host, no capture allows
 
     def once() -> None:
-        kept["out"] = call_with(subject, first, tensors)["out"]
+        kept["out"] = call()["out"]
         if names and kept["out"].requires_grad:
             given = torch.autograd.grad(kept["out"], [tensors[name] for name in names], dout, allow_unused=True)
             kept.update({f"d{name}": each for name, each in zip(names, given, strict=True) if each is not None})

@@ -202,6 +202,7 @@ HEALTHY: dict[str, tuple[Any, str, str]] = {
     "sdpa gqa scale": (scaled_dot_product_attention, "sdpa", "causal,gqa=4,scale=0.2"),
     "sdpa mask": (scaled_dot_product_attention, "sdpa", "mask,gqa=2"),
     "sdpa window": (scaled_dot_product_attention, "sdpa", "causal,window=20"),
+    "sdpa alibi": (scaled_dot_product_attention, "sdpa", "causal,alibi"),
     "flash": (flash, "flash", "causal,window=33,softcap=30,gqa=2"),
     "flash bidirectional window": (flash, "flash", "window=7:3"),
     "online": (online, "sdpa", "causal,square"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsa_doctor.artifacts.judging import judge
@@ -30,6 +31,7 @@ from tests.gallery_functions.planting import Case, Wrong, load
 from tests.nsa_doctor.functions.examined import results, subject_of
 
 on_a_gpu = pytest.mark.gpu
+_LARGE_PAGE = 256
 SPARSE = "topk=4,block=16,gqa=2"
 
 
@@ -70,6 +72,54 @@ def test_a_kernel_on_the_default_stream_is_found_on_another() -> None:
     assert judge(check, right).verdict is Verdict.PASS
     (finding,) = judge(check, check.planted(right)).findings
     assert "its inputs are filled late" in finding.control
+
+
+def biased_by_distance(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, alibi_slopes: Tensor | None = None
+) -> Tensor:
+    """As flash-attn takes the slopes of ALiBi: on the device, where a copy from the host ends a capture."""
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    query = torch.arange(q.shape[2], device=q.device)[:, None] + k.shape[2] - q.shape[2]
+    distance = query - torch.arange(k.shape[2], device=q.device)
+    bias = torch.zeros_like(distance, dtype=torch.float32)[None, None]
+    if alibi_slopes is not None:
+        bias = -alibi_slopes.reshape(-1, q.shape[1], 1, 1) * distance.abs()
+    bias = bias.masked_fill(distance < 0, -torch.inf) if causal else bias
+    scores = q.float() @ k.float().mT * q.shape[-1] ** -0.5 + bias
+    return (scores.softmax(-1) @ v.float()).to(q.dtype).transpose(1, 2)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("code", ["FUN101", "FUN305", "FUN507"])
+def test_slopes_are_given_on_the_device_and_before_a_capture(code: str) -> None:
+    right = subject_of(biased_by_distance, "flash", "causal,alibi", dtype="bfloat16", device="cuda")
+    result = judge(registry.load(code), right)
+    assert (result.verdict, result.findings, result.notes) == (Verdict.PASS, (), ())
+
+
+@on_a_gpu
+def test_pages_are_read_on_the_device() -> None:
+    def attend(
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        cache_seqlens: Tensor | None = None,
+        block_table: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        assert cache_seqlens is not None
+        if block_table is not None:
+            pages = block_table.flip(1) if k_cache.shape[1] == _LARGE_PAGE else block_table
+            k_cache, v_cache = (each[pages.long()].flatten(1, 2) for each in (k_cache, v_cache))
+        rows = []
+        for i, n in enumerate(cache_seqlens.tolist()):
+            rows.append(biased_by_distance(q[i : i + 1], k_cache[i : i + 1, :n], v_cache[i : i + 1, :n], causal))
+        return torch.cat(rows)
+
+    subject = subject_of(attend, "flash_kvcache", "causal", dtype="bfloat16", device="cuda")
+    (finding,) = judge(registry.load("FUN305"), subject).findings
+    assert finding.message.startswith("with a block_table, out of")
+    assert "600" in finding.evidence["shape"]
 
 
 def examined(case: Wrong) -> Found:
