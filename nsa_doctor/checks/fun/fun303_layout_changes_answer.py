@@ -24,10 +24,11 @@ from nsa_doctor.checks._shared.of_function import differs, found, injected, layo
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.probes.functions import shapes
+from nsa_doctor.probes.functions.bounds import Excess
 from nsa_doctor.probes.functions.calling import Arrange, Asking, ask
-from nsa_doctor.probes.functions.measured import Measured, measured, measured_problem
+from nsa_doctor.probes.functions.measured import Measured, bounds_of, measured, measured_problem
 from nsa_doctor.probes.functions.memory_layouts import LAYOUTS, arranged, expanded
-from nsa_doctor.probes.functions.problems import with_inputs
+from nsa_doctor.probes.functions.problems import problem_of, with_inputs
 from nsa_doctor.subject.function import FunctionSubject
 
 _LENGTH = 50
@@ -60,10 +61,26 @@ def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
         excess = base.first_excess(answer.tensors)
         if excess is not None and excess.tensor not in reported:
             reported.add(excess.tensor)
-            finding = differs(subject, "FUN303", base.problem, excess, answer, "right with contiguous tensors")
+            control = "right with contiguous tensors" + _where_first(subject, _LENGTH + len(reported), arrange, excess)
+            finding = differs(subject, "FUN303", base.problem, excess, answer, control)
             yield layout_words(finding, layout)
     for sentence, layout in refusals.items():
         yield Note(message=f"not served: {layout}: {sentence}")
+
+
+def _where_first(subject: FunctionSubject, length: int, arrange: Arrange, excess: Excess) -> str:
+    """What is said where the first call at some length is right in that layout: the layout alone is not what is wrong.
+
+    So it is where what was made for the layout of one call, a plan or strides, is kept and taken for another's.
+    """
+    if not subject.spec.is_declared and subject.reference is None:
+        return ""
+    problem = problem_of(subject, shapes.of_length(subject, shapes.base(subject), length, length))
+    answer = ask(subject, problem, Asking(arrange=arrange))
+    first = Measured(problem=problem, answer=answer, bounds=bounds_of(subject, problem, answer))
+    if excess.tensor not in answer.tensors or first.excess(excess.tensor) is not None:
+        return ""
+    return f", and at S={length} where no other layout was called before: one call's layout is kept for others"
 
 
 def planted(subject: FunctionSubject) -> FunctionSubject:
