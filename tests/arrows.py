@@ -20,7 +20,7 @@ IMPLEMENTATIONS = {"reference", "vectorized", "triton", "flash", "fused"}  # of 
 LEAVES = ("nsa.types", "nsa.autocast", "nsa.ops.geometry")
 TILING = (
     *("nsa.ops.tiles", "nsa.ops.kernel_tiles", "nsa.ops.kernel_launch", "nsa.ops.band_kernels"),
-    *("nsa.ops.banded", "nsa.ops.reads", "nsa.ops.hopper*"),
+    *("nsa.ops.banded", "nsa.ops.reads", "nsa.ops.hopper*", "nsa.ops.flash_layout"),
 )
 MODEL = (
     "nsa.nn",
@@ -44,6 +44,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "nsa.backends": ("nsa.config", *LEAVES),
     "nsa.ops": (),
     "nsa.ops.geometry": ("nsa.types",),
+    "nsa.ops.flash_layout": (),
     "nsa.ops.reads": LEAVES,
     "nsa.ops.tiles": LEAVES,
     "nsa.ops.kernel_tiles": ("nsa.ops.tiles", *LEAVES),

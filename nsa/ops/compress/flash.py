@@ -7,6 +7,7 @@ query, the staircase is ordinary causal attention of one query per block.
 from torch import Tensor
 from torch.nn.functional import pad
 
+from nsa.ops.flash_layout import laid_out
 from nsa.ops.geometry import Geometry
 from nsa.types import CompressedKey, CompressedValue, Output, Query
 
@@ -32,8 +33,9 @@ def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     from flash_attn import flash_attn_func
 
     size = max(q.shape[-1], v.shape[-1])
-    widened = (pad(x, (0, size - x.shape[-1])) for x in (q, k, v))
-    out: Tensor = flash_attn_func(*widened, softmax_scale=q.shape[-1] ** -0.5, causal=True)
+    out: Tensor = flash_attn_func(
+        *(laid_out(x, size) for x in (q, k, v)), softmax_scale=q.shape[-1] ** -0.5, causal=True
+    )
     return out[..., : v.shape[-1]]
 
 

@@ -1,8 +1,8 @@
 """The sliding branch through flash-attn: CUDA, float16 and bfloat16, head sizes up to 256, any H/G, Dv != Dk."""
 
 from torch import Tensor
-from torch.nn.functional import pad
 
+from nsa.ops.flash_layout import laid_out
 from nsa.ops.geometry import Geometry
 from nsa.types import CuSeqlens, Key, Output, Query, Value
 
@@ -13,7 +13,7 @@ def sliding_attention(q: Query, k: Key, v: Value, geometry: Geometry) -> Output:
 
     size = max(q.shape[-1], v.shape[-1])
     out: Tensor = flash_attn_func(
-        *(_widened(x, size) for x in (q, k, v)),
+        *(laid_out(x, size) for x in (q, k, v)),
         softmax_scale=q.shape[-1] ** -0.5,
         causal=True,
         window_size=(geometry.w - 1, 0),
@@ -29,7 +29,7 @@ def sliding_attention_packed(
 
     size = max(q.shape[-1], v.shape[-1])
     out: Tensor = flash_attn_varlen_func(
-        *(_widened(x, size)[0] for x in (q, k, v)),
+        *(laid_out(x, size)[0] for x in (q, k, v)),
         cu_seqlens_q=cu_seqlens,
         cu_seqlens_k=cu_seqlens,
         max_seqlen_q=max_length,
@@ -39,8 +39,3 @@ def sliding_attention_packed(
         window_size=(geometry.w - 1, 0),
     )
     return out[None, ..., : v.shape[-1]]
-
-
-def _widened(x: Tensor, size: int) -> Tensor:
-    """Heads filled up with zeros, which change neither scores nor the leading values."""
-    return pad(x, (0, size - x.shape[-1])) if x.shape[-1] < size else x
