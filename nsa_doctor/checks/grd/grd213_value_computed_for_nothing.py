@@ -1,17 +1,16 @@
 """GRD213 value-computed-for-nothing
 
-Detects: a value that parameters or the input are computed into in every pass, whose variable nothing reads, and that no
-output depends on; a note, not a finding.
+Detects: a value that parameters or the input are computed into in every pass and that nothing reads, while no output
+depends on it: the value of `x.exp()` where `x.exp_()` or `x = x.exp()` was meant, or a variable made of an attribute
+whose function goes on with the attribute. Any other variable that nothing reads is a note.
 Matters: the next line often reads another variable in its place: a sum over earlier tokens that is made and left out.
 Fix: read it where it is meant, or remove the line.
 
 Example:
     # faulty
-    summed = context.cumsum(1)
-    y = q @ context  # and nothing reads `summed`
+    scores.masked_fill(hidden, -torch.inf)  # and goes on with `scores` as they were
     # correct
-    summed = context.cumsum(1)
-    y = q @ summed
+    scores = scores.masked_fill(hidden, -torch.inf)
 """
 
 from collections.abc import Iterator
@@ -19,31 +18,37 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.unlearned import watched_pass
+from nsa_doctor.checks._shared.unlearned import MOST_FINDINGS, watched_pass
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.finding import Note
-from nsa_doctor.core.measurement import Mode, Place
-from nsa_doctor.probes.hooks.unread_variables import unread_at
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.measurement import Mode
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.hooks.places import in_subject
+from nsa_doctor.probes.hooks.unread_variables import Unread, unread_at
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 19
 _OTHERS: tuple[tuple[Mode, int], ...] = (("train", 67), ("eval", 19))
-_MOST_NOTES = 3
 
 
-def run(subject: Subject) -> Iterator[Note]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     found = _unread(subject, "train", min(_LENGTH, subject.max_length))
     for mode, length in _OTHERS if found else ():
         again = _unread(subject, mode, min(length, subject.max_length))
-        found = {each: place for each, place in found.items() if each in again}
-    for (name, _), place in list(found.items())[:_MOST_NOTES]:
-        yield Note(message=f"{name} is computed in every pass, and nothing reads it", where=place)
+        found = {key: each for key, each in found.items() if key in again}
+    wrong = [each for each in found.values() if each.instead]
+    for each in wrong[:MOST_FINDINGS]:
+        message = f"{each.name} is computed in every pass, and nothing reads it; {each.instead}"
+        evidence = {"value": each.name}
+        yield Finding(message=message, where=each.place, evidence=evidence, repro=command_for(subject, "GRD213"))
+    for each in [each for each in found.values() if not each.instead][:MOST_FINDINGS]:
+        yield Note(message=f"{each.name} is computed in every pass, and nothing reads it", where=each.place)
 
 
-def _unread(subject: Subject, mode: Mode, length: int) -> dict[tuple[str, str], Place]:
-    """Variables of one pass that nothing reads, whose values no output comes of, by name and line."""
+def _unread(subject: Subject, mode: Mode, length: int) -> dict[tuple[str, str], Unread]:
+    """What nothing reads of one pass, and no output comes of, by name and line."""
     sp = built(subject, mode=mode)
     with preserved_state():
         done, watch = watched_pass(sp, sp.input(length, batch=2), [])
@@ -53,16 +58,17 @@ def _unread(subject: Subject, mode: Mode, length: int) -> dict[tuple[str, str], 
         if node is not None and node not in reached:
             reached.add(node)
             waiting += [before for before, _ in node.next_functions]
-    dead = {place.line_text: place for node, place in watch.nodes.items() if node not in reached and place.file}
-    root = type(sp.module).__name__
-    owned = [place if place.module_class else replace(place, module_class=root) for place in dead.values()]
-    return {(name, place.line_text): place for name, place in unread_at(owned)}
+    dead = [(place, node) for node, place in watch.nodes.items() if node not in reached and place.file]
+    lines = {place.line_text: in_subject(place, sp.module) for place, _ in dead}
+    made = {text: [node.name() for place, node in dead if place.line_text == text] for text in lines}
+    found = unread_at((place, made[text]) for text, place in lines.items())
+    return {(each.name, each.place.line_text): each for each in found}
 
 
 def planted(subject: Subject) -> Subject:
     def sums_for_nothing(module: nn.Module, x: Tensor) -> Tensor:
         output = subject.forward(module, x)
-        summed = output.cumsum(1)  # noqa: F841
+        output.cumsum(1)
         return output
 
     return replace(subject, forward=sums_for_nothing)

@@ -1,32 +1,47 @@
-"""Variables that a function assigns and never reads, at lines that a pass has come to."""
+"""Values that a function computes and never reads, at lines that a pass has come to."""
 
 import ast
 import linecache
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _READING_ALL = ("locals", "vars", "eval", "exec")
+_LONGEST = 60  # letters of an expression
 
 
-def unread_at(places: Iterable[Place]) -> Iterator[tuple[str, Place]]:
-    """The variable that each of these lines assigns alone, where nothing in its function reads it.
+@dataclass(frozen=True)
+class Unread:
+    """A variable, or an expression whose value goes nowhere; `instead` says what was meant or is read in its place."""
 
-    What is taken apart into several is left alone, and so is a name that begins with an underscore.
+    name: str
+    place: Place
+    instead: str = ""
+
+
+def unread_at(lines: Iterable[tuple[Place, Collection[str]]]) -> Iterator[Unread]:
+    """What each of these lines computes, by the nodes of autograd it made, where nothing in its function reads it.
+
+    That is a variable assigned alone, or the value of an operation that stands by itself and has a twin which writes
+    in place. What is taken apart into several is left alone, and so is a name that begins with an underscore.
     """
     trees: dict[str, ast.Module | Caught] = {}
-    for place in places:
+    for place, nodes in lines:
         if place.file not in trees:
             trees[place.file] = attempt(lambda place=place: ast.parse("".join(linecache.getlines(place.file))))
         tree = trees[place.file]
-        name = None if isinstance(tree, Caught) else _unread(tree, place.line)
-        if name is not None:
-            yield name, place
+        found = None if isinstance(tree, Caught) else _unread(tree, place, nodes)
+        if found is not None:
+            yield found
 
 
-def _unread(tree: ast.Module, line: int) -> str | None:
+def _unread(tree: ast.Module, place: Place, nodes: Collection[str]) -> Unread | None:
+    line = place.line
     around = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) and _spans(node, line)]
     if not around:
         return None
@@ -36,11 +51,47 @@ def _unread(tree: ast.Module, line: int) -> str | None:
     shared = [node for node in ast.walk(outermost) if isinstance(node, (ast.Global, ast.Nonlocal, ast.AugAssign))]
     touched = {name for node in shared for name in _names_of(node)}
     for node in ast.walk(innermost):
-        target = _target(node)
-        if target is None or not _spans(node, line) or target.startswith("_"):
+        if not _spans(node, line):
             continue
-        return None if target in read | touched or read & set(_READING_ALL) else target
+        if isinstance(node, ast.Expr) and (twin := _twin(node.value, nodes)):
+            return Unread(_shortened(node.value), place, f"its value is dropped: {twin}() writes in place, it does not")
+        target = _target(node)
+        if target is None or target.startswith("_"):
+            continue
+        if target in read | touched or read & set(_READING_ALL):
+            return None
+        return Unread(target, place, _namesake(innermost, node, target))
     return None
+
+
+def _twin(call: ast.expr, nodes: Collection[str]) -> str:
+    """The name of what would write in place, of a call of an operation that does not; empty for other expressions."""
+    if not isinstance(call, ast.Call) or {each.arg for each in call.keywords} & {"inplace", "out"}:
+        return ""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    backward = f"{name.replace('_', '')}backward"
+    is_made = any(each.lower().startswith(backward) for each in nodes)
+    return f"{name}_" if name and is_made and hasattr(torch.Tensor, f"{name}_") else ""
+
+
+def _namesake(function: ast.AST, assigned: ast.AST, name: str) -> str:
+    """Where the attribute of that name is read afterwards, of which the variable was made."""
+    if name not in {node.attr for node in ast.walk(assigned) if isinstance(node, ast.Attribute)}:
+        return ""
+    last = getattr(assigned, "end_lineno", 0)
+    later = [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr == name
+        if node.lineno > last
+    ]
+    first = min(later, key=lambda node: node.lineno, default=None)
+    return "" if first is None else f"line {first.lineno} reads {_shortened(first)} in its place"
+
+
+def _shortened(node: ast.expr) -> str:
+    text = ast.unparse(node)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _target(node: ast.AST) -> str | None:

@@ -48,7 +48,6 @@ PLACED_WHERE_LENGTHS_PART = {"FWD224"}
 WITHOUT_A_LINE = {"ENV102"}  # the machine is at fault, not the code
 LONGEST = 2100  # of what serves 8,000 tokens and more, which take a minute
 ABOUT_TOKENS = {"GRD207", "DEC108", "DEC109"}
-ONLY_NOTES = {"GRD213"}  # what it sees is not wrong by itself
 _MOST_FINDINGS = 3
 
 
@@ -63,11 +62,6 @@ def complaints(check: Check, subject: Subject) -> Iterator[str]:
     ]
     if any(each.code != check.manual.code for each in left):
         yield f"beside it, for one planted bug: {[each.code for each in left]}"
-    if check.manual.code in ONLY_NOTES:
-        named = [note for note in faulty.notes if Path(check.run.__code__.co_filename).name in note]
-        if healthy.notes or not named or faulty.verdict is not Verdict.PASS:
-            yield f"{faulty.verdict} with notes {faulty.notes}; {healthy.notes} on the healthy subject"
-        return
     if faulty.verdict is not Verdict.FAIL:
         yield f"{faulty.verdict} on its own planted bug: {faulty.reason}"
     if len(faulty.findings) > _MOST_FINDINGS:

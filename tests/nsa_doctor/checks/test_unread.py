@@ -1,5 +1,6 @@
-"""A value that every pass computes and nothing reads is a note; what may be read, kept or written to is none."""
+"""What every pass computes and nothing reads is a note, and a finding where it is plain what was meant."""
 
+import linecache
 from collections.abc import Callable
 
 import pytest
@@ -69,6 +70,43 @@ def discards(module: nn.Module, y: Tensor) -> Tensor:
     return y
 
 
+def drops_a_mask(module: nn.Module, y: Tensor) -> Tensor:
+    hidden = torch.ones(y.shape[1], WIDTH, dtype=torch.bool, device=y.device).triu(1)
+    y.masked_fill(hidden, 0.0)
+    return y.tanh()
+
+
+def goes_on_with_the_attribute(module: nn.Module, y: Tensor) -> Tensor:
+    weight = module.weight.exp()  # noqa: F841
+    return y @ module.weight
+
+
+class Meter:
+    """Something of a library that has a method of the name of an operation."""
+
+    def add(self, value: Tensor) -> None:
+        """Counts nothing."""
+
+
+METER = Meter()
+
+
+def counts(module: nn.Module, y: Tensor) -> Tensor:
+    METER.add(y.mean())
+    return y
+
+
+def writes(module: nn.Module, y: Tensor) -> Tensor:
+    y.mul_(2)
+    torch.exp(y, out=torch.empty(0)) if not y.requires_grad else y.tanh_()
+    return y
+
+
+def made_of_the_attribute_once_more(module: nn.Module, y: Tensor) -> Tensor:
+    weight = module.weight.exp()
+    return y @ (weight + module.weight)
+
+
 def examined(then: Callable[[nn.Module, Tensor], Tensor]) -> Result:
     subject = Subject(
         name="tests",
@@ -89,8 +127,39 @@ def test_a_variable_that_nothing_reads_is_a_note() -> None:
 
 
 @pytest.mark.parametrize(
+    ("then", "message", "text"),
+    [
+        (
+            drops_a_mask,
+            "y.masked_fill(hidden, 0.0) is computed in every pass, and nothing reads it; its value is dropped: "
+            "masked_fill_() writes in place, it does not",
+            "y.masked_fill(hidden, 0.0)",
+        ),
+        (goes_on_with_the_attribute, "reads module.weight in its place", "weight = module.weight.exp()"),
+    ],
+)
+def test_a_value_that_is_dropped_and_one_whose_source_is_read_are_findings(
+    then: Callable[[nn.Module, Tensor], Tensor], message: str, text: str
+) -> None:
+    (finding,) = examined(then).findings
+    assert message in finding.message
+    assert linecache.getline(finding.where.file, finding.where.line).strip().startswith(text)
+
+
+@pytest.mark.parametrize(
     "then",
-    [only_in_training, takes_the_first, may_return_weights, keeps_weights, writes_in_place, counts_up, discards],
+    [
+        counts,
+        writes,
+        made_of_the_attribute_once_more,
+        only_in_training,
+        takes_the_first,
+        may_return_weights,
+        keeps_weights,
+        writes_in_place,
+        counts_up,
+        discards,
+    ],
 )
 def test_what_may_come_to_something_is_none(then: Callable[[nn.Module, Tensor], Tensor]) -> None:
     result = examined(then)
