@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -209,11 +209,33 @@ def with_a_loop(subject: Subject) -> Subject:
     return replace(subject, loop=begin)
 
 
+class Sinusoids(nn.Module):
+    """A wave along the sequence, which nothing trains."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[S, 1], beside x [B, S, D]."""
+        return torch.arange(x.shape[1], device=x.device).to(x.dtype).sin()[:, None]
+
+
+def with_positions(subject: Subject) -> Subject:
+    """Each token is given its place beforehand."""
+
+    def build(seed: int) -> nn.Module:
+        module = subject.build(seed)
+        module.place = Sinusoids()
+        return module
+
+    return replace(
+        subject, build=build, forward=lambda module, x: subject.forward(module, x + cast("Any", module).place(x))
+    )
+
+
 OFFERING = {  # what the built-in layer does not, or without what it does
     "GRD210": with_a_loss,
     "FWD226": with_padding,
     "FWD228": lambda subject: replace(subject, max_length=24),
     "FWD227": lambda subject: replace(subject, geometry=None),
+    "FWD229": with_positions,
     "GRD214": with_a_loop,
     "GRD215": with_a_loop,
     "GRD216": with_a_loop,

@@ -1,0 +1,175 @@
+"""Positions that a pass computes or reads, and on which no output depends: what is named after them, made other."""
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.hooks.receivers import Receiver, receivers
+from nsa_doctor.probes.hooks.tensor_owners import tensors_held
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, tree_map
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.tensors.operations import tensors_in
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_MEANT = re.compile(r"pos|position|positions|positional|posemb|posenc|rope|rotary|alibi|sinusoid|sinusoidal|sinusoids")
+_SHORT = re.compile(r"pe|wpe")  # of tables
+_OTHERWISE = {"wise", "positionwise", "ffn", "weight", "pool"}  # a layer for each position, a weight of positives
+_LENGTHS = (19, 67)
+_NOISE = 1e-9  # of float64, beside the largest output
+
+
+@dataclass
+class Pass:
+    """What one pass made of positions: whose outputs, which tables it read, where, and to whom they were handed."""
+
+    output: Tensor
+    used: dict[str, Place] = field(default_factory=dict)
+    receivers: list[Receiver] = field(default_factory=list)
+
+    @property
+    def unread(self) -> Receiver | None:
+        """The last function that was handed them and does not read them."""
+        return next((each for each in reversed(self.receivers) if not each.reads), None)
+
+
+def uses_of_positions(sp: BuiltModule, length: int) -> Pass:
+    """A pass of that length; where nothing is named after positions or some of it is trained, `used` is empty."""
+    with torch.no_grad():
+        done = _passed(sp, sp.input(length))
+    trained = {name for name, each in sp.module.named_parameters() if each.requires_grad}
+    if any(name == each or name.startswith(f"{each}.") for each in done.used for name in trained):
+        done.used.clear()  # whether it learns, and so has an effect, is the business of others
+    return done
+
+
+def are_idle(sp: BuiltModule) -> bool:
+    """Whether other values in place of all that is named after positions give the same output, bit for bit.
+
+    Outputs that differ by themselves say nothing, nor does a call that fails with other values.
+    """
+    for length in {min(each, sp.subject.max_length) for each in _LENGTHS}:
+        x = sp.input(length)
+        with torch.no_grad():
+            plain, again = sp(x), sp(x)
+            try:
+                other = _passed(sp, x, is_other=True)
+            except SubjectFailedError:
+                return False
+        if not (torch.equal(plain, again) and torch.equal(plain, other.output)):
+            return False
+    return True
+
+
+def is_blind_to_order(sp: BuiltModule) -> bool:
+    """Whether tokens in another order give the same outputs in that order, which differ from token to token."""
+    for length in {min(each, sp.subject.max_length) for each in _LENGTHS}:
+        x = sp.input(length)
+        order = torch.randperm(length, generator=torch.Generator().manual_seed(sp.subject.seed))
+        with torch.no_grad():
+            plain, other = sp(x), sp(x[:, order])
+        bound = _NOISE * float(plain.abs().max())
+        if other.shape != plain.shape or not bool(((other - plain[:, order]).abs() <= bound).all()):
+            return False
+        if bool(((plain - plain[:, order]).abs() <= bound).all()):
+            return False
+    return True
+
+
+def _passed(sp: BuiltModule, x: Tensor, is_other: bool = False) -> Pass:
+    frames = FrameFilter(sp.subject.packages)
+    places = Places(frames)
+    places.know(sp.module)
+    made: set[int] = set()
+    done = Pass(x)
+    chance = torch.Generator().manual_seed(sp.subject.seed)
+
+    def changed(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        made.add(memory_of(value))
+        return value + torch.randn(value.shape, generator=chance).to(value) if is_other else value
+
+    def after(path: str) -> Any:
+        def hook(module: nn.Module, args: Any, answer: Any) -> Any:
+            if any(each.is_floating_point() for each in tensors_in(answer)):
+                done.used.setdefault(path, places.here()[0])
+            return tree_map(changed, answer)
+
+        return hook
+
+    tables = dict(_tables(sp.module))
+    with ExitStack() as stack:
+        for path, module in modules_of_positions(sp.module):
+            stack.callback(module.register_forward_hook(after(path)).remove)
+        stack.enter_context(places.watching())
+        if is_other:
+            stack.enter_context(_other_values(list(tables.values()), chance))
+        else:
+            stack.enter_context(_Reading(tables, done.used, places))
+            is_one = lambda value: any(memory_of(each) in made for each in tensors_in(value))  # noqa: E731
+            done.receivers = stack.enter_context(receivers(frames, is_one))
+        done.output = sp(x)
+    return done
+
+
+class _Reading(DispatchWatcher):
+    """Notes which tables an operation reads, and where."""
+
+    def __init__(self, tables: dict[str, Tensor], used: dict[str, Place], places: Places) -> None:
+        super().__init__()
+        self._names = {memory_of(table): name for name, table in tables.items()}
+        self._used, self._places = used, places
+
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation."""
+        for tensor in tensors_in(args, kwargs):
+            name = self._names.get(memory_of(tensor))
+            if name is not None:
+                self._used.setdefault(name, self._places.here()[0])
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _other_values(tables: list[Tensor], chance: torch.Generator) -> Iterator[None]:
+    kept = [table.clone() for table in tables]
+    for table in tables:
+        table.add_(torch.randn(table.shape, generator=chance).to(table))
+    try:
+        yield
+    finally:
+        for table, values in zip(tables, kept, strict=True):
+            table.copy_(values)
+
+
+def modules_of_positions(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The parts that are named after positions, or whose class is, by their paths."""
+    for path, module in root.named_modules():
+        name = path.rpartition(".")[2]
+        if module is not root and (_is_of_positions(name, _SHORT) or _is_of_positions(type(module).__name__)):
+            yield path, module
+
+
+def _tables(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, buffers and plain attributes that are named so, of floating point."""
+    for path, parameter in root.named_parameters():
+        if _is_of_positions(path.rpartition(".")[2], _SHORT) and parameter.is_floating_point():
+            yield path, parameter
+    for holder in tensors_held(root):
+        if _is_of_positions(holder.attribute, _SHORT) and holder.tensor.is_floating_point():
+            yield f"{holder.module}.{holder.way}".lstrip("."), holder.tensor
+
+
+def _is_of_positions(name: str, also: re.Pattern[str] | None = None) -> bool:
+    words = [word.lower() for word in _WORDS.findall(name.replace("RoPE", "Rope"))]
+    if _OTHERWISE & set(words):
+        return False
+    return any(_MEANT.fullmatch(word) or (also is not None and also.fullmatch(word)) for word in words)
