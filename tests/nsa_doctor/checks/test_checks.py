@@ -230,12 +230,19 @@ def with_positions(subject: Subject) -> Subject:
     )
 
 
+def with_attention(subject: Subject) -> Subject:
+    """Each token is given the mean of all as well, by how alike they are."""
+    attend = nn.functional.scaled_dot_product_attention
+    return replace(subject, forward=lambda module, x: subject.forward(module, x) + attend(x, x, x))
+
+
 OFFERING = {  # what the built-in layer does not, or without what it does
     "GRD210": with_a_loss,
     "FWD226": with_padding,
     "FWD228": lambda subject: replace(subject, max_length=24),
     "FWD227": lambda subject: replace(subject, geometry=None),
     "FWD229": with_positions,
+    "FWD230": with_attention,
     "GRD214": with_a_loop,
     "GRD215": with_a_loop,
     "GRD216": with_a_loop,

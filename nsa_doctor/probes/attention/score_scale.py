@@ -1,0 +1,184 @@
+"""What the scores of attention are multiplied by between the projections and the softmax, and on which lines."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
+
+_SCALED = frozenset({"mul", "mul_", "div", "div_"})
+_PROJECTIONS = frozenset({"mm", "addmm", "convolution", "embedding"})
+_PRODUCTS = frozenset({"bmm", "baddbmm"})
+_SOFTMAX = frozenset({"softmax", "safe_softmax"})
+_NORMS = frozenset(
+    {"rsqrt", "linalg_vector_norm", "norm", "native_layer_norm", "rms_norm", "fused_rms_norm", "native_group_norm"}
+)
+_KEEPING = frozenset(  # a factor of what they are given is one of what they give
+    {
+        *("add", "add_", "sub", "sub_", "rsub", "neg", "cat", "stack", "copy_", "clone", "to_copy", "detach", "mul"),
+        *("view", "unsafe_view", "reshape", "reshape_alias", "transpose", "t", "permute", "slice", "select", "expand"),
+        *("unsqueeze", "squeeze", "unbind", "split", "split_with_sizes", "alias", "view_as_real", "view_as_complex"),
+        *("repeat", "index_select", "real", "imag", "unsafe_split", "flatten", "unflatten", "as_strided", "mul_"),
+        *("index", "gather", "roll", "constant_pad_nd", "tril", "triu", "masked_fill", "masked_fill_", "where", "amax"),
+        *("topk", "diagonal", "select_backward", "narrow", "flip", "unfold"),
+    }
+)
+_TABLES = frozenset({"cos", "sin", "exp", "pow", "reciprocal", "polar", "log", "outer", "arange"})
+_FUSED = "scaled_dot_product"
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A number that a line multiplies by."""
+
+    value: float
+    place: Place
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a softmax is taken of: queries and keys of `size` channels, their product, and what it is multiplied by.
+
+    On the way to it, nothing was normalised and no weight was scaled: all that multiplies it is in `factors`, one for
+    each line.
+    """
+
+    size: int
+    place: Place
+    factors: tuple[Factor, ...]
+
+    @property
+    def total(self) -> float:
+        """The product of all factors."""
+        return math.prod(factor.value for factor in self.factors)
+
+
+@dataclass(frozen=True)
+class _State:
+    """What is known of one tensor; `is_unknown` where it may be scaled by more than the factors."""
+
+    factors: tuple[Factor, ...] = ()
+    size: int = 0
+    place: Place = field(default_factory=Place)
+    is_unknown: bool = False
+
+
+def scores_of(sp: BuiltModule, x: Tensor) -> list[Scores]:
+    """Every softmax over products of queries and keys in a pass of which it is known how they are scaled."""
+    places = Places(FrameFilter(sp.subject.packages))
+    places.know(sp.module)
+    watch = _Watch(places, sp.module)
+    with torch.no_grad(), watch.watching():
+        sp(x)
+    return watch.found
+
+
+class _Watch(DispatchWatcher):
+    def __init__(self, places: Places, module: nn.Module) -> None:
+        super().__init__()
+        self.found: list[Scores] = []
+        self._places = places
+        self._weights = {memory_of(each) for each in (*module.parameters(), *module.buffers())}
+        self._states: dict[tuple[int, int], _State] = {}
+        self._alive: list[Tensor] = []  # or memory would be given to another tensor
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch until the region ends."""
+        with self._places.watching(), self:
+            yield
+
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation and note what its result is scaled by."""
+        name = operation_name(func)
+        states = [self._state(tensor) for tensor in tensors_in(args, kwargs)]
+        result = func(*args, **kwargs)
+        if name.startswith(_FUSED):
+            self._see_fused(args, kwargs)
+            return result
+        if name in _SOFTMAX:
+            self._see(self._state(args[0]))
+            return result
+        state = self._after(name, args, kwargs, states)
+        for tensor in tensors_in(result):
+            self._states[_key(tensor)] = state
+            self._alive.append(tensor)
+        return result
+
+    def _after(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], states: Sequence[_State]) -> _State:
+        if name in _NORMS:
+            return _State(is_unknown=True)
+        if name in _SCALED and (number := _number(args[1])) is not None and number not in (0, 1):
+            factor = Factor(1 / number if name.startswith("div") else number, self._places.here()[0])
+            state = self._state(args[0])
+            return replace(state, factors=(*state.factors, factor))
+        is_weighed = any(memory_of(tensor) in self._weights for tensor in tensors_in(args))
+        if name in _PROJECTIONS or (name in _PRODUCTS and is_weighed):
+            return _State(is_unknown=any(state.factors for state in states[-1:]))  # scaled weights
+        if name in _PRODUCTS:
+            alpha = kwargs.get("alpha", 1)
+            more = () if alpha == 1 else (Factor(float(alpha), self._places.here()[0]),)
+            first, second = (self._state(each) for each in args[-2:])
+            unknown = first.is_unknown or second.is_unknown
+            factors = (*first.factors, *second.factors, *more)
+            return _State(factors, args[-1].shape[-2], self._places.here()[0], unknown)
+        known = _joined(states)
+        if name in _KEEPING:
+            return known
+        if name in _TABLES and not known.size:
+            return _State()
+        return replace(known, is_unknown=bool(known.size or known.factors or known.is_unknown))
+
+    def _see_fused(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        query, key = (self._state(each) for each in args[:2])
+        place, size, scale = self._places.here()[0], args[0].shape[-1], kwargs.get("scale")
+        factor = Factor(size**-0.5 if scale is None else float(scale), place)
+        unknown = query.is_unknown or key.is_unknown
+        self._see(_State((*query.factors, *key.factors, factor), size, place, unknown))
+
+    def _see(self, state: _State) -> None:
+        if state.size and not state.is_unknown:
+            by_line: dict[str, list[Factor]] = defaultdict(list)
+            for factor in state.factors:
+                by_line[factor.place.line_text].append(factor)
+            merged = (Factor(math.prod(one.value for one in all_), all_[0].place) for all_ in by_line.values())
+            self.found.append(Scores(state.size, state.place, tuple(merged)))
+
+    def _state(self, value: Any) -> _State:
+        return self._states.get(_key(value), _State()) if isinstance(value, Tensor) else _State()
+
+
+def _joined(states: Sequence[_State]) -> _State:
+    """What an operation makes of several: that of the one which is scaled, where they do not disagree."""
+    known = [state for state in states if state.factors or state.size or state.is_unknown]
+    if not known:
+        return _State()
+    alike = {tuple(sorted(factor.value for factor in state.factors)) for state in known}
+    largest = max(known, key=lambda state: (state.size, len(state.factors)))
+    unknown = len(alike) > 1 or any(state.is_unknown for state in known)
+    return replace(largest, is_unknown=unknown)
+
+
+def _number(value: Any) -> float | None:
+    """A plain number, or a tensor of one; None for others."""
+    if isinstance(value, Tensor):
+        is_one = value.numel() == 1 and not value.is_complex()
+        return float(value) if is_one else None
+    return float(value) if isinstance(value, Real) else None
+
+
+def _key(tensor: Tensor) -> tuple[int, int]:
+    """Tells views of one piece of memory apart by where they begin."""
+    return memory_of(tensor), int(tensor.storage_offset()) if tensor.layout == torch.strided else 0

@@ -1,0 +1,179 @@
+"""Scores that are scaled twice, the wrong way or not at all are found, by line; every way to scale once is silent."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize, scaled_dot_product_attention
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+HEADS, SIZE = 2, 16
+WIDTH = HEADS * SIZE
+Attend = Callable[["Layer", Tensor, Tensor, Tensor], Tensor]
+
+
+class Layer(nn.Module):
+    """Attention by `attend(layer, q, k, v)`, each [B, H, S, D]; `holds` are its attributes."""
+
+    def __init__(self, attend: Attend, **holds: float) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.attend = attend
+        vars(self).update(holds)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        return self.out(self.attend(self, q, k, v).transpose(1, 2).flatten(2))
+
+
+def by_hand(scores: Tensor, v: Tensor) -> Tensor:
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+
+def before_what_scales(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q * SIZE**-0.5
+    return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def twice_by_hand(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q / math.sqrt(SIZE)
+    scores = q @ k.mT
+    scores = scores / math.sqrt(SIZE)
+    return by_hand(scores, v)
+
+
+def times_the_root(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    scores = scores * SIZE**0.5
+    return by_hand(scores, v)
+
+
+def not_at_all(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    return by_hand(scores, v)
+
+
+FAULTY: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
+    "before what scales": (lambda: Layer(before_what_scales), "0.25 twice", "q = q * SIZE**-0.5"),
+    "twice by hand": (lambda: Layer(twice_by_hand), "0.25 twice", "q = q / math.sqrt(SIZE)"),
+    "times the root": (lambda: Layer(times_the_root), "multiplied by 4", "scores = scores * SIZE**0.5"),
+    "not at all": (lambda: Layer(not_at_all, scale=SIZE**-0.5), "Layer holds scale = 0.25", "scores = q @ k.mT"),
+}
+
+
+def fused(scale: float | None) -> Attend:
+    return lambda layer, q, k, v: scaled_dot_product_attention(q, k, v, scale=scale)
+
+
+def fused_apart(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    hidden = torch.zeros(q.shape[-2], k.shape[-2], requires_grad=True)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return scaled_dot_product_attention(q, k, v, hidden.to(q), scale=1 / SIZE)
+
+
+def half_each(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return by_hand((q * SIZE**-0.25) @ (k * SIZE**-0.25).mT, v)
+
+
+def scaled_in_place(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q.mul_(SIZE**-0.5)
+    return by_hand(q @ k.mT, v)
+
+
+def normed(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return by_hand((normalize(q, dim=-1) * SIZE**0.5) @ normalize(k, dim=-1).mT, v)
+
+
+def normed_and_scaled_before(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q * SIZE**-0.5
+    return scaled_dot_product_attention(q * q.square().mean(-1, keepdim=True).rsqrt(), k, v)
+
+
+def capped(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return by_hand(4.0 * torch.tanh(q @ k.mT * SIZE**-0.5 / 4.0), v)
+
+
+def scaled_by_product(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k = q.flatten(0, 1), k.flatten(0, 1)
+    bias = torch.zeros(q.shape[0], q.shape[1], k.shape[1], dtype=q.dtype, device=q.device)
+    return by_hand(torch.baddbmm(bias, q, k.mT, alpha=SIZE**-0.5).unflatten(0, (-1, HEADS)), v)
+
+
+def turned(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    at = torch.arange(q.shape[-2], dtype=q.dtype, device=q.device)[:, None] / 7
+    q, k = (torch.cat([x[..., :8] * at.cos(), x[..., 8:] * at.sin()], -1) for x in (q, k))
+    return by_hand(q * SIZE**-0.5 @ k.mT, v)
+
+
+class ScaledWeights(nn.Module):
+    """The factor is part of the weights, by which queries are projected."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv, self.out = nn.Linear(WIDTH, SIZE), nn.Linear(WIDTH, 2 * SIZE), nn.Linear(SIZE, WIDTH)
+        self.scale = SIZE**-0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, (k, v) = nn.functional.linear(x, self.q.weight * self.scale), self.kv(x).chunk(2, -1)
+        return self.out(by_hand(q @ k.mT, v))
+
+
+HEALTHY: dict[str, Callable[[], nn.Module]] = {
+    "as torch scales": lambda: Layer(fused(None), scale=SIZE**-0.5),
+    "as it is told": lambda: Layer(fused(SIZE**-0.5), scale=SIZE**-0.5),
+    "by the channels": lambda: Layer(fused(1 / SIZE)),
+    "by the channels, apart": lambda: Layer(fused_apart),
+    "half each": lambda: Layer(half_each),
+    "in place": lambda: Layer(scaled_in_place, scale=SIZE**-0.5),
+    "not at all, on purpose": lambda: Layer(not_at_all),
+    "by a product": lambda: Layer(scaled_by_product, scale=SIZE**-0.5),
+    "turned": lambda: Layer(turned, scale=SIZE**-0.5),
+}
+UNKNOWN: dict[str, Callable[[], nn.Module]] = {
+    "normed": lambda: Layer(normed, scale=SIZE**-0.5),
+    "normed after it was scaled": lambda: Layer(normed_and_scaled_before),
+    "capped": lambda: Layer(capped),
+    "scaled weights": ScaledWeights,
+}
+
+
+def examined(make: Callable[[], nn.Module], seed: int = 0) -> Result:
+    subject = Subject(
+        name="tests",
+        build=lambda seed: (torch.manual_seed(seed), make())[1],
+        forward=lambda module, x: module(x),
+        input="embeddings",
+        width=WIDTH,
+        packages=("tests",),
+        seed=seed,
+    )
+    return run_check(registry.load("FWD230"), subject)
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_wrong_scale_is_found_at_its_line(name: str) -> None:
+    make, said, line = FAULTY[name]
+    (finding,) = examined(make).findings
+    assert said in finding.message
+    assert Path(finding.where.file).read_text().splitlines()[finding.where.line - 1].strip() == line
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))])
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_is_scaled_once_is_silent(name: str, seed: int) -> None:
+    result = examined(HEALTHY[name], seed)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ()), result.reason
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_cannot_be_known_is_not_judged(name: str) -> None:
+    result = examined(UNKNOWN[name])
+    assert (result.verdict, result.findings) == (Verdict.SKIP, ())
