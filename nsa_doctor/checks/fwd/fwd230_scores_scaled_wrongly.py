@@ -14,26 +14,24 @@ Example:
     y = scaled_dot_product_attention(q, k, v, scale=self.scale)
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.scaled import wrongly_scaled
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
-from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.attention.score_scale import Scores, scores_of
+from nsa_doctor.probes.attention.score_scale import scores_of
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH = 19
 _LEAST_CHANNELS = 8  # with fewer, halves and quarters mean other things
-_ALIKE = 1e-4  # of two factors
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -41,7 +39,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     found = [each for each in scores_of(sp, sp.input(min(_LENGTH, subject.max_length))) if each.size >= _LEAST_CHANNELS]
     if not found:
         raise NotApplicableError("no softmax of products of queries and keys was seen, whose scale is known")
-    said = [(scores, what) for scores in found if (what := _wrong(scores, sp.module)) is not None]
+    said = [(scores, what) for scores in found if (what := wrongly_scaled(scores, sp.module)) is not None]
     for scores, (message, place) in said[:1]:
         others = sum(what[1] == place for _, what in said) - 1
         yield Finding(
@@ -50,37 +48,6 @@ def run(subject: Subject) -> Iterator[Finding]:
             evidence={"channels": scores.size, "factor": scores.total},
             repro=command_for(subject, "FWD230"),
         )
-
-
-def _wrong(scores: Scores, root: nn.Module) -> tuple[str, Place] | None:
-    """What is wrong with how these scores are scaled, and where."""
-    size, total, usual = scores.size, scores.total, scores.size**-0.5
-    times = f"scores of queries and keys of {size} channels are multiplied by"
-    twice = [factor for factor in scores.factors if _is(factor.value, usual)]
-    if len(twice) > 1 and _is(total, usual**2):
-        lines = " and ".join(str(factor.place.line) for factor in twice[:2])
-        return f"{times} {usual:.4g} twice, in lines {lines}: by {total:.4g} in all", twice[0].place
-    if scores.factors and _is(total, 1 / usual):
-        return f"{times} {total:.4g}, their square root, which is to divide them", scores.factors[0].place
-    name = "" if scores.factors else _held(root, scores.place, usual)
-    if name:
-        return f"{times} nothing, though {scores.place.module_class} holds {name} = {usual:.4g}", scores.place
-    return None
-
-
-def _held(root: nn.Module, place: Place, usual: float) -> str:
-    """The attribute of the module there that is the usual factor and is named after scaling; empty for none."""
-    module = root.get_submodule(place.module) if place.module_class else root
-    held = {**vars(module), **dict(module.named_buffers(recurse=False))}
-    for name, value in held.items():
-        number = float(value) if isinstance(value, float) or (isinstance(value, Tensor) and value.numel() == 1) else 0.0
-        if "scal" in name and (_is(number, usual) or _is(number, 1 / usual)):
-            return name
-    return ""
-
-
-def _is(value: float, other: float) -> bool:
-    return math.isclose(value, other, rel_tol=_ALIKE)
 
 
 def planted(subject: Subject) -> Subject:
