@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.adapters.input_discovery import called, parameter_names
 from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.probes.attention.handed_masks import is_wanted_within
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.subject.contract import Subject
@@ -18,6 +19,7 @@ from nsa_doctor.subject.contract import Subject
 _LENGTH, _ROWS, _CLOSE, _LOUD = 9, 2, 1e-3, -10_000
 _LONG = 64
 _NAMES = re.compile(r"(^|_)mask$")  # attention_mask, key_padding_mask, and what has nothing to do with padding
+_OF_TOKENS = re.compile(r"(attention_|key_padding_|src_key_padding_|padding_|pad_|input_)?mask")
 _MEANINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "ones for tokens": Tensor.long,
     "true for tokens": Tensor.bool,
@@ -44,7 +46,29 @@ def with_padding(subject: Subject, module: nn.Module) -> Subject:
             if attempt(marks) is True:
                 note = f"padding is masked by forward(x, {name}=...), {words}"
                 return replace(subject, padded=padded, notes=(*subject.notes, note))
+        if _OF_TOKENS.fullmatch(name) and attempt(partial(_is_lost, subject, way, name)) is True:
+            padded = partial(_padded, subject, way, name, Tensor.bool)
+            note = f"forward(x, {name}=...) is taken to mask padding, true for tokens: it changes nothing"
+            return replace(subject, padded=padded, notes=(*subject.notes, note))
     return subject
+
+
+def _is_lost(subject: Subject, way: str | None, name: str) -> bool:
+    """Whether a mask of tokens changes nothing, whatever it hides, and a part of the module wants it."""
+    sp = built(subject)
+    x = _some_rows(sp)
+    every = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+    first = every.clone()
+    first[:, 1:] = False
+
+    def given(mask: Tensor) -> Tensor:
+        return checked_answer(subject, called(sp.module, x.clone(), way, {name: mask}), x)[0]
+
+    with torch.no_grad():
+        plain = sp(x)
+        if not all(torch.equal(given(mask), plain) for mask in (every, first, ~first)):
+            return False
+    return is_wanted_within(sp.module, subject.packages, given, first, name)
 
 
 def _padded(
@@ -70,6 +94,13 @@ def _serves_as_much(sp: BuiltModule, padded: Masked) -> bool:
         )
 
 
+def _some_rows(sp: BuiltModule) -> Tensor:
+    """Rows of few tokens, or of more where they are not served."""
+    x = sp.input(_LENGTH, _ROWS)
+    is_refused = isinstance(attempt(lambda: sp(x)), Caught)
+    return sp.input(min(_LONG, sp.subject.max_length), _ROWS) if is_refused else x
+
+
 def _marks_padding(subject: Subject, padded: Masked, *, has_size: bool) -> bool:
     """Whether a mask of ones changes nothing, others do, and it is none that is added to scores.
 
@@ -79,9 +110,7 @@ def _marks_padding(subject: Subject, padded: Masked, *, has_size: bool) -> bool:
     sp = built(subject)
     if not _serves_as_much(sp, padded):
         return False
-    x = sp.input(_LENGTH, _ROWS)
-    if isinstance(attempt(lambda: sp(x)), Caught):  # some serve longer sequences alone
-        x = sp.input(min(_LONG, subject.max_length), _ROWS)
+    x = _some_rows(sp)
     ones = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
     one = ones * 0
     one[:, 0] = 1

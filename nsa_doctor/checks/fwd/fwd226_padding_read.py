@@ -26,6 +26,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.padded_rows import PaddedRow
 from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.numerics.compare import baseline
@@ -68,6 +69,8 @@ def _fault(sp: BuiltModule, row: PaddedRow) -> tuple[str, Place] | None:
         return f"{int(bad.sum())} of {bad.numel()} of the row's own tokens are not finite", row.birth()
     base = baseline(sp, row.input)
     found = base.departure(second, _SECOND, row.own, expected=first)
+    if found is not None and row.is_mask_lost():
+        return f"padding is read, and the mask changes nothing: {found.text}", definition_place(sp.module)
     if found is not None:
         return f"padding is read: its content changes the row's own tokens: {found.text}", row.reading()
     found = None if row.is_left else base.departure(first, _SECOND, row.own, expected=row.alone())

@@ -54,10 +54,14 @@ class PaddedRow:
         """What the row's own tokens give by themselves."""
         return self.sp(self.input[1:, self.own])
 
-    def _masked(self, padding: int, rows: slice = slice(None)) -> Tensor:
+    def is_mask_lost(self) -> bool:
+        """Whether a mask of no padding gives the same, bit for bit."""
+        return torch.equal(self._masked(0), self._masked(0, keep=torch.ones_like(self._keep)))
+
+    def _masked(self, padding: int, rows: slice = slice(None), keep: Tensor | None = None) -> Tensor:
         padded, module = self.sp.subject.padded, self.sp.module
         assert padded is not None
-        x, keep = self._filled(padding)[rows], self._keep.to(self.sp.subject.device)[rows]
+        x, keep = self._filled(padding)[rows], (self._keep if keep is None else keep).to(self.sp.subject.device)[rows]
         seed_everything(self.sp.subject.seed)
         return ask("forward with padding", lambda: padded(module, x, keep.clone()), module)
 
