@@ -54,15 +54,18 @@ def take_loss(sp: BuiltModule, seam: str, ids: Tensor) -> Taken | None:
     Of a training step it is what backward is called on that counts, where that can be seen; of a loop, its evaluation.
     """
     module, subject = sp.module, sp.subject
-    calls: list[tuple[Tensor, Tensor]] = []
+    calls: list[tuple[Tensor, Tensor | None]] = []
     watch = _Backwards() if seam == "train_step" else None
 
     def look(_module: nn.Module, args: Any, kwargs: Any, answer: Any) -> None:
         given = next((leaf for leaf in tree_leaves((args, kwargs)) if _is_like(leaf, ids)), None)
         if given is not None:
             output = attempt(lambda: checked_answer(subject, answer, given)[0])
+            is_a_loss = isinstance(answer, Tensor) and answer.numel() == 1
             if not isinstance(output, Caught):
                 calls.append((given.detach().clone(), output.detach().double()))
+            elif is_a_loss and module is _module:
+                calls.append((given.detach().clone(), None))
 
     held_back = _held_back(sp, ids)  # before any step
     seed_everything(subject.seed)
@@ -76,12 +79,22 @@ def take_loss(sp: BuiltModule, seam: str, ids: Tensor) -> Taken | None:
     loss = roots[0] if len(roots) == 1 else answer
     if len(calls) != 1 or len(roots) > 1 or (isinstance(loss, Tensor) and loss.numel() != 1):
         return None
-    value, (given, logits) = float(loss), calls[0]
+    value, (given, seen) = float(loss), calls[0]
+    logits = _logits(sp, given) if seen is None else seen
+    if logits is None:
+        return None
     late = _lateness(ids, given)
     if late is None or not math.isfinite(value):
         return None
     dtype = loss.dtype if isinstance(loss, Tensor) and loss.is_floating_point() else torch.float32
     return Taken(value=value, eps=torch.finfo(dtype).eps, ids=ids, logits=logits, late=late + held_back)
+
+
+def _logits(sp: BuiltModule, given: Tensor) -> Tensor | None:
+    """Those of a forward that was handed labels and gave the loss alone, asked again without."""
+    with preserved_state(), torch.no_grad():
+        again = attempt(lambda: sp(given).double())
+    return None if isinstance(again, Caught) else again
 
 
 def meanings(taken: Taken) -> Iterator[Meaning]:

@@ -1,6 +1,7 @@
 """A token model's own loss is found by the labels that its forward takes, shifted inside or by whoever calls it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -100,3 +101,27 @@ def test_a_wrong_loss_is_found(kind: type[Model], loss: Loss, words: str) -> Non
 
 def test_a_model_that_takes_no_labels_has_no_loss() -> None:
     assert not found(Refuses, next_tokens).offers("loss")
+
+
+class LossAlone(Model):
+    def forward(self, ids: Tensor, lm_labels: Tensor | None = None) -> Tensor:
+        logits = self.head(nn.functional.dropout(self.embed(ids).cumsum(1), 0.1, self.training))
+        return logits if lm_labels is None else self.of(logits, lm_labels)
+
+
+def step_on_labels(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> float:
+    optimizer.zero_grad()
+    loss = module(ids, lm_labels=ids)
+    loss.backward()
+    optimizer.step()
+    return float(loss)
+
+
+@pytest.mark.parametrize(("loss", "num_findings"), [(next_tokens, 0), (as_they_stand, 1)])
+def test_a_forward_that_gives_the_loss_alone_is_asked_for_its_logits(loss: Loss, num_findings: int) -> None:
+    subject = replace(found(LossAlone, loss), loss=None, train_step=step_on_labels)
+    result = run_check(registry.load("GRD207"), subject)
+    assert len(result.findings) == num_findings
+    for finding in result.findings:
+        assert finding.message.startswith("targets are the tokens just read")
+        assert finding.where.function == "as_they_stand"
