@@ -137,7 +137,7 @@ class _Watch(DispatchWatcher):
         known = _joined(states)
         if name in _KEEPING:
             return known
-        if name in _TABLES and not known.size:
+        if name in _TABLES:  # angles are products too, of positions and frequencies
             return _State()
         return replace(known, is_unknown=bool(known.size or known.factors or known.is_unknown))
 

@@ -108,7 +108,7 @@ def scaled_by_product(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def turned(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    at = torch.arange(q.shape[-2], dtype=q.dtype, device=q.device)[:, None] / 7
+    at = torch.arange(q.shape[-2], dtype=q.dtype, device=q.device)[None, :, None] @ q.new_full((1, 1, 1), 1 / 7)
     q, k = (torch.cat([x[..., :8] * at.cos(), x[..., 8:] * at.sin()], -1) for x in (q, k))
     return by_hand(q * SIZE**-0.5 @ k.mT, v)
 
