@@ -22,9 +22,10 @@ _SCALED = frozenset({"mul", "mul_", "div", "div_"})
 _PROJECTIONS = frozenset({"mm", "addmm", "convolution", "embedding"})
 _PRODUCTS = frozenset({"bmm", "baddbmm"})
 _SOFTMAX = frozenset({"softmax", "safe_softmax"})
-_NORMS = frozenset(
-    {"rsqrt", "linalg_vector_norm", "norm", "native_layer_norm", "rms_norm", "fused_rms_norm", "native_group_norm"}
-)
+_NORMS = frozenset({"native_layer_norm", "rms_norm", "fused_rms_norm", "native_group_norm"})
+_LENGTHS = frozenset({"linalg_vector_norm", "norm"})
+_MEANS = frozenset({"mean", "var", "var_mean"})
+_ROOTS = frozenset({"sqrt", "rsqrt"})
 _KEEPING = frozenset(  # a factor of what they are given is one of what they give
     {
         *("add", "add_", "sub", "sub_", "rsub", "neg", "cat", "stack", "copy_", "clone", "to_copy", "detach", "mul"),
@@ -51,8 +52,8 @@ class Factor:
 class Scores:
     """What a softmax is taken of: queries and keys of `size` channels, their product, and what it is multiplied by.
 
-    On the way to it, nothing was normalised and no weight was scaled: all that multiplies it is in `factors`, one for
-    each line.
+    On the way to it, nothing was divided by its length and no weight was scaled: all that multiplies it, after a norm
+    where there is one, is in `factors`, one for each line.
     """
 
     size: int
@@ -67,12 +68,17 @@ class Scores:
 
 @dataclass(frozen=True)
 class _State:
-    """What is known of one tensor; `is_unknown` where it may be scaled by more than the factors."""
+    """What is known of one tensor; `is_unknown` where it may be scaled by more than the factors.
+
+    `is_mean` is a mean over channels, and `is_root` a root of one, by which a norm multiplies or divides.
+    """
 
     factors: tuple[Factor, ...] = ()
     size: int = 0
     place: Place = field(default_factory=Place)
     is_unknown: bool = False
+    is_mean: bool = False
+    is_root: bool = False
 
 
 def scores_of(sp: BuiltModule, x: Tensor) -> list[Scores]:
@@ -118,8 +124,13 @@ class _Watch(DispatchWatcher):
         return result
 
     def _after(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], states: Sequence[_State]) -> _State:
-        if name in _NORMS:
-            return _State(is_unknown=True)
+        if name in _NORMS or (name in _SCALED and any(state.is_root for state in states)):
+            return _State()  # as large as any that was not scaled
+        if name in _MEANS:
+            return _State(is_mean=True)
+        if name in _LENGTHS or name in _ROOTS:
+            is_root = name in _ROOTS and any(state.is_mean for state in states)
+            return _State(is_root=is_root, is_unknown=not is_root)
         if name in _SCALED and (number := _number(args[1])) is not None and number not in (0, 1):
             factor = Factor(1 / number if name.startswith("div") else number, self._places.here()[0])
             state = self._state(args[0])
@@ -164,7 +175,7 @@ def _joined(states: Sequence[_State]) -> _State:
     """What an operation makes of several: that of the one which is scaled, where they do not disagree."""
     known = [state for state in states if state.factors or state.size or state.is_unknown]
     if not known:
-        return _State()
+        return _State(is_mean=any(state.is_mean for state in states), is_root=any(state.is_root for state in states))
     alike = {tuple(sorted(factor.value for factor in state.factors)) for state in known}
     largest = max(known, key=lambda state: (state.size, len(state.factors)))
     unknown = len(alike) > 1 or any(state.is_unknown for state in known)

@@ -65,6 +65,12 @@ FAULTY: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "before what scales": (lambda: Layer(before_what_scales), "0.25 twice", "q = q * SIZE**-0.5"),
     "twice by hand": (lambda: Layer(twice_by_hand), "0.25 twice", "q = q / math.sqrt(SIZE)"),
     "times the root": (lambda: Layer(times_the_root), "multiplied by 4", "scores = scores * SIZE**0.5"),
+    "normed and scaled": (lambda: Layer(normed_and_scaled), "0.25 twice", "q = q * SIZE**-0.5"),
+    "normed and times the root": (
+        lambda: Layer(normed_and_times_the_root),
+        "multiplied by 4",
+        "return scaled_dot_product_attention(q, k, v, scale=SIZE**0.5)",
+    ),
     "not at all": (lambda: Layer(not_at_all, scale=SIZE**-0.5), "Layer holds scale = 0.25", "scores = q @ k.mT"),
 }
 
@@ -92,9 +98,24 @@ def normed(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return by_hand((normalize(q, dim=-1) * SIZE**0.5) @ normalize(k, dim=-1).mT, v)
 
 
-def normed_and_scaled_before(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def rms(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+def scaled_and_normed(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q = q * SIZE**-0.5
-    return scaled_dot_product_attention(q * q.square().mean(-1, keepdim=True).rsqrt(), k, v)
+    return scaled_dot_product_attention(rms(q), rms(k), v)
+
+
+def normed_and_scaled(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = rms(q)
+    q = q * SIZE**-0.5
+    return scaled_dot_product_attention(q, rms(k), v)
+
+
+def normed_and_times_the_root(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k = nn.functional.rms_norm(q, (SIZE,)), nn.functional.layer_norm(k, (SIZE,))
+    return scaled_dot_product_attention(q, k, v, scale=SIZE**0.5)
 
 
 def capped(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -135,11 +156,11 @@ HEALTHY: dict[str, Callable[[], nn.Module]] = {
     "in place": lambda: Layer(scaled_in_place, scale=SIZE**-0.5),
     "not at all, on purpose": lambda: Layer(not_at_all),
     "by a product": lambda: Layer(scaled_by_product, scale=SIZE**-0.5),
+    "scaled and normed": lambda: Layer(scaled_and_normed),
     "turned": lambda: Layer(turned, scale=SIZE**-0.5),
 }
 UNKNOWN: dict[str, Callable[[], nn.Module]] = {
     "normed": lambda: Layer(normed, scale=SIZE**-0.5),
-    "normed after it was scaled": lambda: Layer(normed_and_scaled_before),
     "capped": lambda: Layer(capped),
     "scaled weights": ScaledWeights,
 }
