@@ -15,7 +15,7 @@ from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.hooks.receivers import Receiver, receivers
 from nsa_doctor.probes.hooks.tensor_owners import tensors_held
-from nsa_doctor.probes.internal import DispatchWatcher, memory_of, tree_map
+from nsa_doctor.probes.internal import DispatchWatcher, is_transformed, memory_of, tree_map
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import tensors_in
 
@@ -93,14 +93,14 @@ def _passed(sp: BuiltModule, x: Tensor, is_other: bool = False) -> Pass:
     chance = torch.Generator().manual_seed(sp.subject.seed)
 
     def changed(value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point():
+        if not isinstance(value, Tensor) or not _is_inexact(value):
             return value
         made.add(memory_of(value))
         return value + torch.randn(value.shape, generator=chance).to(value) if is_other else value
 
     def after(path: str) -> Any:
         def hook(module: nn.Module, args: Any, answer: Any) -> Any:
-            if any(each.is_floating_point() for each in tensors_in(answer)):
+            if any(map(_is_inexact, tensors_in(answer))):
                 done.used.setdefault(path, places.here()[0])
             return tree_map(changed, answer)
 
@@ -115,10 +115,18 @@ def _passed(sp: BuiltModule, x: Tensor, is_other: bool = False) -> Pass:
             stack.enter_context(_other_values(list(tables.values()), chance))
         else:
             stack.enter_context(_Reading(tables, done.used, places))
-            is_one = lambda value: any(memory_of(each) in made for each in tensors_in(value))  # noqa: E731
-            done.receivers = stack.enter_context(receivers(frames, is_one))
+            done.receivers = stack.enter_context(receivers(frames, lambda value: _is_of(value, made)))
         done.output = sp(x)
     return done
+
+
+def _is_inexact(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _is_of(value: Any, memories: set[int]) -> bool:
+    """Whether some of it lies in one of these memories; what torch.func wraps lies in none."""
+    return any(memory_of(each) in memories for each in tensors_in(value) if not is_transformed(each))
 
 
 class _Reading(DispatchWatcher):
@@ -159,12 +167,12 @@ def modules_of_positions(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _tables(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, buffers and plain attributes that are named so, of floating point."""
+    """Parameters, buffers and plain attributes that are named so, of real and complex numbers."""
     for path, parameter in root.named_parameters():
-        if _is_of_positions(path.rpartition(".")[2], _SHORT) and parameter.is_floating_point():
+        if _is_of_positions(path.rpartition(".")[2], _SHORT) and _is_inexact(parameter):
             yield path, parameter
     for holder in tensors_held(root):
-        if _is_of_positions(holder.attribute, _SHORT) and holder.tensor.is_floating_point():
+        if _is_of_positions(holder.attribute, _SHORT) and _is_inexact(holder.tensor):
             yield f"{holder.module}.{holder.way}".lstrip("."), holder.tensor
 
 

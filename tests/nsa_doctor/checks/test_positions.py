@@ -125,6 +125,21 @@ class Learned(nn.Module):
         return self.embed(ids)
 
 
+class Vectorised(Model):
+    """Makes its mask by torch.vmap, of functions of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(Attention(is_causal=True, turns=True))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        at = torch.arange(ids.shape[1], device=ids.device)
+        seen = torch.vmap(torch.vmap(self.sees, (None, 0)), (0, None))(at, at)
+        return super().forward(ids) + 0 * seen.sum()
+
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        return key <= query
+
+
 def examined(make: Callable[[], nn.Module], seed: int = 0) -> Result:
     subject = Subject(
         name="tests",
@@ -146,6 +161,7 @@ HEALTHY: dict[str, Callable[[], nn.Module]] = {
     "a table": lambda: Table(torch.arange),
     "a table and no attention": lambda: Table(torch.arange, is_mixed=False),
     "a gate of zero": Gated,
+    "a mask made by vmap": Vectorised,
 }
 NOTHING_TO_SAY: dict[str, Callable[[], nn.Module]] = {"a bag of tokens": NoPositions, "a learned table": Learned}
 
