@@ -18,12 +18,13 @@ from nsa_doctor.subject.contract import Subject
 _WHOLE_IN_NOTHING = (17, 67)
 _MULTIPLES = (1, 2, 3)
 _LARGEST_STEP = 512
+_LARGEST_ALONE = 2048
 
 
 def in_whole_multiples(
     subject: Subject, module: nn.Module, refusal: Callable[[int], SubjectFailedError | None]
 ) -> Subject:
-    """The subject, given whole multiples of a number of tokens alone where its module serves no others.
+    """The subject, given whole multiples of a number of tokens alone, or that many, where its module serves no others.
 
     `refusal` says what a call of that length raises. What is raised on purpose is noted, and what merely fails at such
     a length is among what was `seen`. A module that fails at every length, and refuses some on purpose, serves others.
@@ -33,8 +34,13 @@ def in_whole_multiples(
         failure = refusal(length)
         return failure is not None and is_on_purpose(failure, subject.packages)
 
-    step = _step(module, lambda length: refusal(length) is not None) or _step(module, refuses)
-    failure = None if step is None else refusal(step + 1)
+    def fails(length: int) -> bool:
+        return refusal(length) is not None
+
+    step = _step(module, fails) or _step(module, refuses)
+    only = _only(module, fails, refuses) if step is None else None
+    failure = refusal(only - 1) if only else None if step is None else refusal(step + 1)
+    step = step or only
     if step is None or failure is None:
         return subject
     found = filled_up(subject, step)
@@ -44,7 +50,8 @@ def in_whole_multiples(
         point = Point(length=step + 1, dtype=subject.dtype, mode=lightest_mode(subject))
         found = replace(found, seen=(Measurement(point=point, trouble=trouble_of(failure, subject.packages)),))
         why = "it raises at others"
-    note = f"sequences are filled up at their end to whole multiples of {step} tokens: {why}"
+    whole = f"{step} tokens" if only else f"whole multiples of {step} tokens"
+    note = f"sequences are filled up at their end to {whole}: {why}"
     return replace(found, notes=(*found.notes, note))
 
 
@@ -78,6 +85,20 @@ def _step(module: nn.Module, refuses: Callable[[int], bool]) -> int | None:
         if refuses(step + 1) and not any(refuses(factor * step) for factor in _MULTIPLES):
             return step
     return None
+
+
+def _only(module: nn.Module, fails: Callable[[int], bool], refuses: Callable[[int], bool]) -> int | None:
+    """The one length that the module holds and serves, where shorter ones are refused and longer ones fail; or None."""
+    if not all(fails(length) for length in _WHOLE_IN_NOTHING):
+        return None
+    served = (length for length in _held(module) if not fails(length))
+    return next((each for each in served if refuses(each - 1) and fails(each + 1) and fails(2 * each)), None)
+
+
+def _held(module: nn.Module) -> list[int]:
+    """Whole numbers that the module's parts hold and that may be lengths, the largest first."""
+    held = {value for part in module.modules() for value in vars(part).values() if type(value) is int}
+    return sorted((value for value in held if 1 < value <= _LARGEST_ALONE), reverse=True)
 
 
 def _candidates(module: nn.Module) -> Iterator[int]:

@@ -1,7 +1,8 @@
 """FWD227 neighbours-never-read
 
-Detects: tokens that read what is near and all that is far, and skip a block between, whatever the input is; and a
-    sequence in two halves that never read each other, though neighbours at that place do in a longer one.
+Detects: tokens that read what is near and all that is far, and skip a block between, whatever the input is; a
+    sequence in two halves that never read each other, though neighbours at that place do in a longer one; and a
+    module that projects queries, keys and values and in which no token reads another.
 Matters: what stands in the gap reaches those tokens by no way, and the loss still falls.
 Fix: count the levels, or the shares, by which a sequence is divided: one of them is left out.
 
@@ -23,9 +24,10 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.read_tokens import readers
-from nsa_doctor.probes.attention.token_gaps import halves, skipped_blocks
+from nsa_doctor.probes.attention.token_gaps import halves, projects_all_three, skipped_blocks
 from nsa_doctor.probes.hooks.origin import origin
-from nsa_doctor.probes.model.built_module import comparable_module
+from nsa_doctor.probes.hooks.places import definition_place, in_subject
+from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.nominal_time import nominal_seconds
 from nsa_doctor.subject.contract import Subject
 
@@ -43,23 +45,35 @@ def run(subject: Subject) -> Iterator[Finding]:
         if nominal_seconds(lambda: sp(x)) > _MOST_SECONDS:
             raise NotApplicableError("calls take too long to ask token by token")
     read = readers(sp, _LENGTH, range(_LENGTH))
-    message = ""
-    if gap := skipped_blocks(read):
-        message = f"{gap.num_rows} of {_LENGTH} tokens read nearer and all farther ones and skip {gap.size} between"
-        message += f" at S={_LENGTH}, whatever the input: token {gap.token} reads none of {gap.first} to {gap.last}"
-    elif (at := halves(read)) is not None and subject.max_length >= 2 * _LENGTH:
-        longer = readers(sp, 2 * _LENGTH, [at - 1, at])
-        if bool(longer[at, 0] | longer[at - 1, 1]):
-            message = f"tokens before {at} and from it on never read each other at S={_LENGTH}; "
-            message += f"at S={2 * _LENGTH}, tokens {at - 1} and {at} do"
+    message, place = _gap(sp, read), None
+    attends = None if message else projects_all_three(sp.module)
+    if attends is not None and not bool((read & ~torch.eye(_LENGTH, dtype=torch.bool)).any()):
+        message = f"no token reads another at S={_LENGTH}, whatever the input, though queries, keys and values are made"
+        place = definition_place(attends)
     if message:
-        place = origin(subject, sp.module, lambda: sp(x))
         yield Finding(
             message=message,
-            where=place,
+            where=in_subject(place or origin(subject, sp.module, lambda: sp(x)), sp.module),
             evidence={"length": _LENGTH, "dtype": sp.dtype},
             repro=command_for(subject, "FWD227"),
         )
+
+
+def _gap(sp: BuiltModule, read: Tensor) -> str:
+    """What is never read between or beside what is; nothing where there is no such gap."""
+    if gap := skipped_blocks(read):
+        return (
+            f"{gap.num_rows} of {_LENGTH} tokens read nearer and all farther ones and skip {gap.size} between at "
+            f"S={_LENGTH}, whatever the input: token {gap.token} reads none of {gap.first} to {gap.last}"
+        )
+    if (at := halves(read)) is not None and sp.subject.max_length >= 2 * _LENGTH:
+        longer = readers(sp, 2 * _LENGTH, [at - 1, at])
+        if bool(longer[at, 0] | longer[at - 1, 1]):
+            return (
+                f"tokens before {at} and from it on never read each other at S={_LENGTH}; "
+                f"at S={2 * _LENGTH}, tokens {at - 1} and {at} do"
+            )
+    return ""
 
 
 def planted(subject: Subject) -> Subject:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.scaled import wrongly_scaled
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.score_scale import scores_of
 from nsa_doctor.probes.hooks.places import in_subject
@@ -34,12 +34,18 @@ _LENGTH = 19
 _LEAST_CHANNELS = 8  # with fewer, halves and quarters mean other things
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     sp = comparable_module(subject)
     found = [each for each in scores_of(sp, sp.input(min(_LENGTH, subject.max_length))) if each.size >= _LEAST_CHANNELS]
     if not found:
         raise NotApplicableError("no softmax of products of queries and keys was seen, whose scale is known")
     said = [(scores, what) for scores in found if (what := wrongly_scaled(scores, sp.module)) is not None]
+    bare = [each for each in found if not each.factors]
+    if bare and not said:
+        message = (
+            f"scores of queries and keys of {bare[0].size} channels are multiplied by nothing before their softmax"
+        )
+        yield Note(message=message, where=in_subject(bare[0].place, sp.module))
     for scores, (message, place) in said[:1]:
         others = sum(what[1] == place for _, what in said) - 1
         yield Finding(

@@ -1,11 +1,14 @@
 """Gaps in which tokens read each other: a block left out between near and far, or two halves apart."""
 
+import re
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 _LEAST_SHARE = 0.25  # of the tokens skip a block
 _MOST_SHARE = 0.25  # of a sequence is what one of them skips
+_PROJECTED = ({"q", "query", "queries"}, {"k", "key", "keys", "kv"}, {"v", "value", "values", "kv"})
+_FUSED = {"qkv", "wqkv"}
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,23 @@ def skipped_blocks(read: Tensor) -> Gap | None:
         return None
     one = gaps[0]
     return Gap(len(tokens), one.size, one.token, one.first, one.last)
+
+
+def projects_all_three(root: nn.Module) -> nn.Module | None:
+    """The first part, innermost last, that has linear layers named after queries, keys and values, each its own.
+
+    Keys and values that are no projections, as a learned memory is, are another thing.
+    """
+    for part in root.modules():
+        words = {
+            word
+            for name, child in part.named_children()
+            if isinstance(child, (nn.Linear, nn.Conv1d))
+            for word in re.findall(r"[a-z]+", name.lower())
+        }
+        if all(words & each for each in _PROJECTED) or words & _FUSED:
+            return part
+    return None
 
 
 def halves(read: Tensor) -> int | None:

@@ -58,12 +58,12 @@ def anything(x: Tensor) -> Tensor:
     return x
 
 
-def adapted(make) -> Subject:
+def adapted(make, length: int = 128) -> Subject:
     def seeded() -> nn.Module:
         torch.manual_seed(0)
         return make()
 
-    request = SubjectRequest(spec="tests:make", lengths=(128,), explore=True)
+    request = SubjectRequest(spec="tests:make", lengths=(length,), explore=True)
     return adapt(request, seeded)
 
 
@@ -166,3 +166,32 @@ def test_a_table_of_few_positions_is_the_limit() -> None:
 
     request = SubjectRequest(spec="tests:make", lengths=(8,), explore=True)
     assert adapt(request, WithTable).max_length == 12
+
+
+def takes_only(count: int):
+    def accept(x: Tensor) -> Tensor:
+        assert x.shape[1] == count, f"length must be {count}"
+        return x
+
+    return accept
+
+
+class WithTable(Attention):
+    """Reads positions of a table that ends at the only length it takes."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(takes_only(count))
+        self.count, self.register = count, nn.Embedding(count, 8)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = x + 0 * self.register(torch.arange(x.shape[1], device=x.device)).sum()
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("count", [40, 64, 100])
+def test_the_only_length_that_it_takes_is_a_note(count: int) -> None:
+    subject = adapted(lambda: WithTable(count), 16)
+    assert (subject.whole_multiples_of, subject.max_length, subject.seen) == (count, count, ())
+    assert f"sequences are filled up at their end to {count} tokens: it refuses others" in subject.notes[0]
+    for code in ("FWD101", "FWD201", "GRD101"):
+        assert run_check(load(code), subject).verdict is Verdict.PASS

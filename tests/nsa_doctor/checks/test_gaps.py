@@ -66,9 +66,49 @@ HEALTHY: dict[str, tuple[Seen, int]] = {
 
 
 def examined(seen: Seen, most: int = 0) -> Result:
+    return result_of(lambda: Attends(seen, most))
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_a_gap_is_found(name: str) -> None:
+    seen, said = FAULTY[name]
+    (finding,) = examined(seen).findings
+    assert said in finding.message
+    assert finding.where.file == __file__
+
+
+class Projected(nn.Module):
+    """Queries, keys and values, and what `mixes` makes of them."""
+
+    def __init__(self, mixes: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.to_q, self.to_k, self.to_v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.mixes = mixes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mixes(self.to_q(x), self.to_k(x), self.to_v(x))
+
+
+class Memory(nn.Module):
+    """Keys and values that are learned: each token reads them alone, on purpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_q = nn.Linear(WIDTH, WIDTH)
+        self.keys, self.values = (nn.Parameter(torch.randn(5, WIDTH)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (self.to_q(x) @ self.keys.mT).softmax(-1) @ self.values
+
+
+def free(dim: int) -> Callable[..., Tensor]:
+    return lambda q, k, v: q.sigmoid() * (k.softmax(dim) * v).sum(dim, keepdim=True)
+
+
+def result_of(make: Callable[[], nn.Module]) -> Result:
     subject = Subject(
         name="tests",
-        build=lambda seed: (torch.manual_seed(seed), Attends(seen, most))[1],
+        build=lambda seed: (torch.manual_seed(seed), make())[1],
         forward=lambda module, x: module(x),
         input="embeddings",
         width=WIDTH,
@@ -79,12 +119,16 @@ def examined(seen: Seen, most: int = 0) -> Result:
     return run_check(registry.load("FWD227"), subject)
 
 
-@pytest.mark.parametrize("name", FAULTY)
-def test_a_gap_is_found(name: str) -> None:
-    seen, said = FAULTY[name]
-    (finding,) = examined(seen).findings
-    assert said in finding.message
-    assert finding.where.file == __file__
+def test_projections_of_which_no_token_reads_anothers_are_found() -> None:
+    (finding,) = result_of(lambda: Projected(free(-1))).findings
+    assert finding.message.startswith("no token reads another at S=64, whatever the input")
+    assert (finding.where.module_class, finding.where.function) == ("Projected", "forward")
+
+
+@pytest.mark.parametrize("make", [lambda: Projected(free(1)), Memory, lambda: nn.Linear(WIDTH, WIDTH)])
+def test_tokens_that_read_others_or_have_no_keys_of_others_are_not(make: Callable[[], nn.Module]) -> None:
+    result = result_of(make)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
 
 
 @pytest.mark.parametrize("name", HEALTHY)
