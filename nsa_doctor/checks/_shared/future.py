@@ -8,14 +8,17 @@ from torch import Tensor
 
 from nsa_doctor.checks._shared.compared import cuts_of, long_length, middle_lengths, odd_lengths
 from nsa_doctor.core.check import Profile
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Mode
-from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
+from nsa_doctor.probes.model.built_module import BuiltModule, built, comparable_module
 from nsa_doctor.probes.model.inputs import ascending, begun_again, values_to_try, with_values
 from nsa_doctor.probes.numerics.compare import Baseline, Departure, baseline, with_other_future
 from nsa_doctor.subject.contract import Subject
 
 _NUM_CUTS: dict[Profile, int] = {"smoke": 3, "quick": 5, "full": 9}
 _LARGE = 30.0
+HALF = "bfloat16"
+_LOUD = 0.1  # of the largest output, which no rounding of it comes to
 
 
 @dataclass(frozen=True)
@@ -44,17 +47,49 @@ class Plan:
         """The subject behind these values."""
         return with_values(subject, self.values)
 
-    def inputs(self, built: BuiltModule, cut: int) -> tuple[Tensor, Tensor]:
+    def inputs(self, sp: BuiltModule, cut: int) -> tuple[Tensor, Tensor]:
         """The input, and one that is another from the cut on."""
-        x = built.input(self.length)
+        x = sp.input(self.length)
         if not self.begins_again:
-            return x, with_other_future(built, x, cut, self.scale)
-        x = x if x.is_floating_point() else ascending(x, built.subject.width)
+            return x, with_other_future(sp, x, cut, self.scale)
+        x = x if x.is_floating_point() else ascending(x, sp.subject.width)
         return x, begun_again(x)
 
     def cuts(self) -> Sequence[int]:
         """Where to cut."""
         return (self.length - 1,) if self.begins_again else cuts_of(self.length, self.num_cuts)
+
+
+@dataclass(frozen=True)
+class HalfLeak:
+    """A cut behind which other values change what comes before it in half precision, by how much beside its size."""
+
+    built: BuiltModule
+    x: Tensor
+    other: Tensor
+    cut: int
+    change: float
+    size: float
+
+
+def half_leak(subject: Subject) -> HalfLeak | None:
+    """What the future changes in bfloat16; None where nothing, or where the subject does not run in it."""
+    if subject.is_slow or "eval" not in subject.modes:
+        return None
+    sp = built(subject, dtype=HALF)
+    for length in odd_lengths(subject):
+        x = sp.input(length)
+        for cut in cuts_of(length, 2):
+            other = with_other_future(sp, x, cut, 1.0)
+            with torch.no_grad():
+                answers = attempt(lambda x=x, other=other: (sp(x).double(), sp(other).double()))
+            if isinstance(answers, Caught):
+                return None
+            plain, changed = (each[:, :cut] for each in answers)
+            change, size = float((changed - plain).abs().max()), float(plain.abs().max())
+            if change > _LOUD * size:
+                return HalfLeak(sp, x, other, cut, change, size)
+    return None
 
 
 def plans(subject: Subject) -> list[Plan]:
@@ -78,13 +113,13 @@ def plans(subject: Subject) -> list[Plan]:
 
 def leak(subject: Subject, plan: Plan) -> tuple[int, Departure | None]:
     """The first cut behind which other values change what comes before it, and how."""
-    built = comparable_module(plan.of(subject), mode=plan.mode)
+    sp = comparable_module(plan.of(subject), mode=plan.mode)
     base: Baseline | None = None
     for cut in plan.cuts():
-        x, other = plan.inputs(built, cut)
-        base = base or baseline(built, x)
+        x, other = plan.inputs(sp, cut)
+        base = base or baseline(sp, x)
         with torch.no_grad():
-            changed = built(other)
+            changed = sp(other)
         found = base.departure(changed[:, :cut], tokens=slice(cut), loudness=max(1.0, plan.scale), given=other)
         if found is not None:
             return cut, found

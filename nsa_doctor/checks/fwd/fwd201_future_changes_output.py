@@ -21,11 +21,12 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import confirmed, departure_finding, one, said_of
-from nsa_doctor.checks._shared.future import Plan, leak, plans
+from nsa_doctor.checks._shared.future import HALF, Plan, half_leak, leak, plans
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.text import numbers
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.core.text import numbers, short_number
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.numerics.divergence import first_divergence
@@ -34,7 +35,8 @@ from nsa_doctor.subject.contract import Subject
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
     if Declaration.BIDIRECTIONAL not in subject.spec:
-        yield from one(_examine(subject, plan) for plan in plans(subject))
+        found = list(one(_examine(subject, plan) for plan in plans(subject)))
+        yield from found or _in_half(subject)
         return
     tried = plans(subject)
     if tried and all(leak(subject, plan)[1] is None for plan in tried):
@@ -67,6 +69,24 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
     if "--subject" not in subject.options:
         return finding
     return replace(finding, message=f"{finding.message}; if that is meant, say --spec bidirectional")
+
+
+def _in_half(subject: Subject) -> Iterator[Finding]:
+    """The finding where only half precision lets the future through, by more than it rounds."""
+    found = half_leak(subject)
+    if found is None or half_leak(replace(subject, seed=subject.seed + 1)) is None:
+        return
+    sp, length = found.built, found.x.shape[1]
+    divergence = first_divergence(sp, lambda: sp(found.x), lambda: sp(found.other), {length: found.cut})
+    at = f"; outputs first diverge at {divergence.operation}" if divergence.operation else ""
+    yield Finding(
+        message=f"causality violation at S={length} in {HALF} alone: tokens >= {found.cut} change the output before "
+        f"them, by up to {short_number(found.change)} where it comes to {short_number(found.size)}{at}",
+        where=divergence.place,
+        evidence={"length": length, "cut": found.cut, "dtype": HALF, "error": found.change},
+        control=f"in {comparable_module(subject).dtype} they do not",
+        repro=command_for(subject, "FWD201"),
+    )
 
 
 def planted(subject: Subject) -> Subject:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +30,7 @@ from nsa_doctor.subject.training_loop import TrainingLoop
 from nsa_doctor.testing.checkpoints import GATE, healthy, holding
 from nsa_doctor.testing.training_runs import trained
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.checks.offered import with_attention, with_positions
 from tests.nsa_doctor.conftest import HERE
 
 KINDS = {code: entry.examines for code, entry in registry.entries().items()}
@@ -207,33 +208,6 @@ def with_a_loop(subject: Subject) -> Subject:
         )
 
     return replace(subject, loop=begin)
-
-
-class Sinusoids(nn.Module):
-    """A wave along the sequence, which nothing trains."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[S, 1], beside x [B, S, D]."""
-        return torch.arange(x.shape[1], device=x.device).to(x.dtype).sin()[:, None]
-
-
-def with_positions(subject: Subject) -> Subject:
-    """Each token is given its place beforehand."""
-
-    def build(seed: int) -> nn.Module:
-        module = subject.build(seed)
-        module.place = Sinusoids()
-        return module
-
-    return replace(
-        subject, build=build, forward=lambda module, x: subject.forward(module, x + cast("Any", module).place(x))
-    )
-
-
-def with_attention(subject: Subject) -> Subject:
-    """Each token is given the mean of all as well, by how alike they are."""
-    attend = nn.functional.scaled_dot_product_attention
-    return replace(subject, forward=lambda module, x: subject.forward(module, x) + attend(x, x, x))
 
 
 OFFERING = {  # what the built-in layer does not, or without what it does

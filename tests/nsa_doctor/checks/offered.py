@@ -1,0 +1,36 @@
+"""What the built-in layer is given beside, for checks that are about parts which it does not have."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.subject.contract import Subject
+
+
+class Sinusoids(nn.Module):
+    """A wave along the sequence, which nothing trains."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[S, 1], beside x [B, S, D]."""
+        return torch.arange(x.shape[1], device=x.device).to(x.dtype).sin()[:, None]
+
+
+def with_positions(subject: Subject) -> Subject:
+    """Each token is given its place beforehand."""
+
+    def build(seed: int) -> nn.Module:
+        module = subject.build(seed)
+        module.place = Sinusoids()
+        return module
+
+    return replace(
+        subject, build=build, forward=lambda module, x: subject.forward(module, x + cast("Any", module).place(x))
+    )
+
+
+def with_attention(subject: Subject) -> Subject:
+    """Each token is given the mean of all as well, by how alike they are."""
+    attend = nn.functional.scaled_dot_product_attention
+    return replace(subject, forward=lambda module, x: subject.forward(module, x) + attend(x, x, x))
