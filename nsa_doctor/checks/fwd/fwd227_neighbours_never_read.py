@@ -47,7 +47,7 @@ def run(subject: Subject) -> Iterator[Finding]:
     read = readers(sp, _LENGTH, range(_LENGTH))
     message, place = _gap(sp, read), None
     attends = None if message else projects_all_three(sp.module)
-    if attends is not None and not bool((read & ~torch.eye(_LENGTH, dtype=torch.bool)).any()):
+    if attends is not None and torch.equal(read, torch.eye(_LENGTH, dtype=torch.bool)):
         message = f"no token reads another at S={_LENGTH}, whatever the input, though queries, keys and values are made"
         place = definition_place(attends)
     if message:

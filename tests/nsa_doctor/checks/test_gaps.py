@@ -105,7 +105,7 @@ def free(dim: int) -> Callable[..., Tensor]:
     return lambda q, k, v: q.sigmoid() * (k.softmax(dim) * v).sum(dim, keepdim=True)
 
 
-def result_of(make: Callable[[], nn.Module]) -> Result:
+def result_of(make: Callable[[], nn.Module], dtype: str = "float32") -> Result:
     subject = Subject(
         name="tests",
         build=lambda seed: (torch.manual_seed(seed), make())[1],
@@ -115,6 +115,7 @@ def result_of(make: Callable[[], nn.Module]) -> Result:
         packages=("tests",),
         max_length=256,
         spec=("bidirectional",),
+        dtype=dtype,
     )
     return run_check(registry.load("FWD227"), subject)
 
@@ -128,6 +129,16 @@ def test_projections_of_which_no_token_reads_anothers_are_found() -> None:
 @pytest.mark.parametrize("make", [lambda: Projected(free(1)), Memory, lambda: nn.Linear(WIDTH, WIDTH)])
 def test_tokens_that_read_others_or_have_no_keys_of_others_are_not(make: Callable[[], nn.Module]) -> None:
     result = result_of(make)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+def in_half_alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    assert q.dtype == torch.bfloat16
+    return free(1)(q, k, v)
+
+
+def test_what_half_precision_does_not_show_is_not() -> None:
+    result = result_of(lambda: Projected(in_half_alone).bfloat16(), "bfloat16")
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
 
 
