@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.adapters.input_discovery import called, parameter_names
 from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.probes.attention.handed_masks import is_wanted_within
+from nsa_doctor.probes.attention.handed_masks import is_kept_from_parts
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.subject.contract import Subject
@@ -68,7 +68,7 @@ def _is_lost(subject: Subject, way: str | None, name: str) -> bool:
         plain = sp(x)
         if not all(torch.equal(given(mask), plain) for mask in (every, first, ~first)):
             return False
-    return is_wanted_within(sp.module, subject.packages, given, first, name)
+    return is_kept_from_parts(sp.module, name)
 
 
 def _padded(

@@ -1,4 +1,4 @@
-"""How scores of attention are scaled wrongly: twice, by the inverse, or not at all where a module holds the factor."""
+"""How scores of attention are scaled wrongly: twice, or by the inverse; and what is said where nothing scales them."""
 
 import math
 
@@ -10,20 +10,25 @@ from nsa_doctor.probes.attention.score_scale import Scores
 _ALIKE = 1e-4  # of two factors
 
 
-def wrongly_scaled(scores: Scores, root: nn.Module) -> tuple[str, Place] | None:
+def wrongly_scaled(scores: Scores) -> tuple[str, Place] | None:
     """What is wrong with how these scores are scaled, and where."""
     size, total, usual = scores.size, scores.total, scores.size**-0.5
     times = f"scores of queries and keys of {size} channels are multiplied by"
     twice = [factor for factor in scores.factors if _is(factor.value, usual)]
-    if len(twice) > 1 and _is(total, usual**2):
+    is_of_each = {factor.of for factor in twice} == {"query", "key"}  # by the channels, on purpose, in two halves
+    if len(twice) > 1 and _is(total, usual**2) and not is_of_each:
         lines = " and ".join(str(factor.place.line) for factor in twice[:2])
         return f"{times} {usual:.4g} twice, in lines {lines}: by {total:.4g} in all", twice[0].place
     if scores.factors and _is(total, 1 / usual):
         return f"{times} {total:.4g}, their square root, which is to divide them", scores.factors[0].place
-    name = "" if scores.factors else _held(root, scores.place, usual)
-    if name:
-        return f"{times} nothing, though {scores.place.module_class} holds {name} = {usual:.4g}", scores.place
     return None
+
+
+def unscaled(scores: Scores, root: nn.Module) -> str:
+    """What is said of scores that nothing multiplies, and of the factor that their module holds."""
+    name = _held(root, scores.place, scores.size**-0.5)
+    held = f", though {scores.place.module_class} holds {name} = {scores.size**-0.5:.4g}" if name else ""
+    return f"scores of queries and keys of {scores.size} channels are multiplied by nothing before their softmax{held}"
 
 
 def _held(root: nn.Module, place: Place, usual: float) -> str:

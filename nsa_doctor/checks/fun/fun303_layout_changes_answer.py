@@ -69,7 +69,7 @@ def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
 
 
 def _where_first(subject: FunctionSubject, length: int, arrange: Arrange, excess: Excess) -> str:
-    """What is said where the first call at some length is right in that layout: the layout alone is not what is wrong.
+    """What is said where the first call at some length is right in that layout, and a contiguous one behind it wrong.
 
     So it is where what was made for the layout of one call, a plan or strides, is kept and taken for another's.
     """
@@ -80,6 +80,9 @@ def _where_first(subject: FunctionSubject, length: int, arrange: Arrange, excess
     first = Measured(problem=problem, answer=answer, bounds=bounds_of(subject, problem, answer))
     if excess.tensor not in answer.tensors or first.excess(excess.tensor) is not None:
         return ""
+    behind = ask(subject, problem)
+    if behind.failure is None and first.first_excess(behind.tensors) is None:
+        return ""  # contiguous tensors are right behind it as well: nothing of that call is kept
     return f", and at S={length} where no other layout was called before: one call's layout is kept for others"
 
 

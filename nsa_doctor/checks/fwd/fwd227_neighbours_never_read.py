@@ -46,7 +46,7 @@ def run(subject: Subject) -> Iterator[Finding]:
             raise NotApplicableError("calls take too long to ask token by token")
     read = readers(sp, _LENGTH, range(_LENGTH))
     message, place = _gap(sp, read), None
-    attends = None if message else projects_all_three(sp.module)
+    attends = None if message else projects_all_three(sp, x)
     if attends is not None and torch.equal(read, torch.eye(_LENGTH, dtype=torch.bool)):
         message = f"no token reads another at S={_LENGTH}, whatever the input, though queries, keys and values are made"
         place = definition_place(attends)

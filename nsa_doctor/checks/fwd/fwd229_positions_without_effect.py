@@ -1,7 +1,8 @@
 """FWD229 positions-without-effect
 
-Detects: positions that are computed in every pass and on which no output depends, whatever is put in their place; and
-an encoder of tokens that computes positions and whose outputs move along when its tokens change places.
+Detects: positions that are computed in every pass, are handed to a function that does not read them, and on which no
+output depends, whatever is put in their place; and an encoder of tokens that computes positions and whose outputs move
+along when its tokens change places. Where nobody is seen to be handed them, it is a note: they may be read elsewhere.
 Matters: to such a model a sentence is a bag of words; the loss falls all the same, only less far.
 Fix: apply the rotation, the bias or the table where it is handed to, and count positions from 0 to S − 1.
 
@@ -24,13 +25,15 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.core.text import numbers
 from nsa_doctor.probes.behaviour.idle_positions import (
     are_idle,
     is_blind_to_order,
+    lengths_of,
     modules_of_positions,
     uses_of_positions,
 )
@@ -41,7 +44,7 @@ from nsa_doctor.subject.contract import Subject
 _LENGTH = 19
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     sp = comparable_module(subject)
     length = min(_LENGTH, subject.max_length)
     done = uses_of_positions(sp, length)
@@ -51,11 +54,14 @@ def run(subject: Subject) -> Iterator[Finding]:
     named = names[0] + (f" and {others} more" if others else "")
     place = next(iter(done.used.values()))
     if are_idle(sp):
-        message = f"{named}: positions that every pass computes, and no output at S={length} depends on their values"
+        lengths = numbers(lengths_of(sp))
+        message = f"{named}: positions that every pass computes, and no output at S={lengths} depends on their values"
         unread = done.unread
-        if unread is not None:
-            message += f"; {unread.code.co_qualname} is handed them as {unread.argument} and does not read it"
-            place = _definition(unread.code, sp.module)
+        if unread is None:
+            yield Note(message=message, where=in_subject(place, sp.module))
+            return
+        message += f"; {unread.code.co_qualname} is handed them as {unread.argument} and does not read it"
+        place = _definition(unread.code, sp.module)
     elif subject.input == "tokens" and sp.dtype == "float64" and is_blind_to_order(sp):
         message = f"tokens in another order give the same outputs in that order at S={length}, although {named} is used"
     else:

@@ -1,7 +1,7 @@
 """FWD230 scores-scaled-wrongly
 
 Detects: scores of attention that two lines multiply by D^-0.5 each, D being the channels of a head, as a call does that
-scales by itself; scores that are multiplied by D^0.5; and scores that nothing scales in a module that holds D^-0.5.
+scales by itself; and scores that are multiplied by D^0.5. Scores that nothing scales are a note.
 Matters: a softmax of scores that are too small is nearly even and reads everything; of scores that are too large it
 reads one key, and lets no gradient through.
 Fix: scale once: hand `scale=1.0` to what scales by itself, or leave out the line before.
@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.scaled import wrongly_scaled
+from nsa_doctor.checks._shared.scaled import unscaled, wrongly_scaled
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
@@ -39,13 +39,10 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     found = [each for each in scores_of(sp, sp.input(min(_LENGTH, subject.max_length))) if each.size >= _LEAST_CHANNELS]
     if not found:
         raise NotApplicableError("no softmax of products of queries and keys was seen, whose scale is known")
-    said = [(scores, what) for scores in found if (what := wrongly_scaled(scores, sp.module)) is not None]
+    said = [(scores, what) for scores in found if (what := wrongly_scaled(scores)) is not None]
     bare = [each for each in found if not each.factors]
     if bare and not said:
-        message = (
-            f"scores of queries and keys of {bare[0].size} channels are multiplied by nothing before their softmax"
-        )
-        yield Note(message=message, where=in_subject(bare[0].place, sp.module))
+        yield Note(message=unscaled(bare[0], sp.module), where=in_subject(bare[0].place, sp.module))
     for scores, (message, place) in said[:1]:
         others = sum(what[1] == place for _, what in said) - 1
         yield Finding(

@@ -37,15 +37,17 @@ _KEEPING = frozenset(  # a factor of what they are given is one of what they giv
     }
 )
 _TABLES = frozenset({"cos", "sin", "exp", "pow", "reciprocal", "polar", "log", "outer", "arange"})
+_HALF = 0.5  # the power that is a root
 _FUSED = "scaled_dot_product"
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A number that a line multiplies by."""
+    """A number that a line multiplies by, `of` the queries, the keys, or else their products."""
 
     value: float
     place: Place
+    of: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,9 @@ class _Watch(DispatchWatcher):
             return _State()  # as large as any that was not scaled
         if name in _MEANS:
             return _State(is_mean=True)
-        if name in _LENGTHS or name in _ROOTS:
-            is_root = name in _ROOTS and any(state.is_mean for state in states)
+        is_power = name == "pow" and not isinstance(args[1], Tensor) and abs(args[1]) == _HALF
+        if name in _LENGTHS or name in _ROOTS or is_power:
+            is_root = name not in _LENGTHS and any(state.is_mean for state in states)
             return _State(is_root=is_root, is_unknown=not is_root)
         if name in _SCALED and (number := _number(args[1])) is not None and number not in (0, 1):
             factor = Factor(1 / number if name.startswith("div") else number, self._places.here()[0])
@@ -143,9 +146,11 @@ class _Watch(DispatchWatcher):
             more = () if alpha == 1 else (Factor(float(alpha), self._places.here()[0]),)
             first, second = (self._state(each) for each in args[-2:])
             unknown = first.is_unknown or second.is_unknown
-            factors = (*first.factors, *second.factors, *more)
+            factors = (*_of(first, "query"), *_of(second, "key"), *more)
             return _State(factors, args[-1].shape[-2], self._places.here()[0], unknown)
         known = _joined(states)
+        if name in _SCALED and known.size and is_weighed:
+            return replace(known, is_unknown=True)  # a temperature for each head
         if name in _KEEPING:
             return known
         if name in _TABLES:  # angles are products too, of positions and frequencies
@@ -157,18 +162,22 @@ class _Watch(DispatchWatcher):
         place, size, scale = self._places.here()[0], args[0].shape[-1], kwargs.get("scale")
         factor = Factor(size**-0.5 if scale is None else float(scale), place)
         unknown = query.is_unknown or key.is_unknown
-        self._see(_State((*query.factors, *key.factors, factor), size, place, unknown))
+        self._see(_State((*_of(query, "query"), *_of(key, "key"), factor), size, place, unknown))
 
     def _see(self, state: _State) -> None:
         if state.size and not state.is_unknown:
             by_line: dict[str, list[Factor]] = defaultdict(list)
             for factor in state.factors:
                 by_line[factor.place.line_text].append(factor)
-            merged = (Factor(math.prod(one.value for one in all_), all_[0].place) for all_ in by_line.values())
+            merged = (replace(all_[0], value=math.prod(one.value for one in all_)) for all_ in by_line.values())
             self.found.append(Scores(state.size, state.place, tuple(merged)))
 
     def _state(self, value: Any) -> _State:
         return self._states.get(_key(value), _State()) if isinstance(value, Tensor) else _State()
+
+
+def _of(state: _State, which: str) -> tuple[Factor, ...]:
+    return tuple(replace(factor, of=which) for factor in state.factors)
 
 
 def _joined(states: Sequence[_State]) -> _State:

@@ -2,8 +2,12 @@
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from nsa_doctor.probes.model.built_module import BuiltModule
 
 _LEAST_SHARE = 0.25  # of the tokens skip a block
 _MOST_SHARE = 0.25  # of a sequence is what one of them skips
@@ -57,16 +61,29 @@ def skipped_blocks(read: Tensor) -> Gap | None:
     return Gap(len(tokens), one.size, one.token, one.first, one.last)
 
 
-def projects_all_three(root: nn.Module) -> nn.Module | None:
-    """The first part, innermost last, that has linear layers named after queries, keys and values, each its own.
+def projects_all_three(sp: BuiltModule, x: Tensor) -> nn.Module | None:
+    """The first part that has linear layers named after queries, keys and values, each given all tokens of x [B, S, …].
 
-    Keys and values that are no projections, as a learned memory is, are another thing.
+    Keys and values that are no projections of them, as those of a memory or of groups of channels, are another thing.
     """
-    for part in root.modules():
+    given: set[int] = set()
+
+    def look(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor) and args[0].ndim > 1 and args[0].shape[-2] == x.shape[1]:
+            given.add(id(module))
+
+    hooks = [each.register_forward_pre_hook(look) for each in sp.module.modules() if isinstance(each, nn.Linear)]
+    try:
+        with torch.no_grad():
+            sp(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for part in sp.module.modules():
         words = {
             word
             for name, child in part.named_children()
-            if isinstance(child, (nn.Linear, nn.Conv1d))
+            if id(child) in given
             for word in re.findall(r"[a-z]+", name.lower())
         }
         if all(words & each for each in _PROJECTED) or words & _FUSED:

@@ -51,12 +51,17 @@ def uses_of_positions(sp: BuiltModule, length: int) -> Pass:
     return done
 
 
+def lengths_of(sp: BuiltModule) -> list[int]:
+    """At which lengths it is seen whether they are."""
+    return sorted({min(each, sp.subject.max_length) for each in _LENGTHS})
+
+
 def are_idle(sp: BuiltModule) -> bool:
     """Whether other values in place of all that is named after positions give the same output, bit for bit.
 
     Outputs that differ by themselves say nothing, nor does a call that fails with other values.
     """
-    for length in {min(each, sp.subject.max_length) for each in _LENGTHS}:
+    for length in lengths_of(sp):
         x = sp.input(length)
         with torch.no_grad():
             plain, again = sp(x), sp(x)
@@ -71,7 +76,7 @@ def are_idle(sp: BuiltModule) -> bool:
 
 def is_blind_to_order(sp: BuiltModule) -> bool:
     """Whether tokens in another order give the same outputs in that order, which differ from token to token."""
-    for length in {min(each, sp.subject.max_length) for each in _LENGTHS}:
+    for length in lengths_of(sp):
         x = sp.input(length)
         order = torch.randperm(length, generator=torch.Generator().manual_seed(sp.subject.seed))
         with torch.no_grad():
@@ -124,6 +129,12 @@ def _is_inexact(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+def _is_writable(tensor: Tensor) -> bool:
+    """Whether other numbers can be written there: into memory of its own for each of them."""
+    is_expanded = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return _is_inexact(tensor) and not tensor.is_inference() and not is_expanded
+
+
 def _is_of(value: Any, memories: set[int]) -> bool:
     """Whether some of it lies in one of these memories; what torch.func wraps lies in none."""
     return any(memory_of(each) in memories for each in tensors_in(value) if not is_transformed(each))
@@ -169,10 +180,10 @@ def modules_of_positions(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _tables(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters, buffers and plain attributes that are named so, of real and complex numbers."""
     for path, parameter in root.named_parameters():
-        if _is_of_positions(path.rpartition(".")[2], _SHORT) and _is_inexact(parameter):
+        if _is_of_positions(path.rpartition(".")[2], _SHORT) and _is_writable(parameter):
             yield path, parameter
     for holder in tensors_held(root):
-        if _is_of_positions(holder.attribute, _SHORT) and _is_inexact(holder.tensor):
+        if _is_of_positions(holder.attribute, _SHORT) and _is_writable(holder.tensor):
             yield f"{holder.module}.{holder.way}".lstrip("."), holder.tensor
 
 

@@ -68,6 +68,11 @@ def _twin(call: ast.expr, nodes: Collection[str]) -> str:
     """The name of what would write in place, of a call of an operation that does not; empty for other expressions."""
     if not isinstance(call, ast.Call) or {each.arg for each in call.keywords} & {"inplace", "out"}:
         return ""
+    given = [*call.args, *(each.value for each in call.keywords)]
+    if any(isinstance(node, (ast.Call, ast.BinOp)) for each in given for node in ast.walk(each)):
+        return ""  # the operation may be one of its arguments, and the call that of something that counts them
+    if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value).split(".")[0] == "self":
+        return ""  # a method of its own, as `self.log`
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     backward = f"{name.replace('_', '')}backward"
     is_made = any(each.lower().startswith(backward) for each in nodes)
@@ -79,11 +84,12 @@ def _namesake(function: ast.AST, assigned: ast.AST, name: str) -> str:
     if name not in {node.attr for node in ast.walk(assigned) if isinstance(node, ast.Attribute)}:
         return ""
     last = getattr(assigned, "end_lineno", 0)
+    called = {node.func for node in ast.walk(function) if isinstance(node, ast.Call)}
     later = [
         node
         for node in ast.walk(function)
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr == name
-        if node.lineno > last
+        if node.lineno > last and node not in called
     ]
     first = min(later, key=lambda node: node.lineno, default=None)
     return "" if first is None else f"line {first.lineno} reads {_shortened(first)} in its place"

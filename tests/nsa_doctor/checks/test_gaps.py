@@ -101,6 +101,29 @@ class Memory(nn.Module):
         return x + (self.to_q(x) @ self.keys.mT).softmax(-1) @ self.values
 
 
+class ProjectedMemory(Projected):
+    """Keys and values that are projections of what is learned."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda q, k, v: (q @ k.mT).softmax(-1) @ v)
+        self.memory = nn.Parameter(torch.randn(5, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mixes(self.to_q(x), self.to_k(self.memory), self.to_v(self.memory))
+
+
+class OfChannels(Projected):
+    """Attention between the groups of channels of each token."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda q, k, v: (q @ k.mT).softmax(-1) @ v)
+        self.widen = nn.Linear(WIDTH, 4 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups = self.widen(x).unflatten(-1, (4, WIDTH))
+        return x + self.mixes(self.to_q(groups), self.to_k(groups), self.to_v(groups)).mean(-2)
+
+
 def free(dim: int) -> Callable[..., Tensor]:
     return lambda q, k, v: q.sigmoid() * (k.softmax(dim) * v).sum(dim, keepdim=True)
 
@@ -126,7 +149,7 @@ def test_projections_of_which_no_token_reads_anothers_are_found() -> None:
     assert (finding.where.module_class, finding.where.function) == ("Projected", "forward")
 
 
-@pytest.mark.parametrize("make", [lambda: Projected(free(1)), Memory, lambda: nn.Linear(WIDTH, WIDTH)])
+@pytest.mark.parametrize("make", [lambda: Projected(free(1)), Memory, ProjectedMemory, OfChannels])
 def test_tokens_that_read_others_or_have_no_keys_of_others_are_not(make: Callable[[], nn.Module]) -> None:
     result = result_of(make)
     assert (result.verdict, result.findings) == (Verdict.PASS, ())

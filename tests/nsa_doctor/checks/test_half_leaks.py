@@ -48,10 +48,37 @@ def chosen(scores: Tensor, back: Tensor) -> Tensor:
     return scores.masked_fill(scores < least, -torch.inf).softmax(-1)
 
 
+class Cancels(nn.Module):
+    """A mean of all before as what is left of the whole sum: right, and half precision rounds it by a tenth of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = nn.functional.softplus(self.up(x))
+        before = h.sum(1, keepdim=True) - h.flip(1).cumsum(1).flip(1) + h
+        count = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=x.dtype)[:, None]
+        return self.down(self.norm(before / count))
+
+
+class Refuses(Attention):
+    """A module that cannot be had in half precision."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        if fn(torch.zeros(1)).dtype == torch.bfloat16:
+            raise TypeError("this module is not for bfloat16")
+        return super()._apply(fn, recurse)
+
+
 def examined(weigh: Weigh, seed: int = 0) -> Result:
+    return result_of(lambda: Attention(weigh), seed)
+
+
+def result_of(make: Callable[[], nn.Module], seed: int = 0) -> Result:
     subject = Subject(
         name="tests",
-        build=lambda seed: (torch.manual_seed(seed), Attention(weigh))[1],
+        build=lambda seed: (torch.manual_seed(seed), make())[1],
         forward=lambda module, x: module(x),
         input="embeddings",
         width=WIDTH,
@@ -72,4 +99,13 @@ def test_a_future_that_half_precision_lets_through_is_found() -> None:
 @pytest.mark.parametrize("weigh", [hidden, hidden_by_the_least, chosen])
 def test_what_rounds_otherwise_is_silent(weigh: Weigh, seed: int) -> None:
     result = examined(weigh, seed)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))])
+@pytest.mark.parametrize("make", [Cancels, lambda: Refuses(hidden)])
+def test_rounding_that_carries_the_future_and_a_module_that_refuses_are_silent(
+    make: Callable[[], nn.Module], seed: int
+) -> None:
+    result = result_of(make, seed)
     assert (result.verdict, result.findings) == (Verdict.PASS, ())

@@ -67,6 +67,11 @@ class ForTheLossAlone(HandsOn):
         return y if labels is None or mask is None else ((y - labels)[mask]).square().mean()
 
 
+class InTraining(HandsOn):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.attention(x if mask is None or not self.training else x.masked_fill(mask[..., None], 0.0))
+
+
 def subject(make: Callable[[], nn.Module]) -> Subject:
     request = SubjectRequest(
         spec="x:y", input="embeddings", width=DIM, lengths=(16,), explore=True, declared=("bidirectional",)
@@ -80,9 +85,10 @@ def examined(make: Callable[[], nn.Module]) -> Result:
 
 FAULTY: dict[str, Callable[[], nn.Module]] = {
     "not handed on": lambda: KeepsToItself(Attention()),
-    "handed on and undone": lambda: HandsOn(Attention(torch.ones_like)),
 }
 HEALTHY: dict[str, Callable[[], nn.Module]] = {
+    "handed on and undone": lambda: HandsOn(Attention(torch.ones_like)),
+    "for training alone": lambda: InTraining(Attention()),
     "said to be unused": lambda: SaysSo(Attention()),
     "wanted by nobody": lambda: KeepsToItself(OfMeans()),
     "for the loss alone": lambda: ForTheLossAlone(OfMeans()),

@@ -71,7 +71,6 @@ FAULTY: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
         "multiplied by 4",
         "return scaled_dot_product_attention(q, k, v, scale=SIZE**0.5)",
     ),
-    "not at all": (lambda: Layer(not_at_all, scale=SIZE**-0.5), "Layer holds scale = 0.25", "scores = q @ k.mT"),
 }
 
 
@@ -134,6 +133,30 @@ def turned(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return by_hand(q * SIZE**-0.5 @ k.mT, v)
 
 
+def root_of_each(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q * SIZE**-0.5
+    k = k * SIZE**-0.5
+    return by_hand(q @ k.mT, v)
+
+
+def normed_by_a_power(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k = (x / (x.square().sum(-1, keepdim=True) ** 0.5 + 1e-6) for x in (q, k))
+    return by_hand(q @ k.mT * SIZE**0.5, v)
+
+
+class Tempered(Layer):
+    """Queries and keys of length one, and how sharp each head is."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda layer, q, k, v: by_hand((unit(q) @ unit(k).mT) * self.temperature, v))
+        self.temperature = nn.Parameter(torch.full((HEADS, 1, 1), 10.0))
+
+
+def unit(x: Tensor) -> Tensor:
+    x = rms(x)
+    return x * SIZE**-0.5
+
+
 class ScaledWeights(nn.Module):
     """The factor is part of the weights, by which queries are projected."""
 
@@ -155,11 +178,15 @@ HEALTHY: dict[str, Callable[[], nn.Module]] = {
     "half each": lambda: Layer(half_each),
     "in place": lambda: Layer(scaled_in_place, scale=SIZE**-0.5),
     "not at all, on purpose": lambda: Layer(not_at_all),
+    "not at all": lambda: Layer(not_at_all, scale=SIZE**-0.5),
+    "by the channels, in two halves": lambda: Layer(root_of_each),
     "by a product": lambda: Layer(scaled_by_product, scale=SIZE**-0.5),
     "scaled and normed": lambda: Layer(scaled_and_normed),
     "turned": lambda: Layer(turned, scale=SIZE**-0.5),
 }
 UNKNOWN: dict[str, Callable[[], nn.Module]] = {
+    "by a power": lambda: Layer(normed_by_a_power),
+    "a temperature for each head": Tempered,
     "normed": lambda: Layer(normed, scale=SIZE**-0.5),
     "capped": lambda: Layer(capped),
     "scaled weights": ScaledWeights,
@@ -167,6 +194,9 @@ UNKNOWN: dict[str, Callable[[], nn.Module]] = {
 
 
 NOTED = "scores of queries and keys of 16 channels are multiplied by nothing before their softmax"
+
+
+BARE = {"not at all, on purpose": "", "not at all": ", though Layer holds scale = 0.25"}
 
 
 def examined(make: Callable[[], nn.Module], seed: int = 0) -> Result:
@@ -195,7 +225,8 @@ def test_a_wrong_scale_is_found_at_its_line(name: str) -> None:
 def test_what_is_scaled_once_is_silent(name: str, seed: int) -> None:
     result = examined(HEALTHY[name], seed)
     assert (result.verdict, result.findings) == (Verdict.PASS, ()), result.reason
-    assert [note.partition(" (")[0] for note in result.notes] == [NOTED] * (name == "not at all, on purpose")
+    notes = [note.partition(" (")[0] for note in result.notes]
+    assert notes == [NOTED + said for each, said in BARE.items() if each == name]
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

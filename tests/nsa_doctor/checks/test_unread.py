@@ -21,6 +21,7 @@ class Layer(nn.Linear):
     def __init__(self, then: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__(WIDTH, WIDTH)
         self.then, self.kept, self.wants_weights = then, None, False
+        self.then_another = torch.sin
 
     def forward(self, x: Tensor) -> Tensor:
         return self.then(self, super().forward(x))
@@ -96,6 +97,17 @@ def counts(module: nn.Module, y: Tensor) -> Tensor:
     return y
 
 
+def counts_a_sum(module: nn.Module, y: Tensor) -> Tensor:
+    METER.add(y + 1)
+    return y
+
+
+def goes_on_with_a_part(module: nn.Module, y: Tensor) -> Tensor:
+    then_another = module.then_another(y)
+    del then_another
+    return module.then_another(y.tanh())
+
+
 def writes(module: nn.Module, y: Tensor) -> Tensor:
     y.mul_(2)
     torch.exp(y, out=torch.empty(0)) if not y.requires_grad else y.tanh_()
@@ -150,6 +162,7 @@ def test_a_value_that_is_dropped_and_one_whose_source_is_read_are_findings(
     "then",
     [
         counts,
+        counts_a_sum,
         writes,
         made_of_the_attribute_once_more,
         only_in_training,
@@ -164,3 +177,7 @@ def test_a_value_that_is_dropped_and_one_whose_source_is_read_are_findings(
 def test_what_may_come_to_something_is_none(then: Callable[[nn.Module, Tensor], Tensor]) -> None:
     result = examined(then)
     assert (result.verdict, result.notes) == (Verdict.PASS, ())
+
+
+def test_a_part_that_is_called_again_is_not_read_in_place_of_what_it_gave() -> None:
+    assert examined(goes_on_with_a_part).findings == ()

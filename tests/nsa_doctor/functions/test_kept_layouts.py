@@ -37,6 +37,12 @@ def read_by(strides: Callable[[Tensor], tuple[int, ...]]) -> Callable[..., Tenso
     return attention
 
 
+def wrong_at_even_lengths(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
+    """Keeps nothing, and goes wrong with keys that are not contiguous where their number is even."""
+    out = scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+    return out + 1 if key.shape[-2] % 2 == 0 and not key.is_contiguous() and 0 not in key.stride() else out
+
+
 def found(function: Callable[..., Tensor]) -> Finding:
     """The finding about the gradient of the queries."""
     result = results(subject_of(function, "sdpa", "causal"), ["FUN303"])["FUN303"]
@@ -53,3 +59,10 @@ def test_strides_that_an_earlier_call_left_are_named_as_such() -> None:
 def test_strides_that_are_never_read_are_not() -> None:
     finding = found(read_by(lambda dout: dout.contiguous().stride()))
     assert finding.control == "right with contiguous tensors"
+
+
+def test_what_is_wrong_at_other_lengths_alone_is_not() -> None:
+    result = results(subject_of(wrong_at_even_lengths, "sdpa", "causal"), ["FUN303"])["FUN303"]
+    assert [each.control for each in result.findings if each.evidence["tensor"] == "out"] == [
+        "right with contiguous tensors"
+    ]
