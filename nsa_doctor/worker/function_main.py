@@ -100,7 +100,6 @@ class FunctionHandler:
         """What the check runs, each finding kept as it comes: the device may be lost before the last."""
 
         def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
-            self._reported.clear()
             for item in check.run(subject):
                 self._reported.append(item)
                 yield item
@@ -115,6 +114,7 @@ class FunctionHandler:
         subject = self._subject
         assert subject is not None
         self._shapes.clear()
+        self._reported.clear()
         check = registry.load(code)
         ended = attempt(lambda: self._judged(check, check.planted(subject) if planted else subject))
         if self._lost:

@@ -18,7 +18,8 @@ from nsa_doctor.subject.contract import Subject
 _NUM_CUTS: dict[Profile, int] = {"smoke": 3, "quick": 5, "full": 9}
 _LARGE = 30.0
 HALF = "bfloat16"
-_LOUD, _SMALL = 0.1, 0.01  # of the largest output; of a change
+_LOUD = 0.1  # of the largest output
+_PART, _SHARES = 0.1, (0.03, 0.5)  # of a change, and between which shares of its effect that may have
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class HalfLeak:
 def half_leak(subject: Subject) -> HalfLeak | None:
     """What the future changes in bfloat16; None where nothing, or where the subject does not run in it.
 
-    Rounding may carry it too, of sums that cancel: a change a hundred times as small then does about the same, where
-    one that comes through does in proportion. Ids of tokens have no small change, and are not looked at.
+    Rounding may carry it too, of sums that cancel: a part of a change then does about the same, or nothing, where
+    what comes through does in proportion. Ids of tokens have no part of a change, and are not looked at.
     """
     if subject.is_slow or "eval" not in subject.modes or subject.input != "embeddings":
         return None
@@ -87,14 +88,15 @@ def half_leak(subject: Subject) -> HalfLeak | None:
 def _half_leak(subject: Subject) -> HalfLeak | None:
     sp = built(subject, dtype=HALF)
     for length in odd_lengths(subject):
-        x = sp.input(length)
-        for cut in cuts_of(length, 2):
-            other = with_other_future(sp, x, cut, 1.0)
-            with torch.no_grad():
-                plain, changed, nearly = (sp(each).double()[:, :cut] for each in (x, other, x.lerp(other, _SMALL)))
-            change, size = float((changed - plain).abs().max()), float(plain.abs().max())
-            if change > _LOUD * size and float((nearly - plain).abs().max()) < _LOUD * change:
-                return HalfLeak(sp, x, other, cut, change, size)
+        x, cut = sp.input(length), length // 2
+        if not cut:
+            continue
+        other = with_other_future(sp, x, cut, 1.0)
+        with torch.no_grad():
+            plain, changed, partly = (sp(each).double()[:, :cut] for each in (x, other, x.lerp(other, _PART)))
+        size, change, part = (float(each.abs().max()) for each in (plain, changed - plain, partly - plain))
+        if change > _LOUD * size and _SHARES[0] * change <= part <= _SHARES[1] * change:
+            return HalfLeak(sp, x, other, cut, change, size)
     return None
 
 

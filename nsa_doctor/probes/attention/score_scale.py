@@ -144,10 +144,11 @@ class _Watch(DispatchWatcher):
         if name in _PRODUCTS:
             alpha = kwargs.get("alpha", 1)
             more = () if alpha == 1 else (Factor(float(alpha), self._places.here()[0]),)
-            first, second = (self._state(each) for each in args[-2:])
+            queries, keys = args[1:3] if name == "baddbmm" else args[:2]
+            first, second = self._state(queries), self._state(keys)
             unknown = first.is_unknown or second.is_unknown
             factors = (*_of(first, "query"), *_of(second, "key"), *more)
-            return _State(factors, args[-1].shape[-2], self._places.here()[0], unknown)
+            return _State(factors, keys.shape[-2], self._places.here()[0], unknown)
         known = _joined(states)
         if name in _SCALED and known.size and is_weighed:
             return replace(known, is_unknown=True)  # a temperature for each head
