@@ -4,7 +4,8 @@ The sliding and the compressed branch are both of this kind. Serves any device, 
 any H/G, Dv != Dk. The backward pass computes scores again: nothing of size S x S or S x C is kept.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -13,11 +14,17 @@ from torch import Tensor
 from nsa.autocast import without_autocast
 from nsa.ops.tiles import (
     accumulation_dtype,
+    add_product,
     attend,
     attend_backward,
     from_streams,
+    hide,
+    key_factor,
     normaliser,
     refuse_second_derivatives,
+    room_for,
+    row_terms,
+    scaled,
     score,
     split,
     tile_budget,
@@ -39,6 +46,9 @@ class Band(Protocol):
     def keys(self, queries: slice) -> slice:
         """The smallest slice of keys that holds all that `queries` may see."""
 
+    def seen_by_all(self, queries: slice) -> slice:
+        """The keys that each of `queries` sees; empty where it stops before it starts."""
+
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         """Whether query (row index) may see key; broadcasts two integer tensors."""
 
@@ -55,6 +65,9 @@ class Choose(Protocol):
 
     def of_first_block(self, like: Tensor, num_groups: int) -> Tensor:
         """Slots [B, T, G, n] of queries [B, T, …] that see no key."""
+
+
+_Tile = tuple[slice, slice, slice]
 
 
 class Banded(NamedTuple):
@@ -93,19 +106,26 @@ def banded_forward(
     """What `banded_attention` gives, not to be differentiated."""
     groups = k.shape[2]
     dtype = accumulation_dtype(q.dtype)
-    out = q.new_zeros(*q.shape[:3], v.shape[-1])
-    norm = q.new_zeros(*q.shape[:3], 2, dtype=dtype)
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    norm = q.new_empty(*q.shape[:3], 2, dtype=dtype)
     slots = None if choose is None else choose.of_first_block(q, groups)
     num_reads = q.new_zeros(*q.shape[:2], groups, dtype=torch.int64) if counts_reads else None
-    for rows, queries, keys in _tiles(q, band, budget):
-        visible, ceiling = _mask(band, queries, keys, q.device, dtype)
-        scores = score(to_streams(q[rows, queries], groups), _keys(k[rows, keys]), ceiling)
-        part, weights, total, peak = attend(scores, _keys(v[rows, keys]))
-        inverse = torch.where(total == 0, 0, total.reciprocal())
-        out[rows, queries] = from_streams(part.mul_(inverse), groups).to(out.dtype)
+    keys_of, values_of = _keys(k), _keys(v)
+    tiles = list(_tiles(q, band, budget))
+    room = room_for(_num_scores(tiles, q), q)
+    for rows, queries, keys in tiles:
+        if keys.stop <= keys.start:
+            out[rows, queries], norm[rows, queries] = 0, 0
+            continue
+        at = slice(rows.start * groups, rows.stop * groups)
+        scores = score(scaled(to_streams(q[rows, queries], groups)), keys_of[at, keys], room)
+        _hide(scores, band, queries, keys)
+        part, weights, total, peak = attend(scores, values_of[at, keys])
+        inverse = total.clamp_min(1).reciprocal()  # the largest term of a sum that is not empty is 1
+        out[rows, queries] = from_streams(part.mul_(inverse), groups)
         norm[rows, queries] = from_streams(normaliser(peak, total), groups)
         if num_reads is not None:
-            num_reads[rows, queries] = visible.sum(-1)[:, None]
+            num_reads[rows, queries] = _visible(band, queries, keys, q.device).sum(-1)[:, None]
         if choose is not None and slots is not None:
             slots[rows, queries] = choose(_group_sum(weights, inverse, groups), queries.start)
     return Banded(out, norm, slots, num_reads)
@@ -146,26 +166,36 @@ def banded_sums(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same, those of k and v in the dtype of sums."""
     groups = k.shape[2]
-    delta = (grad.to(norm.dtype) * out.to(norm.dtype)).sum(-1, keepdim=True)
-    grad_q = torch.zeros_like(q)
-    grad_k = torch.zeros_like(k, dtype=norm.dtype)
-    grad_v = torch.zeros_like(v, dtype=norm.dtype)
-    for rows, queries, keys in _tiles(q, band, budget):
-        _, ceiling = _mask(band, queries, keys, q.device, norm.dtype)
-        tile_q, tile_grad, tile_norm, tile_delta = (
-            to_streams(x[rows, queries], groups) for x in (q, grad.to(q.dtype), norm, delta)
-        )
-        tile_k, tile_v = _keys(k[rows, keys]), _keys(v[rows, keys])
-        scores = score(tile_q, tile_k, ceiling)
-        parts = attend_backward(scores, tile_q, tile_k, tile_v, tile_grad, tile_norm, tile_delta)
-        grad_q[rows, queries] = from_streams(parts[0], groups).to(q.dtype)
-        grad_k[rows, keys] += from_streams(parts[1].unsqueeze(2), groups)
-        grad_v[rows, keys] += from_streams(parts[2].unsqueeze(2), groups)
-    return grad_q, grad_k, grad_v
+    keys_of, values_of = _keys(k), _keys(v)
+    grad_q = torch.empty_like(q)
+    grad_k = torch.zeros_like(keys_of, dtype=norm.dtype)
+    grad_v = torch.zeros_like(values_of, dtype=norm.dtype)
+    tiles = list(_tiles(q, band, budget))
+    rooms = [room_for(_num_scores(tiles, q), q) for _ in range(2)]
+    for rows, queries, keys in tiles:
+        if keys.stop <= keys.start:
+            grad_q[rows, queries] = 0
+            continue
+        at = slice(rows.start * groups, rows.stop * groups)
+        terms = row_terms(*(to_streams(x[rows, queries], groups) for x in (q, grad.to(q.dtype), out, norm)))
+        scores = score(terms.q, keys_of[at, keys], rooms[0])
+        _hide(scores, band, queries, keys)
+        of_q, of_scores, weights = attend_backward(scores, keys_of[at, keys], values_of[at, keys], terms, rooms[1])
+        grad_q[rows, queries] = from_streams(of_q, groups)
+        add_product(grad_k[at, keys], of_scores.mT, terms.q.flatten(1, 2))
+        add_product(grad_v[at, keys], weights.mT, terms.grad.flatten(1, 2))
+    grad_k.mul_(key_factor(keys_of))
+    # Contiguous, as the operator of torch gives them: what sums them over tokens then does so in the same order.
+    return grad_q, *(from_streams(x.unsqueeze(2), groups).contiguous() for x in (grad_k, grad_v))
 
 
-def _tiles(q: Tensor, band: Band, budget: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Rows, queries and keys of each tile that sees a key; its scores fit the budget, or it has 16 queries."""
+def _num_scores(tiles: Sequence[_Tile], q: Tensor) -> int:
+    """Of the largest tile."""
+    return max((math.prod(x.stop - x.start for x in tile) for tile in tiles), default=0) * q.shape[2]
+
+
+def _tiles(q: Tensor, band: Band, budget: int) -> Iterator[_Tile]:
+    """Rows, queries and keys of each tile; its scores fit the budget, or it has 16 queries."""
     num_rows, num_queries, num_heads, _ = q.shape
     budget = budget // num_heads
     start = 0
@@ -175,24 +205,32 @@ def _tiles(q: Tensor, band: Band, budget: int) -> Iterator[tuple[slice, slice, s
         while size > _MIN_QUERIES and size * (keys.stop - keys.start) > budget:
             size = -(-size // 2)
             keys = band.keys(slice(start, start + size))
-        if keys.stop > keys.start:
-            for rows in split(num_rows, max(1, budget // (size * (keys.stop - keys.start)))):
-                yield rows, slice(start, start + size), keys
+        for rows in split(num_rows, max(1, budget // (size * max(1, keys.stop - keys.start)))):
+            yield rows, slice(start, start + size), keys
         start += size
 
 
-def _mask(band: Band, queries: slice, keys: slice, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Visible [T, K], and the same as +inf or −inf, a ceiling for scores [N, T, h, K]."""
+def _hide(scores: Tensor, band: Band, queries: slice, keys: slice) -> None:
+    """Overwrites scores [N, T, h, K] of keys that a query does not see by −inf."""
+    seen_by_all = band.seen_by_all(queries)
+    edges = [slice(keys.start, seen_by_all.start), slice(seen_by_all.stop, keys.stop)]
+    for edge in edges if seen_by_all.start < seen_by_all.stop else [keys]:
+        if edge.start < edge.stop:
+            visible = _visible(band, queries, edge, scores.device)
+            ceiling = torch.where(visible, torch.inf, -torch.inf).to(scores.dtype)
+            hide(scores[..., edge.start - keys.start : edge.stop - keys.start], ceiling[:, None])
+
+
+def _visible(band: Band, queries: slice, keys: slice, device: torch.device) -> Tensor:
+    """Whether each of the queries sees each of the keys, [T, K]."""
     query = torch.arange(queries.start, queries.stop, device=device)
     key = torch.arange(keys.start, keys.stop, device=device)
-    visible = band.visible(query[:, None], key)
-    ceiling = torch.full(visible.shape, torch.inf, device=device, dtype=dtype).masked_fill_(~visible, -torch.inf)
-    return visible, ceiling[:, None]
+    return band.visible(query[:, None], key)
 
 
 def _keys(x: Tensor) -> Tensor:
-    """[B, K, G, D] -> [B·G, K, D]."""
-    return to_streams(x, x.shape[2]).squeeze(2)
+    """[B, K, G, D] -> [B·G, K, D], contiguous: every tile reads them."""
+    return to_streams(x, x.shape[2]).squeeze(2).contiguous()
 
 
 def _group_sum(weights: Tensor, inverse: Tensor, groups: int) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsa.ops.geometry import EMPTY_SLOT, Geometry
+from nsa.ops.geometry import EMPTY_SLOT, Geometry, every_block
 from nsa.ops.score import vectorized as score_vectorized
 from nsa.ops.select import vectorized as select_vectorized
 from nsa.types import Slots
@@ -28,6 +28,11 @@ class BlockChoice:
         num_blocks = self.geometry.num_blocks(position + probabilities.shape[1])
         if num_blocks == 1:  # nothing to choose, and its strides may be far more than there are tokens
             return self.of_first_block(probabilities, probabilities.shape[2])
+        num_rows, num_queries, num_groups, _ = probabilities.shape
+        if self.geometry.num_dense(position, num_queries) == num_queries:
+            return every_block(
+                num_rows, range(position, position + num_queries), num_groups, self.geometry, probabilities.device
+            )
         importance = score_vectorized.group_importance(probabilities, num_blocks, self.geometry)
         return select_vectorized.choose_slots(importance, self.geometry, position)
 

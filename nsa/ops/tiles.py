@@ -8,6 +8,7 @@ under autocast too.
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,18 +43,39 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.bmm(a, b, out_dtype=torch.float32, out=out)
 
 
-def score(q: Tensor, k: Tensor, ceiling: Tensor) -> Tensor:
-    """log2-scaled scores [N, T, h, K] of queries [N, T, h, Dk], none above `ceiling`, which broadcasts against them.
+def scaled(q: Tensor) -> Tensor:
+    """Queries as `score` takes them: with its factor in them, unless they would be rounded to half precision by it."""
+    return q * _factor(q) if q.dtype == accumulation_dtype(q.dtype) else q
+
+
+def room_for(num_scores: int, q: Tensor) -> Tensor:
+    """Memory for the scores of one tile after the other: a fresh piece for each costs as much as a product."""
+    return q.new_empty(num_scores, dtype=accumulation_dtype(q.dtype))
+
+
+def _product_in(room: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Product of [N, R, D] and [N, D, K], written to the beginning of `room`."""
+    shape = a.shape[0], a.shape[1], b.shape[2]
+    return product(a, b, room[: math.prod(shape)].view(shape))
+
+
+def score(q: Tensor, k: Tensor, room: Tensor) -> Tensor:
+    """log2-scaled scores [N, T, h, K] of `scaled` queries [N, T, h, Dk] and keys [N, K, Dk], in `room`."""
+    scores = _product_in(room, q.flatten(1, 2), k.mT)
+    if q.dtype != scores.dtype:
+        scores.mul_(_factor(q))
+    return scores.view(*q.shape[:-1], k.shape[1])
+
+
+def _factor(q: Tensor) -> float:
+    return LOG2_E / math.sqrt(q.shape[-1])
+
+
+def hide(scores: Tensor, ceiling: Tensor) -> Tensor:
+    """Overwrites `scores` so that none is above `ceiling`, which broadcasts against them.
 
     The ceiling is −inf where a key is hidden and +inf where it is seen: a sum would make NaN of a hidden +inf.
     """
-    factor = LOG2_E / math.sqrt(q.shape[-1])
-    rows = q.flatten(1, 2)
-    if q.dtype == accumulation_dtype(q.dtype):
-        scores = torch.bmm(rows * factor, k.mT)
-    else:
-        scores = product(rows, k.mT).mul_(factor)  # a factor rounded into half-precision queries would cost accuracy
-    scores = scores.view(*q.shape[:-1], k.shape[1])
     return torch.minimum(scores, ceiling, out=scores)
 
 
@@ -78,31 +100,59 @@ def normaliser(peak: Tensor, total: Tensor) -> Tensor:
     return torch.cat((peak, total.clamp_min(1).log2()), dim=-1)  # the largest term of a sum that is not empty is 1
 
 
-def attend_backward(
-    scores: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    grad: Tensor,
-    norm: Tensor,
-    delta: Tensor,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q [N, T, h, Dk] (in `out` [N, T·h, Dk] if given), k [N, K, Dk] and v [N, K, Dv].
+class RowTerms(NamedTuple):
+    """What the backward pass needs of each query and head: rows [..., D] of a table, or of a tile of it.
 
-    Overwrites `scores` [N, T, h, K].
-
-    grad: of the output, [N, T, h, Dv]. norm: `normaliser` over all the keys of the query, [N, T, h, 2], which may be
-    more than this tile's. delta: Σ grad · output over Dv, [N, T, h, 1].
+    q: `scaled`. grad: of the output. shift: what its scores are lowered by, one column after the other. delta:
+    Σ grad · output. With one column, the peak, weights are not normalised, and grad and delta hold the inverse of their
+    sum.
     """
-    weights = scores.sub_(norm[..., :1]).sub_(norm[..., 1:]).exp2_()
-    rows = grad.flatten(1, 2)
-    grad_scores = product(rows, v.mT).view_as(weights).sub_(delta).mul_(weights).flatten(1, 2).to(k.dtype)
-    scale = 1 / math.sqrt(q.shape[-1])
-    grad_v = product(weights.flatten(1, 2).mT.to(rows.dtype), rows)
-    grad_q = product(grad_scores, k, out).mul_(scale).view(q.shape)
-    grad_k = product(grad_scores.mT, q.flatten(1, 2)).mul_(scale)
-    return grad_q, grad_k, grad_v
+
+    q: Tensor
+    grad: Tensor
+    shift: Tensor
+    delta: Tensor
+
+
+def row_terms(q: Tensor, grad: Tensor, out: Tensor, norm: Tensor) -> RowTerms:
+    """Of queries [..., Dk], the gradient of their output [..., Dv], and output and normaliser over all keys."""
+    delta = (grad.to(norm.dtype) * out.to(norm.dtype)).sum(-1, keepdim=True)
+    if grad.dtype != norm.dtype:  # half precision, in which a small share of the gradient could not be told from zero
+        return RowTerms(scaled(q), grad, norm, delta)
+    inverse = norm[..., 1:].neg().exp2_()
+    return RowTerms(scaled(q), grad * inverse, norm[..., :1], delta.mul_(inverse))
+
+
+def attend_backward(
+    scores: Tensor, k: Tensor, v: Tensor, terms: RowTerms, room: Tensor, out: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient of q [N, T, h, Dk] (in `out` [N, T·h, Dk] if given), and of the scores, and weights [N, T·h, K].
+
+    Overwrites `scores` [N, T, h, K]; the gradient of the scores is in `room`. terms: of queries [N, T, h], over all
+    their keys, which may be more than these. Times the queries and the gradients of `terms`, the last two give the
+    gradients of keys, but for `key_factor`, and of values.
+    """
+    for column in terms.shift.split(1, dim=-1):
+        scores.sub_(column)
+    weights = scores.exp2_()
+    of_weights = _product_in(room, terms.grad.flatten(1, 2), v.mT).view_as(weights)
+    grad_scores = of_weights.sub_(terms.delta).mul_(weights)
+    matrices = [x.flatten(1, 2).to(k.dtype) for x in (grad_scores, weights)]
+    grad_q = product(matrices[0], k, out).mul_(1 / math.sqrt(k.shape[-1]))
+    return grad_q.view(*scores.shape[:-1], -1), matrices[0], matrices[1]
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Adds a @ b to the total [N, K, D], in the accumulation dtype whatever the operands'."""
+    if a.dtype == total.dtype:
+        total.baddbmm_(a, b)
+    else:
+        total += product(a, b)
+
+
+def key_factor(q: Tensor) -> float:
+    """What sums over `scaled` queries [..., Dk] are to be multiplied by to be gradients of keys."""
+    return 1 / LOG2_E if q.dtype == accumulation_dtype(q.dtype) else 1 / math.sqrt(q.shape[-1])
 
 
 def refuse_second_derivatives() -> None:

@@ -112,10 +112,13 @@ class _Staircase:
 
     @property
     def max_queries(self) -> int:
-        return 1 << 14
+        return 256
 
     def keys(self, queries: slice) -> slice:
         return slice(0, self.geometry.num_compressed(self.first_query + queries.stop))
+
+    def seen_by_all(self, queries: slice) -> slice:
+        return slice(0, self.geometry.num_compressed(self.first_query + queries.start + 1))
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         return key * self.geometry.d + self.geometry.l - 1 <= self.first_query + query

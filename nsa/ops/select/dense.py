@@ -6,7 +6,7 @@ from torch import Tensor
 
 from nsa.ops.geometry import Geometry
 
-_MOST_QUERIES = 128
+_MOST_QUERIES = 64
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,10 @@ class Causal:
     def keys(self, queries: slice) -> slice:
         """All keys up to the last of `queries`."""
         return slice(0, self.first_query + queries.stop)
+
+    def seen_by_all(self, queries: slice) -> slice:
+        """All keys up to the first of `queries`."""
+        return slice(0, self.first_query + queries.start + 1)
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         """Whether key stands at query or before it."""

@@ -20,12 +20,19 @@ from nsa.ops.reads import ReadCounter
 from nsa.ops.select.dense import DenseQueries
 from nsa.ops.select.grouping import Grouping, group_by_block, sum_rows
 from nsa.ops.tiles import (
+    RowTerms,
     accumulation_dtype,
     attend,
     attend_backward,
     from_streams,
+    hide,
+    key_factor,
     normaliser,
+    product,
     refuse_second_derivatives,
+    room_for,
+    row_terms,
+    scaled,
     score,
     split,
     tile_budget,
@@ -197,17 +204,16 @@ def _gradients(
     groups, dense = k.shape[2], sizes.dense
     if dense.count == q.shape[1]:
         return banded_gradients(grad, q, k, v, out, norm, dense.band, sizes.budget)
-    delta = (grad.to(norm.dtype) * out.to(norm.dtype)).sum(-1, keepdim=True)
     grad_q = torch.empty_like(q)
     k_blocks, v_blocks = _to_blocks(k, sizes.block_length), _to_blocks(v, sizes.block_length)
     grad_k = torch.zeros_like(k_blocks, dtype=norm.dtype)
     grad_v = torch.zeros_like(v_blocks, dtype=norm.dtype)
     for chunk in _chunks(q, k, slots, sizes):
         at = chunk.rows, chunk.queries
-        tables = [to_streams(x[at], groups) for x in (q, grad.to(q.dtype), norm, delta)]
-        chunk_grad_q = _attend_chunk_backward(chunk, tables, k_blocks, v_blocks, grad_k, grad_v)
+        terms = row_terms(*(to_streams(x[at], groups) for x in (q, grad.to(q.dtype), out, norm)))
+        chunk_grad_q = _attend_chunk_backward(chunk, terms, k_blocks, v_blocks, grad_k, grad_v)
         grad_q[at] = from_streams(chunk_grad_q, groups).to(q.dtype)
-    sums = [_from_blocks(grad_k, k), _from_blocks(grad_v, v)]
+    sums = [_from_blocks(grad_k.mul_(key_factor(k_blocks)), k), _from_blocks(grad_v, v)]
     if dense.count:
         grad_q[:, dense.queries], *parts = banded_sums(
             grad[:, dense.queries],
@@ -251,6 +257,11 @@ class _Chunk:
         height = self.grouping.query.shape[1]
         rows = table[step.start * height : step.stop * height]
         return rows.view(step.stop - step.start, -1, *table.shape[2:])
+
+    def num_scores(self, heads: int, block_length: int) -> int:
+        """Of its largest step."""
+        height = self.grouping.query.shape[1]
+        return max((step.stop - step.start for step in self.steps), default=0) * height * heads * block_length
 
     def num_reads(self, groups: int) -> Tensor:
         """Tokens each query may read, over all its slots: [rows, T, G]."""
@@ -298,7 +309,7 @@ def _attend_chunk(chunk: _Chunk, q: Tensor, k_blocks: Tensor, v_blocks: Tensor) 
     dtype = accumulation_dtype(q.dtype)
     place, block = chunk.grouping.place, chunk.grouping.block
     num_rows = chunk.grouping.query.numel()
-    q = _with_zero_row(q)
+    q = _with_zero_row(scaled(q))
     # One row more than the tiles have, for empty slots to point at: it weighs nothing.
     part = q.new_empty(num_rows + 1, heads, v_blocks.shape[-1], dtype=dtype)
     total, peak = part.new_empty(num_rows + 1, heads), part.new_empty(num_rows + 1, heads)
@@ -306,8 +317,10 @@ def _attend_chunk(chunk: _Chunk, q: Tensor, k_blocks: Tensor, v_blocks: Tensor) 
     total[-1].zero_()
     peak[-1].fill_(torch.finfo(dtype).min)
     ceilings = _ceiling_table(k_blocks.shape[1], dtype, q.device)
+    room = room_for(chunk.num_scores(heads, k_blocks.shape[1]), q)
     for step in chunk.steps:
-        scores = score(chunk.gather(q, step), _take(k_blocks, block[step]), chunk.ceiling(step, ceilings))
+        scores = score(chunk.gather(q, step), _take(k_blocks, block[step]), room)
+        hide(scores, chunk.ceiling(step, ceilings))
         _, _, step_total, step_peak = attend(scores, _take(v_blocks, block[step]), chunk.part_of(part, step))
         chunk.part_of(total, step).copy_(step_total.flatten(1))
         chunk.part_of(peak, step).copy_(step_peak.flatten(1))
@@ -323,28 +336,27 @@ def _attend_chunk(chunk: _Chunk, q: Tensor, k_blocks: Tensor, v_blocks: Tensor) 
 
 
 def _attend_chunk_backward(
-    chunk: _Chunk, per_query: list[Tensor], k_blocks: Tensor, v_blocks: Tensor, grad_k: Tensor, grad_v: Tensor
+    chunk: _Chunk, terms: RowTerms, k_blocks: Tensor, v_blocks: Tensor, grad_k: Tensor, grad_v: Tensor
 ) -> Tensor:
-    """Gradient of q [streams, T, h, Dk]; adds to grad_k and grad_v, laid out as the blocks are.
+    """Gradient of q [streams, T, h, Dk]; adds to grad_k, but for `key_factor`, and grad_v, laid out as the blocks are.
 
-    per_query: q, the gradient of the output, the normaliser and delta, each [streams, T, h, D].
+    terms: of the chunk's queries, [streams, T, h, D].
     """
-    shape, dtype = per_query[0].shape, grad_k.dtype
-    tables = [_with_zero_row(x) for x in per_query]
-    grad_q = tables[0].new_empty(chunk.grouping.query.numel() + 1, *shape[2:], dtype=dtype)
+    tables = [_with_zero_row(x) for x in terms]
+    grad_q = tables[0].new_empty(chunk.grouping.query.numel() + 1, *terms.q.shape[2:], dtype=grad_k.dtype)
     grad_q[-1].zero_()
-    ceilings = _ceiling_table(k_blocks.shape[1], dtype, grad_q.device)
+    ceilings = _ceiling_table(k_blocks.shape[1], grad_k.dtype, grad_q.device)
+    rooms = [room_for(chunk.num_scores(terms.q.shape[2], k_blocks.shape[1]), terms.q) for _ in range(2)]
     for step in chunk.steps:
         block = chunk.grouping.block[step]
-        tile_q, tile_grad, tile_norm, tile_delta = (chunk.gather(table, step) for table in tables)
+        of_step = RowTerms(*(chunk.gather(table, step) for table in tables))
         tile_k, tile_v = _take(k_blocks, block), _take(v_blocks, block)
-        scores = score(tile_q, tile_k, chunk.ceiling(step, ceilings))
-        _, step_grad_k, step_grad_v = attend_backward(
-            scores, tile_q, tile_k, tile_v, tile_grad, tile_norm, tile_delta, chunk.part_of(grad_q, step)
-        )
-        grad_k.index_add_(0, block, step_grad_k)
-        grad_v.index_add_(0, block, step_grad_v)
-    return sum_rows(grad_q.flatten(1), chunk.grouping.place).view(shape)
+        scores = hide(score(of_step.q, tile_k, rooms[0]), chunk.ceiling(step, ceilings))
+        part_of_q = chunk.part_of(grad_q, step)
+        _, of_scores, weights = attend_backward(scores, tile_k, tile_v, of_step, rooms[1], part_of_q)
+        grad_k.index_add_(0, block, product(of_scores.mT, of_step.q.flatten(1, 2)))
+        grad_v.index_add_(0, block, product(weights.mT, of_step.grad.flatten(1, 2)))
+    return sum_rows(grad_q.flatten(1), chunk.grouping.place).view(terms.q.shape)
 
 
 def _ceiling_table(block_length: int, dtype: torch.dtype, device: torch.device) -> Tensor:

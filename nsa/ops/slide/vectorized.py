@@ -63,10 +63,13 @@ class _Window:
 
     @property
     def max_queries(self) -> int:
-        return max(64, self.w // 4)
+        return max(64, self.w // 8)
 
     def keys(self, queries: slice) -> slice:
         return slice(max(0, self.first_query + queries.start - self.w + 1), self.first_query + queries.stop)
+
+    def seen_by_all(self, queries: slice) -> slice:
+        return slice(max(0, self.first_query + queries.stop - self.w), self.first_query + queries.start + 1)
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         age = self.first_query + query - key
