@@ -85,7 +85,8 @@ class Problem:
     inputs: q [B, Sq, H, Dk], k [B, Sk, G, Dk], v [B, Sk, G, Dv], sinks [H], gates [B, Sq, H], each as declared; bias
     [B or 1, Sq or 1, H or 1, Sk or 1] is added to the scores. branches: one, unless a sparse operator mixes several.
     slopes: ALiBi's, [H] or [B, H]. constants: what else is needed.
-    dout: the gradient of the output [B, Sq, H, Dv].
+    dout: the gradient of the output [B, Sq, H, Dv]. dlse: that of the logarithm of the sum of exponentials [B, H, Sq],
+    where that is differentiated too.
     """
 
     shape: Shape
@@ -94,6 +95,7 @@ class Problem:
     branches: tuple[Branch, ...]
     scale: float
     dout: Tensor
+    dlse: Tensor | None = None
     slopes: Tensor | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
     about: str = ""
@@ -139,9 +141,9 @@ class Convention:
     words of the spec that there are arguments for. has_parts: sequences lie one behind the other. is_cache: keys lie in
     a cache that is filled in part. is_forward_only: no gradients. make: the inputs of a sparse operator.
     has_one_pair: every branch reads the same keys and values. has_bias: what is added to the scores can be given as a
-    tensor. has_slopes_of_rows: so can ALiBi slopes of each row of the batch. ways: other ways
-    to make the same call, in words, and what a problem's constants say of them. variants: from a usual problem those
-    that some functions take arguments for, in words.
+    tensor. has_slopes_of_rows: so can ALiBi slopes of each row of the batch. has_lse_gradient: what is handed out
+    beside the output is differentiated like it. ways: other ways to make the same call, in words, and what a problem's
+    constants say of them. variants: from a usual problem those that some functions take arguments for, in words.
     """
 
     name: str
@@ -159,6 +161,7 @@ class Convention:
     is_forward_only: bool = False
     has_bias: bool = False
     has_slopes_of_rows: bool = False
+    has_lse_gradient: bool = False
     ways: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     variants: Callable[[Problem], Mapping[str, Problem]] = lambda problem: {}
 

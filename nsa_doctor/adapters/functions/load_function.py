@@ -17,7 +17,7 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.function_spec import function_spec
 from nsa_doctor.core.like import FUNCTION
 from nsa_doctor.core.measurement import Place
-from nsa_doctor.probes.functions.binding import bound, check_complete, check_fits
+from nsa_doctor.probes.functions.binding import bound, check_complete, check_fits, parameters_of, without_arguments
 from nsa_doctor.probes.functions.calling import Asking, ask, laid_out
 from nsa_doctor.probes.functions.problems import problem_of
 from nsa_doctor.probes.functions.shapes import ordinary
@@ -74,7 +74,7 @@ def load_function(
         wait=wait,
     )
     check_call(subject)
-    return without_refused_gradients(subject)
+    return without_refused_gradients(without_refused_mask(subject))
 
 
 def _words(request: FunctionRequest) -> Iterator[str]:
@@ -105,6 +105,24 @@ def without_refused_gradients(subject: FunctionSubject) -> FunctionSubject:
         if failure is None or not failure.is_refusal or ask(subject, problem, Asking(wants=())).failure is not None:
             return subject
     return replace(subject, gradient_refusal=failure.sentence)
+
+
+_MASKS = ("attn_mask", "mask", "block_mask")  # as a keyword
+
+
+def without_refused_mask(subject: FunctionSubject) -> FunctionSubject:
+    """The subject called without a mask, where it is declared to hide by itself and refuses one that it names."""
+    taken = [name for name in _MASKS if name in parameters_of(subject.function).defaults]
+    if not subject.spec.is_built_in or subject.spec.has_mask or not taken:
+        return subject
+    other = replace(subject, function=without_arguments(subject.function, taken), known={})
+    problem = problem_of(subject, ordinary(subject)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        refused, served = (attempt(lambda each=each: ask(each, problem, Asking(wants=()))) for each in (subject, other))
+    if isinstance(refused, Caught) or isinstance(served, Caught) or served.failure is not None:
+        return subject
+    return other if refused.failure is not None and refused.failure.is_refusal else subject
 
 
 def check_call(subject: FunctionSubject) -> None:

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 from nsa_doctor.core.errors import Caught, attempt
@@ -33,6 +34,18 @@ def parameters_of(function: Callable[..., Any]) -> Parameters:
     named = {name: each.default for name, each in signature.parameters.items() if each.kind in kinds}
     takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in signature.parameters.values())
     return Parameters(named, takes_all)
+
+
+def without_arguments(function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """The function, as one that does not take those names."""
+
+    @wraps(function)
+    def called(*positional: Any, **keywords: Any) -> Any:
+        return function(*positional, **keywords)
+
+    kept = [each for name, each in inspect.signature(function).parameters.items() if name not in names]
+    vars(called)["__signature__"] = inspect.Signature(kept)
+    return called
 
 
 def bound(function: Callable[..., Any], keywords: Sequence[Keyword], spec: FunctionSpec, name: str) -> dict[str, Any]:

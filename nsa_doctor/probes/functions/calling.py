@@ -20,6 +20,7 @@ from nsa_doctor.subject.function import FunctionSubject, Problem
 
 Arrange = Callable[[str, Tensor], Tensor]
 _OF_DEVICE = "CUDA error"  # after one, a process has the device no more
+_NO_LSE = "its lse has no gradient"
 _CLEAN = (ValueError, NotImplementedError, AssertionError)
 # How compiled code says that it does not serve what it is given.
 _REFUSAL = re.compile(
@@ -91,7 +92,11 @@ def ask(subject: FunctionSubject, problem: Problem, how: Asking | None = None) -
     answer = Answer(tensors=_canonical(returned, subject), raw=out if how.keeps_raw else None)
     wanted = [name for name, tensor in tensors.items() if tensor.requires_grad]
     if wanted:
-        answer = _with_gradients(answer, out, {name: tensors[name] for name in wanted}, subject, problem, how)
+        lse = None if problem.dlse is None else returned.get("lse")
+        if problem.dlse is not None and not (isinstance(lse, Tensor) and lse.requires_grad):
+            return replace(answer, failure=Failure(sentence=_NO_LSE, phase="backward", is_refusal=True))
+        inputs = {name: tensors[name] for name in wanted}
+        answer = _with_gradients(answer, out, lse, inputs, subject, problem, how)
     changed = tuple(name for name, (tensor, kept) in before.items() if not _is_same(tensor.detach(), kept))
     return replace(answer, changed=(*changed, *answer.changed))
 
@@ -126,7 +131,13 @@ def prepared(
 
 
 def _with_gradients(
-    answer: Answer, out: Tensor, inputs: Mapping[str, Tensor], subject: FunctionSubject, problem: Problem, how: Asking
+    answer: Answer,
+    out: Tensor,
+    lse: Tensor | None,
+    inputs: Mapping[str, Tensor],
+    subject: FunctionSubject,
+    problem: Problem,
+    how: Asking,
 ) -> Answer:
     answer = replace(answer, backward=own_backward(out, inputs))
     if not out.requires_grad:
@@ -136,8 +147,12 @@ def _with_gradients(
     dout = how.arrange("dout", dout).detach()
     kept = dout.clone()
     subject.beat(problem.shape)
-    wanted = list(inputs.values())
-    given = attempt(lambda: _settled(subject, torch.autograd.grad(out, wanted, dout, allow_unused=True), "backward"))
+    wanted, outputs, onto = list(inputs.values()), [out], [dout]
+    if lse is not None and problem.dlse is not None:
+        outputs, onto = [out, lse], [dout, problem.dlse.to(lse)]
+    given = attempt(
+        lambda: _settled(subject, torch.autograd.grad(outputs, wanted, onto, allow_unused=True), "backward")
+    )
     if isinstance(given, Caught):
         return replace(answer, failure=_failure(given, "backward", subject, problem))
     found = {f"d{name}": gradient for name, gradient in zip(inputs, given, strict=True) if gradient is not None}

@@ -74,17 +74,23 @@ def _problems(subject: FunctionSubject, shape: Shape) -> Iterator[tuple[str, Fun
         yield "one row of the cache holds no key", subject, problem_of(subject, replace(shape, filled=filled), _DRAW)
     else:
         if spec.is_causal and not spec.is_square and (spec.align or convention.align) == "bottom_right":
-            more = replace(shape, queries=shape.queries + 20)
-            yield "there are more queries than keys", subject, problem_of(subject, more, _DRAW)
+            for count, what in ((20, "more"), (_MANY, "far more")):
+                more = replace(shape, queries=shape.queries + count)
+                yield f"there are {what} queries than keys", subject, problem_of(subject, more, _DRAW)
         yield from _masked(subject, shape)
 
 
 _DRAW = Draw(seed=_SEED)
+_MANY = 270  # queries without a key, so that whole tiles of them read nothing
 
 
 def _sequences(subject: FunctionSubject, shape: Shape) -> Iterator[tuple[str, FunctionSubject, Problem]]:
     without_keys = replace(shape, queries=48, keys=37, parts=((20, 20), (11, 0), (17, 17)))
     without_queries = replace(shape, queries=37, keys=48, parts=((20, 20), (0, 11), (17, 17)))
+    if subject.spec.is_causal and not subject.spec.is_square:
+        parts = ((20, 20), (_MANY + 9, 9), (17, 17))
+        many = replace(shape, queries=_MANY + 46, keys=46, parts=parts)
+        yield "one sequence has far more queries than keys", subject, problem_of(subject, many, _DRAW)
     yield "one sequence has no keys", subject, problem_of(subject, without_keys, _DRAW)
     yield "one sequence has no queries", subject, problem_of(subject, without_queries, _DRAW)
 

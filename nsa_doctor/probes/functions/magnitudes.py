@@ -44,7 +44,10 @@ def _of_branch(problem: Problem, branch: Branch) -> dict[str, Tensor]:
     plain = noisy @ v
     gated = dout if gate is None else dout * gate[..., None]
     onto = gated @ v.mT
-    change = noisy * (onto + (weights * onto).sum(-1, keepdim=True)) * problem.scale
+    onto_scores = onto + (weights * onto).sum(-1, keepdim=True)
+    if problem.dlse is not None:
+        onto_scores = onto_scores + problem.dlse.double().cpu().abs()[..., None]
+    change = noisy * onto_scores * problem.scale
     found = {
         "out": plain if gate is None else plain * gate[..., None],
         "dq": change @ k,

@@ -56,6 +56,17 @@ def expanded(name: str, tensor: Tensor) -> Tensor:
     return tensor[:1].expand(tensor.shape) if name in INPUTS and tensor.ndim == 4 else tensor
 
 
+def collapsed(name: str, tensor: Tensor) -> Tensor:
+    """Keys and values, where all rows or all heads hold the same, in the memory of one, in place of copies."""
+    if name not in ("k", "v"):
+        return tensor
+    for axis in range(tensor.ndim - 1):
+        first = tensor.narrow(axis, 0, min(1, tensor.shape[axis]))
+        if tensor.shape[axis] > 1 and bool((tensor == first).all()):
+            tensor = first.expand(tensor.shape)
+    return tensor
+
+
 @dataclass(eq=False)
 class Guards:
     """Tensors that lie in larger memory, and what lies around them."""

@@ -42,8 +42,9 @@ def solve(problem: Problem, how: Arithmetic, wants_gradients: bool = True) -> So
     out, lse = _attend(problem, inputs, how)
     tensors = {"out": out.detach()} if len(problem.branches) > 1 else {"out": out.detach(), "lse": lse.detach()}
     if wants_gradients:
-        dout = problem.dout.to(device="cpu", dtype=how.dtype)
-        gradients = torch.autograd.grad(out, list(inputs.values()), dout, allow_unused=True)
+        given = [(out, problem.dout), *([] if problem.dlse is None else [(lse, problem.dlse)])]
+        outputs, onto = [each for each, _ in given], [each.to(device="cpu", dtype=how.dtype) for _, each in given]
+        gradients = torch.autograd.grad(outputs, list(inputs.values()), onto, allow_unused=True)
         tensors |= {
             f"d{name}": torch.zeros_like(value) if gradient is None else gradient
             for (name, value), gradient in zip(inputs.items(), gradients, strict=True)

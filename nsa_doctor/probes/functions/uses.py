@@ -5,7 +5,7 @@ that it understands it: gradients where the output is right, and the output wher
 same argument, as a mask that is the same in all rows of the batch.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any
@@ -18,7 +18,7 @@ from nsa_doctor.probes.functions.binding import is_given_all, parameters_of
 from nsa_doctor.probes.functions.bounds import Excess
 from nsa_doctor.probes.functions.calling import Asking, ask, laid_out
 from nsa_doctor.probes.functions.measured import Measured, measured_problem
-from nsa_doctor.probes.functions.problems import Draw, problem_of
+from nsa_doctor.probes.functions.problems import Draw, problem_of, seen_by
 from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
 
 # Words of a spec, and what they mean, that a function may serve without being declared to.
@@ -31,6 +31,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "sinks": {"has_sinks": True},
     "gqa=2": {"ratio": 2},
 }
+_WINDOW = "sliding_window"
 _ASKS_FOR_LSE = ("return_attn_probs", "return_lse", "return_softmax_lse")
 _SHARE_SEEN = 0.6
 _SEED = 51
@@ -59,7 +60,7 @@ class Misuse:
 
 def uses(subject: FunctionSubject, shape: Shape) -> Iterator[Use]:
     """Those that the function can be asked for."""
-    for kind in (_by_words, _other_ways, _variants, _masks, _biases, _slopes):
+    for kind in (_by_words, _other_ways, _variants, _masks, _masks_of_one_query, _biases, _slopes):
         yield from (use for use in kind(subject, shape) if _is_offered(use))
     yield from _with_lse(subject, shape)
 
@@ -120,8 +121,18 @@ def _other_ways(subject: FunctionSubject, shape: Shape) -> Iterator[Use]:
     problem = problem_of(subject, shape, Draw(seed=_SEED))
     for what, constants in subject.convention.ways.items():
         if subject.spec.is_causal:
-            simpler = None if constants.get("is_optional") else problem
+            simpler = _without_window(subject, problem, constants) if constants.get("is_optional") else problem
             yield Use(what=what, subject=subject, problem=_given(problem, **constants), simpler=simpler)
+
+
+def _without_window(subject: FunctionSubject, problem: Problem, constants: Mapping[str, Any]) -> Problem | None:
+    """The call made that way without the window that the function names an argument for; None where it has none."""
+    if not subject.spec.window or _WINDOW not in parameters_of(subject.function).defaults:
+        return None
+    spec = replace(subject.spec, window=None)
+    (branch,) = problem.branches
+    seen = seen_by(spec, subject.convention, problem.shape, torch.Generator())
+    return _given(replace(problem, spec=spec, branches=(replace(branch, seen=seen),)), **constants)
 
 
 def _variants(subject: FunctionSubject, shape: Shape) -> Iterator[Use]:
@@ -159,6 +170,19 @@ def _masks(subject: FunctionSubject, shape: Shape) -> Iterator[Use]:
             problem=_given(whole, **constants),
             simpler=_given(alike, **constants),
         )
+
+
+def _masks_of_one_query(subject: FunctionSubject, shape: Shape) -> Iterator[Use]:
+    """A mask that hides some keys of the one query of a step; where all queries ask at once it is understood."""
+    other, convention = _declared_mask(subject), subject.convention
+    if other is None or subject.spec.is_square or convention.make is not None or convention.is_cache or shape.parts:
+        return
+    whole = problem_of(other, shape, Draw(seed=_SEED))
+    problem = problem_of(other, replace(shape, queries=1), Draw(seed=_SEED))
+    (branch,) = problem.branches
+    hidden = torch.arange(shape.keys) % 3 == 1 + torch.arange(shape.batch)[:, None, None, None] % 2
+    masked = replace(problem, branches=(replace(branch, seen=(branch.seen & ~hidden) | _first(branch.seen)),))
+    yield Use(what="with a mask for one query", subject=other, problem=masked, simpler=whole)
 
 
 def _declared_mask(subject: FunctionSubject) -> FunctionSubject | None:
@@ -228,12 +252,17 @@ def _slopes(subject: FunctionSubject, shape: Shape) -> Iterator[Use]:
 
 
 def _with_lse(subject: FunctionSubject, shape: Shape) -> Iterator[Use]:
-    """The logarithm of the sum of exponentials, where it is handed out on demand."""
+    """The logarithm of the sum of exponentials, where it is handed out on demand, and differentiated."""
     for name in _ASKS_FOR_LSE:
         if name in parameters_of(subject.function).defaults:
             other = replace(subject, function=with_keywords(subject.function, **{name: True}), known={})
             problem = problem_of(other, shape, Draw(seed=_SEED))
             yield Use(what=f"with {name}=True", subject=other, problem=problem, simpler=problem)
+            if subject.convention.has_lse_gradient and subject.has_gradients:
+                chance = torch.Generator().manual_seed(_SEED)
+                dlse = torch.randn(shape.batch, shape.heads, shape.queries, generator=chance)
+                both = replace(problem, dlse=dlse)
+                yield Use(what=f"with {name}=True and a gradient of lse", subject=other, problem=both, simpler=problem)
             return
 
 
