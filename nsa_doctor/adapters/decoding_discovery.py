@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.adapters.input_discovery import called, parameter_names
-from nsa_doctor.core.errors import attempt
+from nsa_doctor.adapters.input_discovery import called, parameter_names, speaks_for_itself
+from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.subject.contract import Subject
@@ -71,6 +71,10 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
             note = f"decoded by {way.words}, which was found by its names"
             note += "" if takes_several else ", one token at a time: several at once give something else"
             return replace(subject, prefill=way.prefill, step=step, notes=(*subject.notes, note))
+    for way in ways:
+        if way.is_certain and attempt(lambda way=way: _fails_at_a_step(subject, way)) is True:
+            note = f"decoded by {way.words}, which was found by its names, though no step of it ends"
+            return replace(subject, prefill=way.prefill, step=_by_single_tokens(way.step), notes=(*subject.notes, note))
     for way in ways:
         if way.others is not None and attempt(lambda way=way: _is_meant(subject, way)) is True:
             note = f"decoded by {way.words}, which was found by its names, though its first tokens are other than in "
@@ -201,6 +205,21 @@ def _proves_itself(subject: Subject, way: Decoding) -> bool:
         prompt, following = _next(sp, way, x)
         are_shaped = _fits(prompt, whole) and _fits(following, whole)
         return are_shaped and _is_close(prompt, whole, _PROMPT) and _is_close(following, whole, _LENGTH)
+
+
+def _fails_at_a_step(subject: Subject, way: Decoding) -> bool:
+    """Whether a prompt gives what one whole pass gives, and what follows it raises where nobody wrote a `raise`."""
+    sp = built(subject)
+    x = sp.input(_LENGTH)
+    with torch.no_grad():
+        whole = sp(x)
+        prompt, cache = way.prefill(sp.module, x[:, :_PROMPT].clone())
+        if not (_fits(prompt, whole) and _is_close(prompt, whole, _PROMPT)):
+            return False
+        failed = attempt(lambda: way.step(sp.module, x[:, _PROMPT:].clone(), cache))
+    if not isinstance(failed, Caught) or isinstance(failed.error, NotImplementedError):
+        return False
+    return not speaks_for_itself(failed.error)
 
 
 def _is_meant(subject: Subject, way: Decoding) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from nsa_doctor.core.errors import SubjectFailedError
+from nsa_doctor.core.errors import SubjectFailedError, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Mode, Point
 from nsa_doctor.probes.model.perform import Conditions, perform
@@ -73,16 +74,16 @@ def ask(
         for guess in guesses:
             failure = _failure(guess, module, Point(length=length, dtype=guess.dtype, mode=lightest_mode(guess)))
             if failure is None:
-                return guess
+                return _as_it_answers(guess, module, length)
             failures.append((guess, failure))
         for guess in guesses:
             if vocabulary := _largest_vocabulary(guess, module, length, failures):
                 return replace(guess, width=vocabulary)
     taken_in = [guess for guess in guesses if failures and _is_taken_in(guess, module, min(lengths))]
-    for is_finding in (_is_wrong_output, _speaks_for_itself):
+    for is_finding in (_is_wrong_output, speaks_for_itself):
         for guess, failure in failures:
             goes_as_far = not taken_in or any(guess is each for each in taken_in)
-            if is_finding(failure) and (goes_as_far or is_finding is _is_wrong_output):
+            if is_finding(failure.caught.error) and (goes_as_far or is_finding is _is_wrong_output):
                 return guess
     if taken_in:
         return taken_in[0]
@@ -126,6 +127,23 @@ def _is_taken_in(guess: Subject, module: nn.Module, length: int) -> bool:
     return len(set(done)) > 1 or any(isinstance(part, (nn.Linear, nn.Embedding)) for part in done)
 
 
+def _as_it_answers(guess: Subject, module: nn.Module, length: int) -> Subject:
+    """The guess; of tokens as many as there are logits, where the last of the table's rows are refused for an index."""
+    point = Point(length=length, dtype=guess.dtype, mode=lightest_mode(guess), values="constant")
+    failure = None if guess.input != "tokens" else _failure(guess, module, point)
+    if failure is None:
+        return guess
+    served = _largest_vocabulary(guess, module, length, [(guess, failure)])
+    logits = None if served is None else attempt(lambda: _num_logits(replace(guess, width=served), module, length))
+    return replace(guess, width=served) if served is not None and logits == served else guess
+
+
+def _num_logits(guess: Subject, module: nn.Module, length: int) -> int:
+    x = torch.zeros(1, length, dtype=torch.long)
+    with torch.no_grad():
+        return guess.forward(module, x).shape[-1]
+
+
 def _largest_vocabulary(
     guess: Subject, module: nn.Module, length: int, failures: Sequence[tuple[Subject, SubjectFailedError]]
 ) -> int | None:
@@ -147,17 +165,17 @@ def _largest_vocabulary(
     return least
 
 
-def _is_wrong_output(failure: SubjectFailedError) -> bool:
-    return isinstance(failure.caught.error, WrongOutputError)
+def _is_wrong_output(error: BaseException) -> bool:
+    return isinstance(error, WrongOutputError)
 
 
-def _speaks_for_itself(failure: SubjectFailedError) -> bool:
+def speaks_for_itself(error: BaseException) -> bool:
     """Whether the subject's own code raises, in so many words, or memory or the process gave out."""
-    traceback = failure.caught.error.__traceback__
-    if traceback is None or not isinstance(failure.caught.error, Exception):
+    traceback = error.__traceback__
+    if traceback is None or not isinstance(error, Exception):
         return True
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
     code = traceback.tb_frame.f_code
     raises = dis.opname[code.co_code[traceback.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
-    return isinstance(failure.caught.error, MemoryError) or (raises and FrameFilter().rank(code.co_filename) >= 2)
+    return isinstance(error, MemoryError) or (raises and FrameFilter().rank(code.co_filename) >= 2)

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from nsa_doctor.adapters.input_discovery import called, parameter_names
 from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.attention.handed_masks import is_kept_from_parts
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.perform import checked_answer
+from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _ROWS, _CLOSE, _LOUD = 9, 2, 1e-3, -10_000
@@ -25,6 +27,7 @@ _MEANINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "true for tokens": Tensor.bool,
     "true for padding": lambda keep: ~keep.bool(),  # of masks alone that are named after it
 }
+_MODES: dict[Mode, str] = {"eval": "", "train": ", in training mode alone"}
 Masked = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
@@ -43,9 +46,10 @@ def with_padding(subject: Subject, module: nn.Module) -> Subject:
         for words, meant in list(_MEANINGS.items())[: 3 if "pad" in name else 2]:
             padded = partial(_padded, subject, way, name, meant)
             marks = partial(_marks_padding, subject, padded, has_size=meant is Tensor.long)
-            if attempt(marks) is True:
-                note = f"padding is masked by forward(x, {name}=...), {words}"
-                return replace(subject, padded=padded, notes=(*subject.notes, note))
+            for mode, where in _MODES.items():
+                if attempt(partial(marks, mode=mode)) is True:
+                    note = f"padding is masked by forward(x, {name}=...), {words}{where}"
+                    return replace(subject, padded=padded, notes=(*subject.notes, note))
         if _OF_TOKENS.fullmatch(name) and attempt(partial(_is_lost, subject, way, name)) is True:
             padded = partial(_padded, subject, way, name, Tensor.bool)
             note = f"forward(x, {name}=...) is taken to mask padding, true for tokens: it changes nothing"
@@ -101,13 +105,13 @@ def _some_rows(sp: BuiltModule) -> Tensor:
     return sp.input(min(_LONG, sp.subject.max_length), _ROWS) if is_refused else x
 
 
-def _marks_padding(subject: Subject, padded: Masked, *, has_size: bool) -> bool:
+def _marks_padding(subject: Subject, padded: Masked, *, has_size: bool, mode: Mode) -> bool:
     """Whether a mask of ones changes nothing, others do, and it is none that is added to scores.
 
     What is added changes nothing where it is zero everywhere, and its size counts, if it `has_size`, and not only
     whether it is zero.
     """
-    sp = built(subject)
+    sp = built(subject, mode=mode)
     if not _serves_as_much(sp, padded):
         return False
     x = _some_rows(sp)
@@ -120,6 +124,7 @@ def _marks_padding(subject: Subject, padded: Masked, *, has_size: bool) -> bool:
         return isinstance(first, Tensor) and bool((first - second).abs().max() <= due)
 
     def given(keep: Tensor) -> Tensor | Caught:
+        seed_everything(subject.seed)
         return attempt(lambda: padded(sp.module, x.clone(), keep).double())
 
     with torch.no_grad():

@@ -80,7 +80,18 @@ def idle(subject: Subject) -> list[Idle]:
     unused = [name for name in every if name not in looked.used and not name.startswith(tuple(routed))]
     flat = [name for name in every if name in looked.zero - looked.moved and not name.startswith(tuple(routed))]
     flat = [*(name for name in flat if not _matters(subject, name)), *cancelled]
-    return [*_topmost(sp.module, unused, is_used=False), *_topmost(sp.module, flat, is_used=True)]
+    called = _called(subject) if unused else frozenset()
+    return [*_topmost(sp.module, unused, is_used=False, called=called), *_topmost(sp.module, flat, is_used=True)]
+
+
+def _called(subject: Subject) -> frozenset[str]:
+    """Paths of the modules whose forward runs in a pass: what they leave idle is a part of them."""
+    sp = built(subject, mode="train")
+    found: set[str] = set()
+    for path, part in sp.module.named_modules():
+        part.register_forward_pre_hook(lambda _part, _given, path=path: found.add(path))
+    attempt(lambda: sp(sp.input(lengths_for(subject)[0], batch=2)))
+    return frozenset(found)
 
 
 def _cancelled(subject: Subject) -> Iterator[str]:
@@ -184,14 +195,16 @@ def _routed(module: nn.Module, looked: Looked) -> Iterator[str]:
                 yield f"{path}.".removeprefix(".")
 
 
-def _topmost(root: nn.Module, names: Sequence[str], *, is_used: bool) -> list[Idle]:
-    """One entry for each largest module all of whose trainable parameters are among these."""
+def _topmost(
+    root: nn.Module, names: Sequence[str], *, is_used: bool, called: frozenset[str] = frozenset()
+) -> list[Idle]:
+    """One entry for each largest module that is not called, all of whose trainable parameters are among these."""
     groups: dict[str, list[str]] = {}
     for name in names:
         path = name
         while parent := path.rpartition(".")[0]:
             inside = [other for other, _ in trainable(root) if other.startswith(f"{parent}.")]
-            if not set(inside) <= set(names):
+            if parent in called or not set(inside) <= set(names):
                 break
             path = parent
         groups.setdefault(path, []).append(name)

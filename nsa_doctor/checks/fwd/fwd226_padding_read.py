@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
+from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
@@ -45,7 +45,7 @@ def run(subject: Subject) -> Iterator[Finding]:
         row = PaddedRow(sp, length, _PADDING, is_left)
         side = "left" if is_left else "right"
         with torch.no_grad(), unobserved():  # what it raises, and padded tokens that are not finite, are judged here
-            fault = _fault(sp, row)
+            fault = None if is_left and _is_length(row) else _fault(sp, row)
         if fault is not None:
             message, place = fault
             yield Finding(
@@ -55,6 +55,11 @@ def run(subject: Subject) -> Iterator[Finding]:
                 repro=command_for(subject, "FWD226"),
             )
             return
+
+
+def _is_length(row: PaddedRow) -> bool:
+    """Whether the mask is taken for the number of a row's tokens."""
+    return attempt(row.is_mask_counted) is True
 
 
 def _fault(sp: BuiltModule, row: PaddedRow) -> tuple[str, Place] | None:

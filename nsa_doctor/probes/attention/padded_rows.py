@@ -58,6 +58,15 @@ class PaddedRow:
         """Whether a mask of no padding gives the same, bit for bit."""
         return torch.equal(self._masked(0), self._masked(0, keep=torch.ones_like(self._keep)))
 
+    def is_mask_counted(self) -> bool:
+        """Whether a mask of as many tokens at the other side gives the same: it is taken for a length, not a place.
+
+        Padding then stands behind a row's tokens alone.
+        """
+        keep = self._keep
+        mirrored = self._masked(0, keep=keep.flip(1))
+        return torch.equal(self._masked(0), mirrored) and not self.is_mask_lost()
+
     def _masked(self, padding: int, rows: slice = slice(None), keep: Tensor | None = None) -> Tensor:
         padded, module = self.sp.subject.padded, self.sp.module
         assert padded is not None
