@@ -211,7 +211,7 @@ def _hook(found: Differential, number: int, event: Event) -> tuple[Place, CodeTy
 def _straight_through(
     probe: DerivativeProbe, differentials: Sequence[Differential], number: int, event: Event, slopes: Sequence[Slope]
 ) -> str:
-    """The step function in the culprit's module past which autograd leads what no longer moves the output."""
+    """The step function in or inside the culprit's module past which autograd leads what moves the output no more."""
     found = differentials[0]
     here = memory_of(found.recording.tensors[number])
     if event.function is not None:  # rounds in its own forward
@@ -227,7 +227,7 @@ def _straight_through(
     for index in range(number, -1, -1) if event.loses_gradient else ():
         reach = {memory_of(found.recording.tensors[index])}
         after = list(_downstream(found, index, reach))
-        hard = [each for each in after if each.place.module == event.place.module and each.name in _STEPS]
+        hard = [each for each in after if each.name in _STEPS and _is_within(each.place.module, event.place.module)]
         if not hard or not found.slopes[index] or (here not in reach and index != number):
             continue
         if all(_is_autograds_alone(probe.slope(each, [index], is_followed=True)) for each in differentials):
@@ -236,6 +236,10 @@ def _straight_through(
         if tried == _MOST_ANCESTORS:
             break
     return ""
+
+
+def _is_within(path: str, outer: str) -> bool:
+    return f"{path}.".startswith(f"{outer}." if outer else "")
 
 
 def _is_autograds_alone(slope: Slope) -> bool:
