@@ -54,6 +54,9 @@ class Shifted:
     def keys(self, queries: slice) -> slice:
         return slice(max(0, self.first_query + queries.start - self.w), self.first_query + queries.stop)
 
+    def seen_by_all(self, queries: slice) -> slice:
+        return slice(max(0, self.first_query + queries.stop - 1 - self.w), self.first_query + queries.start)
+
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
         age = self.first_query + query - key
         return (age >= 1) & (age < self.w + 1)

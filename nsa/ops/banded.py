@@ -186,7 +186,8 @@ def banded_sums(
         add_product(grad_v[at, keys], weights.mT, terms.grad.flatten(1, 2))
     grad_k.mul_(key_factor(keys_of))
     # Contiguous, as the operator of torch gives them: what sums them over tokens then does so in the same order.
-    return grad_q, *(from_streams(x.unsqueeze(2), groups).contiguous() for x in (grad_k, grad_v))
+    of_keys, of_values = (from_streams(x.unsqueeze(2), groups).contiguous() for x in (grad_k, grad_v))
+    return grad_q, of_keys, of_values
 
 
 def _num_scores(tiles: Sequence[_Tile], q: Tensor) -> int:

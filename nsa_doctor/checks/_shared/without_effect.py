@@ -1,9 +1,11 @@
 """Trainable parameters that come to nothing: that no call uses, or whose values change no output."""
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import CodeType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -208,10 +210,10 @@ def _topmost(
                 break
             path = parent
         groups.setdefault(path, []).append(name)
-    return [Idle(path, tuple(own), is_used, _is_mentioned(root, path)) for path, own in groups.items()]
+    return [Idle(path, tuple(own), is_used, is_mentioned(root, path)) for path, own in groups.items()]
 
 
-def _is_mentioned(root: nn.Module, path: str) -> bool:
+def is_mentioned(root: nn.Module, path: str) -> bool:
     """Whether a method of the module that holds it names it: there is a way to use it that no pass has taken.
 
     What starts, counts, saves or moves parameters does not use them, nor does a variable that nothing reads. A part of
@@ -222,8 +224,14 @@ def _is_mentioned(root: nn.Module, path: str) -> bool:
     if isinstance(holder, _CONTAINERS) or read_for_nothing(holder, name) is not None:
         return False
     methods = [value for kind in type(holder).__mro__ if kind is not nn.Module for value in vars(kind).values()]
-    codes = [getattr(getattr(each, "__wrapped__", each), "__code__", None) for each in methods]
+    codes = [getattr(_undecorated(each), "__code__", None) for each in methods]
     return any(name in _names(code) for code in codes if code is not None and not _HANDLING.fullmatch(code.co_name))
+
+
+def _undecorated(method: Any) -> Any:
+    """What any number of decorators were put around."""
+    found = attempt(lambda: inspect.unwrap(method))
+    return method if isinstance(found, Caught) else found
 
 
 def _names(code: CodeType) -> set[str]:
@@ -243,11 +251,11 @@ def line_left_out(root: nn.Module, found: Idle) -> tuple[Place, str]:
         return place, f"; {place.function} reads {other.name} twice and {name} never"
     if (read := read_for_nothing(holder, name)) is not None:
         return replace(place, **vars(read)), f"; {read.function} reads {name}, and nothing what it is read into"
-    if not _is_mentioned(root, found.path) and (beside := read_beside(holder, name)) is not None:
+    if not is_mentioned(root, found.path) and (beside := read_beside(holder, name)) is not None:
         place = replace(place, **vars(beside.line))
         return place, f"; {place.function} reads {beside.name}, and no method {name}"
     made = line_that_makes(holder, name) if name in dict(holder.named_parameters(recurse=False)) else None
-    if made is None or _is_mentioned(root, found.path):
+    if made is None or is_mentioned(root, found.path):
         return place, ""
     return replace(place, **vars(made)), f"; {made.function} makes {name}, and no method reads it"
 

@@ -27,7 +27,7 @@ class ReadOfSibling:
 
 def line_that_makes(holder: nn.Module, name: str) -> Line | None:
     """Where a method of its class assigns the attribute; None where none does by that name."""
-    for file, method in _methods(holder):
+    for file, method in methods_of(holder):
         for node in ast.walk(method):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_own(node, name):
                 return Line(file=file, line=node.lineno, function=method.name)
@@ -37,7 +37,7 @@ def line_that_makes(holder: nn.Module, name: str) -> Line | None:
 def line_that_fills(holder: nn.Module, name: str) -> Line | None:
     """Where a method that makes no module first names the attribute, or else one that does; None where none does."""
     found: list[tuple[bool, int, Line]] = []
-    for file, method in _methods(holder):
+    for file, method in methods_of(holder):
         for node in ast.walk(method):
             is_own = isinstance(node, ast.Attribute) and _is_own(node, name)
             if isinstance(node, (ast.Attribute, ast.Constant)) and (is_own or getattr(node, "value", None) == name):
@@ -55,7 +55,7 @@ def taken_in_place_of(holder: nn.Module, name: str) -> ReadOfSibling | None:
     for sibling in names:
         if sibling == name or not _are_alike(missing, getattr(holder, sibling)):
             continue
-        for file, method in _methods(holder):
+        for file, method in methods_of(holder):
             reads = _reads(method, sibling)
             if method.name not in _MAKING and len(reads) > 1 and not _reads(method, name):
                 line = reads[-1] if names.index(sibling) < names.index(name) else reads[0]
@@ -72,7 +72,7 @@ def read_beside(holder: nn.Module, name: str) -> ReadOfSibling | None:
     siblings = [each for each in _registered(holder) if each != name and each.partition("_")[0] == begin]
     if len(siblings) != 1:
         return None
-    methods = [(file, each) for file, each in _methods(holder) if each.name not in _MAKING]
+    methods = [(file, each) for file, each in methods_of(holder) if each.name not in _MAKING]
     found = [(file, each, lines) for file, each in methods if (lines := _reads(each, siblings[0]))]
     if len(found) != 1:
         return None
@@ -85,7 +85,7 @@ def read_for_nothing(holder: nn.Module, name: str) -> Line | None:
 
     None where any read of it may come to something, or where none does.
     """
-    methods = list(_methods(holder))
+    methods = list(methods_of(holder))
     found: Line | None = None
     for file, method in methods:
         ignored = set(_ignored_values(method, methods))
@@ -161,7 +161,7 @@ def _is_own(node: ast.Attribute, name: str) -> bool:
     return node.attr == name and isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
-def _methods(holder: nn.Module) -> Iterator[tuple[str, _Function]]:
+def methods_of(holder: nn.Module) -> Iterator[tuple[str, _Function]]:
     """The file and source of each method of its classes but nn.Module's, nearest class first."""
     for kind in type(holder).__mro__:
         if kind in (nn.Module, object):

@@ -61,3 +61,13 @@ def file_of(module: nn.Module) -> str:
     """The file that defines its class, or nothing."""
     file = attempt(lambda: inspect.getsourcefile(type(module)))
     return file if isinstance(file, str) else ""
+
+
+def sources_beside(module: nn.Module) -> list[str]:
+    """The Python files in the folders of those that define the classes of the module and its parts; none of torch's."""
+    kinds = {
+        kind for part in module.modules() for kind in type(part).__mro__ if kind.__module__.split(".")[0] != "torch"
+    }
+    files = [attempt(lambda kind=kind: inspect.getsourcefile(kind)) for kind in kinds - {object}]
+    folders = {Path(file).parent for file in files if isinstance(file, str) and Path(file).is_file()}
+    return sorted(str(each) for folder in folders for each in folder.glob("*.py"))
