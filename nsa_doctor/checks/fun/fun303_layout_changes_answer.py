@@ -26,10 +26,11 @@ from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.probes.functions import shapes
 from nsa_doctor.probes.functions.bounds import Excess
 from nsa_doctor.probes.functions.calling import Arrange, Asking, ask
-from nsa_doctor.probes.functions.measured import Measured, bounds_of, measured, measured_problem
-from nsa_doctor.probes.functions.memory_layouts import LAYOUTS, arranged, collapsed, expanded
-from nsa_doctor.probes.functions.problems import problem_of, with_inputs
-from nsa_doctor.subject.function import FunctionSubject, Problem
+from nsa_doctor.probes.functions.measured import Measured, bounds_of, measured
+from nsa_doctor.probes.functions.memory_layouts import LAYOUTS, arranged
+from nsa_doctor.probes.functions.problems import problem_of
+from nsa_doctor.probes.functions.shared_memory import in_shared_memory
+from nsa_doctor.subject.function import FunctionSubject
 
 _LENGTH = 50
 _TENSORS = ("q", "k", "v", "dout")
@@ -38,7 +39,7 @@ _TENSORS = ("q", "k", "v", "dout")
 def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
     shape = shapes.at_length(subject, _LENGTH)
     plain = measured(subject, shape)
-    tried: list[tuple[str, Measured, Arrange]] = list(_in_shared_memory(subject, plain.problem))
+    tried: list[tuple[str, Measured, Arrange]] = list(in_shared_memory(subject, plain.problem))
     for layout in LAYOUTS:
         tried += [(f"{layout} ({name})", plain, arranged(layout, (name,))) for name in _TENSORS]
     refusals: dict[str, str] = {}
@@ -64,27 +65,6 @@ def run(subject: FunctionSubject) -> Iterator[Finding | Note]:
             yield layout_words(finding, layout)
     for sentence, layout in refusals.items():
         yield Note(message=f"not served: {layout}: {sentence}")
-
-
-def _in_shared_memory(subject: FunctionSubject, problem: Problem) -> Iterator[tuple[str, Measured, Arrange]]:
-    """Tensors of equal parts that lie in the memory of one: of equal rows all, of equal rows or heads keys and values.
-
-    The gradients of the last differ from row to row and from head to head, so that what is laid out as they are holds
-    one of them.
-    """
-    inputs = problem.inputs
-    equal = {name: value[:1].expand(value.shape) for name, value in inputs.items() if value.ndim == 4}
-    alike = replace(with_inputs(problem, **equal), dout=torch.ones_like(problem.dout))
-    yield "stride 0", measured_problem(subject, alike), expanded
-    for axis, what in ((0, "rows"), (2, "heads")):
-        parts = {
-            name: inputs[name].narrow(axis, 0, 1).expand(inputs[name].shape)
-            for name in ("k", "v")
-            if name in inputs and inputs[name].shape[axis] > 1
-        }
-        if parts:
-            shared = measured_problem(subject, with_inputs(problem, **parts))
-            yield f"stride 0 between {what} of k and v", shared, collapsed
 
 
 def _where_first(subject: FunctionSubject, length: int, arrange: Arrange, excess: Excess) -> str:

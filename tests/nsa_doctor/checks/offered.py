@@ -34,3 +34,16 @@ def with_attention(subject: Subject) -> Subject:
     """Each token is given the mean of all as well, by how alike they are."""
     attend = nn.functional.scaled_dot_product_attention
     return replace(subject, forward=lambda module, x: subject.forward(module, x) + attend(x, x, x))
+
+
+def with_dropout(subject: Subject) -> Subject:
+    """A tenth of the tokens' values is dropped beforehand."""
+
+    def build(seed: int) -> nn.Module:
+        module = subject.build(seed)
+        module.dropped = nn.Dropout(0.1)
+        return module
+
+    return replace(
+        subject, build=build, forward=lambda module, x: subject.forward(module, cast("Any", module).dropped(x))
+    )

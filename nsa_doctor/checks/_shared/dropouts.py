@@ -1,0 +1,128 @@
+"""Shares of dropout that modules hold, and whether a pass in training mode draws random numbers for them."""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.checks._shared.without_effect import is_mentioned
+from nsa_doctor.core.errors import attempt
+from nsa_doctor.probes.internal import DROPOUTS
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.state import saved_generators
+
+LENGTH, _ROWS = 37, 2
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share above zero that a module holds by that name, as a number or as a dropout; `is_named` where it is read."""
+
+    holder: nn.Module
+    path: str
+    name: str
+    share: float
+    is_named: bool
+
+
+@dataclass(frozen=True)
+class Idle:
+    """A share that nothing applies, and whether its holder draws random numbers for something else."""
+
+    share: Share
+    is_holder_drawing: bool
+
+
+def idle_shares(sp: BuiltModule, shares: list[Share]) -> list[Idle]:
+    """Those among them that one pass does not apply."""
+    drawing, called = _watched(sp)
+    idle = _innermost([each for each in shares if _is_idle(each, drawing, called)])
+    return [Idle(each, drawing[id(each.holder)]) for each in idle]
+
+
+def _innermost(idle: list[Share]) -> list[Share]:
+    """Without those that hold another of the same share, to which they have handed theirs on."""
+    return [
+        each
+        for each in idle
+        if not any(
+            other.share == each.share and other.path != each.path and f"{other.path}.".startswith(_beginning(each.path))
+            for other in idle
+        )
+    ]
+
+
+def _beginning(path: str) -> str:
+    return f"{path}." if path else ""
+
+
+def shares_in(root: nn.Module) -> Iterator[Share]:
+    """Of every module in training mode; those of dropouts themselves are their holder's."""
+    for path, holder in root.named_modules():
+        if not holder.training or isinstance(holder, DROPOUTS):
+            continue
+        for name, part in holder.named_children():
+            if isinstance(part, DROPOUTS) and part.training and 0 < part.p < 1:
+                own = f"{path}.{name}".removeprefix(".")
+                yield Share(holder, path, name, part.p, is_mentioned(root, own) or _is_read_beside(holder, name))
+        for name, value in vars(holder).items():
+            if "drop" in name.lower() and isinstance(value, float) and 0 < value < 1:
+                yield Share(holder, path, name, value, is_named=True)
+
+
+def _is_read_beside(holder: nn.Module, name: str) -> bool:
+    """Whether a function in the file of its class reads an attribute of that name: of whatever it is given."""
+    text = attempt(lambda: inspect.getsource(sys.modules[type(holder).__module__]))
+    return not isinstance(text, str) or re.search(rf"\.{name}\b(?!\s*[:=][^=])", text) is not None
+
+
+def _watched(sp: BuiltModule) -> tuple[dict[int, bool], set[int]]:
+    """Whether each module that is called in one pass draws random numbers, and the modules that are called."""
+    drawing: dict[int, bool] = {}
+    begun: list[tuple[int, dict[str, Any]]] = []
+
+    def before(module: nn.Module, *_given: object) -> None:
+        begun.append((id(module), saved_generators()))
+
+    def after(module: nn.Module, *_given: object) -> None:
+        while begun:
+            number, states = begun.pop()
+            if number == id(module):
+                drawing[number] = drawing.get(number, False) or not _is_same(states, saved_generators())
+                return
+
+    handles = [
+        handle
+        for part in sp.module.modules()
+        for handle in (part.register_forward_pre_hook(before), part.register_forward_hook(after))
+    ]
+    try:
+        sp(sp.input(min(LENGTH, sp.subject.max_length), _ROWS))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return drawing, set(drawing)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two states of generators are equal."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)
+
+
+def _is_idle(share: Share, drawing: dict[int, bool], called: set[int]) -> bool:
+    """Whether its holder's forward runs and drops nothing, or has a dropout that it neither calls nor names."""
+    part = dict(share.holder.named_children()).get(share.name)
+    if id(share.holder) not in called or (part is not None and id(part) in called):
+        return False
+    return not drawing[id(share.holder)] or (part is not None and not share.is_named)
