@@ -244,3 +244,30 @@ def test_several_tokens_that_look_at_no_past_are_not() -> None:
 def test_a_cache_in_half_precision_is_found_where_it_is_rounded() -> None:
     (finding,) = run_check(registry.load("DEC101"), replace(found(InHalf), packages=("tests",))).findings
     assert ".half()" in linecache.getline(__file__, finding.where.line)
+
+
+class Raises(ByMethods):
+    """Adds what does not fit at the first step."""
+
+    def step(self, x: Tensor, cache: dict[str, Any]) -> Tensor:
+        return self.mix(torch.cat([cache["total"], x], dim=-1))
+
+
+class Refuses(ByMethods):
+    def step(self, x: Tensor, cache: dict[str, Any]) -> Tensor:
+        raise ValueError("not while it is examined")
+
+
+def test_a_step_that_raises_by_accident_is_what_it_decodes_by() -> None:
+    request = SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(16,))
+    subject = adapt(request, Raises)
+    assert subject.offers("prefill")
+    assert subject.offers("step")
+    (finding, *_) = run_check(registry.load("DEC101"), replace(subject, packages=("tests",))).findings
+    assert "raises RuntimeError" in finding.message
+    assert linecache.getline(finding.where.file, finding.where.line).strip().startswith("return self.mix(torch.cat(")
+
+
+def test_a_step_that_refuses_in_words_is_none() -> None:
+    request = SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(16,))
+    assert not adapt(request, Refuses).offers("step")

@@ -347,3 +347,17 @@ def test_an_adapter_says_how_a_module_is_called() -> None:
 def test_an_adapter_that_cannot_be_is_refused(wrong, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Adapter(make=_Unusual, **wrong)
+
+
+@pytest.mark.parametrize("num_rows", [15, 500])
+def test_rows_that_a_table_keeps_for_itself_are_no_tokens_where_the_logits_say_so(num_rows: int) -> None:
+    class Reserving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Embedding(num_rows, 8), nn.Linear(8, num_rows - 2)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.table(ids + 2))
+
+    subject = adapt(SubjectRequest(spec="x:y", lengths=(16,)), Reserving)
+    assert (subject.input, subject.width) == ("tokens", num_rows - 2)

@@ -277,3 +277,33 @@ def test_a_method_whose_name_begins_like_that_of_one_that_starts_parameters_read
     assert "no method reads it" not in read.message
     (started,) = check(Initialises).findings
     assert started.message.endswith("makes memory, and no method reads it")
+
+
+class Unnormed(nn.Module):
+    """Holds a norm that its forward forgets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(DIM)
+
+    def forward(self, x: Tensor, more: Tensor) -> Tensor:
+        return x + 2 * more
+
+
+class Deep(nn.Module):
+    """Calls it by name, as every layer does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.add = nn.Linear(DIM, DIM), Unnormed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.add(x, self.mix(x))
+
+
+def test_what_a_part_that_runs_leaves_idle_is_its_own_and_no_note_of_its_holder() -> None:
+    result = check(lambda: nn.Sequential(Deep(), Deep()))
+    (finding,) = result.findings
+    assert finding.where.module_class == "LayerNorm"
+    assert finding.message.startswith("4 parameters (0.add.norm.weight, 0.add.norm.bias, 1.add.norm.weight")
+    assert result.notes == ()

@@ -222,3 +222,38 @@ def test_the_mask_of_a_forward_that_serves_long_sequences_alone_is_found() -> No
 
     request = SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(32,))
     assert adapt(request, lambda: Long(by_finite)).offers("padded")
+
+
+def test_a_mask_that_counts_in_training_mode_alone_is_found() -> None:
+    class InTraining(Model):
+        def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            return super().forward(x, attention_mask if self.training else None)
+
+    request = SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(16,))
+    subject = adapt(request, lambda: InTraining(by_finite))
+    assert any(note.endswith("in training mode alone") for note in subject.notes)
+    (finding,) = examined(subject).findings
+    assert finding.message.startswith("padding is read, and the mask changes nothing")
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(0, Verdict.PASS), (1, Verdict.FAIL)])
+def test_padding_that_is_told_by_a_length_stands_behind_a_rows_tokens(off: int, verdict: Verdict) -> None:
+    def by_length(mask: Tensor, x: Tensor) -> Tensor:
+        length = mask.bool().sum(1, keepdim=True) + off
+        return torch.arange(x.shape[1], device=x.device) < length
+
+    class Both(Model):
+        """Reads both ways, so that padding behind a token counts."""
+
+        def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+            ones = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+            keep = ones if attention_mask is None else by_length(attention_mask, x)
+            for layer in self.layers:
+                q, k, v = layer.qkv(x).chunk(3, -1)
+                x = x + by_finite(q @ k.mT, keep[:, None]).softmax(-1) @ v
+            return x
+
+    request = SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(16,))
+    result = examined(adapt(request, lambda: Both(by_finite)))
+    assert result.verdict is verdict
+    assert all(finding.evidence["side"] == "right" for finding in result.findings)
