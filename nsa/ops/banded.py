@@ -192,7 +192,7 @@ def banded_sums(
 
 def _num_scores(tiles: Sequence[_Tile], q: Tensor) -> int:
     """Of the largest tile."""
-    return max((math.prod(x.stop - x.start for x in tile) for tile in tiles), default=0) * q.shape[2]
+    return max((math.prod(max(0, x.stop - x.start) for x in tile) for tile in tiles), default=0) * q.shape[2]
 
 
 def _tiles(q: Tensor, band: Band, budget: int) -> Iterator[_Tile]:
