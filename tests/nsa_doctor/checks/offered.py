@@ -47,3 +47,28 @@ def with_dropout(subject: Subject) -> Subject:
     return replace(
         subject, build=build, forward=lambda module, x: subject.forward(module, cast("Any", module).dropped(x))
     )
+
+
+class Rested(nn.Module):
+    """Attention and a norm, each with its residual."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D]."""
+        return self.norm(x + self.attention(x))
+
+
+def with_layers(subject: Subject) -> Subject:
+    """Two layers behind it."""
+
+    def build(seed: int) -> nn.Module:
+        module = subject.build(seed)
+        module.behind = nn.Sequential(Rested(subject.width), Rested(subject.width))
+        return module
+
+    return replace(
+        subject, build=build, forward=lambda module, x: cast("Any", module).behind(subject.forward(module, x))
+    )

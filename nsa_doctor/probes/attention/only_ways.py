@@ -1,0 +1,88 @@
+"""Parts of repeated layers through which all that a module makes of its input goes."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.probes.model.built_module import BuiltModule
+
+_ATTENDING = re.compile(r"atte?nt?ion|attn|attend", re.IGNORECASE)
+_ROUNDINGS = 64
+
+
+@dataclass(frozen=True)
+class OnlyWay:
+    """A part of one of several layers of a class: with its matrices at zero the output knows nothing of the input."""
+
+    layer: nn.Module
+    layer_path: str
+    part: str
+
+
+def only_way(sp: BuiltModule, length: int) -> OnlyWay | None:
+    """The first there is, of layers that attend; None where something leads past every part of them."""
+    inputs = sp.input(length), sp.input(length, seed=sp.subject.seed + 1)
+    with torch.no_grad():
+        if _is_alike(sp, inputs):
+            return None  # what it gives does not depend on its input anyway
+        for path, layer in _layers(sp.module):
+            for name, part in layer.named_children():
+                with _without_matrices(part) as has_any:
+                    if has_any and _is_alike(sp, inputs):
+                        return OnlyWay(layer, path, name)
+    return None
+
+
+def has_layers(root: nn.Module) -> bool:
+    """Whether it repeats a layer that attends."""
+    return next(_layers(root), None) is not None
+
+
+def _layers(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The first of each row of two or more modules of one class and make that attend and do more than that."""
+    for path, holder in root.named_modules():
+        rows: dict[object, list[tuple[str, nn.Module]]] = {}
+        for name, child in holder.named_children():
+            rows.setdefault(_make(child), []).append((f"{path}.{name}".removeprefix("."), child))
+        for row in rows.values():
+            if len(row) > 1 and _attends(row[0][1]):
+                yield row[0]
+
+
+def _make(module: nn.Module) -> object:
+    """The class of a module and of its parts: rows of lists are alike where their parts are."""
+    return type(module), tuple((name, type(child)) for name, child in module.named_children())
+
+
+def _attends(layer: nn.Module) -> bool:
+    """Whether one of its parts, or its class, is named after attention, and it has another part with weights."""
+    named = [
+        name for name, part in layer.named_modules() if name and _ATTENDING.search(f"{name} {type(part).__name__}")
+    ]
+    weighted = [part for part in layer.children() if any(True for _ in part.parameters())]
+    return bool(named) and len(weighted) > 1
+
+
+@contextmanager
+def _without_matrices(part: nn.Module) -> Iterator[bool]:
+    """With zeros in every parameter of two or more axes; whether there is one."""
+    matrices = [each for each in part.parameters() if each.dim() > 1]
+    kept = [each.detach().clone() for each in matrices]
+    try:
+        for each in matrices:
+            each.zero_()
+        yield bool(matrices)
+    finally:
+        for each, values in zip(matrices, kept, strict=True):
+            each.copy_(values)
+
+
+def _is_alike(sp: BuiltModule, inputs: tuple[Tensor, Tensor]) -> bool:
+    """Whether both inputs give one output, but for rounding."""
+    first, second = (sp(each).double() for each in inputs)
+    size = float(first.abs().max())
+    return bool(((first - second).abs() <= _ROUNDINGS * torch.finfo(getattr(torch, sp.dtype)).eps * size).all())
