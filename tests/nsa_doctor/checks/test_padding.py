@@ -237,7 +237,7 @@ def test_a_mask_that_counts_in_training_mode_alone_is_found() -> None:
 
 
 @pytest.mark.parametrize(("off", "verdict"), [(0, Verdict.PASS), (1, Verdict.FAIL)])
-def test_padding_that_is_told_by_a_length_stands_behind_a_rows_tokens(off: int, verdict: Verdict) -> None:
+def test_padding_that_is_given_by_a_length_stands_behind_a_rows_tokens(off: int, verdict: Verdict) -> None:
     def by_length(mask: Tensor, x: Tensor) -> Tensor:
         length = mask.bool().sum(1, keepdim=True) + off
         return torch.arange(x.shape[1], device=x.device) < length
