@@ -117,7 +117,7 @@ class RowTerms(NamedTuple):
 def row_terms(q: Tensor, grad: Tensor, out: Tensor, norm: Tensor) -> RowTerms:
     """Of queries [..., Dk], the gradient of their output [..., Dv], and output and normaliser over all keys."""
     delta = (grad.to(norm.dtype) * out.to(norm.dtype)).sum(-1, keepdim=True)
-    if grad.dtype != norm.dtype:  # half precision, in which a small share of the gradient could not be told from zero
+    if grad.dtype != norm.dtype:  # half precision, in which a small share of the gradient may be rounded to zero
         return RowTerms(scaled(q), grad, norm, delta)
     inverse = norm[..., 1:].neg().exp2_()
     return RowTerms(scaled(q), grad * inverse, norm[..., :1], delta.mul_(inverse))

@@ -40,8 +40,8 @@ class Idle:
 
 def idle_shares(sp: BuiltModule, shares: list[Share]) -> list[Idle]:
     """Those among them that one pass does not apply."""
-    drawing, called = _watched(sp)
-    idle = _innermost([each for each in shares if _is_idle(each, drawing, called)])
+    drawing = _watched(sp)
+    idle = _innermost([each for each in shares if _is_idle(each, drawing)])
     return [Idle(each, drawing[id(each.holder)]) for each in idle]
 
 
@@ -81,8 +81,8 @@ def _is_read_beside(holder: nn.Module, name: str) -> bool:
     return not isinstance(text, str) or re.search(rf"\.{name}\b(?!\s*[:=][^=])", text) is not None
 
 
-def _watched(sp: BuiltModule) -> tuple[dict[int, bool], set[int]]:
-    """Whether each module that is called in one pass draws random numbers, and the modules that are called."""
+def _watched(sp: BuiltModule) -> dict[int, bool]:
+    """Whether each module that is called in one pass draws random numbers."""
     drawing: dict[int, bool] = {}
     begun: list[tuple[int, dict[str, Any]]] = []
 
@@ -106,7 +106,7 @@ def _watched(sp: BuiltModule) -> tuple[dict[int, bool], set[int]]:
     finally:
         for handle in handles:
             handle.remove()
-    return drawing, set(drawing)
+    return drawing
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -120,9 +120,9 @@ def _is_same(one: Any, other: Any) -> bool:
     return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)
 
 
-def _is_idle(share: Share, drawing: dict[int, bool], called: set[int]) -> bool:
+def _is_idle(share: Share, drawing: dict[int, bool]) -> bool:
     """Whether its holder's forward runs and drops nothing, or has a dropout that it neither calls nor names."""
     part = dict(share.holder.named_children()).get(share.name)
-    if id(share.holder) not in called or (part is not None and id(part) in called):
+    if id(share.holder) not in drawing or (part is not None and id(part) in drawing):
         return False
     return not drawing[id(share.holder)] or (part is not None and not share.is_named)

@@ -13,7 +13,8 @@ from nsa_doctor.core.frames import Line
 from nsa_doctor.probes.hooks.attribute_lines import methods_of
 
 _LOOPED = ("named_parameters", "named_modules", "named_children")
-_ASKING = ("endswith", "startswith", "removesuffix", "removeprefix")
+_ASKING = ("endswith", "startswith")
+_ROWS = (ast.Tuple, ast.List, ast.Set)
 _USUAL = frozenset(("weight", "bias", "norm", "module", "model", "lora"))
 _TORCHS = re.compile(
     r"(in|out|q|k|v)_proj(_weight|_bias)?|(weight|bias)_(ih|hh)\w*|bias_[kv]|weight_[gv]|original\d?|parametrizations"
@@ -70,25 +71,23 @@ def _conditions(loop: ast.For, name: str) -> Iterator[ast.If]:
             yield node
 
 
-def _texts(test: ast.expr, name: str) -> Iterator[str]:
-    """What the condition asks the name for; nothing where it may be met by names without that."""
-    is_denied = any(isinstance(each, (ast.Not, ast.NotIn, ast.NotEq)) for each in ast.walk(test))
-    if is_denied:
-        return
-    for node in ast.walk(test):
-        asked: list[ast.expr] = []
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ASKING:
-            asked = node.args if _is_name(node.func.value, name) else []
-        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
-            left, right = node.left, node.comparators[0]
-            if isinstance(node.ops[0], (ast.In, ast.Eq)):
-                asked = [right] if _is_name(left, name) else [left] if _is_name(right, name) else []
-        for each in asked:
-            if not isinstance(each, (ast.Constant, ast.Tuple, ast.List, ast.Set)):
-                return
-            yield from (
-                part.value for part in ast.walk(each) if isinstance(part, ast.Constant) and isinstance(part.value, str)
-            )
+def _texts(test: ast.expr, name: str) -> list[str]:
+    """What the condition asks the name for; nothing where it may be met without that."""
+    if any(isinstance(each, (ast.Not, ast.NotIn, ast.NotEq)) for each in ast.walk(test)):
+        return []
+    if isinstance(test, ast.BoolOp):
+        parts = [_texts(each, name) for each in test.values]
+        is_open = isinstance(test.op, ast.Or) and not all(parts)  # one of the alternatives is another question
+        return [] if is_open else [text for part in parts for text in part]
+    asked: list[ast.expr] = []
+    if isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute) and test.func.attr in _ASKING:
+        asked = test.args if _is_name(test.func.value, name) else []
+    elif isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], (ast.In, ast.Eq)):
+        left, right = test.left, test.comparators[0]
+        asked = [right] if _is_name(left, name) else [left] if _is_name(right, name) else []
+    constants = [part for each in asked for part in (each.elts if isinstance(each, _ROWS) else [each])]
+    texts = [each.value for each in constants if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    return texts if len(texts) == len(constants) else []
 
 
 def _is_name(node: ast.expr, name: str) -> bool:
