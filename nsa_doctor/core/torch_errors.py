@@ -23,6 +23,8 @@ class TorchError(StrEnum):
     """A transform of torch.func is entered while somebody watches what is saved for backward."""
     FORKED = "forked"
     """Backward runs in a copy of a process whose autograd had threads."""
+    NO_KERNEL = "no kernel"
+    """The device cannot do an operation in a dtype, in the words of torch or of oneDNN; another device may."""
 
 
 _WORDS: Mapping[TorchError, tuple[str, ...]] = {
@@ -34,6 +36,7 @@ _WORDS: Mapping[TorchError, tuple[str, ...]] = {
     TorchError.SIZES_DIFFER: ("must match the size of tensor", "must match the existing size"),
     TorchError.SAVES_WATCHED: ("don't yet support saved tensor hooks",),
     TorchError.FORKED: ("autograd's threading in combination with fork-based multiprocessing",),
+    TorchError.NO_KERNEL: ("not implemented for", "create a primitive", "execute a primitive"),
 }
 
 

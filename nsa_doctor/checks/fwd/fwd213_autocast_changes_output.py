@@ -26,6 +26,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.core.torch_errors import TorchError, error_kind
 from nsa_doctor.probes.hooks.lines_apart import at_line_apart
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
@@ -85,7 +86,7 @@ def _raised(subject: Subject, failure: SubjectFailedError, half: str) -> Finding
     message = f"under autocast to {half} the subject raises {trouble.message}, at S={_length(subject)}"
     error = failure.caught.error
     is_unserved = half == "float16" and isinstance(error, RuntimeError)  # a CPU has no kernels for some of it
-    if is_unserved or "type" in str(error):  # two dtypes meet in one operation: it is not made for autocast
+    if is_unserved or error_kind(str(error)) is TorchError.NO_KERNEL or "type" in str(error):  # "type": two that meet
         return Note(message=message, where=trouble.place)
     return Finding(
         message=message,

@@ -99,6 +99,12 @@ def examined(make, seed: int = 0) -> Result:
     return run_check(registry.load("FWD213"), subject_of(make, seed))
 
 
+def distances(y):
+    """Of a type that no CPU measures them in."""
+    with torch.autocast("cpu", enabled=False):
+        return torch.cdist(y, y, p=1.0) @ y
+
+
 def refuses(y):
     raise ValueError("not under autocast")
 
@@ -128,6 +134,7 @@ def test_what_autocast_alone_changes_is_found(name: str, half: str) -> None:
 
 HEALTHY = {
     "attention": lambda: Block(lambda y: y),
+    "no kernel": lambda: Block(distances),
     "lstm": lambda: Recurrent(8, 8, batch_first=True),
     "convolution": Convolution,
     "sums": DecayedSums,

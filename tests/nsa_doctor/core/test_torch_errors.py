@@ -67,6 +67,10 @@ def copies_a_process_whose_autograd_has_threads() -> None:
     raise RuntimeError(done.stdout)
 
 
+def measures_distances_in_half_precision() -> None:
+    torch.cdist(torch.ones(2, 2, dtype=torch.half), torch.ones(2, 2, dtype=torch.half))
+
+
 def say_what_a_copy_raises() -> None:
     Nested.apply(torch.ones(1, requires_grad=True), 70).sum().backward()
     if (copy := os.fork()) == 0:
@@ -85,6 +89,7 @@ PROVOKED: dict[TorchError, Callable[[], None]] = {
     TorchError.SIZES_DIFFER: adds_other_sizes,
     TorchError.SAVES_WATCHED: watches_what_a_transform_saves,
     TorchError.FORKED: copies_a_process_whose_autograd_has_threads,
+    TorchError.NO_KERNEL: measures_distances_in_half_precision,
 }
 
 
