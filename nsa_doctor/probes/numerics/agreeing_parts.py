@@ -52,7 +52,7 @@ class AgreeingParts:
         if not self.kept or any(size in self.kept for size in expected.shape):
             return True
         is_at_front = all(bool(differs.select(dim, 0).any()) for dim in range(differs.ndim))
-        return not self._learn(differs) and is_at_front and self._is_cut_short(result, expected)
+        return not self._learn(differs, torch.isfinite(other)) and is_at_front and self._is_cut_short(result, expected)
 
     def _narrowed(self, result: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
         """Both, cut to what has to agree; the first run's sizes are those that are known."""
@@ -80,17 +80,19 @@ class AgreeingParts:
         is_head = any(count == size for size, count in self.kept.items())
         return is_head and any(size < wanted for size, wanted in zip(result.shape, expected.shape, strict=True))
 
-    def _learn(self, differs: Tensor) -> bool:
+    def _learn(self, differs: Tensor, is_finite: Tensor) -> bool:
         """In a tensor with no dimension known yet, one that agrees at its beginning (or end) is known from now on.
 
-        And differs beyond: of the features of a largest value, some here and there are another token's.
+        And differs beyond: of the features of a largest value, some here and there are another token's. Scores that are
+        all hidden agree with any others.
         """
         is_front = all(count >= 0 for count in self.kept.values())
         for dim, size in enumerate(differs.shape):
             indices = differs.movedim(dim, 0).reshape(size, -1).any(1).nonzero()
             count = int(indices[0]) if is_front else int(indices[-1]) + 1 - size
             is_beyond = len(indices) > _MOST_OF * (size - abs(count))
-            if count and is_beyond and size not in map(abs, self.kept.values()):
+            agreeing = is_finite.movedim(dim, 0)[:count] if is_front else is_finite.movedim(dim, 0)[count:]
+            if count and is_beyond and size not in map(abs, self.kept.values()) and bool(agreeing.any()):
                 self.kept[size] = count
                 return True
         return False

@@ -194,7 +194,7 @@ def _guilty_operation(
     mixed = paired.mixed()
     while (whole := max(_taken_apart(result, index, mixed) & differing, default=None)) is not None:
         index = _earliest(result, whole, differing, only_here, paired.through)
-    reduced = _earliest(result, index, mixed)
+    reduced = _earliest(result, index, paired.reduced())
     index = index if result.operations[reduced].name in _MOVES else reduced  # a share of the tokens is not all of them
     made_there = expected.operations[dict(pairs)[index]].makers if index in differing else ()
     alone = _first_alone(expected, only_there.intersection(made_there), only_there)

@@ -16,6 +16,7 @@ from nsa_doctor.probes.numerics.agreeing_parts import AgreeingParts
 
 OF_LAYOUT = frozenset({"alias", "clone", "contiguous", "detach", "expand", "reshape", "unsafe_view", "view"})
 _KEEPING_ALL = OF_LAYOUT | {"movedim", "permute", "squeeze", "t", "transpose", "unflatten", "unsqueeze"}
+_CUTTING = frozenset({"chunk", "narrow", "select", "slice", "split", "split_with_sizes", "unbind"})
 
 
 @dataclass
@@ -41,6 +42,27 @@ class PairedOperations:
         """Those that have results of all tokens together, as a sum over them, and differ."""
         both = ((index, self.run.operations[index].results, self.others[index].results) for index in self._written)
         return {index for index, results, expected in both if self.parts.is_mixed(results, expected)}
+
+    def reduced(self) -> set[int]:
+        """Those of the mixed that are of tokens of which some have to agree, and not of later ones, cut out of all."""
+        found = set[int]()
+        for index in sorted(self.mixed()):
+            operation = self.run.operations[index]
+            is_cut = operation.name in _CUTTING
+            if found.intersection(operation.makers) or (not is_cut and any(map(self._is_known, operation.makers))):
+                found.add(index)
+        return found
+
+    def _is_known(self, index: int) -> bool:
+        """Whether it is known of the results of an operation which part has to agree, as they are or laid out."""
+        if index not in self.others:
+            return False
+        source = self._source(index)
+        return (
+            self.parts.knows(self.run.operations[index].results)
+            or (source is not None and self._is_known(source))
+            or self._known_layout(index) is not None
+        )
 
     def through(self, index: int, makers: Collection[int]) -> int:
         """Of these makers of an operation the one whose results, as the other run has them, make its own right.

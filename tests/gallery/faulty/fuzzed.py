@@ -3,6 +3,7 @@
 import ctypes
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,9 +54,9 @@ def _sees_one_more(healthy):
 
 
 def _window_one_short(healthy):
-    def faulty(self, query: Tensor, key: Tensor) -> Tensor:
-        age = self.first_query + query - key
-        return (age >= 0) & ((age < self.w - 1) | (age == 0))
+    def faulty(*given):
+        window = healthy(*given)
+        return replace(window, w=max(1, window.w - 1))
 
     return faulty
 
@@ -176,7 +177,7 @@ PATCHES: dict[str, Patch] = {
         lambda healthy: lambda self, compressed, block: min(1, healthy(self, compressed, block)),
     ),
     "sees_one_more": ("nsa.ops.compress.vectorized", "_Staircase.visible", _sees_one_more),
-    "window_one_short": ("nsa.ops.slide.vectorized", "_Window.visible", _window_one_short),
+    "window_one_short": ("nsa.ops.slide.vectorized", "_window", _window_one_short),
     "softmax_of_nothing": ("nsa.ops.compress.vectorized", "compressed_attention", _softmax_of_nothing),
     "crosses_sequences": ("nsa.ops.api", "_sliding_packed", _crosses_sequences),
     "ignores_causality": ("nsa.ops.select.vectorized", "selected_attention", _ignores_causality),

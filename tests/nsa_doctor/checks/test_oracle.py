@@ -9,7 +9,7 @@ import torch
 
 from nsa.config import NSAConfig, load_config
 from nsa.nn import attention, cache, gate, rope
-from nsa.ops import api, geometry
+from nsa.ops import api, geometry, tiles
 from nsa.ops.select import dense
 from nsa.ops.select import vectorized as select
 from nsa.ops.slide import reference as slide_reference
@@ -58,8 +58,8 @@ def no_local_block(_: object, query: int) -> tuple[int, ...]:
     return tuple(sorted({0, query // 16}))
 
 
-def unscaled(q: torch.Tensor, k: torch.Tensor, ceiling: torch.Tensor) -> torch.Tensor:
-    return torch.minimum(torch.bmm(q.flatten(1, 2), k.mT).view(*q.shape[:-1], k.shape[1]), ceiling)
+def unscaled(q: torch.Tensor, k: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
+    return tiles.score(q, k, room) * q.shape[-1] ** 0.5
 
 
 MUTATIONS: dict[str, tuple[str, str, object, str, Callable[..., Any]]] = {
