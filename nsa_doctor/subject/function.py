@@ -141,9 +141,10 @@ class Convention:
     words of the spec that there are arguments for. has_parts: sequences lie one behind the other. is_cache: keys lie in
     a cache that is filled in part. is_forward_only: no gradients. make: the inputs of a sparse operator.
     has_one_pair: every branch reads the same keys and values. has_bias: what is added to the scores can be given as a
-    tensor. has_slopes_of_rows: so can ALiBi slopes of each row of the batch. has_lse_gradient: what is handed out
-    beside the output is differentiated like it. ways: other ways to make the same call, in words, and what a problem's
-    constants say of them. variants: from a usual problem those that some functions take arguments for, in words.
+    tensor. has_slopes_of_rows: so can ALiBi slopes of each row of the batch. lse_gradient: whether what is handed out
+    beside the output `must` be differentiated like it, or `may` be left out of every gradient. ways: other ways to make
+    the same call, in words, and what a problem's constants say of them. variants: from a usual problem those that some
+    functions take arguments for, in words.
     """
 
     name: str
@@ -161,7 +162,7 @@ class Convention:
     is_forward_only: bool = False
     has_bias: bool = False
     has_slopes_of_rows: bool = False
-    has_lse_gradient: bool = False
+    lse_gradient: Literal["none", "may", "must"] = "none"
     ways: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     variants: Callable[[Problem], Mapping[str, Problem]] = lambda problem: {}
 

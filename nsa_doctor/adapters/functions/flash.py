@@ -22,5 +22,6 @@ CONVENTION = Convention(
     arguments=arguments,
     read=output,
     has_slopes_of_rows=True,
+    lse_gradient="may",  # flash-attn leaves it out
     refuses={"mask": "flash-attn takes no mask tensor", "top_left": "flash-attn aligns masks at the bottom right"},
 )

@@ -37,4 +37,5 @@ CONVENTION = Convention(
     read=output,
     refuses={"mask": "flash-attn takes no mask tensor", "top_left": "flash-attn aligns masks at the bottom right"},
     has_parts=True,
+    lse_gradient="may",
 )

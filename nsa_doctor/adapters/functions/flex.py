@@ -63,6 +63,6 @@ CONVENTION = Convention(
     read=output,
     align="top_left",
     has_slopes_of_rows=True,
-    has_lse_gradient=True,
+    lse_gradient="must",
     ways={"with blocks of 16": {"block_size": 16}},
 )

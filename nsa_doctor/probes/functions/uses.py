@@ -77,7 +77,17 @@ def misuse(use: Use) -> Misuse | None:
         control = "the output is right for a simpler value of that argument"
         return Misuse(use=use, measured=result, excess=wrong, control=control)
     excess = result.first_excess(result.answer.tensors)
-    return None if excess is None else Misuse(use=use, measured=result, excess=excess, control="the output is right")
+    if excess is None or _is_without_lse(use, result):
+        return None
+    return Misuse(use=use, measured=result, excess=excess, control="the output is right")
+
+
+def _is_without_lse(use: Use, result: Measured) -> bool:
+    """Whether the gradients are right without the one of lse, which functions of the kind may leave out."""
+    if use.problem.dlse is None or use.subject.convention.lse_gradient != "may":
+        return False
+    assert use.simpler is not None
+    return measured_problem(use.subject, use.simpler).first_excess(result.answer.tensors) is None
 
 
 def _answered(use: Use) -> Measured | None:
@@ -258,7 +268,7 @@ def _with_lse(subject: FunctionSubject, shape: Shape) -> Iterator[Use]:
             other = replace(subject, function=with_keywords(subject.function, **{name: True}), known={})
             problem = problem_of(other, shape, Draw(seed=_SEED))
             yield Use(what=f"with {name}=True", subject=other, problem=problem, simpler=problem)
-            if subject.convention.has_lse_gradient and subject.has_gradients:
+            if subject.convention.lse_gradient != "none" and subject.has_gradients:
                 chance = torch.Generator().manual_seed(_SEED)
                 dlse = torch.randn(shape.batch, shape.heads, shape.queries, generator=chance)
                 both = replace(problem, dlse=dlse)

@@ -118,6 +118,31 @@ def flexible(*, detaches: bool, hides: bool = False) -> Callable[..., Tensor | S
     return attend
 
 
+_causal = causal  # where an argument has that name
+
+
+def as_flash(factor: float) -> Callable[..., Any]:
+    """The gradient of lse, times that; flash-attn leaves it out."""
+
+    def attend(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        return_attn_probs: bool = False,
+    ) -> Any:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        queries, keys = q.shape[2], k.shape[2]
+        seen = _causal(queries, keys) if causal else torch.ones(queries, keys, dtype=torch.bool)
+        out, lse = attended(q, k, v, seen, q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale)
+        lse = factor * lse + (1 - factor) * lse.detach()
+        out = out.transpose(1, 2).contiguous()
+        return (out, lse, None) if return_attn_probs else out
+
+    return attend
+
+
 class _Stops(torch.autograd.Function):
     """Attention whose backward ends at the first tile of 64 queries that sees no key."""
 
@@ -164,6 +189,10 @@ WRONG: Mapping[str, tuple[Callable[..., Any], str, str, str, str, str]] = {
         *(flexible(detaches=True), "flex", "causal", "FUN305", "dq"),
         "with return_lse=True and a gradient of lse",
     ),
+    "sign of the gradient of lse": (
+        *(as_flash(-1.0), "flash", "causal", "FUN305", "dq"),
+        "with return_attn_probs=True and a gradient of lse",
+    ),
     "tiles of queries without keys": (stops, "flash", "causal", "FUN306", "dq", "there are far more queries than keys"),
 }
 
@@ -191,6 +220,8 @@ RIGHT: Mapping[str, tuple[Callable[..., Any], str, str, str]] = {
     "windows": (of_transformers(), "hf", "causal,window=16", "FUN305"),
     "windows by a mask": (ignores_the_window, "hf", "causal,window=16", "FUN305"),
     "lse with its gradient": (flexible(detaches=False), "flex", "causal", "FUN305"),
+    "lse with its gradient, as flash": (as_flash(1.0), "flash", "causal", "FUN305"),
+    "lse whose gradient is left out, as flash-attn does": (as_flash(0.0), "flash", "causal", "FUN305"),
     "lse without one": (flexible(detaches=False, hides=True), "flex", "causal", "FUN305"),
 }
 
