@@ -20,6 +20,7 @@ from nsa_doctor.subject.contract import Subject
 
 _LENGTH, _ROWS, _CLOSE, _LOUD = 9, 2, 1e-3, -10_000
 _LONG = 64
+_WHOLE = 48  # whole blocks of nearly any size: what fills blocks up by itself masks that under a mask alone
 _NAMES = re.compile(r"(^|_)mask$")  # attention_mask, key_padding_mask, and what has nothing to do with padding
 _OF_TOKENS = re.compile(r"(attention_|key_padding_|src_key_padding_|padding_|pad_|input_)?mask")
 _MEANINGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -47,7 +48,7 @@ def with_padding(subject: Subject, module: nn.Module) -> Subject:
             padded = partial(_padded, subject, way, name, meant)
             marks = partial(_marks_padding, subject, padded, has_size=meant is Tensor.long)
             for mode, where in _MODES.items():
-                if attempt(partial(marks, mode=mode)) is True:
+                if any(attempt(partial(marks, mode=mode, length=length)) is True for length in (_LENGTH, _WHOLE)):
                     note = f"padding is masked by forward(x, {name}=...), {words}{where}"
                     return replace(subject, padded=padded, notes=(*subject.notes, note))
         if _OF_TOKENS.fullmatch(name) and attempt(partial(_is_lost, subject, way, name)) is True:
@@ -98,14 +99,14 @@ def _serves_as_much(sp: BuiltModule, padded: Masked) -> bool:
         )
 
 
-def _some_rows(sp: BuiltModule) -> Tensor:
-    """Rows of few tokens, or of more where they are not served."""
-    x = sp.input(_LENGTH, _ROWS)
+def _some_rows(sp: BuiltModule, length: int = _LENGTH) -> Tensor:
+    """Rows of so many tokens, or of more where they are not served."""
+    x = sp.input(min(length, sp.subject.max_length), _ROWS)
     is_refused = isinstance(attempt(lambda: sp(x)), Caught)
     return sp.input(min(_LONG, sp.subject.max_length), _ROWS) if is_refused else x
 
 
-def _marks_padding(subject: Subject, padded: Masked, *, has_size: bool, mode: Mode) -> bool:
+def _marks_padding(subject: Subject, padded: Masked, *, has_size: bool, mode: Mode, length: int) -> bool:
     """Whether a mask of ones changes nothing, others do, and it is none that is added to scores.
 
     What is added changes nothing where it is zero everywhere, and its size counts, if it `has_size`, and not only
@@ -114,7 +115,7 @@ def _marks_padding(subject: Subject, padded: Masked, *, has_size: bool, mode: Mo
     sp = built(subject, mode=mode)
     if not _serves_as_much(sp, padded):
         return False
-    x = _some_rows(sp)
+    x = _some_rows(sp, length)
     ones = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
     one = ones * 0
     one[:, 0] = 1

@@ -79,7 +79,8 @@ def _fault(sp: BuiltModule, row: PaddedRow) -> tuple[str, Place] | None:
     if found is not None:
         return f"padding is read: its content changes the row's own tokens: {found.text}", row.reading()
     found = None if row.is_left else base.departure(first, _SECOND, row.own, expected=row.alone())
-    if found is None:
+    masked = found and base.departure(first, _SECOND, row.own, expected=row.alone(is_masked=True))
+    if found is None or masked is None:
         return None
     return f"a row's own tokens are other than those of the row alone: {found.text}", row.counting()
 

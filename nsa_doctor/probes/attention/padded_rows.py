@@ -50,9 +50,14 @@ class PaddedRow:
         """What comes of the padded row's own tokens [1, s, ...] with one padding or another in it."""
         return self._masked(padding)[1:, self.own]
 
-    def alone(self) -> Tensor:
-        """What the row's own tokens give by themselves."""
-        return self.sp(self.input[1:, self.own])
+    def alone(self, *, is_masked: bool = False) -> Tensor:
+        """What the row's own tokens give by themselves, without a mask or with one of no padding."""
+        x, padded, module = self.input[1:, self.own], self.sp.subject.padded, self.sp.module
+        if not is_masked or padded is None:
+            return self.sp(x)
+        keep = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        seed_everything(self.sp.subject.seed)
+        return ask("forward with a mask", lambda: padded(module, x, keep), module)
 
     def is_mask_lost(self) -> bool:
         """Whether a mask of no padding gives the same, bit for bit."""

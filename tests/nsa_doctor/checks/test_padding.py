@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from nsa_doctor.adapters.adapter import Adapter
 from nsa_doctor.adapters.any_module import adapt
@@ -257,3 +258,28 @@ def test_padding_that_is_given_by_a_length_stands_behind_a_rows_tokens(off: int,
     result = examined(adapt(request, lambda: Both(by_finite)))
     assert result.verdict is verdict
     assert all(finding.evidence["side"] == "right" for finding in result.findings)
+
+
+@pytest.mark.parametrize(("is_heeded", "verdict"), [(True, Verdict.PASS), (False, Verdict.FAIL)])
+def test_a_module_that_fills_its_blocks_up_masks_that_under_a_mask_alone(is_heeded: bool, verdict: Verdict) -> None:
+    class Blocks(nn.Module):
+        """A mean of each block of 12, and of all, for each token; what fills the last block counts without a mask."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(DIM, DIM)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            missing = -x.shape[1] % 12
+            keep = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask.bool()
+            filled, keep = pad(self.mix(x), (0, 0, 0, missing)), pad(keep, (0, missing), value=mask is None)
+            blocks, kept = (each.unflatten(1, (-1, 12)) for each in (filled, keep[..., None]))
+            means = (blocks * kept).sum(2, keepdim=True) / kept.sum(2, keepdim=True).clamp_min(1)
+            share = kept.any(2) if is_heeded else torch.ones_like(kept[:, :, 0])
+            whole = (means[:, :, 0] * share).sum(1, keepdim=True) / share.sum(1, keepdim=True)
+            return x + (means.expand_as(blocks).flatten(1, 2) + whole)[:, : x.shape[1]]
+
+    request = SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(16,), declared=("bidirectional",))
+    subject = adapt(request, Blocks)
+    assert subject.offers("padded")
+    assert examined(subject).verdict is verdict
