@@ -27,6 +27,7 @@ _MOST_TIMES_COUNTED = 8.0  # of a busy machine, for work that is that of tensors
 _SHORTEST, _FAR_TOO_LONG = 4, 2.0  # tokens, where the first length takes more than so many seconds
 _WORTH_COUNTING = 8.0  # seconds: beyond, a pass that counts costs more than it can tell
 _FEWEST_SHARES = 2
+_ADDED = 16  # a call may add one token for so many of its own, which are counted by what declares how many it serves
 _LIMITS = (
     *("max_length", "max_len", "max_seq_len", "max_seq_length", "max_sequence_length", "max_position_embeddings"),
     *("n_positions", "n_ctx", "block_size", "context_length", "seq_len", "seq_length"),
@@ -155,7 +156,7 @@ def _limit(
     short = tables_too_short(module, lambda: _forward(subject, module, works + 1))
     if works in _sizes(module) and (are_refused or works == _declared(module) or _are_of(works, short)):
         return works, ""
-    if _declared(module) <= works and are_refused:
+    if _declared(module) <= works + works // _ADDED and are_refused:
         return works, f": it refuses longer ones, by {failures[0].caught.sentence}" if failures[0] else ""
     if table is None or _declared(module) > _FEWEST_SHARES * works:
         return None, ""

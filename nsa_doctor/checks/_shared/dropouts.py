@@ -3,7 +3,7 @@
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.without_effect import is_mentioned
 from nsa_doctor.core.errors import attempt
+from nsa_doctor.probes.hooks.unread_arguments import UnreadArgument
 from nsa_doctor.probes.internal import DROPOUTS
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state import saved_generators
@@ -21,13 +22,17 @@ LENGTH, _ROWS = 37, 2
 
 @dataclass(frozen=True)
 class Share:
-    """A share above zero that a module holds by that name, as a number or as a dropout; `is_named` where it is read."""
+    """A share above zero that a module holds by that name, as a number or as a dropout; `is_named` where it is read.
+
+    `is_given` where its constructor is given it and does nothing with it.
+    """
 
     holder: nn.Module
     path: str
     name: str
     share: float
     is_named: bool
+    is_given: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,21 @@ def shares_in(root: nn.Module) -> Iterator[Share]:
                 own = f"{path}.{name}".removeprefix(".")
                 yield Share(holder, path, name, part.p, is_mentioned(root, own) or _is_read_beside(holder, name))
         for name, value in vars(holder).items():
-            if "drop" in name.lower() and isinstance(value, float) and 0 < value < 1:
+            if is_share(name, value):
                 yield Share(holder, path, name, value, is_named=True)
+
+
+def is_share(name: str, value: object) -> bool:
+    """Whether an argument of that name is a share of dropout above zero."""
+    return "drop" in name.lower() and isinstance(value, float) and 0 < value < 1
+
+
+def shares_given(root: nn.Module, unread: Sequence[UnreadArgument]) -> Iterator[Share]:
+    """Of every module in training mode whose constructor was given one and does not read it."""
+    paths = {part: path for path, part in root.named_modules()}
+    for each in unread:
+        if each.module in paths and each.module.training:
+            yield Share(each.module, paths[each.module], each.name, each.value, is_named=True, is_given=True)
 
 
 def _is_read_beside(holder: nn.Module, name: str) -> bool:

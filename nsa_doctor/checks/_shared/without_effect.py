@@ -99,13 +99,14 @@ def _called(subject: Subject) -> frozenset[str]:
 def _cancelled(subject: Subject) -> Iterator[str]:
     """Weights of maps and tables whose gradient in float64 is rounding alone, and whose values change no output.
 
-    A shift that a softmax forgets does so to them. A vector that is added at each token may be left in: that of keys.
+    A shift that a softmax or a norm forgets does so to them. A vector that is added at each token may be left in: that
+    of keys.
     """
     sp = comparable_module(subject, mode="train")
     if sp.dtype != "float64":
         return
-    every = {f"{path}.weight".removeprefix(".") for path, m in sp.module.named_modules() if isinstance(m, _WEIGHTED)}
-    left = {name for name, _ in trainable(sp.module) if name in every}
+    weights = {f"{path}.weight".removeprefix(".") for path, m in sp.module.named_modules() if isinstance(m, _WEIGHTED)}
+    left = {name for name, each in trainable(sp.module) if name in weights or _is_table(name, each)}
     for length in lengths_for(subject):
         found = attempt(lambda length=length: forward_backward(sp, sp.input(length, batch=2)).gradients)
         gradients = {} if isinstance(found, Caught) else found
@@ -117,6 +118,10 @@ def _cancelled(subject: Subject) -> Iterator[str]:
     influence = attempt(lambda: Influence(sp, sp.input(lengths_for(subject)[-1])))
     if isinstance(influence, Influence):
         yield from (name for name, p in trainable(sp.module) if name in left and not influence.of_large(p))
+
+
+def _is_table(name: str, parameter: Tensor) -> bool:
+    return parameter.dim() > 1 and "bias" not in name.rpartition(".")[2].lower()
 
 
 def _passes(subject: Subject) -> Iterator[Callable[[], tuple[set[str], set[str], set[str]]]]:

@@ -126,6 +126,21 @@ def test_a_limit_that_it_states_is_a_note() -> None:
     assert note.endswith("the subject serves: it refuses longer ones, by ValueError: longer than I was made for")
 
 
+def test_a_limit_that_counts_what_the_call_adds_is_a_note() -> None:
+    class Prefixed(Attention):
+        def __init__(self) -> None:
+            super().__init__(refuses_beyond(208))
+            self.max_seq_len = 208
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            mixed = super().forward(torch.cat((x[:, :1].expand(-1, 8, -1), x), dim=1))["mixed"]
+            return {"mixed": mixed[:, 8:]}
+
+    subject = adapted(Prefixed)
+    assert subject.max_length == 200
+    assert "it refuses longer ones" in subject.notes[0]
+
+
 def test_a_limit_below_what_it_declares_is_no_limit() -> None:
     def make() -> nn.Module:
         module = Attention(refuses_beyond(200))

@@ -57,6 +57,28 @@ class Forgets(nn.Module):
         return self.first(self.mix(x))
 
 
+class Given(nn.Module):
+    """Is given a share and reads none of it."""
+
+    def __init__(self, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.mix = nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x)
+
+
+class HandsOn(nn.Module):
+    """Is given a share that a function inside its constructor hands on."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(map(lambda _: Attention(by_its_number, dropout), range(2)))  # noqa: C417
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[1](self.layers[0](x))
+
+
 def without(layer: Attention, x: Tensor) -> Tensor:
     return scaled_dot_product_attention(x, x, x, dropout_p=0.0)
 
@@ -95,6 +117,10 @@ FAULTY = {
     "a dropout": (lambda: Layers(lambda: Attention(without)), "0.1 that layers.0 (and 1 more of its class) holds"),
     "a number": (lambda: Layers(lambda: Attention(without, 0.2)), "0.2 that layers.0 (and 1 more of its class) holds"),
     "one of two": (lambda: Layers(Forgets), "0.3 that layers.0 (and 1 more of its class) holds as second"),
+    "an argument": (
+        lambda: Layers(lambda: Given(dropout=0.1)),
+        "0.1 that layers.0 (and 1 more of its class) is given as dropout, and does not read, is not applied",
+    ),
     "by itself": (lambda: Attention(without), "0.1 that the module holds as dropout"),
 }
 
@@ -103,7 +129,8 @@ FAULTY = {
 def test_a_share_that_nothing_applies_is_found(make: Callable[[], nn.Module], said: str) -> None:
     (finding,) = examined(make).findings
     assert finding.message.startswith(f"the dropout of {said}")
-    assert finding.where.module_class == ("Forgets" if "second" in said else "Attention")
+    expected = {"as second": "Forgets", "is given": "Given"}
+    assert finding.where.module_class == next((name for part, name in expected.items() if part in said), "Attention")
 
 
 def eval_inside() -> nn.Module:
@@ -132,6 +159,8 @@ def never_called() -> nn.Module:
 HEALTHY = {
     "its share handed on": lambda: Layers(lambda: Attention(with_its_share)),
     "by its number": lambda: Layers(lambda: Attention(by_its_number, 0.3)),
+    "an argument handed on": lambda: HandsOn(0.3),
+    "an argument of zero": lambda: Layers(lambda: nn.Sequential(Given(), nn.Dropout(0.1))),
     "called": lambda: Layers(lambda: Attention(by_calling)),
     "Python's chance": lambda: Attention(by_chance_of_its_own, 0.3),
     "frozen": eval_inside,

@@ -197,6 +197,24 @@ def test_a_table_that_a_softmax_forgets_is_found(slip: bool) -> None:
     assert [finding.evidence["parameters"] for finding in findings] == ["table.weight"] * slip
 
 
+class Placed(nn.Module):
+    """A table of positions before a norm, of which `slip` has one number for all channels."""
+
+    def __init__(self, *, slip: bool) -> None:
+        super().__init__()
+        self.mix, self.norm = nn.Linear(DIM, DIM), nn.LayerNorm(DIM)
+        self.places = nn.Parameter(torch.randn(1, 1024, 1 if slip else DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mix(self.norm(x + self.places[:, : x.shape[1]]))
+
+
+@pytest.mark.parametrize("slip", [False, True])
+def test_a_table_that_a_norm_takes_away_is_found(slip: bool) -> None:
+    findings = check(lambda: Placed(slip=slip)).findings
+    assert [finding.evidence["parameters"] for finding in findings] == ["places"] * slip
+
+
 @pytest.mark.parametrize("make", idle.HEALTHY.values(), ids=idle.HEALTHY.keys())
 def test_what_some_call_uses_is_passed_over(make: Callable[[], nn.Module]) -> None:
     result = check(make)

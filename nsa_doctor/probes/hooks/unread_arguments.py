@@ -1,0 +1,60 @@
+"""Arguments that modules are constructed with and whose constructors never read them."""
+
+import dis
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from types import CodeType, FrameType
+from typing import Any
+from unittest.mock import patch
+
+from torch import nn
+
+_READING_ALL = ("locals", "vars", "eval", "exec")
+
+
+@dataclass(frozen=True)
+class UnreadArgument:
+    """What the constructor of a module was given by that name, and does nothing with."""
+
+    module: nn.Module
+    name: str
+    value: Any
+
+
+@contextmanager
+def unread_arguments(is_wanted: Callable[[str, Any], bool]) -> Iterator[list[UnreadArgument]]:
+    """A region in which the arguments of that name and value are noted that no constructor of a module reads."""
+    found: list[UnreadArgument] = []
+    original = nn.Module.__init__
+
+    @wraps(original)
+    def noting(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        found.extend(_unread(self, sys._getframe(1), is_wanted))
+        original(self, *args, **kwargs)
+
+    with patch.object(nn.Module, "__init__", noting):
+        yield found
+
+
+def _unread(
+    module: nn.Module, frame: FrameType | None, is_wanted: Callable[[str, Any], bool]
+) -> Iterator[UnreadArgument]:
+    """Of the constructors that are running for this module, from the innermost on."""
+    while frame is not None and frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is module:
+        code = frame.f_code
+        for name in code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]:
+            value = frame.f_locals.get(name)
+            if is_wanted(name, value) and not _reads(code, name):
+                yield UnreadArgument(module, name, value)
+        frame = frame.f_back
+
+
+def _reads(code: CodeType, name: str) -> bool:
+    """Whether a function reads its variable of that name, or hands it to one inside it."""
+    if name in code.co_cellvars or not set(_READING_ALL).isdisjoint(code.co_names):
+        return True
+    loads = (each.argval for each in dis.get_instructions(code) if "LOAD" in each.opname)
+    return any(name == each or (isinstance(each, tuple) and name in each) for each in loads)
