@@ -77,6 +77,7 @@ def _fault(sp: BuiltModule, half: str) -> RoundingFault | None:
         try:
             imitated = imitated_pass(sp, x, dtype)
         except SubjectFailedError as failure:
+            autocast_pass(sp, x, dtype)  # what it raises too is reported
             raise NotApplicableError("operations of it refuse what autocast gives others") from failure
         return rounding_fault(plain, imitated, autocast_pass(sp, x, dtype))
 
@@ -86,7 +87,8 @@ def _raised(subject: Subject, failure: SubjectFailedError, half: str) -> Finding
     message = f"under autocast to {half} the subject raises {trouble.message}, at S={_length(subject)}"
     error = failure.caught.error
     is_unserved = half == "float16" and isinstance(error, RuntimeError)  # a CPU has no kernels for some of it
-    if is_unserved or error_kind(str(error)) is TorchError.NO_KERNEL or "type" in str(error):  # "type": two that meet
+    are_two = not isinstance(error, TypeError) and "type" in str(error)  # which meet in one operation
+    if is_unserved or are_two or error_kind(str(error)) is TorchError.NO_KERNEL:
         return Note(message=message, where=trouble.place)
     return Finding(
         message=message,

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -153,7 +154,20 @@ def test_roundings_of_autocast_are_no_finding(name: str, seed: int) -> None:
 
 def test_a_model_that_is_not_made_for_autocast_is_no_finding() -> None:
     result = examined(lambda: Scatters(8, 8))
-    assert (result.verdict, result.findings) == (Verdict.SKIP, ())
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+    assert "the subject raises RuntimeError" in str(result.notes)
+
+
+def test_what_no_half_precision_serves_is_found_where_the_module_asks_for_it() -> None:
+    def asks_numpy(y):
+        return y.clamp(min=float(numpy.finfo(torch.zeros((), dtype=y.dtype).numpy().dtype).min))
+
+    class Asks(Block):
+        def forward(self, x):
+            return asks_numpy(super().forward(x).to(self.mixer.out(x).dtype))
+
+    (finding,) = examined(lambda: Asks(lambda y: y)).findings
+    assert "under autocast to bfloat16 the subject raises TypeError" in finding.message
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
