@@ -1,0 +1,71 @@
+"""FWD234 tokens-laid-out-as-heads
+
+Detects: a layer of attention that tears tokens apart where it lays them out as heads, or joins heads as if they were
+tokens: equal tokens, whose mean any softmax gives, come out as other arrangements of the same numbers.
+Matters: a head then weighs pieces of channels of a part of the tokens; the shapes are right, the loss falls, and the
+model stays behind for ever.
+Fix: split the channels and then swap axes: `q.view(B, S, H, D).transpose(1, 2)`; and back by
+`y.transpose(1, 2).reshape(B, S, H * D)`.
+
+Example:
+    # faulty
+    q = q.reshape(B, H, S, D)  # of [B, S, H * D]
+    # correct
+    q = q.view(B, S, H, D).transpose(1, 2)
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.attention.equal_tokens import LENGTH, taken_apart
+from nsa_doctor.probes.hooks.places import in_subject
+from nsa_doctor.probes.model.built_module import comparable_module
+from nsa_doctor.subject.contract import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    sp = comparable_module(subject)
+    if not any(isinstance(part, nn.Linear) for part in sp.module.modules()):
+        raise NotApplicableError("it has no linear layer that could be given equal tokens")
+    if subject.max_length < LENGTH:
+        raise NotApplicableError(f"it serves {subject.max_length} tokens, of {LENGTH} that are needed")
+    found = list(taken_apart(sp))
+    for each in found[:1]:
+        more = f" (so do {len(found) - 1} more)" if len(found) > 1 else ""
+        yield Finding(
+            message=(
+                f"{LENGTH} equal tokens come to {each.path}{more} as different arrangements of the same numbers: "
+                "channels of other tokens and heads are taken for those of one"
+            ),
+            where=in_subject(each.place, sp.module),
+            evidence={"length": LENGTH, "dtype": sp.dtype, "projection": each.path},
+            repro=command_for(subject, "FWD234"),
+        )
+
+
+def planted(subject: Subject) -> Subject:
+    class Beside(nn.Module):
+        """The subject, and attention of as many tokens whose heads are joined as tokens."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.into, self.out = subject.build(subject.seed), nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = subject.forward(self.inner, x)
+            tokens = torch.linspace(-1, 1, 16 * x.shape[1], device=x.device).view(1, x.shape[1], 16)
+            heads = self.into(tokens.to(self.into.weight)).unflatten(-1, (2, 8)).transpose(1, 2)
+            joined = ((heads @ heads.mT).softmax(-1) @ heads).reshape(1, x.shape[1], 16)
+            return output + 0 * self.out(joined).sum().to(output.dtype)
+
+    return replace(subject, build=lambda _seed: Beside(), forward=lambda module, x: module(x))
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "NAN101"))
