@@ -70,13 +70,18 @@ def take_loss(sp: BuiltModule, seam: str, ids: Tensor) -> Taken | None:
     held_back = _held_back(sp, ids)  # before any step
     seed_everything(subject.seed)
     hook = module.register_forward_hook(look, with_kwargs=True)
+    entropies = _OfEntropies()
     try:
-        with preserved_state(), torch.enable_grad(), uncompiled(), watch or nullcontext():
+        with preserved_state(), torch.enable_grad(), uncompiled(), watch or nullcontext(), entropies:
             answer = ask("the loss", _asking(sp, seam, ids), module)
     finally:
         hook.remove()
     roots = watch.roots if watch is not None else []
     loss = roots[0] if len(roots) == 1 else answer
+    if not calls:  # the parts of the module are called, and not the module
+        calls += [
+            (ids, logits) for each in entropies.found if (logits := _by_token(each, ids, subject.width)) is not None
+        ]
     if len(calls) != 1 or len(roots) > 1 or (isinstance(loss, Tensor) and loss.numel() != 1):
         return None
     value, (given, seen) = float(loss), calls[0]
@@ -208,6 +213,32 @@ class _Entropies(TorchFunctionMode):
             place, is_of_the_subject = self._places.here()
             self.found += [place] if is_of_the_subject else []
         return func(*args, **(kwargs or {}))
+
+
+class _OfEntropies(TorchFunctionMode):
+    """Sees the logits of each cross-entropy; a function mode is a base class by torch's design."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one function and keep the logits that it is given."""
+        if getattr(func, "__name__", "") == "cross_entropy":
+            self.found += [args[0].detach().double()] if args and isinstance(args[0], Tensor) else []
+        return func(*args, **(kwargs or {}))
+
+
+def _by_token(logits: Tensor, ids: Tensor, vocabulary: int) -> Tensor | None:
+    """Logits [B, T, V] of a cross-entropy that was given [B, V, T], [B * T, V] or these; None for any other."""
+    if logits.dim() == 3 and logits.shape[1] == vocabulary != logits.shape[2]:
+        logits = logits.mT
+    elif logits.dim() == 2 and len(logits) % len(ids) == 0:
+        logits = logits.unflatten(0, (len(ids), -1))
+    fits = logits.dim() == 3 and len(logits) == len(ids) and logits.shape[1] <= ids.shape[1]
+    return logits if fits and logits.shape[2] == vocabulary else None
 
 
 class _Backwards(TorchFunctionMode):

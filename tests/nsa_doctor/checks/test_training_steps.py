@@ -5,6 +5,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from nsa_doctor.adapters.load import load_subject
 from nsa_doctor.core import registry
@@ -69,6 +72,43 @@ def test_the_step_is_part_of_the_line_that_reproduces_a_finding(trained: Trained
     (finding,) = findings(trained("shifts_twice"), "GRD207")
     assert "--train faulty.steps:shifts_twice" in finding.repro
     assert finding.where.function == "loss_of"
+
+
+class InParts(nn.Module):
+    """Maps of each token; a step that calls them one by one calls no forward of this."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(61, 8), nn.Linear(8, 61)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.embed(ids))
+
+
+@pytest.mark.parametrize(("off", "wrong"), [(1, 0), (0, 1)])
+@pytest.mark.parametrize("lay", ["rows", "channels first"])
+def test_a_step_that_calls_parts_of_the_module_is_asked_for_its_targets(off: int, wrong: int, lay: str) -> None:
+    def step(module: nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor) -> Tensor:
+        logits, targets = module.head(module.embed(ids[:, : ids.shape[1] - off])), ids[:, off:]
+        if lay == "channels first":
+            logits = logits.mT
+        else:
+            logits, targets = logits.flatten(0, 1), targets.flatten()
+        loss = cross_entropy(logits, targets)
+        loss.backward()
+        return loss
+
+    subject = Subject(
+        name="tests",
+        build=lambda seed: InParts(),
+        forward=lambda module, x: module(x),
+        input="tokens",
+        width=61,
+        max_length=64,
+        train_step=step,
+    )
+    messages = [each.message for each in findings(replace(subject, packages=("tests",)), "GRD207")]
+    assert [each.startswith("targets are the tokens just read") for each in messages] == [True] * wrong
 
 
 @pytest.mark.parametrize(
