@@ -1,7 +1,6 @@
 """Arguments that modules are constructed with and whose constructors never read them."""
 
 import dis
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from typing import Any
 from unittest.mock import patch
 
 from torch import nn
+
+from nsa_doctor.core.internal import frame_above
 
 _READING_ALL = ("locals", "vars", "eval", "exec")
 
@@ -32,7 +33,7 @@ def unread_arguments(is_wanted: Callable[[str, Any], bool]) -> Iterator[list[Unr
 
     @wraps(original)
     def noting(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        found.extend(_unread(self, sys._getframe(1), is_wanted))
+        found.extend(_unread(self, frame_above(1), is_wanted))
         original(self, *args, **kwargs)
 
     with patch.object(nn.Module, "__init__", noting):
