@@ -108,6 +108,11 @@ def _shrunk(x: Tensor) -> Tensor:
     return x * 0.1 + x.detach() * 0.9
 
 
+def _shrunk_in_pairs(x: Tensor) -> Tensor:
+    pairs = x.sin().unflatten(-1, (-1, 2))
+    return (pairs * 0.5 + pairs.detach() * 0.5).tanh().flatten(-2)
+
+
 def _stable_softmax(x: Tensor) -> Tensor:
     scores = x @ x.mT
     weights = (scores - scores.amax(-1, keepdim=True).detach()).exp()
@@ -223,6 +228,7 @@ rounded = hosting(_Rounded.apply)
 hard_choice = hosting(_hard_choice)
 reversed_gradient = hosting(_Reversed.apply)
 shrunk = hosting(_shrunk)
+shrunk_in_pairs = hosting(_shrunk_in_pairs)
 stable_softmax = hosting(_stable_softmax)
 top_two = hosting(_top_two)
 auxiliary = hosting(_auxiliary)

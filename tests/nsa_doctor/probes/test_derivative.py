@@ -23,7 +23,7 @@ RIGHT = (
 )
 ON_PURPOSE = (
     *("straight_through", "rounded", "hard_choice", "reversed_gradient", "shrunk", "auxiliary", "frozen_branch"),
-    *("ternary", "eight_bits", "to_a_constant", "to_a_constant_in_a_bucket"),
+    *("shrunk_in_pairs", "ternary", "eight_bits", "to_a_constant", "to_a_constant_in_a_bucket"),
 )
 
 
