@@ -99,7 +99,7 @@ class _Watch(DispatchWatcher):
             if name in _SHAPING:
                 (layer.after if layer.has_softmax else layer.before).append(self._places.here()[0])
             if is_fused or (name in _PRODUCTS and layer.has_softmax):
-                layer.are_values_apart |= self._are_apart(args[2 if is_fused else 1])
+                layer.are_values_apart |= self._are_apart(args[2] if is_fused else args[-1])
             layer.has_softmax |= is_fused or name in SOFTMAX
         return result
 

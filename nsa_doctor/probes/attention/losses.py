@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +54,8 @@ def take_loss(sp: BuiltModule, seam: str, ids: Tensor) -> Taken | None:
     """
     module, subject = sp.module, sp.subject
     calls: list[tuple[Tensor, Tensor | None]] = []
-    watch = _Backwards() if seam == "train_step" else None
+    roots: list[Tensor] = []
+    entropies: list[Tensor] = []
 
     def look(_module: nn.Module, args: Any, kwargs: Any, answer: Any) -> None:
         given = next((leaf for leaf in tree_leaves((args, kwargs)) if _is_like(leaf, ids)), None)
@@ -67,21 +67,23 @@ def take_loss(sp: BuiltModule, seam: str, ids: Tensor) -> Taken | None:
             elif is_a_loss and module is _module:
                 calls.append((given.detach().clone(), None))
 
+    def note(func: Any, args: tuple[Any, ...]) -> None:
+        if func is Tensor.backward and seam == "train_step":
+            roots.append(args[0].detach().clone())
+        elif getattr(func, "__name__", "") == "cross_entropy" and args and isinstance(args[0], Tensor):
+            entropies.append(args[0].detach().double())
+
     held_back = _held_back(sp, ids)  # before any step
     seed_everything(subject.seed)
     hook = module.register_forward_hook(look, with_kwargs=True)
-    entropies = _OfEntropies()
     try:
-        with preserved_state(), torch.enable_grad(), uncompiled(), watch or nullcontext(), entropies:
+        with preserved_state(), torch.enable_grad(), uncompiled(), _Calls(note):
             answer = ask("the loss", _asking(sp, seam, ids), module)
     finally:
         hook.remove()
-    roots = watch.roots if watch is not None else []
     loss = roots[0] if len(roots) == 1 else answer
     if not calls:  # the parts of the module are called, and not the module
-        calls += [
-            (ids, logits) for each in entropies.found if (logits := _by_token(each, ids, subject.width)) is not None
-        ]
+        calls += [(ids, logits) for each in entropies if (logits := _by_token(each, ids, subject.width)) is not None]
     if len(calls) != 1 or len(roots) > 1 or (isinstance(loss, Tensor) and loss.numel() != 1):
         return None
     value, (given, seen) = float(loss), calls[0]
@@ -192,42 +194,30 @@ def entropy_place(sp: BuiltModule, seam: str, ids: Tensor) -> Place | None:
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
     seed_everything(sp.subject.seed)
-    with preserved_state(), torch.enable_grad(), uncompiled(), _Entropies(places) as watch:
-        ask("the loss", _asking(sp, seam, ids), sp.module)
-    return in_subject(watch.found[-1], sp.module) if watch.found else None
+    found: list[Place] = []
 
-
-class _Entropies(TorchFunctionMode):
-    """Sees where a cross-entropy, or the logarithms for one, are taken."""
-
-    def __init__(self, places: Places) -> None:
-        super().__init__()
-        self.found: list[Place] = []
-        self._places = places
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run one function and keep the line that calls it."""
+    def note(func: Any, _args: tuple[Any, ...]) -> None:
         if getattr(func, "__name__", "") in _ENTROPIES:
-            place, is_of_the_subject = self._places.here()
-            self.found += [place] if is_of_the_subject else []
-        return func(*args, **(kwargs or {}))
+            place, is_of_the_subject = places.here()
+            found.extend([place] if is_of_the_subject else [])
+
+    with preserved_state(), torch.enable_grad(), uncompiled(), _Calls(note):
+        ask("the loss", _asking(sp, seam, ids), sp.module)
+    return in_subject(found[-1], sp.module) if found else None
 
 
-class _OfEntropies(TorchFunctionMode):
-    """Sees the logits of each cross-entropy; a function mode is a base class by torch's design."""
+class _Calls(TorchFunctionMode):
+    """Hands `note` each function and its arguments; a function mode is a base class by torch's design."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[Any, tuple[Any, ...]], None]) -> None:
         super().__init__()
-        self.found: list[Tensor] = []
+        self._note = note
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one function and keep the logits that it is given."""
-        if getattr(func, "__name__", "") == "cross_entropy":
-            self.found += [args[0].detach().double()] if args and isinstance(args[0], Tensor) else []
+        """Run one function behind the note of it."""
+        self._note(func, args)
         return func(*args, **(kwargs or {}))
 
 
@@ -239,22 +229,6 @@ def _by_token(logits: Tensor, ids: Tensor, vocabulary: int) -> Tensor | None:
         logits = logits.unflatten(0, (len(ids), -1))
     fits = logits.dim() == 3 and len(logits) == len(ids) and logits.shape[1] <= ids.shape[1]
     return logits if fits and logits.shape[2] == vocabulary else None
-
-
-class _Backwards(TorchFunctionMode):
-    """Sees what backward is called on; a function mode is a base class by torch's design."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.roots: list[Tensor] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run one function and keep what backward was called on."""
-        if func is Tensor.backward:
-            self.roots.append(args[0].detach().clone())
-        return func(*args, **(kwargs or {}))
 
 
 def _is_like(leaf: Any, ids: Tensor) -> bool:

@@ -52,12 +52,8 @@ class PaddedRow:
 
     def alone(self, *, is_masked: bool = False) -> Tensor:
         """What the row's own tokens give by themselves, without a mask or with one of no padding."""
-        x, padded, module = self.input[1:, self.own], self.sp.subject.padded, self.sp.module
-        if not is_masked or padded is None:
-            return self.sp(x)
-        keep = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        seed_everything(self.sp.subject.seed)
-        return ask("forward with a mask", lambda: padded(module, x, keep), module)
+        x = self.input[1:, self.own]
+        return self._under(x, torch.ones(x.shape[:2], dtype=torch.bool)) if is_masked else self.sp(x)
 
     def is_mask_lost(self) -> bool:
         """Whether a mask of no padding gives the same, bit for bit."""
@@ -73,11 +69,14 @@ class PaddedRow:
         return torch.equal(self._masked(0), mirrored) and not self.is_mask_lost()
 
     def _masked(self, padding: int, rows: slice = slice(None), keep: Tensor | None = None) -> Tensor:
-        padded, module = self.sp.subject.padded, self.sp.module
+        return self._under(self._filled(padding)[rows], (self._keep if keep is None else keep)[rows])
+
+    def _under(self, x: Tensor, keep: Tensor) -> Tensor:
+        """What comes of x [B, S, ...] under a mask of the tokens [B, S] that are no padding."""
+        padded, module, mask = self.sp.subject.padded, self.sp.module, keep.to(self.sp.subject.device)
         assert padded is not None
-        x, keep = self._filled(padding)[rows], (self._keep if keep is None else keep).to(self.sp.subject.device)[rows]
         seed_everything(self.sp.subject.seed)
-        return ask("forward with padding", lambda: padded(module, x, keep.clone()), module)
+        return ask("forward with padding", lambda: padded(module, x, mask.clone()), module)
 
     @property
     def _keep(self) -> Tensor:

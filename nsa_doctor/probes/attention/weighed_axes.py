@@ -194,14 +194,14 @@ class _Watch(DispatchWatcher):
             return
         codes, values = (each.movedim(axis, -1) for each in (twin.codes, twin.values))
         self._add_up(twin.of, codes.flatten(0, -2), values.flatten(0, -2))
-        self._know(result, _Twin(twin.of, codes[..., 0].view(result.shape), is_summed=True))
+        self._know(result, _Twin(twin.of, codes[..., 0].reshape(result.shape), is_summed=True))
 
     def _product(self, args: tuple[Any, ...], result: Tensor, twin: _Twin) -> None:
         """Of matrices; one with what the module holds mixes heads, or leads out of the layer once tokens are summed."""
         left, right = args[-2:]
         is_left = id(left) in self._twins
         codes, values = (twin.codes, right) if is_left else (twin.codes.mT, left.mT)
-        if twin.values is not None or values is None or codes.ndim != values.ndim:
+        if twin.values is not None or codes.ndim != values.ndim:
             return
         codes, values = (each if each.ndim > 2 else each[None] for each in (codes, values))
         is_held = memory_of(values) in self._held

@@ -12,8 +12,7 @@ from unittest.mock import patch
 from torch import nn
 
 from nsa_doctor.core.internal import frame_above
-
-_READING_ALL = ("locals", "vars", "eval", "exec")
+from nsa_doctor.probes.hooks.unread_variables import READING_ALL
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def _unread(
 
 def _reads(code: CodeType, name: str) -> bool:
     """Whether a function reads its variable of that name, or hands it to one inside it."""
-    if name in code.co_cellvars or not set(_READING_ALL).isdisjoint(code.co_names):
+    if name in code.co_cellvars or not set(READING_ALL).isdisjoint(code.co_names):
         return True
     loads = (each.argval for each in dis.get_instructions(code) if "LOAD" in each.opname)
     return any(name == each or (isinstance(each, tuple) and name in each) for each in loads)

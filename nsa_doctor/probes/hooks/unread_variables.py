@@ -11,7 +11,7 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_READING_ALL = ("locals", "vars", "eval", "exec")
+READING_ALL = ("locals", "vars", "eval", "exec")
 _LONGEST = 60  # letters of an expression
 
 
@@ -58,7 +58,7 @@ def _unread(tree: ast.Module, place: Place, nodes: Collection[str]) -> Unread | 
         target = _target(node)
         if target is None or target.startswith("_"):
             continue
-        if target in read | touched or read & set(_READING_ALL):
+        if target in read | touched or read & set(READING_ALL):
             return None
         return Unread(target, place, _namesake(innermost, node, target))
     return None
