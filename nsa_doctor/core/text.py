@@ -102,3 +102,11 @@ def decimal(value: float) -> str:
 def plain_rate(value: float) -> str:
     """So many a second: whole ones from a hundred on, three digits below."""
     return f"{value:,.0f}" if 100 <= abs(value) < _WHOLE else short_number(value)
+
+
+def short_seconds(seconds: float) -> str:
+    """A time to three digits: 12 µs, 3.4 ms, 1.25 s."""
+    for unit, least in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= least:
+            return f"{short_number(seconds / least)} {unit}"
+    return f"{short_number(seconds * 1e6)} µs"

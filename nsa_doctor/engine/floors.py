@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nsa_doctor.core.shipped import shipped
+from nsa_doctor.core.spread import relative_spread
 from nsa_doctor.core.writing import shown
 
 Quantity = Literal["train_tokens_per_second", "forward_tokens_per_second", "decode_tokens_per_second", "slowdown"]
@@ -88,14 +89,6 @@ def judge(samples: Sequence[float], floor: Floor) -> FloorVerdict:
     keeps = median <= floor.limit if floor.quantity == "slowdown" else median >= floor.limit
     distance = abs(median - floor.limit) / median
     return FloorVerdict(keeps if distance > spread else None, median, spread)
-
-
-def relative_spread(samples: Sequence[float]) -> float:
-    """Interquartile range over the median; infinite for fewer than three samples."""
-    if len(samples) < 3:
-        return float("inf")
-    low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return (high - low) / median
 
 
 def _floor(path: Path, entry: Any) -> Floor:

@@ -18,9 +18,10 @@ from nsa_doctor.core.growth import fitted_exponent
 from nsa_doctor.core.measurement import Trouble
 from nsa_doctor.core.report_facts import environment, subject_facts
 from nsa_doctor.core.reproduce import CommandLine
+from nsa_doctor.core.spread import relative_spread
 from nsa_doctor.core.torch_errors import error_evidence
 from nsa_doctor.engine.conclusions import with_observed
-from nsa_doctor.engine.floors import Floor, Floors, floors_for, judge, relative_spread
+from nsa_doctor.engine.floors import Floor, Floors, floors_for, judge
 from nsa_doctor.engine.floors import FloorVerdict as Judged
 from nsa_doctor.engine.session import Session
 from nsa_doctor.isolation.postmortem import notes_of_left

@@ -219,12 +219,27 @@ def other_sizes(subject: FunctionSubject) -> Iterator[Shape]:
         yield replace(shape, value=shape.head * 2)
 
 
+_LONG = {"quick": 1025, "full": 2049}
+
+
+def long(subject: FunctionSubject) -> Iterator[Shape]:
+    """One long input of few heads, where no input was too long before."""
+    length = _LONG.get(subject.profile)
+    if length is None or lengths(subject)[-1] < max(_TILES[subject.profile]):
+        return
+    ratio = subject.spec.ratio
+    shape = replace(base(subject), batch=1, filled=base(subject).filled[:1])
+    few = shape if subject.spec.heads is not None else replace(shape, heads=ratio, groups=1)
+    yield of_length(subject, few, length, length)
+
+
 _HIDDEN = {"smoke": 3, "quick": 12, "full": 40}
 
 
 def every(subject: FunctionSubject) -> Iterator[Shape]:
     """All of them: each length, other numbers of queries than of keys, shapes drawn at random, other head sizes."""
     yield from square(subject)
+    yield from long(subject)
     yield from unequal(subject)
     yield from hidden(subject, _HIDDEN[subject.profile])
     yield from other_sizes(subject)

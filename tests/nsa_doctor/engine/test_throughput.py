@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from nsa_doctor.core.shipped import shipped
-from nsa_doctor.engine.floors import Floor, FloorsError, floors_for, judge, load_floors, relative_spread
+from nsa_doctor.core.spread import relative_spread
+from nsa_doctor.engine.floors import Floor, FloorsError, floors_for, judge, load_floors
 from nsa_doctor.engine.throughput import samples_of
 from tests.nsa_doctor.conftest import HERE
 

@@ -74,6 +74,32 @@ def test_a_kernel_on_the_default_stream_is_found_on_another() -> None:
     assert "its inputs are filled late" in finding.control
 
 
+BESIDE = torch.cuda.Stream() if torch.cuda.is_available() else None
+
+
+def on_its_own_stream(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
+    """One that does not let the caller's stream wait: its answer is there when the device is idle."""
+    if BESIDE is not None:
+        BESIDE.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(BESIDE):
+        return scaled_dot_product_attention(q.detach(), k.detach(), v.detach(), is_causal=is_causal)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_work_on_another_stream_is_too_fast_for_the_callers(dtype: str) -> None:
+    check = registry.load("FUN601")
+    right = subject_of(scaled_dot_product_attention, "sdpa", "causal", dtype=dtype, device="cuda")
+    result = judge(check, right)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+    assert "times the least for its arithmetic" in result.notes[0]
+    (finding,) = judge(check, check.planted(right)).findings
+    assert finding.evidence["ratio"] < 0.5
+    beside = subject_of(on_its_own_stream, "sdpa", "causal,forward_only", dtype=dtype, device="cuda")
+    (finding,) = judge(check, beside).findings
+    assert "on another stream than the caller's" in finding.message
+
+
 def biased_by_distance(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, alibi_slopes: Tensor | None = None
 ) -> Tensor:

@@ -1,0 +1,139 @@
+"""How long a function takes at a length where time tells, beside dense attention of torch and its arithmetic."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from nsa_doctor.core.errors import Caught, NotComparableError, attempt
+from nsa_doctor.probes.functions import shapes
+from nsa_doctor.probes.functions.arithmetic import Rate, Work, backward_work, forward_work, rate
+from nsa_doctor.probes.functions.clock import Clocked
+from nsa_doctor.probes.functions.problems import Draw, problem_of
+from nsa_doctor.probes.functions.racers import Called, Dense, Racer
+from nsa_doctor.subject.function import FunctionSubject, Problem, Shape
+
+_SHORTEST = 256
+_LONGEST = {"cpu": 2048, "cuda": 4096}
+_LONGEST_CACHE = 16384
+_HEADS, _ROWS = {"cpu": 4, "cuda": 16}, {"cpu": 1, "cuda": 2}
+_ENOUGH_SECONDS = 0.1
+_FEWEST_ROUNDS, _ROUNDS, _MOST_ROUNDS = 3, 5, 12
+_ENOUGH_SECONDS_OF_ALL = 2.0
+_TOO_FAST = 0.5  # of the least time: no clock of a device changes by so much between two rounds
+
+
+@dataclass(kw_only=True)
+class Timing:
+    """Seconds of the passes of one kind: the function's, as its stream sees them, and dense attention's beside them."""
+
+    kind: str
+    work: Work
+    own: list[float] = field(default_factory=list)
+    plain: list[float] = field(default_factory=list)
+    idle: list[float] = field(default_factory=list)
+
+    def is_below(self, reached: Rate) -> bool:
+        """Whether the best pass takes far less time than its arithmetic does."""
+        return min(self.own, default=torch.inf) < _TOO_FAST * reached.seconds(self.work)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What was timed, and the rate of the machine in the same rounds; `beside` names what it was timed beside."""
+
+    problem: Problem
+    rate: Rate
+    timings: tuple[Timing, ...]
+    beside: str
+
+
+def speed(subject: FunctionSubject) -> Speed:
+    """Passes in turns with those beside it and products of matrices, more of them while they seem too fast.
+
+    Raises NotComparableError where no long input is served.
+    """
+    problem = problem_of(subject, _timed_shape(subject), Draw(seed=60))
+    timings = [Timing(kind="forward", work=forward_work(problem, subject.device))]
+    if subject.has_gradients:
+        timings.append(Timing(kind="backward", work=backward_work(problem, subject.device)))
+    own, other, beside = Called(subject, problem), *_beside(subject, problem)
+    reached, spent, rounds = _rate(subject), 0.0, 0
+    _passes_of(own)  # loads and compiles
+    is_beside = not isinstance(attempt(lambda: list(_passes(other))), Caught)
+    while rounds < _FEWEST_ROUNDS or (
+        rounds < _MOST_ROUNDS
+        and ((rounds < _ROUNDS and spent < _ENOUGH_SECONDS_OF_ALL) or any(each.is_below(reached) for each in timings))
+    ):
+        rounds += 1
+        reached = reached.best(_rate(subject))
+        for timing, passed in zip(timings, _passes_of(own), strict=False):
+            timing.own.append(passed.seen)
+            timing.idle.append(passed.idle)
+            spent += passed.idle
+        for timing, passed in zip(timings, _passes(other) if is_beside else (), strict=False):
+            timing.plain.append(passed.seen)
+    return Speed(problem=problem, rate=reached, timings=tuple(each for each in timings if each.own), beside=beside)
+
+
+def seconds_with_other_values(subject: FunctionSubject, problem: Problem, kind: str) -> float:
+    """The best pass of that kind in seconds, each with values that it was not called with before."""
+    found = []
+    for seed in range(61, 64):
+        racer = Called(subject, problem_of(subject, problem.shape, Draw(seed=seed)))
+        found.append(dict(zip(("forward", "backward"), _passes_of(racer), strict=False))[kind].seen)
+    return min(found)
+
+
+def _passes_of(racer: Called) -> list[Clocked]:
+    """Those of the function; NotComparableError where one of them raises."""
+    passed = attempt(lambda: list(_passes(racer)))
+    if isinstance(passed, Caught):
+        raise NotComparableError(f"called again on the same tensors it raises {passed.sentence}")
+    return passed
+
+
+def _passes(racer: Racer) -> Iterator[Clocked]:
+    """A forward and, where there is one, its backward."""
+    forward = racer.forward()
+    yield forward
+    if forward.value.requires_grad:
+        yield racer.backward(forward.value)
+
+
+def _rate(subject: FunctionSubject) -> Rate:
+    return rate(getattr(torch, subject.dtype), subject.device)
+
+
+def _beside(subject: FunctionSubject, problem: Problem) -> tuple[Racer, str]:
+    if subject.reference is None:
+        causal = "causal" if problem.spec.is_causal else "full"
+        return Dense(subject, problem), f"{causal} scaled_dot_product_attention"
+    return Called(replace(subject, function=subject.reference), problem), "the reference"
+
+
+def _timed_shape(subject: FunctionSubject) -> Shape:
+    """The longest of a few lengths that is served and does not take long."""
+    shape, spec, longest = shapes.base(subject), subject.spec, _LONGEST[subject.device]
+    if subject.convention.is_cache and subject.device == "cuda":
+        longest = _LONGEST_CACHE
+    heads = spec.heads or spec.ratio * max(1, _HEADS[subject.device] // spec.ratio)
+    rows = 1 if subject.convention.has_parts else _ROWS[subject.device]
+    shape = replace(shape, batch=rows, heads=heads, groups=heads // spec.ratio, filled=shape.filled[:rows])
+    found, length = None, _SHORTEST
+    while length <= longest:
+        tried = shapes.of_length(subject, shape, length, length)
+        seconds = attempt(lambda tried=tried: _second_call(Called(subject, problem_of(subject, tried))))
+        if isinstance(seconds, Caught):
+            break
+        found, length = tried, 2 * length
+        if seconds > _ENOUGH_SECONDS:
+            break
+    if found is None:
+        raise NotComparableError(f"no input of {_SHORTEST} tokens is served")
+    return found
+
+
+def _second_call(racer: Called) -> float:
+    """Seconds of a call that neither compiles nor loads anything."""
+    return min(racer.forward().idle for _ in range(2))
