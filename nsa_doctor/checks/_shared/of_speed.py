@@ -1,8 +1,10 @@
 """What checks say of times: seconds with their spread, beside others, beside the least, and the machine's rate."""
 
+import math
+
 from nsa_doctor.checks._shared.of_function import conditions
 from nsa_doctor.core.spread import relative_spread
-from nsa_doctor.core.text import short_count, short_number, short_seconds
+from nsa_doctor.core.text import short_number, short_seconds
 from nsa_doctor.probes.functions.arithmetic import cores
 from nsa_doctor.probes.functions.clock import megahertz
 from nsa_doctor.probes.functions.speed import Speed
@@ -34,5 +36,8 @@ def rate_words(subject: FunctionSubject, timed: Speed) -> str:
 
 def flop_words(count: float) -> str:
     """`163 GFLOP`."""
-    said = short_count(count)
-    return f"{said} FLOP" if said[-1].isdigit() else f"{said[:-1]} {said[-1]}FLOP"
+    power = max(0, min(len(_PREFIXES) - 1, int(math.log10(max(1.0, count)) / 3)))
+    return f"{short_number(count / 1000**power)} {_PREFIXES[power]}FLOP"
+
+
+_PREFIXES = ("", "k", "M", "G", "T", "P")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from nsa_doctor.core.errors import Caught, attempt
 
 @dataclass(frozen=True, kw_only=True)
 class Clocked:
-    """Seconds of one call: as seen on the stream that it was called on, and until the device has nothing left to do.
+    """Seconds of one call: of the device on the caller's stream, and until it has nothing left to do on any.
 
-    They are the same on a CPU.
+    They are the same on a CPU, and of one that does not wait for the device, the time of the call itself is no part.
     """
 
     value: Any
@@ -23,20 +24,36 @@ class Clocked:
 
 
 def clocked(run: Callable[[], Any], device: str) -> Clocked:
-    """One call, timed by the clock of the wall, on a GPU by events as benchmarks do; may raise what the call does."""
+    """One call, timed by the clock of the wall, on a GPU by events; may raise what the call does.
+
+    A GPU is kept busy first, so that what the call asks of it lies ready when the first event comes.
+    """
     if device != "cuda":
         begin = time.perf_counter()
         value = run()
         seconds = time.perf_counter() - begin
         return Clocked(value=value, seen=seconds, idle=seconds)
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before, first, last = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+    matrix = _matrix()
     torch.cuda.synchronize()
     begin = time.perf_counter()
+    before.record()
+    for _ in range(_PRODUCTS):
+        torch.mm(matrix, matrix)
     first.record()
     value = run()
     last.record()
     torch.cuda.synchronize()
-    return Clocked(value=value, seen=first.elapsed_time(last) / 1000, idle=time.perf_counter() - begin)
+    whole = time.perf_counter() - begin
+    return Clocked(value=value, seen=first.elapsed_time(last) / 1000, idle=whole - before.elapsed_time(first) / 1000)
+
+
+_SIZE, _PRODUCTS = 4096, 4  # about a millisecond on a fast device
+
+
+@cache
+def _matrix() -> torch.Tensor:
+    return torch.zeros(_SIZE, _SIZE, dtype=torch.bfloat16, device="cuda")
 
 
 def megahertz(device: str) -> int | None:

@@ -56,12 +56,13 @@ class Dense:
 
     def __init__(self, subject: FunctionSubject, problem: Problem) -> None:
         shape, self._device = problem.shape, subject.device
-        self._is_causal, self._scale = problem.spec.is_causal, problem.scale
-        keys, values = problem.branches[0].keys, problem.branches[0].values
+        widest = max(problem.branches, key=lambda branch: branch.seen.shape[-1])
+        self.is_causal = shape.queries == shape.keys and not bool(widest.seen.triu(1).any())
+        self._scale = problem.scale
         self._parts = shape.parts or ((shape.queries, shape.keys),)
         self._wanted = [
             problem.inputs[name].to(self._device).transpose(1, 2).contiguous().requires_grad_(subject.has_gradients)
-            for name in ("q", keys, values)
+            for name in ("q", widest.keys, widest.values)
         ]
         self._dout = problem.dout.to(self._device).transpose(1, 2).contiguous()
 
@@ -78,7 +79,7 @@ class Dense:
         queries, keys = ([part[side] for part in self._parts] for side in (0, 1))
         outs = [
             scaled_dot_product_attention(
-                *rows, is_causal=self._is_causal, scale=self._scale, enable_gqa=q.shape[1] != k.shape[1]
+                *rows, is_causal=self.is_causal, scale=self._scale, enable_gqa=q.shape[1] != k.shape[1]
             )
             for rows in zip(q.split(queries, 2), k.split(keys, 2), v.split(keys, 2), strict=True)
         ]

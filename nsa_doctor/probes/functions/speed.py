@@ -107,8 +107,8 @@ def _rate(subject: FunctionSubject) -> Rate:
 
 def _beside(subject: FunctionSubject, problem: Problem) -> tuple[Racer, str]:
     if subject.reference is None:
-        causal = "causal" if problem.spec.is_causal else "full"
-        return Dense(subject, problem), f"{causal} scaled_dot_product_attention"
+        dense = Dense(subject, problem)
+        return dense, f"{'causal' if dense.is_causal else 'full'} scaled_dot_product_attention"
     return Called(replace(subject, function=subject.reference), problem), "the reference"
 
 
