@@ -55,12 +55,16 @@ class Looked:
 
 @dataclass(frozen=True)
 class Idle:
-    """The topmost module (or the parameter itself) that comes to nothing: its path, its parameters, and how."""
+    """The topmost module (or the parameter itself) that comes to nothing: its path, its parameters, and how.
+
+    used_beside: the part of another layer of the same class and list that is its like and is used.
+    """
 
     path: str
     names: tuple[str, ...]
     is_used: bool
     is_mentioned: bool
+    used_beside: str = ""
 
 
 def idle(subject: Subject) -> list[Idle]:
@@ -83,7 +87,21 @@ def idle(subject: Subject) -> list[Idle]:
     flat = [name for name in every if name in looked.zero - looked.moved and not name.startswith(tuple(routed))]
     flat = [*(name for name in flat if not _matters(subject, name)), *cancelled]
     called = _called(subject) if unused else frozenset()
-    return [*_topmost(sp.module, unused, is_used=False, called=called), *_topmost(sp.module, flat, is_used=True)]
+    left_out = _topmost(sp.module, unused, is_used=False, called=called)
+    left_out = [replace(each, used_beside=_used_beside(sp.module, each, looked, called)) for each in left_out]
+    return [*left_out, *_topmost(sp.module, flat, is_used=True)]
+
+
+def _used_beside(root: nn.Module, found: Idle, looked: Looked, called: frozenset[str]) -> str:
+    """The like of it in another layer of its list that is called too and uses its own; empty where there is none."""
+    holder, _, own = found.path.rpartition(".")
+    pattern = re.compile(re.sub(r"(^|\\\.)\d+(?=\\\.|$)", r"\1\\d+", re.escape(holder)))
+    for path, part in root.named_modules():
+        is_like = path != holder and pattern.fullmatch(path) and type(part) is type(root.get_submodule(holder))
+        like = f"{path}.{own}"
+        if is_like and path in called and any(name == like or name.startswith(f"{like}.") for name in looked.used):
+            return like
+    return ""
 
 
 def _called(subject: Subject) -> frozenset[str]:

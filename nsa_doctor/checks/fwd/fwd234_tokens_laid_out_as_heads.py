@@ -1,7 +1,8 @@
 """FWD234 tokens-laid-out-as-heads
 
 Detects: a layer of attention that tears tokens apart where it lays them out as heads, or joins heads as if they were
-tokens: equal tokens, whose mean any softmax gives, come out as other arrangements of the same numbers.
+tokens: equal tokens, whose mean any softmax gives, come out as other arrangements of the same numbers; or one token
+changes several rows of one head's scores and none of another's.
 Matters: a head then weighs pieces of channels of a part of the tokens; the shapes are right, the loss falls, and the
 model stays behind for ever.
 Fix: split the channels and then swap axes: `q.view(B, S, H, D).transpose(1, 2)`; and back by
@@ -25,9 +26,12 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.equal_tokens import LENGTH, taken_apart
+from nsa_doctor.probes.attention.layers_of_scores import Layer, layers_of_scores
 from nsa_doctor.probes.hooks.places import in_subject
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
+
+_TOKENS = (16, 25)  # neither at the ends nor at one that heads begin with
 
 
 def run(subject: Subject) -> Iterator[Finding]:
@@ -37,6 +41,16 @@ def run(subject: Subject) -> Iterator[Finding]:
     if subject.max_length < LENGTH:
         raise NotApplicableError(f"it serves {subject.max_length} tokens, of {LENGTH} that are needed")
     found = list(taken_apart(sp))
+    torn = [] if found else [layer for layer in layers_of_scores(sp, LENGTH) if all(map(_is_torn, _rows(layer)))]
+    for layer in torn[:1]:
+        rows = ", ".join(map(str, _rows(layer)[0]))
+        yield Finding(
+            message=f"token {_TOKENS[0]} of what {layer.path or subject.name} is given has {rows} rows of scores in "
+            f"its {layer.num_maps} heads, where each should have one: channels of a token are taken for other tokens",
+            where=in_subject(layer.layout, sp.module),
+            evidence={"length": LENGTH, "dtype": sp.dtype, "rows": rows},
+            repro=command_for(subject, "FWD234"),
+        )
     for each in found[:1]:
         more = f" (so do {len(found) - 1} more)" if len(found) > 1 else ""
         yield Finding(
@@ -48,6 +62,17 @@ def run(subject: Subject) -> Iterator[Finding]:
             evidence={"length": LENGTH, "dtype": sp.dtype, "projection": each.path},
             repro=command_for(subject, "FWD234"),
         )
+
+
+def _rows(layer: Layer) -> list[list[int]]:
+    """For some tokens, how many rows of each head's scores are theirs."""
+    found = [layer.rows_of(token) for token in _TOKENS]
+    return [[] if rows is None else rows.tolist() for rows in found]
+
+
+def _is_torn(rows: list[int]) -> bool:
+    """Whether the rows that the heads should have one each of lie in some of them alone."""
+    return min(rows, default=1) == 0 and max(rows) > 1 and sum(rows) == len(rows)
 
 
 def planted(subject: Subject) -> Subject:

@@ -2,7 +2,8 @@
 
 Detects: a gradient, or the output it belongs to, of a module that is converted to bfloat16 or float16 and is further
 from float64 on the same values than its roundings explain, measured by the same operations rounded in float64. What
-leaves the range of float16 is a note.
+leaves the range of float16 is a note. Or a value that the module raises to float32 by itself and does not take back, so
+that its next layer raises.
 Matters: a path that only half precision reaches (a kernel, a branch by dtype, a cast that cuts the graph, a clamp) is
 what a GPU trains with, while tests in float32 are green.
 Fix: hold that path to the plain one by its output and its gradients; look at the module named for a branch by dtype.
@@ -27,6 +28,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.numerics.promoted import promoted_at
 from nsa_doctor.probes.numerics.rounding_budget import Twins
 from nsa_doctor.probes.numerics.rounding_fault import RoundingFault
 from nsa_doctor.subject.contract import Subject
@@ -38,6 +40,17 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     found_of = {half: converted(subject, half) for half in _HALVES}
     pairs = {half: each for half, each in found_of.items() if isinstance(each, Twins)}
     if not pairs:
+        promoted = promoted_at(subject, _HALVES[0], length_of(subject)) if subject.dtype == "float32" else None
+        if promoted is not None:
+            place, raised = promoted
+            yield Finding(
+                message=f"converted to {_HALVES[0]}, a value that is raised to float32 here is not taken back, and "
+                f"what follows raises {raised}",
+                where=place,
+                evidence={"length": length_of(subject), "dtype": _HALVES[0], "kind": "raised"},
+                repro=command_for(subject, "GRD110"),
+            )
+            return
         raise NotApplicableError("it does not run in half precision and in float64, to compare them")
     yield from (each for each in found_of.values() if isinstance(each, Note))
     for half, pair in pairs.items():

@@ -1,8 +1,9 @@
 """GRD208 parameter-without-effect
 
 Detects: a trainable parameter that no call uses, whatever the length, the batch, the mode and the other weights are, or
-    that is used and changes no output. One that a method names, but no call tried has come to, is a note, and one that
-    changes what the module returns beside what is handed on; so are none of experts that no token is sent to.
+    that is used and changes no output. One that a method names, but no call tried has come to, is a note, unless
+    another layer of the same class and list uses its own; so is one that changes what the module returns beside what is
+    handed on; so are none of experts that no token is sent to.
 Matters: memory and optimizer state are spent on what cannot learn, a checkpoint holds noise, and DDP waits for its
     gradient (find_unused_parameters=False). Most often a line of the forward was forgotten.
 Fix: use it in forward, or remove it; freeze it (`requires_grad_(False)`) where it waits for another stage.
@@ -39,11 +40,12 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     root = built(subject, mode="train").module
     beside = moved_beside(subject, [name for each in found if each.is_used for name in each.names])
     found = [replace(each, names=tuple(name for name in each.names if name not in beside)) for each in found]
-    wrong = [each for each in found if each.names and (not each.is_mentioned or each.is_used)]
+    wrong = [each for each in found if each.names and (not each.is_mentioned or each.is_used or each.used_beside)]
     for each in _together(root, wrong)[:MOST_FINDINGS]:
         place, why = _place(root, each)
         flat = "without effect on any output, with a gradient of zeros or of rounding alone"
-        what = flat if each.is_used else "that no call uses"
+        beside_it = f", though {each.used_beside} is used" if each.used_beside else ""
+        what = flat if each.is_used else f"that no call uses{beside_it}"
         yield Finding(
             message=f"{listed(each.names)} {what}, at several lengths, batches and weights{why}",
             where=place,
@@ -56,7 +58,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             f"{listed(list(beside))} without effect but on a part of what forward returns{part} that is not handed on"
         )
         yield Note(message=message, where=definition_place(root))
-    if named := [each for each in found if each.is_mentioned and not each.is_used]:
+    if named := [each for each in found if each.is_mentioned and not (each.is_used or each.used_beside)]:
         others = f" (and {len(named) - 1} others)" if len(named) > 1 else ""
         message = f"{named[0].path}{others} is used by no call that was tried, though its class names it"
         yield Note(message=message, where=_place(root, named[0])[0])

@@ -2,7 +2,8 @@
 
 Detects: a value that parameters or the input are computed into in every pass and that nothing reads, while no output
 depends on it: the value of `x.exp()` where `x.exp_()` or `x = x.exp()` was meant, or a variable made of an attribute
-whose function goes on with the attribute. Any other variable that nothing reads is a note.
+whose function goes on with the attribute. So is `scores.masked_fill(…)` by itself in any method of its modules, which
+no pass need come to. Any other variable that nothing reads is a note.
 Matters: the next line often reads another variable in its place: a sum over earlier tokens that is made and left out.
 Fix: read it where it is meant, or remove the line.
 
@@ -24,7 +25,7 @@ from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.places import in_subject
-from nsa_doctor.probes.hooks.unread_variables import Unread, unread_at
+from nsa_doctor.probes.hooks.unread_variables import Unread, dropped_in, unread_at
 from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.subject.contract import Subject
@@ -38,9 +39,12 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     for mode, length in _OTHERS if found else ():
         again = _unread(subject, mode, min(length, subject.max_length))
         found = {key: each for key, each in found.items() if key in again}
-    wrong = [each for each in found.values() if each.instead]
-    for each in wrong[:MOST_FINDINGS]:
-        message = f"{each.name} is computed in every pass, and nothing reads it; {each.instead}"
+    wrong = [(each, "is computed in every pass, and nothing reads it") for each in found.values() if each.instead]
+    lines = {each.place.line_text for each, _ in wrong}
+    dropped = [each for each in dropped_in(subject.build(subject.seed)) if each.place.line_text not in lines]
+    wrong += [(each, "stands by itself in a method that no pass need come to") for each in dropped]
+    for each, how in wrong[:MOST_FINDINGS]:
+        message = f"{each.name} {how}; {each.instead}"
         evidence = {"value": each.name}
         yield Finding(message=message, where=each.place, evidence=evidence, repro=command_for(subject, "GRD213"))
     for each in [each for each in found.values() if not each.instead][:MOST_FINDINGS]:

@@ -1,4 +1,4 @@
-"""Values that a function computes and never reads, at lines that a pass has come to."""
+"""Values that a function computes and never reads: at lines that a pass has come to, and of calls that tensors have."""
 
 import ast
 import linecache
@@ -6,13 +6,22 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.attribute_lines import methods_of
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 READING_ALL = ("locals", "vars", "eval", "exec")
 _LONGEST = 60  # letters of an expression
+# Of tensors alone, and each with a twin that writes in place: whatever it is called on, its value was wanted.
+_OF_TENSORS = frozenset(
+    {
+        *("masked_fill", "masked_scatter", "index_fill", "index_copy", "index_add", "scatter_add", "scatter_reduce"),
+        *("clamp_min", "clamp_max", "unsqueeze", "triu", "tril", "fill_diagonal", "rsqrt", "softmax", "nan_to_num"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,25 @@ def unread_at(lines: Iterable[tuple[Place, Collection[str]]]) -> Iterator[Unread
             yield found
 
 
+def dropped_in(module: nn.Module) -> Iterator[Unread]:
+    """Calls of an operation of tensors alone whose value is dropped, in methods of these modules, run or not."""
+    kinds = {type(part): part for part in module.modules() if not type(part).__module__.startswith("torch.")}
+    for part in kinds.values():
+        for file, method in methods_of(part):
+            for node in ast.walk(method):
+                call = node.value if isinstance(node, ast.Expr) else None
+                if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                    continue
+                name = call.func.attr
+                if name in _OF_TENSORS and not {each.arg for each in call.keywords} & {"inplace", "out"}:
+                    place = Place(file=file, line=call.lineno, function=method.name)
+                    yield Unread(_shortened(call), place, _in_place(name))
+
+
+def _in_place(name: str) -> str:
+    return f"its value is dropped: {name}_() writes in place, it does not"
+
+
 def _unread(tree: ast.Module, place: Place, nodes: Collection[str]) -> Unread | None:
     line = place.line
     around = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) and _spans(node, line)]
@@ -54,7 +82,7 @@ def _unread(tree: ast.Module, place: Place, nodes: Collection[str]) -> Unread | 
         if not _spans(node, line):
             continue
         if isinstance(node, ast.Expr) and (twin := _twin(node.value, nodes)):
-            return Unread(_shortened(node.value), place, f"its value is dropped: {twin}() writes in place, it does not")
+            return Unread(_shortened(node.value), place, _in_place(twin))
         target = _target(node)
         if target is None or target.startswith("_"):
             continue
@@ -65,7 +93,7 @@ def _unread(tree: ast.Module, place: Place, nodes: Collection[str]) -> Unread | 
 
 
 def _twin(call: ast.expr, nodes: Collection[str]) -> str:
-    """The name of what would write in place, of a call of an operation that does not; empty for other expressions."""
+    """The operation that a call is of, where another by its name writes in place; empty for other expressions."""
     if not isinstance(call, ast.Call) or {each.arg for each in call.keywords} & {"inplace", "out"}:
         return ""
     given = [*call.args, *(each.value for each in call.keywords)]
@@ -76,7 +104,7 @@ def _twin(call: ast.expr, nodes: Collection[str]) -> str:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     backward = f"{name.replace('_', '')}backward"
     is_made = any(each.lower().startswith(backward) for each in nodes)
-    return f"{name}_" if name and is_made and hasattr(torch.Tensor, f"{name}_") else ""
+    return name if name and is_made and hasattr(torch.Tensor, f"{name}_") else ""
 
 
 def _namesake(function: ast.AST, assigned: ast.AST, name: str) -> str:

@@ -23,7 +23,7 @@ from nsa_doctor.probes.model.training import weighed
 from nsa_doctor.probes.tensors.finite import isfinite
 from nsa_doctor.subject.contract import Subject
 
-_LENGTH_IN_BFLOAT16 = 19
+_LENGTH_IN_BFLOAT16, ROWS_IN_BFLOAT16 = 19, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +192,7 @@ class CallHistory:
         with kept(module), _values_kept(module), preserved_state(), uncompiled(), torch.no_grad():
             cast(module, torch.bfloat16)
             in_half = BuiltModule(subject, module, "bfloat16")
-            in_half(in_half.input(min(_LENGTH_IN_BFLOAT16, subject.max_length), 2))
+            in_half(in_half.input(min(_LENGTH_IN_BFLOAT16, subject.max_length), ROWS_IN_BFLOAT16))
 
     def _call(self, call: Call, watcher: Watcher) -> Outcome:
         sp, subject = self.built, self.built.subject

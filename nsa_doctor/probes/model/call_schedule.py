@@ -7,7 +7,7 @@ import torch
 
 from nsa_doctor.core.check import Profile
 from nsa_doctor.probes.model.built_module import BuiltModule
-from nsa_doctor.probes.model.call_history import Call, Step, Switch
+from nsa_doctor.probes.model.call_history import ROWS_IN_BFLOAT16, Call, Step, Switch
 from nsa_doctor.probes.model.nominal_time import nominal_seconds
 from nsa_doctor.subject.contract import Subject
 
@@ -50,7 +50,9 @@ def evaluation_steps(subject: Subject, num_further: int = 0, far_longer: Sequenc
     between += [Switch.STATE, Switch.COPY, Switch.TO, Switch.TRAIN, train, replace(again, batch=2), Switch.INTO_COPY]
     between += [Switch.BFLOAT16, *(replace(again, length=length, batch=1) for length in far_longer)]
     num_repeats = _REPEATS[subject.profile] + num_further
-    return _offered(subject, [again, again, *_alternating(between, again), *_repeated(again, num_repeats)])
+    kept_by_size: list[Step] = [Switch.BFLOAT16, replace(again, batch=ROWS_IN_BFLOAT16)]  # no call between them
+    steps = [again, again, *_alternating(between, again), *kept_by_size, *_repeated(again, num_repeats)]
+    return _offered(subject, steps)
 
 
 def further_draws(subject: Subject, steps: list[Step]) -> list[Step]:

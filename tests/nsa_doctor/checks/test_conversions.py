@@ -156,3 +156,35 @@ def test_experts_of_which_another_is_chosen_by_rounding_are_no_fault(seed: int) 
 
 def test_a_cut_beside_experts_is_found() -> None:
     assert examined(lambda: Routed(cut=True)).verdict == Verdict.FAIL
+
+
+class Norm(nn.Module):
+    """A norm by the root of the mean of squares, in float32; `ends` says what becomes of its type."""
+
+    def __init__(self, ends: str) -> None:
+        super().__init__()
+        self.weight, self.ends = nn.Parameter(torch.ones(DIM)), ends
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.ends == "all in float32":
+            return x.float() * 2
+        root = torch.rsqrt(x.to(torch.float32).pow(2).mean(-1, keepdim=True) + 1e-6)
+        if self.ends == "taken back":
+            return (x * root).to(x.dtype) * self.weight
+        return x * root * self.weight
+
+
+def normed(ends: str) -> Result:
+    return examined(lambda: nn.Sequential(nn.Linear(DIM, DIM), Norm(ends), nn.Linear(DIM, DIM)))
+
+
+def test_what_is_raised_to_float32_and_not_taken_back_is_found_where_it_meets_the_rest() -> None:
+    (finding,) = normed("left").findings
+    assert finding.message.startswith("converted to bfloat16, a value that is raised to float32 here is not taken back")
+    assert (finding.where.module, finding.where.function) == ("1", "forward")
+    assert finding.where.line == Norm.forward.__code__.co_firstlineno + 6
+
+
+@pytest.mark.parametrize("ends", ["taken back", "all in float32"])
+def test_what_is_taken_back_or_never_was_half_is_no_finding(ends: str) -> None:
+    assert normed(ends).findings == ()

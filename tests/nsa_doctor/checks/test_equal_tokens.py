@@ -129,3 +129,23 @@ def test_a_layout_that_tears_tokens_apart_is_found_at_its_line(name: str) -> Non
 def test_what_else_tells_equal_tokens_apart_is_no_finding(name: str) -> None:
     result = examined(HEALTHY[name])
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+def test_a_split_and_a_join_that_are_wrong_alike_are_found_by_rows_of_scores() -> None:
+    """Equal tokens come out equal: what the one tears apart, the other puts together."""
+
+    def join_alike(y: Tensor) -> Tensor:
+        return y.reshape(len(y), y.shape[2], -1)
+
+    (finding,) = examined(lambda: Layer(lay=split_wrongly, back=join_alike)).findings
+    assert "token 16 of what 1 is given has 0, 4, 0, 0 rows of scores in its 4 heads" in finding.message
+    assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n")
+
+
+def in_turn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Every query reads the token that many places on."""
+    return by_hand(q.roll(5, 2), k, v)
+
+
+def test_rows_that_all_heads_move_alike_are_no_finding() -> None:
+    assert examined(lambda: Layer(attend=in_turn)).findings == ()

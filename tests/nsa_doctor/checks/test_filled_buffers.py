@@ -66,3 +66,22 @@ def test_a_table_and_how_far_it_is_filled_belong_together(code: str) -> None:
 def test_a_count_of_passes_is_found_all_the_same() -> None:
     result = run_check(registry.load("GRD104"), subject_of(Counting))
     assert [finding.code for finding in result.findings] == ["GRD104"]
+
+
+class KeptBySize(nn.Module):
+    """Positions that are kept for calls of the same size, where no conversion of the module reaches them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.kept = nn.Linear(DIM, DIM), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kept is None or self.kept.shape != x.shape:
+            steps = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)[:, None]
+            self.kept = torch.sin(steps * 0.1 * torch.arange(DIM, dtype=x.dtype, device=x.device)).expand(x.shape)
+        return self.mix(x + self.kept)
+
+
+def test_positions_that_a_conversion_leaves_behind_are_found() -> None:
+    (finding,) = run_check(registry.load("FWD210"), subject_of(KeptBySize)).findings
+    assert "at S=19, B=2 gives another result" in finding.message

@@ -325,3 +325,41 @@ def test_what_a_part_that_runs_leaves_idle_is_its_own_and_no_note_of_its_holder(
     assert finding.where.module_class == "LayerNorm"
     assert finding.message.startswith("4 parameters (0.add.norm.weight, 0.add.norm.bias, 1.add.norm.weight")
     assert result.notes == ()
+
+
+class Gated(nn.Linear):
+    """A layer that weighs a bias by a parameter of its own, where it is given one."""
+
+    def __init__(self) -> None:
+        super().__init__(DIM, DIM)
+        self.weigh = nn.Parameter(torch.randn(DIM))
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = super().forward(x)
+        return y if bias is None else y + bias * self.weigh
+
+
+class Stack(nn.Module):
+    """Layers of which as many are given the bias as `given` says."""
+
+    def __init__(self, given: int) -> None:
+        super().__init__()
+        self.layers, self.bias = nn.ModuleList([Gated() for _ in range(3)]), nn.Parameter(torch.randn(DIM))
+        self.given = given
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            x = torch.tanh(layer(x, self.bias if number < self.given else None))
+        return x + self.bias
+
+
+def test_what_one_layer_uses_and_its_like_do_not_is_found() -> None:
+    (finding,) = check(lambda: Stack(1)).findings
+    assert finding.message.startswith(
+        "2 parameters (layers.1.weigh, layers.2.weigh) that no call uses, though layers.0.weigh is used"
+    )
+
+
+def test_what_no_layer_of_a_list_uses_is_a_note() -> None:
+    result = check(lambda: Stack(0))
+    assert (result.findings, len(result.notes)) == ((), 1)

@@ -131,6 +131,31 @@ def examined(then: Callable[[nn.Module, Tensor], Tensor]) -> Result:
     return run_check(registry.load("GRD213"), subject)
 
 
+class Masked(nn.Module):
+    """A mask, where it is given one, whose value is dropped."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None:
+            x.masked_fill(~mask, -1e9)
+            METER.add(x)
+            x.masked_fill_(~mask, 0.0)
+        return x.tanh()
+
+
+def test_a_value_that_is_dropped_where_no_pass_comes_is_found() -> None:
+    subject = Subject(
+        name="tests",
+        build=lambda seed: Masked(),
+        forward=lambda module, x: module(x),
+        input="embeddings",
+        width=WIDTH,
+        packages=("tests",),
+    )
+    (finding,) = run_check(registry.load("GRD213"), subject).findings
+    assert finding.message.startswith("x.masked_fill(~mask, -1000000000.0) stands by itself in a method")
+    assert finding.where.line == Masked.forward.__code__.co_firstlineno + 2
+
+
 def test_a_variable_that_nothing_reads_is_a_note() -> None:
     result = examined(sums_for_nothing)
     (note,) = result.notes

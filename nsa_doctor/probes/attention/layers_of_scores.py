@@ -1,0 +1,196 @@
+"""The layers of a model that weigh all tokens for each of them, with what they were given: to be called by themselves.
+
+A layer is the innermost module in whose call a softmax over [..., S, S] runs and that holds a projection.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.frames import FrameFilter
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.attention.score_watch import MASKED, SOFTMAX, is_over_the_last
+from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.internal import DispatchWatcher, untraced
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.tensors.operations import operation_name
+
+_SHAPING = frozenset({"view", "unsafe_view", "reshape", "reshape_alias"})
+_FEWEST = 4  # keys that a row sees, before anything is said of it
+_NEARLY_ALL = 0.9
+_SAME = 1e-6  # of the largest score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One layer: the call that was seen, its scores [..., S, S], and where it lays out what they are made of."""
+
+    path: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    scores: Tensor
+    place: Place
+    layout: Place
+    length: int
+    num_softmaxes: int = 1
+
+    @property
+    def num_maps(self) -> int:
+        """Maps of scores for each row of the batch; 0 where its input does not say how many rows there are."""
+        given = [each for each in (*self.args, *self.kwargs.values()) if self._counts_tokens(each)]
+        if not given:
+            return 0
+        rows = given[0].numel() // (self.length * given[0].shape[-1])
+        return self.scores.numel() // (self.length**2 * rows)
+
+    def rows_of(self, token: int) -> Tensor | None:
+        """How many rows of scores change altogether with one token, by map; None where a call by itself fails."""
+        changed = attempt(lambda: self._scores_with(token))
+        if isinstance(changed, Caught) or changed is None or changed.shape != self.scores.shape:
+            return None
+        is_seen = (self.scores > MASKED) & (changed > MASKED)
+        bound = _SAME * float(self.scores.masked_fill(~is_seen, 0.0).abs().max())
+        is_other = is_seen & ((changed - self.scores).abs() > bound)
+        num_seen = is_seen.sum(-1)
+        is_whole = (num_seen >= _FEWEST) & (is_other.sum(-1) > _NEARLY_ALL * num_seen)
+        return is_whole.flatten(0, -2).sum(-1)
+
+    def _scores_with(self, token: int) -> Tensor | None:
+        """The scores where one token of whatever counts tokens is another."""
+        chance = torch.Generator().manual_seed(token)
+
+        def other(value: Any) -> Any:
+            if not self._counts_tokens(value):
+                return value
+            changed = value.detach().clone()
+            row = changed.select(_token_axis(changed, self.length), token)
+            row += row.abs().max() * torch.randn(row.shape[-1], generator=chance).to(row)
+            return changed
+
+        watch = _Watch(None, self.length)
+        with torch.no_grad(), watch.watching():
+            self.module(*map(other, self.args), **{name: other(value) for name, value in self.kwargs.items()})
+        return watch.scores[0] if watch.scores else None
+
+    def _counts_tokens(self, value: Any) -> bool:
+        return (
+            isinstance(value, Tensor)
+            and value.is_floating_point()
+            and value.ndim > 2
+            and _token_axis(value, self.length) >= 0
+        )
+
+
+def layers_of_scores(sp: BuiltModule, length: int) -> list[Layer]:
+    """Those of one pass over so many tokens, each once."""
+    places = Places(FrameFilter(sp.subject.packages))
+    places.know(sp.module)
+    watch = _Watch(places, length)
+    with torch.no_grad(), watch.hooked(sp.module), watch.watching():
+        sp(sp.input(length))
+    return list(watch.layers.values())
+
+
+@dataclass
+class _Call:
+    """A call of a module that is under way; the places where values were laid out in it, its own softmaxes apart."""
+
+    path: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shaped: list[Place] = field(default_factory=list)
+
+
+class _Watch(DispatchWatcher):
+    """Notes scores, and with places those layers too in whose call they are."""
+
+    def __init__(self, places: Places | None, length: int) -> None:
+        super().__init__()
+        self.scores: list[Tensor] = []
+        self.layers: dict[str, Layer] = {}
+        self._places, self._length = places, length
+        self._calls: list[_Call] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch until the region ends; attention that torch fuses is taken apart."""
+        with sdpa_kernel(SDPBackend.MATH):
+            if self._places is None:
+                with self:
+                    yield
+            else:
+                with self._places.watching(), self:
+                    yield
+
+    @contextmanager
+    def hooked(self, module: nn.Module) -> Iterator[None]:
+        """Know which part with a projection is called, until the region ends."""
+        hooks = []
+        for path, part in module.named_modules():
+            if any(isinstance(each, nn.Linear) for each in part.modules()):
+                hooks.append(part.register_forward_pre_hook(self._begin(path), with_kwargs=True))
+                hooks.append(part.register_forward_hook(self._end, always_call=True))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _begin(self, path: str) -> Any:
+        def begin(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            with untraced():
+                kept = {name: _copied(value) for name, value in kwargs.items()}
+                self._calls.append(_Call(path, part, tuple(map(_copied, args)), kept))
+
+        return begin
+
+    def _end(self, *_: Any) -> None:
+        self._calls.pop()
+
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation."""
+        result, name = func(*args, **kwargs), operation_name(func)
+        if name in _SHAPING and self._calls and self._places is not None:
+            self._calls[-1].shaped.append(self._places.here()[0])
+        if name in SOFTMAX and is_over_the_last(result, args) and result.shape[-2:] == (self._length, self._length):
+            self.scores.append(args[0].detach().clone())
+            if self._calls and self._places is not None:
+                self._know(self._calls[-1], self._places.here()[0])
+        return result
+
+    def _know(self, call: _Call, place: Place) -> None:
+        known = self.layers.get(call.path)
+        self.layers[call.path] = Layer(
+            path=call.path,
+            module=call.module,
+            args=call.args if known is None else known.args,
+            kwargs=call.kwargs if known is None else known.kwargs,
+            scores=self.scores[-1] if known is None else known.scores,
+            place=place if known is None else known.place,
+            layout=known.layout if known is not None else _laid_out(call.shaped, place),
+            length=self._length,
+            num_softmaxes=1 if known is None else known.num_softmaxes + 1,
+        )
+
+
+def _laid_out(shaped: list[Place], place: Place) -> Place:
+    """Where values were laid out first, in the file that takes the softmax."""
+    return next((each for each in shaped if each.file == place.file), place)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _token_axis(x: Tensor, length: int) -> int:
+    """Which of the axes before the last counts tokens, or -1."""
+    axes = [axis for axis, size in enumerate(x.shape[:-1]) if size == length]
+    return axes[0] if len(axes) == 1 else -1

@@ -1,0 +1,80 @@
+"""A layer that says it has several heads and weighs one map of scores is found; others that weigh few are silent."""
+
+import linecache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+DIM, HEADS = 32, 4
+
+
+class Layer(nn.Module):
+    """Attention whose scores `attend` makes of queries, keys and values [B, S, DIM]."""
+
+    def __init__(self, way: str, num_heads: int = HEADS) -> None:
+        super().__init__()
+        self.qkv, self.out, self.way, self.num_heads = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM), way, num_heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return x + self.out(getattr(self, self.way)(q, k, v))
+
+    def never_split(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (each.reshape(len(each), -1, 1, DIM).transpose(1, 2) for each in (q, k, v))  # here
+        return ((q @ k.mT) * (DIM // self.num_heads) ** -0.5).softmax(-1).matmul(v)[:, 0]
+
+    def split(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in (q, k, v))
+        return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    def one_by_one(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = zip(*(each.chunk(self.num_heads, -1) for each in (q, k, v)), strict=True)
+        return torch.cat([(a @ b.mT / DIM**0.5).softmax(-1) @ c for a, b, c in parts], dim=-1)
+
+    def linear(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return q.softmax(-1) @ (k.softmax(1).mT @ v)
+
+
+def examined(module: nn.Module, forward: str = "plain") -> Result:
+    subject = Subject(
+        name="tests",
+        build=lambda seed: module,
+        forward=lambda m, x: m(x),
+        input="embeddings",
+        width=DIM,
+        max_length=128,
+        packages=("tests",),
+    )
+    return run_check(registry.load("FWD235"), subject)
+
+
+@pytest.mark.parametrize("where", ["itself", "a part"])
+def test_one_map_of_scores_is_found_where_four_heads_are_held(where: str) -> None:
+    layer = Layer("never_split")
+    (finding,) = examined(layer if where == "itself" else nn.Sequential(Layer("split"), layer)).findings
+    assert "weighs one map of scores for each row, and its num_heads is 4" in finding.message
+    assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n")
+    assert finding.where.module == ("" if where == "itself" else "1")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Layer("split"),
+        lambda: Layer("one_by_one"),
+        lambda: Layer("linear"),
+        lambda: Layer("never_split", num_heads=1),
+        lambda: nn.TransformerEncoderLayer(DIM, HEADS, DIM, 0.0, batch_first=True),
+        lambda: nn.Linear(DIM, DIM),
+    ],
+    ids=["split", "one by one", "linear", "one head", "of torch", "no attention"],
+)
+def test_as_many_maps_as_heads_are_silent(make) -> None:
+    result = examined(make())
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
