@@ -1,0 +1,129 @@
+"""Linear layers with nothing between them, and a list of layers that are one, are found; what is meant is silent."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+DIM = 16
+
+
+class FeedForward(nn.Module):
+    """Two maps, and what is done to what the first gives."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor], wide: int = 4 * DIM) -> None:
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(DIM, wide), nn.Linear(wide, DIM), nn.Dropout(0.1)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.drop(self.between(self.up(x)))
+        return x + self.down(y)
+
+
+class Twice(FeedForward):
+    """What the first map gives is read by more than the second."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda y: y)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        return self.down(y) + y[..., :DIM].tanh()
+
+
+def in_place(y: Tensor) -> Tensor:
+    return F.relu(y, inplace=True)
+
+
+def same(y: Tensor) -> Tensor:
+    return y
+
+
+def examined(code: str, make: Callable[[], nn.Module]) -> Result:
+    def build(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return make()
+
+    subject = Subject(
+        name="tests",
+        build=build,
+        forward=lambda m, x: m(x),
+        input="embeddings",
+        width=DIM,
+        max_length=64,
+        packages=("tests",),
+    )
+    return run_check(registry.load(code), subject)
+
+
+def test_two_maps_with_nothing_but_dropout_between_them_are_found() -> None:
+    (finding,) = examined("FWD236", lambda: nn.Sequential(FeedForward(same), FeedForward(same))).findings
+    assert finding.message == (
+        "0.up widens 16 channels to 64, and 0.down is given these as they are, for 16: the two are one map of 16 "
+        "channels; 1 more pair so"
+    )
+    assert (finding.where.module, finding.where.function) == ("0.down", "forward")
+    assert finding.where.line == FeedForward.forward.__code__.co_firstlineno + 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FeedForward(F.gelu),
+        lambda: FeedForward(in_place),
+        lambda: FeedForward(lambda y: y.mT.contiguous().mT),
+        lambda: FeedForward(same, wide=DIM // 4),
+        Twice,
+        lambda: nn.Sequential(nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, 4 * DIM), nn.Tanh(), nn.Linear(4 * DIM, DIM)),
+        lambda: nn.TransformerEncoderLayer(DIM, 2, 4 * DIM, 0.0, batch_first=True),
+    ],
+    ids=["gelu", "in place", "copied", "narrow", "read twice", "as wide", "of torch"],
+)
+def test_an_activation_another_reader_or_a_narrow_middle_is_silent(make: Callable[[], nn.Module]) -> None:
+    result = examined("FWD236", make)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+class Stack(nn.Module):
+    """Layers that are one by mistake."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(DIM, DIM)] * 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        return x
+
+
+class Universal(Stack):
+    """Layers whose parameters are shared."""
+
+
+class Own(Stack):
+    """A layer for each, and an activation that stands twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        act = nn.Tanh()
+        self.layers = nn.ModuleList([nn.Linear(DIM, DIM), act, nn.Linear(DIM, DIM), act])
+
+
+def test_a_list_of_one_layer_is_found_where_it_is_made() -> None:
+    (finding,) = examined("FWD237", Stack).findings
+    assert finding.message == "Linear stands 3 times among the 3 of layers as one and the same module"
+    assert finding.where.line == Stack.__init__.__code__.co_firstlineno + 2
+
+
+@pytest.mark.parametrize("make", [Universal, Own])
+def test_layers_that_are_shared_on_purpose_or_stand_once_are_silent(make: Callable[[], nn.Module]) -> None:
+    assert examined("FWD237", make).findings == ()
