@@ -39,30 +39,34 @@ def promoted_at(subject: Subject, half: str, length: int) -> tuple[Place, str] |
 
 
 class _Watch(DispatchWatcher):
-    """Follows what the subject's own lines raise, by identity, until it meets what is in half precision."""
+    """Follows what the subject's own lines raise, by identity, and where it met what is in half precision.
+
+    `place` is that of what the operation was given that raises.
+    """
 
     def __init__(self, places: Places) -> None:
         super().__init__()
         self.place: Place | None = None
         self._places = places
-        self._raised: dict[int, Tensor] = {}  # alive, or another tensor would get its number
+        self._raised: dict[int, tuple[Tensor, Place | None]] = {}  # alive, or another tensor would get its number
 
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
-        result = func(*args, **kwargs)
         given = [each for each in tensors_in(args, kwargs) if each.is_floating_point()]
+        known = [self._raised[id(each)][1] for each in given if id(each) in self._raised]
+        self.place = next((place for place in known if place is not None), None)  # stays where this raises
+        result = func(*args, **kwargs)
         made = [each for each in tensors_in(result) if each.dtype == torch.float32]
         if made and given:
             with untraced():
-                self._follow(operation_name(func), given, made)
+                self._follow(operation_name(func), given, made, is_of_raised=bool(known))
         return result
 
-    def _follow(self, name: str, given: list[Tensor], made: list[Tensor]) -> None:
-        is_of_raised = any(id(each) in self._raised for each in given)
+    def _follow(self, name: str, given: list[Tensor], made: list[Tensor], *, is_of_raised: bool) -> None:
         has_half = any(each.dtype in _HALVES and each.ndim > 0 for each in given)
-        is_own = name == "to_copy" and has_half and self._places.here()[1]
-        if is_of_raised or is_own:
-            self._raised.update((id(each), each) for each in made)
-        if is_of_raised and has_half and self.place is None:
-            place, is_found = self._places.here()
-            self.place = place if is_found else None
+        place = self.place
+        if is_of_raised and has_half and place is None:
+            here, is_found = self._places.here()
+            place = here if is_found else None
+        if is_of_raised or (name == "to_copy" and has_half and self._places.here()[1]):
+            self._raised.update((id(each), (each, place)) for each in made)
