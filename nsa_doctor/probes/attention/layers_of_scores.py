@@ -22,6 +22,7 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import operation_name
 
 _SHAPING = frozenset({"view", "unsafe_view", "reshape", "reshape_alias"})
+_PRODUCTS = frozenset({"bmm", "baddbmm"})
 _FEWEST = 4  # keys that a row sees, before anything is said of it
 _NEARLY_ALL = 0.9
 _SAME = 1e-6  # of the largest score
@@ -29,7 +30,10 @@ _SAME = 1e-6  # of the largest score
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer: the call that was seen, its scores [..., S, S], and where it lays out what they are made of."""
+    """One layer: the call that was seen, its scores [..., S, S], and where it lays out what they are made of.
+
+    num_products: how many products [S, S] of queries and keys were made before, at most at once.
+    """
 
     path: str
     module: nn.Module
@@ -40,15 +44,16 @@ class Layer:
     layout: Place
     length: int
     num_softmaxes: int = 1
+    num_products: int = 0
 
     @property
     def num_maps(self) -> int:
-        """Maps of scores for each row of the batch; 0 where its input does not say how many rows there are."""
+        """Maps of scores for each row of the batch, of which a softmax may join some; 0 where its input has no rows."""
         given = [each for each in (*self.args, *self.kwargs.values()) if self._counts_tokens(each)]
         if not given:
             return 0
         rows = given[0].numel() // (self.length * given[0].shape[-1])
-        return self.scores.numel() // (self.length**2 * rows)
+        return max(self.scores.numel() // self.length**2, self.num_products) // rows
 
     def rows_of(self, token: int) -> Tensor | None:
         """How many rows of scores change altogether with one token, by map; None where a call by itself fails."""
@@ -107,6 +112,7 @@ class _Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     shaped: list[Place] = field(default_factory=list)
+    num_products: int = 0
 
 
 class _Watch(DispatchWatcher):
@@ -160,6 +166,8 @@ class _Watch(DispatchWatcher):
         result, name = func(*args, **kwargs), operation_name(func)
         if name in _SHAPING and self._calls and self._places is not None:
             self._calls[-1].shaped.append(self._places.here()[0])
+        if name in _PRODUCTS and self._calls and result.shape[-2:] == (self._length, self._length):
+            self._calls[-1].num_products = max(self._calls[-1].num_products, result.numel() // self._length**2)
         if name in SOFTMAX and is_over_the_last(result, args) and result.shape[-2:] == (self._length, self._length):
             self.scores.append(args[0].detach().clone())
             if self._calls and self._places is not None:
@@ -178,6 +186,7 @@ class _Watch(DispatchWatcher):
             layout=known.layout if known is not None else _laid_out(call.shaped, place),
             length=self._length,
             num_softmaxes=1 if known is None else known.num_softmaxes + 1,
+            num_products=call.num_products if known is None else known.num_products,
         )
 
 

@@ -37,6 +37,10 @@ class Layer(nn.Module):
         parts = zip(*(each.chunk(self.num_heads, -1) for each in (q, k, v)), strict=True)
         return torch.cat([(a @ b.mT / DIM**0.5).softmax(-1) @ c for a, b, c in parts], dim=-1)
 
+    def joined(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in (q, k, v))
+        return ((q @ k.mT).mean(1, keepdim=True).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
     def linear(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return q.softmax(-1) @ (k.softmax(1).mT @ v)
 
@@ -68,12 +72,13 @@ def test_one_map_of_scores_is_found_where_four_heads_are_held(where: str) -> Non
     [
         lambda: Layer("split"),
         lambda: Layer("one_by_one"),
+        lambda: Layer("joined"),
         lambda: Layer("linear"),
         lambda: Layer("never_split", num_heads=1),
         lambda: nn.TransformerEncoderLayer(DIM, HEADS, DIM, 0.0, batch_first=True),
         lambda: nn.Linear(DIM, DIM),
     ],
-    ids=["split", "one by one", "linear", "one head", "of torch", "no attention"],
+    ids=["split", "one by one", "joined", "linear", "one head", "of torch", "no attention"],
 )
 def test_as_many_maps_as_heads_are_silent(make) -> None:
     result = examined(make())
