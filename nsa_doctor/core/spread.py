@@ -9,4 +9,4 @@ def relative_spread(samples: Sequence[float]) -> float:
     if len(samples) < 3:
         return float("inf")
     low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
-    return (high - low) / median
+    return (high - low) / median if median else 0.0 if high == low else float("inf")

@@ -93,15 +93,19 @@ def idle(subject: Subject) -> list[Idle]:
 
 
 def _used_beside(root: nn.Module, found: Idle, looked: Looked, called: frozenset[str]) -> str:
-    """The like of it in another layer of its list that is called too and uses its own; empty where there is none."""
+    """The like of it in another layer of its list that is called too and uses its own; empty where there is none.
+
+    Nor where the first or the last of the list is the only one that leaves it out, which has nothing before or after.
+    """
     holder, _, own = found.path.rpartition(".")
     pattern = re.compile(re.sub(r"(^|\\\.)\d+(?=\\\.|$)", r"\1\\d+", re.escape(holder)))
-    for path, part in root.named_modules():
-        is_like = path != holder and pattern.fullmatch(path) and type(part) is type(root.get_submodule(holder))
-        like = f"{path}.{own}"
-        if is_like and path in called and any(name == like or name.startswith(f"{like}.") for name in looked.used):
-            return like
-    return ""
+    kind = type(root.get_submodule(holder))
+    alike = [path for path, part in root.named_modules() if pattern.fullmatch(path) and type(part) is kind]
+    alike = [f"{path}.{own}" for path in alike if path in called]
+    used = [like for like in alike if any(name == like or name.startswith(f"{like}.") for name in looked.used)]
+    left_out = [like for like in alike if like not in used]
+    is_at_an_end = left_out in (alike[:1], alike[-1:])
+    return "" if is_at_an_end or not used else used[0]
 
 
 def _called(subject: Subject) -> frozenset[str]:

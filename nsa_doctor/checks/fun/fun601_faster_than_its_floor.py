@@ -1,8 +1,8 @@
 """FUN601 faster-than-its-floor
 
 Detects: a pass, called again on the same tensors as a benchmark does, that takes less than half of the time that its
-arithmetic needs at the rate this machine reaches in the same run. Else a note: how long forward and backward take
-beside `--reference` or torch's own attention, and beside that least time.
+arithmetic needs, by `--spec`, at the rate this machine reaches in the same run. Else a note: how long forward and
+backward take beside `--reference` or torch's own attention, and beside that least time.
 Matters: such a figure is no speed: the answer was kept, is not computed yet, runs on another stream, or is not whole.
 Fix: time values that were not there before, until the device is idle, and compare what was timed with the oracle.
 
@@ -22,7 +22,7 @@ from nsa_doctor.checks._shared.of_function import conditions, found, injected
 from nsa_doctor.checks._shared.of_speed import flop_words, pace_words, rate_words
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note, Scalar
-from nsa_doctor.core.text import short_seconds
+from nsa_doctor.core.text import short_bytes, short_seconds
 from nsa_doctor.probes.functions.speed import Speed, Timing, seconds_with_other_values, speed
 from nsa_doctor.subject.function import FunctionSubject
 
@@ -43,14 +43,16 @@ def _too_fast(subject: FunctionSubject, timed: Speed, timing: Timing) -> Finding
     own, idle, least = min(timing.own), min(timing.idle), timed.rate.seconds(timing.work)
     with_others = seconds_with_other_values(subject, timed.problem, timing.kind)
     reason = "it does not do all of its work"
-    if with_others > _ALREADY * own:
+    if with_others is not None and with_others > max(_ALREADY * own, least / 2):
         reason = f"with values that it was not called with before it takes {short_seconds(with_others)}"
     elif idle > _ALREADY * own:
         reason = f"the device is busy for {short_seconds(idle)}, on another stream than the caller's"
+    needs = f"{flop_words(timing.work.operations)} take {short_seconds(least)} at the rate of products of matrices"
+    if timing.work.bytes / timed.rate.bytes == least:
+        needs = f"{short_bytes(timing.work.bytes)} take {short_seconds(least)} at the rate of a copy"
     message = (
         f"{timing.kind} of {subject.name} takes {short_seconds(own)} {conditions(subject, timed.problem)}, and its "
-        f"{flop_words(timing.work.operations)} take {short_seconds(least)} at the rate of products of matrices in "
-        f"the same run ({rate_words(subject, timed)}): {reason}"
+        f"{needs} in the same run ({rate_words(subject, timed)}): {reason}"
     )
     evidence: dict[str, Scalar] = {
         "seconds": own,
@@ -69,12 +71,15 @@ def planted(subject: FunctionSubject) -> FunctionSubject:
     kept: dict[Any, Any] = {}
 
     def keeps_long_ones(*positional: Any, **keywords: Any) -> Any:
-        key = tuple(each.data_ptr() for each in positional if isinstance(each, torch.Tensor))
-        if positional[0].numel() < _MANY:
+        given = [each for each in (*positional, *keywords.values()) if isinstance(each, torch.Tensor)]
+        key = tuple(each.data_ptr() for each in given)
+        if given[0].numel() < _MANY:
             return subject.function(*positional, **keywords)
         if key not in kept:
-            kept[key] = (positional, subject.function(*positional, **keywords))  # its inputs stay, and their addresses
-        return kept[key][1].detach().requires_grad_()
+            kept[key] = (given, subject.function(*positional, **keywords))  # its inputs stay, and their addresses
+        answer = kept[key][1]
+        out = answer if isinstance(answer, torch.Tensor) else answer[0]
+        return out.detach().requires_grad_(out.requires_grad)
 
     return injected(subject, keeps_long_ones)
 

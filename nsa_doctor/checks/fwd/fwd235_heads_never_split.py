@@ -39,9 +39,11 @@ def run(subject: Subject) -> Iterator[Finding]:
         if named is None or layer.num_maps != 1 or layer.num_softmaxes != 1:
             continue
         name, held = named
+        if layer.num_channels * held <= layer.width:
+            continue  # one head of several that are modules of their own
         yield Finding(
-            message=f"{layer.path or subject.name} weighs one map of scores for each row, and its {name} is {held}: "
-            "queries and keys are not split into heads",
+            message=f"{layer.path or subject.name} weighs one map of scores for each row, of products of "
+            f"{layer.num_channels} channels, and its {name} is {held}: queries and keys are not split into heads",
             where=in_subject(layer.layout, sp.module),
             evidence={"length": layer.length, "dtype": sp.dtype, "heads": held, "maps": 1},
             repro=command_for(subject, "FWD235"),

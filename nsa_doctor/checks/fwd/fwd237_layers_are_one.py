@@ -1,7 +1,7 @@
 """FWD237 layers-are-one
 
-Detects: a list or a row of layers in which one module with parameters stands several times, where neither the names nor
-the source of what holds it speak of layers that are shared.
+Detects: a list or a row of layers in which one module with weights stands in every place, where neither the names nor
+the source of what holds it speak of layers that are shared. One that a function makes is a note.
 Matters: a model of twelve layers learns the parameters of one; checkpoints, shapes and the loss look right.
 Fix: build each layer: `nn.ModuleList([Layer() for _ in range(n)])`; for layers that are to be shared, say so there.
 
@@ -14,7 +14,6 @@ Example:
 
 import inspect
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -22,45 +21,58 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
 from nsa_doctor.probes.hooks.places import definition_place, in_subject
 from nsa_doctor.subject.contract import Subject
 
-_ON_PURPOSE = re.compile(
-    r"(?<![a-z])(shared?|sharing|tied?|ties|tying|recurren\w*|universal|reus\w+|recycl\w+|unroll\w*)(?![a-z])",
-    re.IGNORECASE,
+_ON_PURPOSE = re.compile(  # as words of a name, and with a capital inside one
+    r"(?<![a-z])(?i:shar(e|es|ed|ing)|ties?|tied|tying|recurren\w*|universal|reus\w+|recycl\w+|unroll\w*|loop(s|ed|ing)"
+    r"|same|albert|iterat\w+|cyclic)(?![a-z])"
+    r"|Shar(e|es|ed|ing)|Tied|Tying|Recurren|Universal|Reus|Recycl|Unroll|Looped|Albert|Iterat|Cyclic"
 )
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     root = subject.build(subject.seed)
     for path, container in root.named_modules():
         if not isinstance(container, (nn.ModuleList, nn.Sequential)):
             continue
-        times = Counter(map(id, container))
-        repeated = [part for part in container if times[id(part)] > 1 and any(True for _ in part.parameters())]
+        parts = list(container)
+        if len(parts) < 2 or any(part is not parts[0] for part in parts) or not _has_matrix(parts[0]):
+            continue
         owner, _, name = path.rpartition(".")
         holder = root.get_submodule(owner)
-        if not repeated or _ON_PURPOSE.search(path) or _is_on_purpose(holder):
+        if _ON_PURPOSE.search(f"{path} {type(holder).__name__}") or _is_on_purpose(holder):
             continue
         line = line_that_makes(holder, name) if name else None
         place = definition_place(holder)
+        message = (
+            f"{type(parts[0]).__name__} stands {len(parts)} times in {path or subject.name}: one and the same module"
+        )
+        if line is None:  # made by a function, whose words are not known
+            yield Note(message=message, where=place)
+            continue
         yield Finding(
-            message=f"{type(repeated[0]).__name__} stands {times[id(repeated[0])]} times among the {len(container)} of "
-            f"{path or subject.name} as one and the same module",
-            where=in_subject(place if line is None else replace(place, **vars(line)), root),
-            evidence={"container": path, "times": times[id(repeated[0])]},
+            message=message,
+            where=in_subject(replace(place, **vars(line)), root),
+            evidence={"container": path, "times": len(parts)},
             repro=command_for(subject, "FWD237"),
         )
         return
 
 
+def _has_matrix(part: nn.Module) -> bool:
+    """Whether it has weights of a layer, not those of an activation alone."""
+    return any(each.ndim > 1 for each in part.parameters())
+
+
 def _is_on_purpose(holder: nn.Module) -> bool:
     """Whether the source of its class, or the names of what it holds, speak of layers that are shared."""
     source = attempt(lambda: inspect.getsource(type(holder)))
-    said = " ".join(vars(holder)) + ("" if isinstance(source, Caught) else source)
+    is_silent = isinstance(source, Caught) or type(holder).__module__.startswith("torch.")
+    said = " ".join(vars(holder)) + ("" if is_silent else str(source))
     return _ON_PURPOSE.search(said) is not None
 
 

@@ -2,8 +2,8 @@
 
 Detects: a gradient, or the output it belongs to, of a module that is converted to bfloat16 or float16 and is further
 from float64 on the same values than its roundings explain, measured by the same operations rounded in float64. What
-leaves the range of float16 is a note. Or a value that the module raises to float32 by itself and does not take back, so
-that its next layer raises.
+leaves the range of float16 is a note. Or a norm that the module takes in float32 by itself and does not take back, so
+that its next layer raises; of any other value that is a note.
 Matters: a path that only half precision reaches (a kernel, a branch by dtype, a cast that cuts the graph, a clamp) is
 what a GPU trains with, while tests in float32 are green.
 Fix: hold that path to the plain one by its output and its gradients; look at the module named for a branch by dtype.
@@ -42,11 +42,16 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     if not pairs:
         promoted = promoted_at(subject, _HALVES[0], length_of(subject)) if subject.dtype == "float32" else None
         if promoted is not None:
-            place, raised = promoted
+            message = (
+                f"converted to {_HALVES[0]}, a value that was raised to float32 meets half precision here and is not "
+                f"taken back, and what follows raises {promoted.raised}"
+            )
+            if not promoted.is_of_norm:  # it may be made for autocast alone
+                yield Note(message=message, where=promoted.place)
+                return
             yield Finding(
-                message=f"converted to {_HALVES[0]}, a value that is raised to float32 here is not taken back, and "
-                f"what follows raises {raised}",
-                where=place,
+                message=message,
+                where=promoted.place,
                 evidence={"length": length_of(subject), "dtype": _HALVES[0], "kind": "raised"},
                 repro=command_for(subject, "GRD110"),
             )

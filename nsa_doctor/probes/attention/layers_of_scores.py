@@ -32,7 +32,8 @@ _SAME = 1e-6  # of the largest score
 class Layer:
     """One layer: the call that was seen, its scores [..., S, S], and where it lays out what they are made of.
 
-    num_products: how many products [S, S] of queries and keys were made before, at most at once.
+    num_products: how many products with S keys were made before, at most at once, in units of [S, S]; num_channels:
+    of how many channels each.
     """
 
     path: str
@@ -45,15 +46,17 @@ class Layer:
     length: int
     num_softmaxes: int = 1
     num_products: int = 0
+    num_channels: int = 0
 
     @property
     def num_maps(self) -> int:
-        """Maps of scores for each row of the batch, of which a softmax may join some; 0 where its input has no rows."""
-        given = [each for each in (*self.args, *self.kwargs.values()) if self._counts_tokens(each)]
-        if not given:
-            return 0
-        rows = given[0].numel() // (self.length * given[0].shape[-1])
-        return max(self.scores.numel() // self.length**2, self.num_products) // rows
+        """Maps of scores of the one row, heads that the softmax joins included."""
+        return max(self.scores.numel() // self.length**2, self.num_products)
+
+    @property
+    def width(self) -> int:
+        """Channels of what it is given for each token; 0 where nothing counts tokens."""
+        return next((each.shape[-1] for each in (*self.args, *self.kwargs.values()) if self._counts_tokens(each)), 0)
 
     def rows_of(self, token: int) -> Tensor | None:
         """How many rows of scores change altogether with one token, by map; None where a call by itself fails."""
@@ -94,7 +97,7 @@ class Layer:
 
 
 def layers_of_scores(sp: BuiltModule, length: int) -> list[Layer]:
-    """Those of one pass over so many tokens, each once."""
+    """Those of one pass over one row of so many tokens, each once."""
     places = Places(FrameFilter(sp.subject.packages))
     places.know(sp.module)
     watch = _Watch(places, length)
@@ -113,6 +116,7 @@ class _Call:
     kwargs: dict[str, Any]
     shaped: list[Place] = field(default_factory=list)
     num_products: int = 0
+    num_channels: int = 0
 
 
 class _Watch(DispatchWatcher):
@@ -166,8 +170,10 @@ class _Watch(DispatchWatcher):
         result, name = func(*args, **kwargs), operation_name(func)
         if name in _SHAPING and self._calls and self._places is not None:
             self._calls[-1].shaped.append(self._places.here()[0])
-        if name in _PRODUCTS and self._calls and result.shape[-2:] == (self._length, self._length):
-            self._calls[-1].num_products = max(self._calls[-1].num_products, result.numel() // self._length**2)
+        if name in _PRODUCTS and self._calls and result.shape[-1] == self._length:
+            call, number = self._calls[-1], result.numel() // self._length**2
+            if number > call.num_products:
+                call.num_products, call.num_channels = number, args[-1].shape[-2]
         if name in SOFTMAX and is_over_the_last(result, args) and result.shape[-2:] == (self._length, self._length):
             self.scores.append(args[0].detach().clone())
             if self._calls and self._places is not None:
@@ -187,6 +193,7 @@ class _Watch(DispatchWatcher):
             length=self._length,
             num_softmaxes=1 if known is None else known.num_softmaxes + 1,
             num_products=call.num_products if known is None else known.num_products,
+            num_channels=call.num_channels if known is None else known.num_channels,
         )
 
 

@@ -55,11 +55,14 @@ def backward_work(problem: Problem, device: str) -> Work:
     return Work(2 * forward.operations, forward.bytes)
 
 
+def types_of(dtype: torch.dtype, device: str) -> tuple[torch.dtype, ...]:
+    """The types that a function of that type may multiply in and be right: it, and one with as many bits or fewer."""
+    return tuple({dtype, *(_DTYPES[device] if dtype != torch.float64 else ())})
+
+
 def rate(dtype: torch.dtype, device: str) -> Rate:
     """What one product of large matrices reaches, times the number of cores on a CPU; on a GPU what a copy does."""
-    dtypes = {dtype, *(_DTYPES[device] if dtype != torch.float64 else ())}
-    reached = max(_of_product(each, device) for each in dtypes)
-    return Rate(reached, _of_copy() if device == "cuda" else torch.inf)
+    return Rate(_of_product(dtype, device), _of_copy() if device == "cuda" else torch.inf)
 
 
 def cores() -> int:

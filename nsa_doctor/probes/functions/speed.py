@@ -7,7 +7,7 @@ import torch
 
 from nsa_doctor.core.errors import Caught, NotComparableError, attempt
 from nsa_doctor.probes.functions import shapes
-from nsa_doctor.probes.functions.arithmetic import Rate, Work, backward_work, forward_work, rate
+from nsa_doctor.probes.functions.arithmetic import Rate, Work, backward_work, forward_work, rate, types_of
 from nsa_doctor.probes.functions.clock import Clocked
 from nsa_doctor.probes.functions.problems import Draw, problem_of
 from nsa_doctor.probes.functions.racers import Called, Dense, Racer
@@ -58,51 +58,63 @@ def speed(subject: FunctionSubject) -> Speed:
     if subject.has_gradients:
         timings.append(Timing(kind="backward", work=backward_work(problem, subject.device)))
     own, other, beside = Called(subject, problem), *_beside(subject, problem)
-    reached, spent, rounds = _rate(subject), 0.0, 0
-    _passes_of(own)  # loads and compiles
-    is_beside = not isinstance(attempt(lambda: list(_passes(other))), Caught)
+    spent, rounds = 0.0, 0
+    dtype, reached = _fastest(subject)
+    _passes_of(own, subject)  # loads and compiles
+    is_beside = not isinstance(attempt(lambda: list(_passes(other, has_gradients=subject.has_gradients))), Caught)
     while rounds < _FEWEST_ROUNDS or (
         rounds < _MOST_ROUNDS
         and ((rounds < _ROUNDS and spent < _ENOUGH_SECONDS_OF_ALL) or any(each.is_below(reached) for each in timings))
     ):
         rounds += 1
-        reached = reached.best(_rate(subject))
-        for timing, passed in zip(timings, _passes_of(own), strict=False):
+        reached = reached.best(rate(dtype, subject.device))
+        for timing, passed in zip(timings, _passes_of(own, subject), strict=False):
             timing.own.append(passed.seen)
             timing.idle.append(passed.idle)
             spent += passed.idle
-        for timing, passed in zip(timings, _passes(other) if is_beside else (), strict=False):
+        beside_it = _passes(other, has_gradients=subject.has_gradients) if is_beside else ()
+        for timing, passed in zip(timings, beside_it, strict=False):
             timing.plain.append(passed.seen)
     return Speed(problem=problem, rate=reached, timings=tuple(each for each in timings if each.own), beside=beside)
 
 
-def seconds_with_other_values(subject: FunctionSubject, problem: Problem, kind: str) -> float:
-    """The best pass of that kind in seconds, each with values that it was not called with before."""
+def seconds_with_other_values(subject: FunctionSubject, problem: Problem, kind: str) -> float | None:
+    """The best pass of that kind in seconds, each with values that it was not called with before; None for no pass."""
     found = []
     for seed in range(61, 64):
         racer = Called(subject, problem_of(subject, problem.shape, Draw(seed=seed)))
-        found.append(dict(zip(("forward", "backward"), _passes_of(racer), strict=False))[kind].seen)
-    return min(found)
+        passed = attempt(lambda racer=racer: list(_passes(racer, has_gradients=subject.has_gradients)))
+        passes = [] if isinstance(passed, Caught) else passed
+        found += [each.seen for name, each in zip(("forward", "backward"), passes, strict=False) if name == kind]
+    return min(found, default=None)
 
 
-def _passes_of(racer: Called) -> list[Clocked]:
+def _passes_of(racer: Called, subject: FunctionSubject) -> list[Clocked]:
     """Those of the function; NotComparableError where one of them raises."""
-    passed = attempt(lambda: list(_passes(racer)))
+    passed = attempt(lambda: list(_passes(racer, has_gradients=subject.has_gradients)))
     if isinstance(passed, Caught):
         raise NotComparableError(f"called again on the same tensors it raises {passed.sentence}")
     return passed
 
 
-def _passes(racer: Racer) -> Iterator[Clocked]:
+def _passes(racer: Racer, *, has_gradients: bool) -> Iterator[Clocked]:
     """A forward and, where there is one, its backward."""
     forward = racer.forward()
     yield forward
-    if forward.value.requires_grad:
+    if has_gradients and forward.value.requires_grad:
         yield racer.backward(forward.value)
 
 
-def _rate(subject: FunctionSubject) -> Rate:
-    return rate(getattr(torch, subject.dtype), subject.device)
+def _fastest(subject: FunctionSubject) -> tuple[torch.dtype, Rate]:
+    """The type in which products are fastest here, of those that a right function may compute in, and how fast."""
+    found: dict[torch.dtype, Rate] = {}
+    for dtype in types_of(getattr(torch, subject.dtype), subject.device):
+        reached = attempt(lambda dtype=dtype: rate(dtype, subject.device))
+        if isinstance(reached, Caught):
+            raise NotComparableError(f"products of matrices cannot be timed beside it: {reached.sentence}")
+        found[dtype] = reached
+    dtype = max(found, key=lambda each: found[each].operations)
+    return dtype, found[dtype]
 
 
 def _beside(subject: FunctionSubject, problem: Problem) -> tuple[Racer, str]:

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import uncompiled, version_of
+from nsa_doctor.probes.internal import DispatchWatcher, memory_of, uncompiled, version_of
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
+
+_SHAPING = frozenset({"view", "unsafe_view", "reshape", "reshape_alias", "detach", "alias", "unsqueeze", "squeeze"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,28 +74,36 @@ def maps_in_a_row(sp: BuiltModule, x: Tensor) -> Iterator[InARow]:
         enter: Any = lambda _, given, path=path, layer=layer: before(path, layer, given[0] if given else None)  # noqa: E731
         leave: Any = lambda _, given, value, path=path, layer=layer: after(path, layer, value)  # noqa: E731
         hooks += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
+    returned: set[int] = set()
+    hooks.append(
+        sp.module.register_forward_hook(lambda _, given, value: returned.update(map(memory_of, tensors_in(value))))
+    )
+    watch = _Readers(outputs)
     try:
-        with torch.enable_grad(), uncompiled(), places.watching():
-            output = sp(x)
+        with torch.no_grad(), uncompiled(), places.watching(), watch:
+            sp(x)
     finally:
         for hook in hooks:
             hook.remove()
-    readers = _readers(output)
+    kept = {memory_of(each) for part in sp.module.modules() for each in tensors_in(vars(part))}
     for pair, value in found.values():
-        if pair.width > max(pair.given, pair.made) and readers[value.grad_fn] == 1:
+        memory = memory_of(value)
+        is_widest = pair.width > max(pair.given, pair.made)
+        if is_widest and watch.counted[memory] == 1 and memory not in returned | kept:
             yield pair
 
 
-def _readers(output: Tensor) -> Counter[object]:
-    """How many operations read what each node of the graph gives."""
-    counted: Counter[object] = Counter()
-    waiting, known = [output.grad_fn], set[object]()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in known:
-            continue
-        known.add(node)
-        for before, _ in node.next_functions:
-            counted[before] += 1
-            waiting.append(before)
-    return counted
+class _Readers(DispatchWatcher):
+    """Counts the operations that are given the memory of an output, those apart that only shape it."""
+
+    def __init__(self, outputs: list[_Output]) -> None:
+        super().__init__()
+        self.counted: Counter[int] = Counter()
+        self._outputs = outputs
+
+    def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation."""
+        if operation_name(func) not in _SHAPING:
+            known = {memory_of(each.value) for each in self._outputs}
+            self.counted.update(known & {memory_of(each) for each in tensors_in(args, kwargs)})
+        return func(*args, **kwargs)

@@ -50,18 +50,31 @@ def unread_at(lines: Iterable[tuple[Place, Collection[str]]]) -> Iterator[Unread
 
 
 def dropped_in(module: nn.Module) -> Iterator[Unread]:
-    """Calls of an operation of tensors alone whose value is dropped, in methods of these modules, run or not."""
+    """Calls of an operation of tensors alone whose value is dropped, in methods of these modules, run or not.
+
+    What is called on an attribute may be anything, and what is tried by itself may be meant to raise.
+    """
     kinds = {type(part): part for part in module.modules() if not type(part).__module__.startswith("torch.")}
+    found: dict[tuple[str, int], Unread] = {}
     for part in kinds.values():
         for file, method in methods_of(part):
+            tried = {id(node.body[0]) for node in ast.walk(method) if isinstance(node, ast.Try)}
             for node in ast.walk(method):
-                call = node.value if isinstance(node, ast.Expr) else None
-                if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-                    continue
-                name = call.func.attr
-                if name in _OF_TENSORS and not {each.arg for each in call.keywords} & {"inplace", "out"}:
+                call = node.value if isinstance(node, ast.Expr) and id(node) not in tried else None
+                if (
+                    isinstance(call, ast.Call)
+                    and isinstance(call.func, ast.Attribute)
+                    and _is_of_tensor(call, call.func)
+                ):
                     place = Place(file=file, line=call.lineno, function=method.name)
-                    yield Unread(_shortened(call), place, _in_place(name))
+                    found[file, call.lineno] = Unread(_shortened(call), place, _in_place(call.func.attr))
+    yield from found.values()
+
+
+def _is_of_tensor(call: ast.Call, function: ast.Attribute) -> bool:
+    first = ast.unparse(function.value).split(".")[0]
+    is_written = bool({each.arg for each in call.keywords} & {"inplace", "out"})
+    return function.attr in _OF_TENSORS and first not in ("self", "torch", "F", "nn", "np", "cls") and not is_written
 
 
 def _in_place(name: str) -> str:

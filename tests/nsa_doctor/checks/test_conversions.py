@@ -180,7 +180,9 @@ def normed(ends: str) -> Result:
 
 def test_what_is_raised_to_float32_and_not_taken_back_is_found_where_it_meets_the_rest() -> None:
     (finding,) = normed("left").findings
-    assert finding.message.startswith("converted to bfloat16, a value that is raised to float32 here is not taken back")
+    assert finding.message.startswith(
+        "converted to bfloat16, a value that was raised to float32 meets half precision here"
+    )
     assert (finding.where.module, finding.where.function) == ("1", "forward")
     assert finding.where.line == Norm.forward.__code__.co_firstlineno + 6
 
@@ -188,3 +190,21 @@ def test_what_is_raised_to_float32_and_not_taken_back_is_found_where_it_meets_th
 @pytest.mark.parametrize("ends", ["taken back", "all in float32"])
 def test_what_is_taken_back_or_never_was_half_is_no_finding(ends: str) -> None:
     assert normed(ends).findings == ()
+
+
+class ForAutocast(nn.Module):
+    """Scores in float32, which autocast takes back and a conversion does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out, self.bias = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        weights = ((q @ k.mT).float() * DIM**-0.5 + self.bias).softmax(-1)
+        return self.out(weights @ v)
+
+
+def test_what_may_be_made_for_autocast_is_a_note() -> None:
+    result = examined(ForAutocast)
+    assert (result.verdict, result.findings, len(result.notes)) == (Verdict.PASS, (), 1)

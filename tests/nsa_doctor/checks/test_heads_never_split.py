@@ -45,7 +45,54 @@ class Layer(nn.Module):
         return q.softmax(-1) @ (k.softmax(1).mT @ v)
 
 
-def examined(module: nn.Module, forward: str = "plain") -> Result:
+class Head(nn.Module):
+    """One head of several that are modules of their own, which knows how many there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_head, self.qkv = HEADS, nn.Linear(DIM, 3 * DIM // HEADS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return ((q @ k.mT) * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+
+class Heads(nn.Module):
+    """Four of them side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.out = nn.ModuleList([Head() for _ in range(HEADS)]), nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.out(torch.cat([head(x) for head in self.heads], dim=-1))
+
+
+class Within(nn.Module):
+    """Attention of heads that were split before, with a bias that comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.scale = HEADS, nn.Linear(1, 1)
+
+    def forward(self, bias: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (self.scale((q @ k.mT)[..., None])[..., 0] + bias).softmax(-1) @ v
+
+
+class Biased(nn.Module):
+    """Splits heads for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.within = nn.Linear(DIM, 3 * DIM), Within()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        bias = x.new_zeros(1, HEADS, x.shape[1], x.shape[1])
+        return x + self.within(bias, q, k, v).transpose(1, 2).flatten(2)
+
+
+def examined(module: nn.Module) -> Result:
     subject = Subject(
         name="tests",
         build=lambda seed: module,
@@ -62,7 +109,9 @@ def examined(module: nn.Module, forward: str = "plain") -> Result:
 def test_one_map_of_scores_is_found_where_four_heads_are_held(where: str) -> None:
     layer = Layer("never_split")
     (finding,) = examined(layer if where == "itself" else nn.Sequential(Layer("split"), layer)).findings
-    assert "weighs one map of scores for each row, and its num_heads is 4" in finding.message
+    assert (
+        "weighs one map of scores for each row, of products of 32 channels, and its num_heads is 4" in finding.message
+    )
     assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n")
     assert finding.where.module == ("" if where == "itself" else "1")
 
@@ -73,12 +122,14 @@ def test_one_map_of_scores_is_found_where_four_heads_are_held(where: str) -> Non
         lambda: Layer("split"),
         lambda: Layer("one_by_one"),
         lambda: Layer("joined"),
+        Heads,
+        Biased,
         lambda: Layer("linear"),
         lambda: Layer("never_split", num_heads=1),
         lambda: nn.TransformerEncoderLayer(DIM, HEADS, DIM, 0.0, batch_first=True),
         lambda: nn.Linear(DIM, DIM),
     ],
-    ids=["split", "one by one", "joined", "linear", "one head", "of torch", "no attention"],
+    ids=["split", "one by one", "joined", "modules", "split before", "linear", "one head", "of torch", "no attention"],
 )
 def test_as_many_maps_as_heads_are_silent(make) -> None:
     result = examined(make())

@@ -340,26 +340,27 @@ class Gated(nn.Linear):
 
 
 class Stack(nn.Module):
-    """Layers of which as many are given the bias as `given` says."""
+    """Layers of which those are given the bias that `given` names."""
 
-    def __init__(self, given: int) -> None:
+    def __init__(self, *given: int) -> None:
         super().__init__()
         self.layers, self.bias = nn.ModuleList([Gated() for _ in range(3)]), nn.Parameter(torch.randn(DIM))
         self.given = given
 
     def forward(self, x: Tensor) -> Tensor:
         for number, layer in enumerate(self.layers):
-            x = torch.tanh(layer(x, self.bias if number < self.given else None))
+            x = torch.tanh(layer(x, self.bias if number in self.given else None))
         return x + self.bias
 
 
 def test_what_one_layer_uses_and_its_like_do_not_is_found() -> None:
-    (finding,) = check(lambda: Stack(1)).findings
+    (finding,) = check(lambda: Stack(0)).findings
     assert finding.message.startswith(
         "2 parameters (layers.1.weigh, layers.2.weigh) that no call uses, though layers.0.weigh is used"
     )
 
 
-def test_what_no_layer_of_a_list_uses_is_a_note() -> None:
-    result = check(lambda: Stack(0))
+@pytest.mark.parametrize("given", [(), (0, 1), (1, 2)], ids=["none", "all but the last", "all but the first"])
+def test_what_no_layer_of_a_list_or_one_at_its_end_leaves_out_is_a_note(given: tuple[int, ...]) -> None:
+    result = check(lambda: Stack(*given))
     assert (result.findings, len(result.notes)) == ((), 1)

@@ -39,6 +39,35 @@ class Twice(FeedForward):
         return self.down(y) + y[..., :DIM].tanh()
 
 
+class Detached(FeedForward):
+    """A gate is made of what the first map gives, outside the graph."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda y: y)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        return x + self.down(y) * (y.detach() > 0).any(-1, keepdim=True)
+
+
+class Kept(FeedForward):
+    """What the first map gives is kept for others."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda y: y)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.features = self.up(x)
+        return x + self.down(self.features)
+
+
+class OfLong(FeedForward):
+    """Attention lies between the two where there are many tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda y: y.cumsum(1) if y.shape[1] > 32 else y)
+
+
 def in_place(y: Tensor) -> Tensor:
     return F.relu(y, inplace=True)
 
@@ -82,10 +111,13 @@ def test_two_maps_with_nothing_but_dropout_between_them_are_found() -> None:
         lambda: FeedForward(lambda y: y.mT.contiguous().mT),
         lambda: FeedForward(same, wide=DIM // 4),
         Twice,
+        Detached,
+        Kept,
+        OfLong,
         lambda: nn.Sequential(nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, 4 * DIM), nn.Tanh(), nn.Linear(4 * DIM, DIM)),
         lambda: nn.TransformerEncoderLayer(DIM, 2, 4 * DIM, 0.0, batch_first=True),
     ],
-    ids=["gelu", "in place", "copied", "narrow", "read twice", "as wide", "of torch"],
+    ids=["gelu", "in place", "copied", "narrow", "read twice", "detached", "kept", "of long", "as wide", "of torch"],
 )
 def test_an_activation_another_reader_or_a_narrow_middle_is_silent(make: Callable[[], nn.Module]) -> None:
     result = examined("FWD236", make)
@@ -105,8 +137,25 @@ class Stack(nn.Module):
         return x
 
 
-class Universal(Stack):
+class UniversalTransformer(Stack):
+    """Its name says it."""
+
+
+class Said(Stack):
     """Layers whose parameters are shared."""
+
+
+class Activated(nn.Sequential):
+    """An activation with a parameter, twice."""
+
+    def __init__(self) -> None:
+        act = nn.PReLU()
+        super().__init__(nn.Linear(DIM, DIM), act, nn.Linear(DIM, DIM), act)
+
+
+def made_by_a_function() -> nn.Module:
+    layer = nn.Linear(DIM, DIM)
+    return nn.Sequential(layer, layer)
 
 
 class Own(Stack):
@@ -120,10 +169,15 @@ class Own(Stack):
 
 def test_a_list_of_one_layer_is_found_where_it_is_made() -> None:
     (finding,) = examined("FWD237", Stack).findings
-    assert finding.message == "Linear stands 3 times among the 3 of layers as one and the same module"
+    assert finding.message == "Linear stands 3 times in layers: one and the same module"
     assert finding.where.line == Stack.__init__.__code__.co_firstlineno + 2
 
 
-@pytest.mark.parametrize("make", [Universal, Own])
+@pytest.mark.parametrize("make", [UniversalTransformer, Said, Activated, Own])
 def test_layers_that_are_shared_on_purpose_or_stand_once_are_silent(make: Callable[[], nn.Module]) -> None:
     assert examined("FWD237", make).findings == ()
+
+
+def test_what_a_function_makes_of_one_layer_is_a_note() -> None:
+    result = examined("FWD237", made_by_a_function)
+    assert (result.findings, len(result.notes)) == ((), 1)
