@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.places import Places
-from nsa_doctor.probes.internal import DispatchWatcher, memory_of, uncompiled, version_of
+from nsa_doctor.probes.internal import DispatchWatcher, is_transformed, memory_of, uncompiled, version_of
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import operation_name, tensors_in
 
@@ -52,7 +52,7 @@ def maps_in_a_row(sp: BuiltModule, x: Tensor) -> Iterator[InARow]:
     found: dict[tuple[str, str], tuple[InARow, Tensor]] = {}
 
     def before(path: str, layer: nn.Linear, value: object) -> None:
-        for earlier in outputs if isinstance(value, Tensor) else ():
+        for earlier in outputs if isinstance(value, Tensor) and not is_transformed(value) else ():
             is_beside = earlier.path.rpartition(".")[0] == path.rpartition(".")[0]
             if isinstance(value, Tensor) and is_beside and earlier.path != path and earlier.is_given_to(value):
                 pair = InARow(
@@ -66,7 +66,7 @@ def maps_in_a_row(sp: BuiltModule, x: Tensor) -> Iterator[InARow]:
                 found[earlier.path, path] = pair, earlier.value
 
     def after(path: str, layer: nn.Linear, value: object) -> None:
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not is_transformed(value):
             outputs.append(_Output(path, layer, value, version_of(value)))
 
     hooks = []
@@ -76,7 +76,9 @@ def maps_in_a_row(sp: BuiltModule, x: Tensor) -> Iterator[InARow]:
         hooks += [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
     returned: set[int] = set()
     hooks.append(
-        sp.module.register_forward_hook(lambda _, given, value: returned.update(map(memory_of, tensors_in(value))))
+        sp.module.register_forward_hook(
+            lambda _, given, value: returned.update(memory_of(each) for each in tensors_in(value))
+        )
     )
     watch = _Readers(outputs)
     try:
@@ -105,5 +107,6 @@ class _Readers(DispatchWatcher):
         """Run one operation."""
         if operation_name(func) not in _SHAPING:
             known = {memory_of(each.value) for each in self._outputs}
-            self.counted.update(known & {memory_of(each) for each in tensors_in(args, kwargs)})
+            given = [each for each in tensors_in(args, kwargs) if not is_transformed(each)]
+            self.counted.update(known & {memory_of(each) for each in given})
         return func(*args, **kwargs)
