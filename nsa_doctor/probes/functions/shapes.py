@@ -118,9 +118,7 @@ def lengths(subject: FunctionSubject) -> tuple[int, ...]:
         if 0 < side < _LONGEST[subject.profile]:
             found |= {side, side + 1, side + 2}
     kept = sorted(found)
-    while (
-        len(kept) > _FEWEST and sum(_expected_seconds(subject, length) for length in kept) > _SECONDS[subject.profile]
-    ):
+    while len(kept) > _FEWEST and sum(expected_seconds(subject, length) for length in kept) > _SECONDS[subject.profile]:
         kept.pop()
     return tuple(kept)
 
@@ -132,13 +130,14 @@ def left_out(subject: FunctionSubject) -> str:
     """Why long inputs are left out; empty where they are not."""
     longest = max(max(_TILES[subject.profile]) + 1, *(side + 2 for side in subject.spec.window or (0,)))
     last = lengths(subject)[-1]
-    seconds = _expected_seconds(subject, last)
+    seconds = expected_seconds(subject, last)
     return (
         f"examined up to S={last}: a call there takes about {seconds:.1g} s" if last < longest and seconds > 0.1 else ""
     )
 
 
-def _expected_seconds(subject: FunctionSubject, length: int) -> float:
+def expected_seconds(subject: FunctionSubject, length: int) -> float:
+    """How long a call takes there, if its time grows with the square of the length."""
     shape = base(subject)
     seconds: float = subject.known["seconds"]
     return seconds * (length / shape.keys) ** 2

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
-from nsa_doctor.core.errors import Caught, NotComparableError, attempt
+from nsa_doctor.core.errors import Caught, NotApplicableError, NotComparableError, attempt
+from nsa_doctor.core.text import short_seconds
 from nsa_doctor.probes.functions import shapes
 from nsa_doctor.probes.functions.arithmetic import Rate, Work, backward_work, forward_work, rate, types_of
 from nsa_doctor.probes.functions.clock import Clocked
@@ -17,7 +19,7 @@ _SHORTEST = 256
 _LONGEST = {"cpu": 2048, "cuda": 4096}
 _LONGEST_CACHE = 16384
 _HEADS, _ROWS = {"cpu": 4, "cuda": 16}, {"cpu": 1, "cuda": 2}
-_ENOUGH_SECONDS = 0.1
+_ENOUGH_SECONDS, _MOST_SECONDS = 0.2, 4.0
 _FEWEST_ROUNDS, _ROUNDS, _MOST_ROUNDS = 3, 5, 12
 _ENOUGH_SECONDS_OF_ALL = 2.0
 _TOO_FAST = 0.5  # of the least time: no clock of a device changes by so much between two rounds
@@ -51,7 +53,7 @@ class Speed:
 def speed(subject: FunctionSubject) -> Speed:
     """Passes in turns with those beside it and products of matrices, more of them while they seem too fast.
 
-    Raises NotComparableError where no long input is served.
+    Raises NotApplicableError where no long input is served in time, NotComparableError where another call raises.
     """
     problem = problem_of(subject, _timed_shape(subject), Draw(seed=60))
     timings = [Timing(kind="forward", work=forward_work(problem, subject.device))]
@@ -111,7 +113,7 @@ def _fastest(subject: FunctionSubject) -> tuple[torch.dtype, Rate]:
     for dtype in types_of(getattr(torch, subject.dtype), subject.device):
         reached = attempt(lambda dtype=dtype: rate(dtype, subject.device))
         if isinstance(reached, Caught):
-            raise NotComparableError(f"products of matrices cannot be timed beside it: {reached.sentence}")
+            raise NotApplicableError(f"products of matrices cannot be timed beside it: {reached.sentence}")
         found[dtype] = reached
     dtype = max(found, key=lambda each: found[each].operations)
     return dtype, found[dtype]
@@ -132,20 +134,25 @@ def _timed_shape(subject: FunctionSubject) -> Shape:
     heads = spec.heads or spec.ratio * max(1, _HEADS[subject.device] // spec.ratio)
     rows = 1 if subject.convention.has_parts else _ROWS[subject.device]
     shape = replace(shape, batch=rows, heads=heads, groups=heads // spec.ratio, filled=shape.filled[:rows])
+    expected = shapes.expected_seconds(subject, _SHORTEST)
+    if expected > _MOST_SECONDS:
+        raise NotApplicableError(f"a call at S={_SHORTEST} takes about {short_seconds(expected)}, too long to be timed")
     found, length = None, _SHORTEST
     while length <= longest:
         tried = shapes.of_length(subject, shape, length, length)
-        seconds = attempt(lambda tried=tried: _second_call(Called(subject, problem_of(subject, tried))))
+        racer = attempt(lambda tried=tried: Called(subject, problem_of(subject, tried)))
+        seconds = racer if isinstance(racer, Caught) else attempt(partial(_second_call, racer, subject))
         if isinstance(seconds, Caught):
             break
         found, length = tried, 2 * length
         if seconds > _ENOUGH_SECONDS:
             break
     if found is None:
-        raise NotComparableError(f"no input of {_SHORTEST} tokens is served")
+        raise NotApplicableError(f"no input of {_SHORTEST} tokens is served")
     return found
 
 
-def _second_call(racer: Called) -> float:
-    """Seconds of a call that neither compiles nor loads anything."""
-    return min(racer.forward().idle for _ in range(2))
+def _second_call(racer: Called, subject: FunctionSubject) -> float:
+    """Seconds of a call and its backward, which neither compile nor load anything."""
+    calls = [list(_passes(racer, has_gradients=subject.has_gradients)) for _ in range(2)]
+    return min(sum(each.idle for each in passes) for passes in calls)

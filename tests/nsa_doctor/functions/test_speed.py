@@ -43,6 +43,13 @@ def keeps_its_last_answer(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = Fal
     return KEPT[key] + 0 * v
 
 
+def of_few_tokens(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
+    """One that refuses long inputs."""
+    if q.shape[-2] > 200:
+        raise ValueError("at most 200 tokens")
+    return attend(q, k, v, is_causal)
+
+
 def raises_again(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
     """One that cannot be called twice on the same tensors."""
     if getattr(q, "was_here", 0) > 1:
@@ -78,6 +85,21 @@ def test_a_pass_that_takes_less_than_its_arithmetic_is_found(function: Any, reas
     assert "2.15 GFLOP take" in finding.message
     assert finding.evidence["ratio"] < 0.5
     assert finding.repro.startswith("nsa-doctor run")
+
+
+def test_what_serves_no_long_input_is_not_timed_and_need_not_be() -> None:
+    result = judge(FUN601, subject_of(of_few_tokens, "sdpa", "causal"))
+    assert (result.verdict, result.is_required) == (Verdict.SKIP, False)
+    assert "no input of 256 tokens is served" in result.reason
+
+
+def test_what_takes_long_is_not_timed_and_need_not_be() -> None:
+    subject = subject_of(attend, "sdpa", "causal")
+    base = shapes.base(subject)
+    subject.known["seconds"] = 1.0
+    result = judge(FUN601, subject)
+    assert (result.verdict, result.is_required) == (Verdict.SKIP, False)
+    assert f"a call at S=256 takes about {(256 / base.keys) ** 2:.0f} s, too long to be timed" in result.reason
 
 
 def test_one_that_raises_when_it_is_called_again_is_not_timed() -> None:
