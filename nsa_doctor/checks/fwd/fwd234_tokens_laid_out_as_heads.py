@@ -41,9 +41,10 @@ def run(subject: Subject) -> Iterator[Finding]:
     if subject.max_length < LENGTH:
         raise NotApplicableError(f"it serves {subject.max_length} tokens, of {LENGTH} that are needed")
     found = list(taken_apart(sp))
-    torn = [] if found else [layer for layer in layers_of_scores(sp, LENGTH) if all(map(_is_torn, _rows(layer)))]
-    for layer in torn[:1]:
-        rows = ", ".join(map(str, _rows(layer)[0]))
+    counted = [] if found else [(layer, _rows(layer)) for layer in layers_of_scores(sp, LENGTH)]
+    torn = [(layer, rows[0]) for layer, rows in counted if all(map(_is_torn, rows))]
+    for layer, of_first in torn[:1]:
+        rows = ", ".join(map(str, of_first))
         yield Finding(
             message=f"token {_TOKENS[0]} of what {layer.path or subject.name} is given has {rows} rows of scores in "
             f"its {layer.num_maps} heads, where each should have one: channels of a token are taken for other tokens",

@@ -26,32 +26,32 @@ from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import counted
 from nsa_doctor.probes.gradients.maps_in_a_row import InARow, maps_in_a_row
 from nsa_doctor.probes.hooks.places import in_subject
-from nsa_doctor.probes.model.built_module import built
+from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.subject.contract import Subject
 
 _LENGTHS = 19, 67
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    if not any(isinstance(part, nn.Linear) for part in built(subject).module.modules()):
+    sp = built(subject)
+    if not any(isinstance(part, nn.Linear) for part in sp.module.modules()):
         raise NotApplicableError("it has no linear layer")
-    found = list(_pairs(subject, _LENGTHS[0]))
-    again = {(each.first, each.second) for each in _pairs(subject, _LENGTHS[1])} if found else set()
+    found = list(_pairs(sp, _LENGTHS[0]))
+    again = {(each.first, each.second) for each in _pairs(sp, _LENGTHS[1])} if found else set()
     found = [each for each in found if (each.first, each.second) in again]
     for each in found[:1]:
         others = f"; {counted(len(found) - 1, 'more pair')} so" if len(found) > 1 else ""
         yield Finding(
             message=f"{each.first} widens {each.given} channels to {each.width}, and {each.second} is given these as "
             f"they are, for {each.made}: the two are one map of {min(each.given, each.made)} channels{others}",
-            where=in_subject(each.place, built(subject).module),
+            where=in_subject(each.place, sp.module),
             evidence={"first": each.first, "second": each.second, "width": each.width},
             repro=command_for(subject, "FWD236"),
         )
 
 
-def _pairs(subject: Subject, length: int) -> Iterator[InARow]:
-    sp = built(subject, mode="eval")
-    return maps_in_a_row(sp, sp.input(min(length, subject.max_length), batch=2))
+def _pairs(sp: BuiltModule, length: int) -> Iterator[InARow]:
+    return maps_in_a_row(sp, sp.input(min(length, sp.subject.max_length), batch=2))
 
 
 def planted(subject: Subject) -> Subject:

@@ -22,8 +22,8 @@ from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import operation_name
 
 LENGTH = 48  # whole in most numbers of heads
-_SHAPING = frozenset({"view", "unsafe_view", "reshape", "reshape_alias"})
-_PRODUCTS = frozenset({"bmm", "baddbmm"})
+SHAPING = frozenset({"view", "unsafe_view", "reshape", "reshape_alias"})
+PRODUCTS = frozenset({"bmm", "baddbmm"})
 _FUSED = "scaled_dot_product"
 _EDGE = 12  # tokens at either end, which a convolution or a window may treat otherwise
 _SAME = 1e-6  # of the largest number
@@ -96,9 +96,9 @@ class _Watch(DispatchWatcher):
         name, result = operation_name(func), func(*args, **kwargs)
         is_fused = name.startswith(_FUSED)
         for layer in self._layers.values():
-            if name in _SHAPING:
+            if name in SHAPING:
                 (layer.after if layer.has_softmax else layer.before).append(self._places.here()[0])
-            if is_fused or (name in _PRODUCTS and layer.has_softmax):
+            if is_fused or (name in PRODUCTS and layer.has_softmax):
                 layer.are_values_apart |= self._are_apart(args[2] if is_fused else args[-1])
             layer.has_softmax |= is_fused or name in SOFTMAX
         return result
@@ -121,10 +121,10 @@ class _Watch(DispatchWatcher):
                 del self._layers[holder]
             else:
                 self._layers.setdefault(holder, _Layer(self._places.here()[0]))
-            return (rows[:1].expand_as(rows).movedim(0, _token_axis(x, self._length)).reshape(x.shape), *given[1:])
+            return (rows[:1].expand_as(rows).movedim(0, token_axis(x, self._length)).reshape(x.shape), *given[1:])
 
 
-def _token_axis(x: Tensor, length: int) -> int:
+def token_axis(x: Tensor, length: int) -> int:
     """Which of the axes before the last counts tokens, or -1."""
     axes = [axis for axis, size in enumerate(x.shape[:-1]) if size == length]
     return axes[0] if len(axes) == 1 else -1
@@ -132,9 +132,9 @@ def _token_axis(x: Tensor, length: int) -> int:
 
 def _by_token(x: object, length: int) -> Tensor | None:
     """Values [S, ...] by token; None where no axis counts tokens."""
-    if not isinstance(x, Tensor) or not x.is_floating_point() or _token_axis(x, length) < 0:
+    if not isinstance(x, Tensor) or not x.is_floating_point() or token_axis(x, length) < 0:
         return None
-    return x.movedim(_token_axis(x, length), 0)
+    return x.movedim(token_axis(x, length), 0)
 
 
 def _are_alike(rows: Tensor) -> bool:

@@ -4,8 +4,8 @@ A layer is the innermost module in whose call a softmax over [..., S, S] runs an
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,14 +15,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.attention.equal_tokens import PRODUCTS, SHAPING, token_axis
 from nsa_doctor.probes.attention.score_watch import MASKED, SOFTMAX, is_over_the_last
 from nsa_doctor.probes.hooks.places import Places
 from nsa_doctor.probes.internal import DispatchWatcher, untraced
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import operation_name
 
-_SHAPING = frozenset({"view", "unsafe_view", "reshape", "reshape_alias"})
-_PRODUCTS = frozenset({"bmm", "baddbmm"})
 _FEWEST = 4  # keys that a row sees, before anything is said of it
 _NEARLY_ALL = 0.9
 _SAME = 1e-6  # of the largest score
@@ -41,12 +40,11 @@ class Layer:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     scores: Tensor
-    place: Place
     layout: Place
     length: int
+    num_products: int
+    num_channels: int
     num_softmaxes: int = 1
-    num_products: int = 0
-    num_channels: int = 0
 
     @property
     def num_maps(self) -> int:
@@ -78,7 +76,7 @@ class Layer:
             if not self._counts_tokens(value):
                 return value
             changed = value.detach().clone()
-            row = changed.select(_token_axis(changed, self.length), token)
+            row = changed.select(token_axis(changed, self.length), token)
             row += row.abs().max() * torch.randn(row.shape[-1], generator=chance).to(row)
             return changed
 
@@ -92,7 +90,7 @@ class Layer:
             isinstance(value, Tensor)
             and value.is_floating_point()
             and value.ndim > 2
-            and _token_axis(value, self.length) >= 0
+            and token_axis(value, self.length) >= 0
         )
 
 
@@ -108,7 +106,7 @@ def layers_of_scores(sp: BuiltModule, length: int) -> list[Layer]:
 
 @dataclass
 class _Call:
-    """A call of a module that is under way; the places where values were laid out in it, its own softmaxes apart."""
+    """A call of a module that is under way; where values were laid out in it."""
 
     path: str
     module: nn.Module
@@ -132,13 +130,8 @@ class _Watch(DispatchWatcher):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch until the region ends; attention that torch fuses is taken apart."""
-        with sdpa_kernel(SDPBackend.MATH):
-            if self._places is None:
-                with self:
-                    yield
-            else:
-                with self._places.watching(), self:
-                    yield
+        with sdpa_kernel(SDPBackend.MATH), nullcontext() if self._places is None else self._places.watching(), self:
+            yield
 
     @contextmanager
     def hooked(self, module: nn.Module) -> Iterator[None]:
@@ -168,9 +161,9 @@ class _Watch(DispatchWatcher):
     def run_operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
         result, name = func(*args, **kwargs), operation_name(func)
-        if name in _SHAPING and self._calls and self._places is not None:
+        if name in SHAPING and self._calls and self._places is not None:
             self._calls[-1].shaped.append(self._places.here()[0])
-        if name in _PRODUCTS and self._calls and result.shape[-1] == self._length:
+        if name in PRODUCTS and self._calls and result.shape[-1] == self._length:
             call, number = self._calls[-1], result.numel() // self._length**2
             if number > call.num_products:
                 call.num_products, call.num_channels = number, args[-1].shape[-2]
@@ -182,18 +175,19 @@ class _Watch(DispatchWatcher):
 
     def _know(self, call: _Call, place: Place) -> None:
         known = self.layers.get(call.path)
+        if known is not None:
+            self.layers[call.path] = replace(known, num_softmaxes=known.num_softmaxes + 1)
+            return
         self.layers[call.path] = Layer(
             path=call.path,
             module=call.module,
-            args=call.args if known is None else known.args,
-            kwargs=call.kwargs if known is None else known.kwargs,
-            scores=self.scores[-1] if known is None else known.scores,
-            place=place if known is None else known.place,
-            layout=known.layout if known is not None else _laid_out(call.shaped, place),
+            args=call.args,
+            kwargs=call.kwargs,
+            scores=self.scores[-1],
+            layout=_laid_out(call.shaped, place),
             length=self._length,
-            num_softmaxes=1 if known is None else known.num_softmaxes + 1,
-            num_products=call.num_products if known is None else known.num_products,
-            num_channels=call.num_channels if known is None else known.num_channels,
+            num_products=call.num_products,
+            num_channels=call.num_channels,
         )
 
 
@@ -204,9 +198,3 @@ def _laid_out(shaped: list[Place], place: Place) -> Place:
 
 def _copied(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-def _token_axis(x: Tensor, length: int) -> int:
-    """Which of the axes before the last counts tokens, or -1."""
-    axes = [axis for axis, size in enumerate(x.shape[:-1]) if size == length]
-    return axes[0] if len(axes) == 1 else -1

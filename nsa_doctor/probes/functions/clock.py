@@ -15,7 +15,8 @@ from nsa_doctor.core.errors import Caught, attempt
 class Clocked:
     """Seconds of one call: of the device on the caller's stream, and until it has nothing left to do on any.
 
-    They are the same on a CPU, and of one that does not wait for the device, the time of the call itself is no part.
+    They are the same on a CPU. On a GPU the time in which the call asks for its work is no part of either, as long as
+    it is shorter than what keeps the device busy before.
     """
 
     value: Any
