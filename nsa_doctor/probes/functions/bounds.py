@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nsa_doctor.probes.functions.magnitudes import largest_score, magnitudes
+from nsa_doctor.probes.functions.magnitudes import magnitudes
 from nsa_doctor.probes.functions.oracle import Arithmetic, Solution, solve
 from nsa_doctor.subject.function import Problem
 
@@ -94,7 +94,8 @@ class Bounds:
 def oracle_bounds(problem: Problem, dtype: torch.dtype, device: str, wants_gradients: bool = True) -> Bounds:
     """Solve it in float64 and, several ways, in the dtype."""
     truth = solve(problem, Arithmetic(), wants_gradients).tensors
-    size = magnitudes(problem, truth)
+    terms = magnitudes(problem, truth)
+    size, largest = terms.tensors, terms.largest_score
     eps = torch.finfo(dtype).eps
     shared = 0.5 * eps * (problem.spec.ratio + 1)  # gradients of a group's heads are added up
     roundings = {name: shared if name in ("dk", "dv") else eps for name in truth}  # of a weight, and of the result
@@ -108,7 +109,6 @@ def oracle_bounds(problem: Problem, dtype: torch.dtype, device: str, wants_gradi
         for other in _plain(problem, dtype, device, wants_gradients)
     ]
     limits = {name: _limit([each[name] for each in found], truth[name], size[name], eps, sums, few) for name in truth}
-    largest = largest_score(problem)
     # A backward that computes scores again in another way than its forward has every weight off by a few roundings.
     again = _ROUNDINGS_OF_SCORES * torch.finfo(torch.promote_types(dtype, torch.float32)).eps * largest
     limits |= {name: _wider(limit, again) for name, limit in limits.items() if name.startswith("d")}
@@ -143,7 +143,7 @@ def bounds_between(
     # What is usual counts as many terms as it takes to allow a few roundings of it.
     usual = (_SUMS * torch.finfo(torch.promote_types(dtype, torch.float32)).eps + _FEW_ROUNDINGS * eps) / (sums + few)
     truth = {name: value.double() for name, value in right.items()}
-    terms = magnitudes(problem, truth)
+    terms = magnitudes(problem, truth).tensors
     size = {name: torch.maximum(terms[name], usual * usual_in(value)) for name, value in truth.items()}
     roundings, noise = dict.fromkeys(truth, 0.5 * eps), max(sums, eps / _CANCELLED)
     limits = {}

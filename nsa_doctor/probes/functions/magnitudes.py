@@ -5,32 +5,46 @@ weight by as much as the score is large, so that each weight counts one and its 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from nsa_doctor.probes.functions.by_heads import by_heads
 from nsa_doctor.probes.functions.oracle import HIDDEN, added
 from nsa_doctor.subject.function import Branch, Problem
 
 
-def magnitudes(problem: Problem, truth: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By the names of the truth, in its shapes."""
-    total: dict[str, Tensor] = {}
-    for branch in (each for each in problem.branches if each.seen.shape[-1]):
-        for name, value in _of_branch(problem, branch).items():
-            total[name] = value if name not in total or name == "lse" else total[name] + value
-    return {
+@dataclass(frozen=True)
+class Magnitudes:
+    """By the names of the truth, in its shapes; and how large the terms of a score get that is read."""
+
+    tensors: Mapping[str, Tensor]
+    largest_score: float
+
+
+def magnitudes(problem: Problem, truth: Mapping[str, Tensor]) -> Magnitudes:
+    """Those of the terms of each element of the truth."""
+    largest: list[float] = []
+    total = by_heads(problem, lambda few: _of_heads(few, largest))
+    tensors = {
         name: torch.maximum(total.get(name, value.abs()), value.abs().masked_fill(value.isinf(), 0.0))
         for name, value in truth.items()
     }
+    return Magnitudes(tensors, max(largest, default=0.0))
 
 
-def largest_score(problem: Problem) -> float:
-    """How large the terms of a score get that is read."""
-    return max(float(_weights(problem, branch)[1].max()) for branch in problem.branches if branch.seen.shape[-1])
+def _of_heads(problem: Problem, largest: list[float]) -> dict[str, Tensor]:
+    total: dict[str, Tensor] = {}
+    for branch in (each for each in problem.branches if each.seen.shape[-1]):
+        weights, terms = _weights(problem, branch)
+        largest.append(float(terms.max()))
+        for name, value in _of_branch(problem, branch, weights, terms).items():
+            total[name] = value if name not in total or name == "lse" else total[name] + value
+    return total
 
 
-def _of_branch(problem: Problem, branch: Branch) -> dict[str, Tensor]:
+def _of_branch(problem: Problem, branch: Branch, weights: Tensor, terms: Tensor) -> dict[str, Tensor]:
     q, k, v, dout = (
         x.double().cpu().abs().transpose(1, 2)
         for x in (*(problem.inputs[n] for n in ("q", branch.keys, branch.values)), problem.dout)
@@ -38,7 +52,6 @@ def _of_branch(problem: Problem, branch: Branch) -> dict[str, Tensor]:
     repeats, groups = q.shape[1] // k.shape[1], k.shape[1]
     k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
     gate = branch.gating(problem.inputs, q.shape[1]).double().cpu().abs().transpose(1, 2) if branch.gate else None
-    weights, terms = _weights(problem, branch)
     mean = (weights * terms).sum(-1, keepdim=True)
     noisy = weights * (1 + terms + mean)
     plain = noisy @ v

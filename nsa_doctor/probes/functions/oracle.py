@@ -10,15 +10,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nsa_doctor.probes.functions.by_heads import by_heads
 from nsa_doctor.subject.function import Branch, Problem
 
 HIDDEN = -torch.inf
 _QUERY_PARTS = 6
+_MOST_PARTS = 64
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How the same sums are taken: in which dtype, keys in which order, in how large parts (0: at once)."""
+    """How the same sums are taken: in which dtype, keys in which order, in parts of how many (0: at once).
+
+    A sum over many keys is taken in no more than 64 parts, which are longer.
+    """
 
     dtype: torch.dtype = torch.float64
     order: int = 0
@@ -35,6 +40,12 @@ class Solution:
 
 def solve(problem: Problem, how: Arithmetic, wants_gradients: bool = True) -> Solution:
     """What the problem's answer is in that arithmetic; rows that see no key are zero."""
+    if how.part:  # in small parts already
+        return Solution(tensors=_solved(problem, how, wants_gradients))
+    return Solution(tensors=by_heads(problem, lambda few: _solved(few, how, wants_gradients)))
+
+
+def _solved(problem: Problem, how: Arithmetic, wants_gradients: bool) -> dict[str, Tensor]:
     inputs = {
         name: value.detach().to(device="cpu", dtype=how.dtype).requires_grad_(wants_gradients)
         for name, value in problem.inputs.items()
@@ -49,7 +60,7 @@ def solve(problem: Problem, how: Arithmetic, wants_gradients: bool = True) -> So
             f"d{name}": torch.zeros_like(value) if gradient is None else gradient
             for (name, value), gradient in zip(inputs.items(), gradients, strict=True)
         }
-    return Solution(tensors=tensors)
+    return tensors
 
 
 def _attend(problem: Problem, inputs: Mapping[str, Tensor], how: Arithmetic) -> tuple[Tensor, Tensor]:
@@ -73,11 +84,12 @@ def _branch(problem: Problem, inputs: Mapping[str, Tensor], branch: Branch, how:
         return (q[..., :1] * 0).expand(*q.shape[:3], v.shape[-1]).transpose(1, 2), empty
     repeats = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
-    order = _order(k.shape[2], how.order)
-    k, v, seen = k[:, :, order], v[:, :, order], seen[..., order]
     bias = added(problem, inputs, q.dtype)
-    if bias is not None:
-        bias = bias.expand(*bias.shape[:2], q.shape[2], len(order))[..., order]
+    bias = bias if bias is None else bias.expand(*bias.shape[:2], q.shape[2], k.shape[2])
+    if how.order:
+        order = torch.randperm(k.shape[2], generator=torch.Generator().manual_seed(how.order))
+        k, v, seen = k[:, :, order], v[:, :, order], seen[..., order]
+        bias = bias if bias is None else bias[..., order]
     count = q.shape[2]
     size = max(1, count // _QUERY_PARTS) if how.part else max(1, count)
     outs, logs = [], []
@@ -135,12 +147,6 @@ def _distance(queries: int, keys: int, columns: int) -> Tensor:
     return (torch.arange(queries)[:, None] + keys - queries - torch.arange(columns)).abs()
 
 
-def _order(count: int, seed: int) -> Tensor:
-    if not seed:
-        return torch.arange(count)
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-
-
 def _rounded(x: Tensor, how: Arithmetic) -> Tensor:
     """With the ten bits of mantissa that tensor cores keep of float32, where those are used."""
     if not how.is_matmul_rounded:
@@ -155,7 +161,7 @@ def _summed(x: Tensor, how: Arithmetic) -> Tensor:
     if not how.part:
         return x.sum(-1, keepdim=True)
     total = torch.zeros_like(x[..., :1])
-    for part in x.split(how.part, -1):
+    for part in x.split(_part(x.shape[-1], how), -1):
         total = total + part.sum(-1, keepdim=True)
     return total
 
@@ -164,6 +170,11 @@ def _product(weights: Tensor, v: Tensor, how: Arithmetic) -> Tensor:
     if not how.part:
         return weights @ v
     total = torch.zeros_like(weights[..., :1] * v[..., :1, :])
-    for part, values in zip(weights.split(how.part, -1), v.split(how.part, -2), strict=True):
+    size = _part(weights.shape[-1], how)
+    for part, values in zip(weights.split(size, -1), v.split(size, -2), strict=True):
         total = total + part @ values
     return total
+
+
+def _part(keys: int, how: Arithmetic) -> int:
+    return max(how.part, -(-keys // _MOST_PARTS))

@@ -124,6 +124,7 @@ def lengths(subject: FunctionSubject) -> tuple[int, ...]:
 
 
 _FEWEST = 4
+_MANY_HEADS_TO, _FEW_HEADS = 200, 16
 
 
 def left_out(subject: FunctionSubject) -> str:
@@ -159,10 +160,18 @@ def _is_served(subject: FunctionSubject, shape: Shape) -> bool:
 
 
 def square(subject: FunctionSubject) -> Iterator[Shape]:
-    """The base shape at each length, short batches."""
+    """The base shape at each length, short batches; at great lengths no more than 16 heads, or one group of them."""
     shape = base(subject)
     for length in lengths(subject):
-        yield of_length(subject, replace(shape, batch=min(shape.batch, 1 if length > 100 else 2)), length, length)
+        each = replace(shape, batch=min(shape.batch, 1 if length > 100 else 2))
+        if length > _MANY_HEADS_TO and subject.spec.heads is None:
+            each = _few_heads(each, subject.spec.ratio)
+        yield of_length(subject, each, length, length)
+
+
+def _few_heads(shape: Shape, ratio: int) -> Shape:
+    groups = min(shape.groups, max(1, _FEW_HEADS // ratio))
+    return replace(shape, heads=groups * ratio, groups=groups)
 
 
 def unequal(subject: FunctionSubject) -> Iterator[Shape]:
@@ -186,7 +195,7 @@ def hidden(subject: FunctionSubject, count: int) -> Iterator[Shape]:
         return int(torch.randint(least, most + 1, (), generator=chance))
 
     for _ in range(count):
-        groups = between(1, 5) if spec.heads is None else shape.groups
+        groups = between(1, max(2, min(5, _MANY_HEADS // spec.ratio))) if spec.heads is None else shape.groups
         head = shape.head if spec.head_sizes else between(3, 20) * 8
         yield of_length(
             subject,
@@ -232,6 +241,7 @@ def long(subject: FunctionSubject) -> Iterator[Shape]:
     yield of_length(subject, few, length, length)
 
 
+_MANY_HEADS = 32
 _HIDDEN = {"smoke": 3, "quick": 12, "full": 40}
 
 
