@@ -35,6 +35,11 @@ def wait_for_each_kernel() -> None:
     _set(b"CUDA_LAUNCH_BLOCKING", b"1")
 
 
+def allocate_each_tensor() -> None:
+    """Memory of a GPU is allocated for each tensor, so that what lies beyond a tensor belongs to none."""
+    _set(b"PYTORCH_NO_CUDA_MEMORY_CACHING", b"1")
+
+
 def _set_default(name: bytes, value: bytes) -> None:
     _set(name, value, replaces=False)
 

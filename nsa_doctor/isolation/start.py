@@ -29,21 +29,29 @@ class KeptProcess:
     """A process that runs a module's `main` with these words as its `sys.argv[1:]`, in a session of its own.
 
     It has these files open, under the same numbers. Its standard error is `errors` here; its other standard streams
-    lead nowhere. Its keeper ends it and all that it started, and then says so in a line to the file `report`.
+    lead nowhere. Its keeper ends it and all that it started, and then says so in a line to the file `report`. `under`
+    are the first words of its command, of a program that runs the rest.
     """
 
     def __init__(
-        self, module: str, words: Sequence[str], files: Collection[int], report: int, *, is_fresh: bool = False
+        self,
+        module: str,
+        words: Sequence[str],
+        files: Collection[int],
+        report: int,
+        *,
+        is_fresh: bool = False,
+        under: Sequence[str] = (),
     ) -> None:
         held, self._leash = os.pipe()
         given, arguments = (held, *files), [str(held), str(report), module, *words]
         self._process: ForkedProcess | subprocess.Popen[bytes]
         try:
-            if Children.are_forked and not is_fresh:
+            if Children.are_forked and not (is_fresh or under):
                 self._process = ForkedProcess(lambda: _run(arguments), given)
             else:
                 self._process = subprocess.Popen(  # noqa: S603 (our own interpreter)
-                    [sys.executable, "-P", "-c", _program(), *arguments],
+                    [*under, sys.executable, "-P", "-c", _program(), *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from nsa_doctor.core import registry
@@ -15,6 +16,7 @@ from nsa_doctor.core.frames import top_package
 from nsa_doctor.core.measurement import Diagnosis, Measurement, Place, Point, Trouble, to_json, trouble_from_json
 from nsa_doctor.core.package import is_doctors
 from nsa_doctor.core.reproduce import CommandLine
+from nsa_doctor.isolation import sanitizer
 from nsa_doctor.isolation.failures import WorkerDiedError, WorkerHungError, WorkerSlowError
 from nsa_doctor.isolation.postmortem import HangHistory, trouble_of
 from nsa_doctor.isolation.worker_process import STARTUP_SECONDS, WorkerProcess
@@ -331,14 +333,34 @@ class Supervisor:
         return None
 
     def _located(self, request: dict[str, Any], seconds: float) -> Result | None:
-        """The same check where each kernel is waited for at the line that launches it; None unless it ends alike."""
+        """The same check where each kernel is waited for at the line that launches it; None unless it ends alike.
+
+        Where there is compute-sanitizer, it says which access it was.
+        """
         if self._tried_again >= _MOST_TRIED_AGAIN:
             return None
         self._tried_again += 1
-        child = self._start(is_line_recorded=True)
+        result = self._checked_again(request, seconds, _TRIED_AGAIN_SECONDS)
+        program = sanitizer.find()
+        if result is None or program is None:
+            return result
+        self.tell("looking for the access with compute-sanitizer")
+        with TemporaryDirectory() as folder:
+            self._checked_again(request, sanitizer.SECONDS, sanitizer.SECONDS, sanitizer.watching(program, folder))
+            access = sanitizer.read(folder)
+        if access is None:
+            return result
+        findings = (access.added_to(each) if _is_of_device(each) else each for each in result.findings)
+        return replace(result, findings=tuple(findings))
+
+    def _checked_again(
+        self, request: dict[str, Any], seconds: float, at_most: float, under: Sequence[str] = ()
+    ) -> Result | None:
+        """The same check in a new child that waits for each kernel; None unless it ends alike."""
+        child = self._start(is_line_recorded=True, under=under)
         try:
             child.ask(self._timed_request(self._loading()), seconds)
-            answer = child.ask(self._timed_request(request), seconds, _TRIED_AGAIN_SECONDS)
+            answer = child.ask(self._timed_request(request), seconds, at_most)
         except (WorkerHungError, WorkerDiedError, WorkerSlowError, InternalError):  # without a device anything breaks
             self._gone()
             return None
@@ -348,10 +370,10 @@ class Supervisor:
         result = Result.from_json(answer["checked"])
         return result if _has_lost_device(result) else None
 
-    def _start(self, is_line_recorded: bool = False) -> WorkerProcess:
+    def _start(self, is_line_recorded: bool = False, under: Sequence[str] = ()) -> WorkerProcess:
         """A new child; none when the supervisor was interrupted while it started."""
         room = _ROOMS[self.examination_request.kind]
-        self._child = child = WorkerProcess(room, is_line_recorded=is_line_recorded)
+        self._child = child = WorkerProcess(room, is_line_recorded=is_line_recorded, under=under)
         self.children.append(child)
         if self._is_interrupted:
             self.close()
@@ -366,7 +388,11 @@ class Supervisor:
 
 
 def _has_lost_device(result: Result) -> bool:
-    return any(finding.evidence.get("kind") == DEVICE_LOST for finding in result.findings)
+    return any(_is_of_device(finding) for finding in result.findings)
+
+
+def _is_of_device(finding: Finding) -> bool:
+    return finding.evidence.get("kind") == DEVICE_LOST
 
 
 def _not_measured(point: Point, why: str) -> Measurement:

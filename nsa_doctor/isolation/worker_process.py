@@ -12,7 +12,7 @@ import selectors
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nsa_doctor.core.errors import InternalError, UsageError
@@ -38,11 +38,17 @@ class WorkerProcess:
     """One child, asked one thing at a time; `room` is the module there whose `open_room` makes what answers.
 
     `is_line_recorded`: it writes down every line of the subject before it runs, which takes time. `is_fresh`: it is an
-    interpreter of its own, whatever else children are. What the subject prints goes nowhere.
+    interpreter of its own, whatever else children are. `under`: the first words of its command, of a program that runs
+    the rest. What the subject prints goes nowhere.
     """
 
     def __init__(
-        self, room: str = "nsa_doctor.worker.handlers", *, is_line_recorded: bool = False, is_fresh: bool = False
+        self,
+        room: str = "nsa_doctor.worker.handlers",
+        *,
+        is_line_recorded: bool = False,
+        is_fresh: bool = False,
+        under: Sequence[str] = (),
     ) -> None:
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
@@ -52,10 +58,11 @@ class WorkerProcess:
         pages = [SharedRecord(self._file.fileno(), number) for number in (TRAIL, SIGHTING, LAST_WILL)]
         self._trail, self._sighting, self._will = pages
         theirs = {"requests": requests, "answers": answers, "questions": questions, "file": self._file.fileno()}
-        words = [json.dumps({**theirs, "room": room, "is_line_recorded": is_line_recorded})]
+        how = {"is_line_recorded": is_line_recorded, "is_memory_kept": not under}
+        words = [json.dumps({**theirs, "room": room, **how})]
         try:
             self._process = KeptProcess(
-                "nsa_doctor.worker.main", words, tuple(theirs.values()), answers, is_fresh=is_fresh
+                "nsa_doctor.worker.main", words, tuple(theirs.values()), answers, is_fresh=is_fresh, under=under
             )
         finally:
             for descriptor in (requests, answers, questions):

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.own_nsa import let_ours_win
-from nsa_doctor.isolation.openmp import compute_without_float16_units, wait_for_each_kernel, wait_without_spinning
+from nsa_doctor.isolation.openmp import (
+    allocate_each_tensor,
+    compute_without_float16_units,
+    wait_for_each_kernel,
+    wait_without_spinning,
+)
 from nsa_doctor.isolation.shared_record import LAST_WILL, SIGHTING, TRAIL, SharedRecord
 from nsa_doctor.worker.answer_line import is_broken, line_of
 
@@ -40,6 +45,8 @@ def main() -> None:
     compute_without_float16_units()
     if given["is_line_recorded"]:
         wait_for_each_kernel()
+    if not given["is_memory_kept"]:
+        allocate_each_tensor()
     let_ours_win()
     channel = Channel(given)
     rooms: list[Room] = []
