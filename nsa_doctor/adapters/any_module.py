@@ -98,6 +98,7 @@ def _asked(request: SubjectRequest, adapter: Adapter, module: nn.Module, asking:
         forward=adapter.call or (lambda module, x: module(x)),
         input=kind or "embeddings",
         width=width or _DEFAULT_WIDTH,
+        is_width_kept=False,
         dtype=_native_dtype(module),
         modes=adapter.modes,
         device=request.device,

@@ -83,7 +83,8 @@ class Subject:
     serves whole multiples alone: `forward` fills up what is shorter.
 
     build(seed): a fresh module in `dtype` on the CPU, reproducible from the seed (also seeded globally before).
-    forward(module, x): [B, S, ...], or what holds it, for x [B, S, width] (embeddings) or ids x [B, S] (tokens).
+    forward(module, x): [B, S, ...], or what holds it, for x [B, S, width] (embeddings) or ids x [B, S] (tokens); for
+        embeddings it is as wide as they are, unless not `is_width_kept`.
     branches(module, x): the same call's inner tensors by name, each [B, S, ...]; only for looking at.
     attend(q, k, v, slots): selected attention alone, q [B, T, H, Dk] being the last T of the S tokens of
         k [B, S, G, Dk] and v [B, S, G, Dv]; slots [B, T, G, n] are blocks of `geometry`, -1 for none; [B, T, H, Dv].
@@ -149,6 +150,7 @@ class Subject:
     call_seconds: tuple[tuple[int, float], ...] = ()
     seen: tuple[Measurement, ...] = ()
     whole_multiples_of: int = 1
+    is_width_kept: bool = True
     configuration: Mapping[str, Any] = field(default_factory=dict)
     branches: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None
     attend: Callable[..., Tensor] | None = None

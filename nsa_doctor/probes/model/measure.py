@@ -32,7 +32,8 @@ def measure(subject: Subject, point: Point, conditions: Conditions) -> Measureme
                 trouble = replace(trouble, place=_place_in_backward(subject, point, conditions, trouble.place))
             counted = () if failure.output is None else (census(OUTPUT, failure.output),)
             measurement = Measurement(point=point, censuses=counted, trouble=trouble)
-    return replace(measurement, notes=tuple(f"the subject changes the {name}" for name in changes.seen))
+    changed = (f"the subject changes the {name}" for name in changes.seen)
+    return replace(measurement, notes=(*measurement.notes, *changed))
 
 
 def trouble_of(failure: SubjectFailedError, packages: tuple[str, ...]) -> Trouble:
@@ -74,11 +75,14 @@ def _measure(subject: Subject, point: Point, conditions: Conditions) -> Measurem
     if performance.gradients:
         counted.append(joint_census(GRADIENTS, performance.gradients))
     inner = look_at_branches(subject, point, conditions, performance)
+    width, given = performance.output.shape[2], subject.width
+    is_other = subject.input == "embeddings" and width != given
     return Measurement(
         point=point,
         censuses=(*(census(name, values) for name, values in inner.items()), *counted),
         seconds=performance.seconds,
         peak_bytes=performance.peak_bytes,
+        notes=(f"its output has {width} channels, its input {given}",) if is_other else (),
     )
 
 

@@ -131,15 +131,26 @@ def look_at_branches(
 
 def checked_answer(subject: Subject, answer: object, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The output, when there is the tensor that is expected for `x`, and the tensors beside it."""
-
-    def fits(output: Tensor) -> bool:
-        shaped = output.ndim == 3 and output.shape[:2] == x.shape[:2]
-        shaped = shaped and (subject.input == "tokens" or output.shape[2] == subject.width)
-        return shaped and output.is_floating_point()
-
-    output, others = split_answer(answer, fits)
     rows, length = x.shape[:2]
-    width = str(subject.width) if subject.input == "embeddings" else "vocabulary"
+
+    def is_of_tokens(output: Tensor) -> bool:
+        return output.ndim == 3 and output.shape[:2] == x.shape[:2] and output.is_floating_point()
+
+    def is_as_wide(output: Tensor) -> bool:
+        return is_of_tokens(output) and output.shape[2] == subject.width
+
+    def is_no_map(output: Tensor) -> bool:  # scores [B, S, S] beside it are as wide as it at one length
+        return is_of_tokens(output) and output.shape[2] != length
+
+    fits, width = is_of_tokens, "vocabulary" if subject.input == "tokens" else str(subject.width)
+    if subject.input == "tokens":
+        output, others = split_answer(answer, is_of_tokens)
+    elif subject.is_width_kept:
+        fits = is_as_wide
+        output, others = split_answer(answer, is_as_wide)
+    else:
+        preferred = (is_no_map,) if subject.width == length else (is_as_wide, is_no_map)
+        output, others = split_answer(answer, *preferred, is_of_tokens)
     expected = f"expected a floating-point tensor [{rows}, {length}, {width}]"
     if not isinstance(output, Tensor):
         raise WrongOutputError(f"forward returned {type(output).__name__}, {expected}")

@@ -10,17 +10,18 @@ OUTPUT_NAMES = ("logits", "last_hidden_state", "output", "hidden_states")
 _DEEPEST = 8
 
 
-def split_answer(answer: Any, fits: Callable[[Tensor], bool]) -> tuple[Any, dict[str, Tensor]]:
+def split_answer(answer: Any, *fits: Callable[[Tensor], bool]) -> tuple[Any, dict[str, Tensor]]:
     """The first tensor that fits, fields that carry logits or states first, and all other floating-point tensors.
 
-    When none fits, the most plausible one, or the answer itself when it holds no tensor.
+    What fits one of them goes before what fits a later one. When none fits, the most plausible tensor, or the answer
+    itself when it holds none.
     """
     if isinstance(answer, Tensor):
         return answer, {}
     found = dict(_tensors(answer, "", _DEEPEST))
     named = [_field(answer, name) for name in OUTPUT_NAMES]
     candidates = [value for value in (*named, *found.values()) if isinstance(value, Tensor)]
-    output = next((value for value in candidates if fits(value)), None)
+    output = next((value for each in fits for value in candidates if each(value)), None)
     if output is None:
         output = max(candidates, key=lambda value: min(value.ndim, 3), default=answer)
     others = {

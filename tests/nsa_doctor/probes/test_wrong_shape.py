@@ -1,10 +1,13 @@
 """What returns an output of a wrong shape is named by the line that made it so."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core import registry
+from nsa_doctor.probes.model.perform import WrongOutputError, checked_answer
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.conftest import is_marked
@@ -58,3 +61,27 @@ class _ReturnsWords(nn.Linear):
 def test_what_returns_no_tensor_is_named_by_its_forward() -> None:
     finding = run_check(registry.load("FWD102"), subject_of(_ReturnsWords)).findings[0]
     assert finding.where.function == "forward"
+
+
+class _Narrows(nn.Module):
+    """Scores beside an output that is narrower than the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights = (x @ x.mT).softmax(-1)
+        return weights, self.out(weights @ x)
+
+
+@pytest.mark.parametrize("length", [1, 3, 8, 11])
+def test_an_output_of_any_width_is_taken_before_scores_where_no_width_is_declared(length: int) -> None:
+    subject = replace(subject_of(nn.Linear), is_width_kept=False)
+    x = torch.randn(2, length, 8)
+    weights, narrow = answer = _Narrows()(x)
+    output, others = checked_answer(subject, answer, x)
+    assert output is (weights if length == 3 else narrow)  # as wide as another: the first of the two
+    assert len(others) == 1
+    with pytest.raises(WrongOutputError, match=r"expected a floating-point tensor \[2, \d+, 8\]"):
+        checked_answer(subject_of(nn.Linear), narrow, x)
