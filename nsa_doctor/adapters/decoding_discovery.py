@@ -87,6 +87,8 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
 def _by_methods(module: nn.Module) -> Iterator[Decoding]:
     """Methods of the module by which it reads a prompt, and goes on from what that has left."""
     prefill: Any = getattr(module, "prefill", None)
+    if prefill is None:
+        yield from _by_a_step_alone(module)
     if _required(prefill) != 1:
         return
     more = next((each for each in list(inspect.signature(prefill).parameters)[1:2] if _names_a_cache(each)), "")
@@ -105,6 +107,21 @@ def _by_methods(module: nn.Module) -> Iterator[Decoding]:
                 step_of,
                 is_certain=True,
                 goes_on=bool(more),
+            )
+
+
+def _by_a_step_alone(module: nn.Module) -> Iterator[Decoding]:
+    """A method that reads a prompt where it is given no state, and goes on from the one that it returned."""
+    for name in _STEPS:
+        step = getattr(module, name, None)
+        second = list(inspect.signature(step).parameters.values())[1:2] if _required(step) == 1 else []  # type: ignore[arg-type]
+        if second and second[0].default is None and _names_a_cache(second[0].name):
+            yield Decoding(
+                f"{name}(x, {second[0].name}=None)",
+                lambda module, x, name=name: _pair(_called(module, name, x)),
+                lambda module, x, cache, name=name: _pair(_called(module, name, x, cache), cache),
+                is_certain=True,
+                goes_on=True,
             )
 
 

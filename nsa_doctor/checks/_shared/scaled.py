@@ -1,6 +1,7 @@
-"""How scores of attention are scaled wrongly: twice, or by the inverse; and what is said where nothing scales them."""
+"""How scores of attention are scaled wrongly: twice, inversely, by the tokens; and what is said of what is meant."""
 
 import math
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
@@ -24,6 +25,44 @@ def wrongly_scaled(scores: Scores) -> tuple[str, Place] | None:
     return None
 
 
+def may_follow_length(scores: Scores) -> bool:
+    """Whether the factor is the inverse root of one axis of the scores, and not of the channels."""
+    return bool(_axes_followed(scores)) and not _is(scores.total, scores.size**-0.5)
+
+
+def scaled_by_length(scores: Scores, longer: Callable[[], Sequence[Scores]]) -> tuple[str, Place] | None:
+    """What is wrong, and where, with scores that are divided by the root of the number of tokens.
+
+    `longer` gives the scores of a pass over more tokens: the factor there has to be that of their number too.
+    """
+    if not may_follow_length(scores):
+        return None
+    for other in longer():
+        is_same = (other.place, other.size) == (scores.place, scores.size) and may_follow_length(other)
+        axes = _axes_followed(scores) & _axes_followed(other) if is_same else set()
+        if any(scores.shape[axis] != other.shape[axis] for axis in axes):
+            axis = max(axes)
+            return (
+                f"scores of queries and keys of {scores.size} channels are multiplied by {scores.total:.4g} at "
+                f"{scores.shape[axis]} tokens and by {other.total:.4g} at {other.shape[axis]}: by the inverse root of "
+                f"the number of tokens, not of the channels of a head, {scores.size**-0.5:.4g}",
+                min(scores.factors, key=lambda factor: factor.value).place,
+            )
+    return None
+
+
+def scaled_by_width(scores: Scores) -> tuple[str, Place] | None:
+    """What is said of scores that are divided by the root of the channels of all heads, and where that is."""
+    heads = math.prod(scores.shape[:-2])
+    if not scores.factors or heads == 1 or not _is(scores.total, (heads * scores.size) ** -0.5):
+        return None
+    return (
+        f"scores of {heads} heads of {scores.size} channels are multiplied by {scores.total:.4g}, the inverse root of "
+        f"all {heads * scores.size} channels; that of the channels of a head is {scores.size**-0.5:.4g}",
+        min(scores.factors, key=lambda factor: factor.value).place,
+    )
+
+
 def unscaled(scores: Scores, root: nn.Module) -> str:
     """What is said of scores that nothing multiplies, and of the factor that their module holds."""
     name = _held(root, scores.place, scores.size**-0.5)
@@ -40,6 +79,11 @@ def _held(root: nn.Module, place: Place, usual: float) -> str:
         if "scal" in name and (_is(number, usual) or _is(number, 1 / usual)):
             return name
     return ""
+
+
+def _axes_followed(scores: Scores) -> set[int]:
+    """The axes of the scores whose inverse root is the factor."""
+    return {axis for axis, size in enumerate(scores.shape) if size > 1 and _is(scores.total, size**-0.5)}
 
 
 def _is(value: float, other: float) -> bool:

@@ -55,12 +55,14 @@ class Scores:
     """What a softmax is taken of: queries and keys of `size` channels, their product, and what it is multiplied by.
 
     On the way to it, nothing was divided by its length and no weight was scaled: all that multiplies it, after a norm
-    where there is one, is in `factors`, one for each line.
+    where there is one, is in `factors`, one for each line. `shape` is that of the scores, whose last axes are of
+    tokens as a rule.
     """
 
     size: int
     place: Place
     factors: tuple[Factor, ...]
+    shape: tuple[int, ...] = ()
 
     @property
     def total(self) -> float:
@@ -117,7 +119,7 @@ class _Watch(DispatchWatcher):
             self._see_fused(args, kwargs)
             return result
         if name in _SOFTMAX:
-            self._see(self._state(args[0]))
+            self._see(self._state(args[0]), tuple(args[0].shape))
             return result
         state = self._after(name, args, kwargs, states)
         for tensor in tensors_in(result):
@@ -163,15 +165,16 @@ class _Watch(DispatchWatcher):
         place, size, scale = self._places.here()[0], args[0].shape[-1], kwargs.get("scale")
         factor = Factor(size**-0.5 if scale is None else float(scale), place)
         unknown = query.is_unknown or key.is_unknown
-        self._see(_State((*_of(query, "query"), *_of(key, "key"), factor), size, place, unknown))
+        shape = (*args[0].shape[:-1], args[1].shape[-2])
+        self._see(_State((*_of(query, "query"), *_of(key, "key"), factor), size, place, unknown), shape)
 
-    def _see(self, state: _State) -> None:
+    def _see(self, state: _State, shape: tuple[int, ...]) -> None:
         if state.size and not state.is_unknown:
             by_line: dict[str, list[Factor]] = defaultdict(list)
             for factor in state.factors:
                 by_line[factor.place.line_text].append(factor)
             merged = (replace(all_[0], value=math.prod(one.value for one in all_)) for all_ in by_line.values())
-            self.found.append(Scores(state.size, state.place, tuple(merged)))
+            self.found.append(Scores(state.size, state.place, tuple(merged), shape))
 
     def _state(self, value: Any) -> _State:
         return self._states.get(_key(value), _State()) if isinstance(value, Tensor) else _State()

@@ -1,6 +1,7 @@
 """Arguments that modules are constructed with and whose constructors never read them."""
 
 import dis
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,22 +18,38 @@ from nsa_doctor.probes.hooks.unread_variables import READING_ALL
 
 @dataclass(frozen=True)
 class UnreadArgument:
-    """What the constructor of a module was given by that name, and does nothing with."""
+    """What the constructor of a module was given by that name, and does nothing with: `code` is the constructor's."""
 
     module: nn.Module
     name: str
     value: Any
+    code: CodeType
+
+    @property
+    def default(self) -> Any:
+        """What the argument is where it is not given; `inspect.Parameter.empty` where it has to be."""
+        for kind in type(self.module).__mro__:
+            given: Any = vars(kind).get("__init__")
+            constructor = inspect.unwrap(given) if callable(given) else None
+            if constructor is not None and getattr(constructor, "__code__", None) is self.code:
+                return inspect.signature(constructor).parameters[self.name].default
+        return inspect.Parameter.empty
 
 
 @contextmanager
-def unread_arguments(is_wanted: Callable[[str, Any], bool]) -> Iterator[list[UnreadArgument]]:
-    """A region in which the arguments of that name and value are noted that no constructor of a module reads."""
+def unread_arguments(
+    is_wanted: Callable[[str, Any], bool], reads: Callable[[CodeType, str], bool] | None = None
+) -> Iterator[list[UnreadArgument]]:
+    """A region in which the arguments of that name and value are noted that no constructor of a module reads.
+
+    reads: whether a constructor reads an argument; by default, whether its code does anywhere.
+    """
     found: list[UnreadArgument] = []
     original = nn.Module.__init__
 
     @wraps(original)
     def noting(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        found.extend(_unread(self, frame_above(1), is_wanted))
+        found.extend(_unread(self, frame_above(1), is_wanted, reads or _reads))
         original(self, *args, **kwargs)
 
     with patch.object(nn.Module, "__init__", noting):
@@ -40,15 +57,18 @@ def unread_arguments(is_wanted: Callable[[str, Any], bool]) -> Iterator[list[Unr
 
 
 def _unread(
-    module: nn.Module, frame: FrameType | None, is_wanted: Callable[[str, Any], bool]
+    module: nn.Module,
+    frame: FrameType | None,
+    is_wanted: Callable[[str, Any], bool],
+    reads: Callable[[CodeType, str], bool],
 ) -> Iterator[UnreadArgument]:
     """Of the constructors that are running for this module, from the innermost on."""
     while frame is not None and frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is module:
         code = frame.f_code
         for name in code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]:
             value = frame.f_locals.get(name)
-            if is_wanted(name, value) and not _reads(code, name):
-                yield UnreadArgument(module, name, value)
+            if is_wanted(name, value) and not reads(code, name):
+                yield UnreadArgument(module, name, value, code)
         frame = frame.f_back
 
 

@@ -271,3 +271,22 @@ def test_a_step_that_raises_by_accident_is_what_it_decodes_by() -> None:
 def test_a_step_that_refuses_in_words_is_none() -> None:
     request = SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(16,))
     assert not adapt(request, Refuses).offers("step")
+
+
+class ByAStep(Means):
+    """No `prefill`: its step reads a prompt where it is given no state."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(x)[0]
+
+    def step(self, x: Tensor, state: tuple[Tensor, int] | None = None) -> tuple[Tensor, tuple[Tensor, int]]:
+        total, start = (x.new_zeros(()), 0) if state is None else state
+        y, total = self.run(x, total, start + (self.slip if start else 0))
+        return y, (total, start + x.shape[1])
+
+
+@pytest.mark.parametrize("slip", [0, 1])
+def test_a_step_alone_decodes_and_its_fault_is_found(slip: int) -> None:
+    subject = found(lambda: ByAStep(slip))
+    assert any("decoded by step(x, state=None)" in note for note in subject.notes)
+    assert bool(run_check(registry.load("DEC101"), subject).findings) is bool(slip)

@@ -1,4 +1,4 @@
-"""Scores that are scaled twice, the wrong way or not at all are found, by line; every way to scale once is silent."""
+"""Scores scaled twice, the wrong way or by the tokens are found, by line; every way to scale once is silent."""
 
 import math
 from collections.abc import Callable
@@ -61,6 +61,25 @@ def not_at_all(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return by_hand(scores, v)
 
 
+def by_tokens(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q = q / math.sqrt(q.shape[-2])
+    return by_hand(q @ k.mT, v)
+
+
+def by_tokens_fused(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, is_causal=True, scale=k.shape[2] ** -0.5)
+
+
+def by_tokens_in_halves(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return by_hand((q * q.shape[2] ** -0.25) @ (k * k.shape[2] ** -0.25).mT, v)
+
+
+def by_tokens_and_one(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (torch.cat([x[..., :1, :], x], -2) for x in (q, k, v))
+    scores = q @ k.mT / math.sqrt(k.shape[-2])
+    return by_hand(scores, v)[..., 1:, :]
+
+
 FAULTY: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "before what scales": (lambda: Layer(before_what_scales), "0.25 twice", "q = q * SIZE**-0.5"),
     "twice by hand": (lambda: Layer(twice_by_hand), "0.25 twice", "q = q / math.sqrt(SIZE)"),
@@ -70,6 +89,26 @@ FAULTY: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
         lambda: Layer(normed_and_times_the_root),
         "multiplied by 4",
         "return scaled_dot_product_attention(q, k, v, scale=SIZE**0.5)",
+    ),
+    "by the tokens": (
+        lambda: Layer(by_tokens),
+        "0.2294 at 19 tokens and by 0.1741 at 33",
+        "q = q / math.sqrt(q.shape[-2])",
+    ),
+    "by the tokens, fused": (
+        lambda: Layer(by_tokens_fused),
+        "not of the channels of a head, 0.25",
+        "return scaled_dot_product_attention(q, k, v, is_causal=True, scale=k.shape[2] ** -0.5)",
+    ),
+    "by the tokens, in halves": (
+        lambda: Layer(by_tokens_in_halves),
+        "number of tokens",
+        "return by_hand((q * q.shape[2] ** -0.25) @ (k * k.shape[2] ** -0.25).mT, v)",
+    ),
+    "by the tokens and one": (
+        lambda: Layer(by_tokens_and_one),
+        "0.2236 at 20 tokens and by 0.1715 at 34",
+        "scores = q @ k.mT / math.sqrt(k.shape[-2])",
     ),
 }
 
@@ -144,6 +183,42 @@ def normed_by_a_power(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return by_hand(q @ k.mT * SIZE**0.5, v)
 
 
+def by_log_of_tokens(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return by_hand(q @ k.mT * (math.log(q.shape[-2], 512) * SIZE**-0.5), v)
+
+
+def by_a_chunk(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Chunks of as many tokens as a head has channels."""
+    length = q.shape[-2]
+    q, k, v = (nn.functional.pad(x, (0, 0, 0, -length % SIZE)).unflatten(2, (-1, SIZE)) for x in (q, k, v))
+    return by_hand(q @ k.mT * SIZE**-0.5, v).flatten(2, 3)[:, :, :length]
+
+
+def of_channels(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Channels read channels: what is summed over is tokens."""
+    return ((q.mT @ k) * q.shape[-2] ** -0.5).softmax(-1).matmul(v.mT).mT
+
+
+def by_a_number(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return by_hand(q @ k.mT * 19**-0.5, v)
+
+
+def without_softmax(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT * q.shape[-2] ** -0.5).tril() @ v
+
+
+def by_the_width(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return by_hand(q @ k.mT / math.sqrt(WIDTH), v)
+
+
+class OneTemperature(Layer):
+    """One factor is learned."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda layer, q, k, v: by_hand(q @ k.mT * self.temperature, v))
+        self.temperature = nn.Parameter(torch.tensor(19**-0.5))
+
+
 class Tempered(Layer):
     """Queries and keys of length one, and how sharp each head is."""
 
@@ -182,6 +257,13 @@ HEALTHY: dict[str, Callable[[], nn.Module]] = {
     "by the channels, in two halves": lambda: Layer(root_of_each),
     "by a product": lambda: Layer(scaled_by_product, scale=SIZE**-0.5),
     "scaled and normed": lambda: Layer(scaled_and_normed),
+    "by the logarithm of the tokens": lambda: Layer(by_log_of_tokens),
+    "by a chunk": lambda: Layer(by_a_chunk),
+    "channels that read channels": lambda: Layer(of_channels),
+    "by a number like that of the tokens": lambda: Layer(by_a_number),
+    "one temperature": OneTemperature,
+    "by the width": lambda: Layer(by_the_width),
+    "by the width, fused": lambda: Layer(fused(WIDTH**-0.5)),
     "turned": lambda: Layer(turned, scale=SIZE**-0.5),
 }
 UNKNOWN: dict[str, Callable[[], nn.Module]] = {
@@ -190,12 +272,18 @@ UNKNOWN: dict[str, Callable[[], nn.Module]] = {
     "normed": lambda: Layer(normed, scale=SIZE**-0.5),
     "capped": lambda: Layer(capped),
     "scaled weights": ScaledWeights,
+    "without a softmax": lambda: Layer(without_softmax),
 }
 
 
 NOTED = "scores of queries and keys of 16 channels are multiplied by nothing before their softmax"
 
 
+WIDE = (
+    "scores of 2 heads of 16 channels are multiplied by 0.1768, the inverse root of all 32 channels; that of the "
+    "channels of a head is 0.25"
+)
+WIDE_NAMES = ("by the width", "by the width, fused")
 BARE = {"not at all, on purpose": "", "not at all": ", though Layer holds scale = 0.25"}
 
 
@@ -226,7 +314,8 @@ def test_what_is_scaled_once_is_silent(name: str, seed: int) -> None:
     result = examined(HEALTHY[name], seed)
     assert (result.verdict, result.findings) == (Verdict.PASS, ()), result.reason
     notes = [note.partition(" (")[0] for note in result.notes]
-    assert notes == [NOTED + said for each, said in BARE.items() if each == name]
+    wide = [WIDE for each in WIDE_NAMES if each == name]
+    assert notes == [NOTED + said for each, said in BARE.items() if each == name] + wide
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

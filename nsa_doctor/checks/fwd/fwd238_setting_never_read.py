@@ -1,0 +1,71 @@
+"""FWD238 setting-never-read
+
+Detects: a setting that the constructor of a module has a default for, is given another value of, and does not read, or
+    reads in assertions alone; no line of its class names it.
+Matters: whoever sets it gets what the default would give, and two runs that differ in it are the same run.
+Fix: hand the setting on to the part that it is for, or refuse values other than its default.
+
+Example:
+    # faulty
+    def __init__(self, dim, window=None):
+        self.layers = nn.ModuleList(Layer(dim) for _ in range(4))
+    # correct
+    def __init__(self, dim, window=None):
+        self.layers = nn.ModuleList(Layer(dim, window=window) for _ in range(4))
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from nsa_doctor.checks._shared.settings_given import idle_settings
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.probes.hooks.places import in_subject
+from nsa_doctor.subject.contract import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding]:
+    module, found = idle_settings(subject)
+    kinds = [(each.code, each.name) for each in found]
+    for kind in dict.fromkeys(kinds):
+        first, others = found[kinds.index(kind)], kinds.count(kind) - 1
+        path = next(name for name, part in module.named_modules() if part is first.module)
+        more = f" (and {others} more of its class)" if others else ""
+        place = Place(
+            module=path,
+            module_class=type(first.module).__name__,
+            file=first.code.co_filename,
+            line=first.code.co_firstlineno,
+            function="__init__",
+        )
+        yield Finding(
+            message=(
+                f"{path or type(first.module).__name__}{more} is given {first.name}={first.value!r}, where "
+                f"{first.default!r} is its default, and nothing in its class reads it"
+            ),
+            where=in_subject(place, module),
+            evidence={"attribute": first.name},
+            repro=command_for(subject, "FWD238"),
+        )
+
+
+def planted(subject: Subject) -> Subject:
+    class Before(nn.Module):
+        """The subject, and a setting that goes nowhere."""
+
+        def __init__(self, window: int | None = None) -> None:
+            super().__init__()
+            self.inner = subject.build(subject.seed)
+
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = subject.forward(self.inner, x)
+            return output
+
+    return replace(subject, build=lambda _seed: Before(window=8), forward=lambda module, x: module(x))
+
+
+CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD101", "FWD102"))

@@ -1,0 +1,207 @@
+"""A layer that holds a window and weighs all tokens is found; a window that hides or means something else is not."""
+
+import linecache
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Result, Verdict
+from nsa_doctor.subject.contract import Subject
+from nsa_doctor.worker.run_check import run_check
+
+DIM, HEADS, WINDOW = 16, 2, 4
+
+
+def far(length: int, window: int) -> Tensor:
+    """[S, S]: further away than the window."""
+    t = torch.arange(length)
+    return (t[:, None] - t).abs() > window
+
+
+class Layer(nn.Module):
+    """Attention of two heads that holds a window, by name; `way` is what becomes of it."""
+
+    def __init__(self, way: str, name: str = "window_size", window: Any = WINDOW, **more: Any) -> None:
+        super().__init__()
+        self.qkv, self.out, self.way = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM), way
+        for key, value in {name: window, **more}.items():
+            setattr(self, key, value)
+        self.relative, self.pool = nn.Parameter(torch.randn(2 * WINDOW + 1)), nn.Identity()
+        if way != "by_a_table":
+            del self.relative
+        if way == "pooled_before":
+            self.pool = nn.AvgPool1d(WINDOW, 1, WINDOW // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        return x + self.out(getattr(self, self.way)(q, k, v).transpose(1, 2).flatten(2))
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT * q.shape[-1] ** -0.5
+
+    def dropped(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v)  # here
+
+    def dropped_of_causal(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, is_causal=True)  # here
+
+    def built_and_lost(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = self.scores(q, k)
+        scores.masked_fill(far(q.shape[2], self.window_size), float("-inf"))
+        return scores.softmax(-1) @ v  # here
+
+    def along_rows(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        hidden = far(q.shape[0], self.window_size)  # of a batch of one: [1, 1]
+        return self.scores(q, k).masked_fill(hidden, float("-inf")).softmax(-1) @ v  # here
+
+    def by_hand(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        powers = self.scores(q, k).exp()
+        return (powers / powers.sum(-1, keepdim=True)) @ v  # here
+
+    def masked(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, attn_mask=~far(q.shape[2], WINDOW))
+
+    def masked_after(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.scores(q, k).softmax(-1).masked_fill(far(q.shape[2], WINDOW), 0.0) @ v
+
+    def by_a_table(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        t = torch.arange(q.shape[2])
+        bias = self.relative[(t - t[:, None]).clamp(-WINDOW, WINDOW) + WINDOW]
+        return (self.scores(q, k) + bias).softmax(-1) @ v
+
+    def in_blocks(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (pad(each, (0, 0, 0, -each.shape[2] % WINDOW)).unflatten(2, (-1, WINDOW)) for each in (q, k, v))
+        return scaled_dot_product_attention(q, k, v).flatten(2, 3)
+
+    def cut_blocks(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.in_blocks(q, k, v)[:, :, : q.shape[2]]
+
+    def beside_all(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.masked(q, k, v) + scaled_dot_product_attention(q, k, v)
+
+    def of_few_keys(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k[:, :, :3], v[:, :, :3])
+
+    def softly(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        t = torch.arange(q.shape[2])
+        return (self.scores(q, k) - (t - t[:, None]).abs() / (9 * self.window_size)).softmax(-1) @ v
+
+    def of_blocks(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        t = torch.arange(q.shape[2]) // 32  # a block
+        hidden = (t[:, None] - t).abs() > self.window_size
+        return self.scores(q, k).masked_fill(hidden, float("-inf")).softmax(-1) @ v
+
+    def pooled_before(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        pooled = self.pool(k.flatten(0, 1).mT).mT.unflatten(0, k.shape[:2])[:, :, : k.shape[2]]
+        return scaled_dot_product_attention(q, pooled, v)
+
+
+class Rows(nn.Module):
+    """A model of rows of `window` steps, whose attention is torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window_size, self.layer = WINDOW, nn.TransformerEncoderLayer(DIM, HEADS, DIM, 0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+class OfTorch(nn.Module):
+    """Attention of torch's that is not given the mask."""
+
+    def __init__(self, is_masked: bool) -> None:
+        super().__init__()
+        self.sliding_window, self.inner = WINDOW, nn.MultiheadAttention(DIM, HEADS, batch_first=True)
+        self.is_masked = is_masked
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = far(x.shape[1], self.sliding_window) if self.is_masked else None
+        return x + self.inner(x, x, x, attn_mask=mask, need_weights=False)[0]  # here
+
+
+class Pooling(nn.Module):
+    """The mean of a window of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window, self.proj = WINDOW, nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(pad(x, (0, 0, self.window - 1, 0)).unfold(1, self.window, 1).mean(-1))
+
+
+def examined(make: Callable[[], nn.Module], max_length: int = 300) -> Result:
+    subject = Subject(
+        name="tests",
+        build=lambda seed: make(),
+        forward=lambda m, x: m(x),
+        input="embeddings",
+        width=DIM,
+        max_length=max_length,
+        packages=("tests",),
+    )
+    return run_check(registry.load("FWD240"), subject)
+
+
+@pytest.mark.parametrize("way", ["dropped", "dropped_of_causal", "built_and_lost", "along_rows", "by_hand"])
+def test_a_window_that_hides_nothing_is_found_at_the_line_of_its_softmax(way: str) -> None:
+    (finding,) = examined(lambda: nn.Sequential(nn.Linear(DIM, DIM), Layer(way))).findings
+    assert finding.message.startswith(
+        "1 holds window_size = 4, and at S=259 its attention weighs keys up to 258 tokens away"
+    )
+    line = linecache.getline(finding.where.file, finding.where.line)
+    assert line.endswith("# here\n") or "powers.sum" in line
+    assert (finding.where.module, finding.where.module_class) == ("1", "Layer")
+
+
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [
+        ("window", 1),
+        ("window_size", (4, 4)),
+        ("window_size", [4, 0]),
+        ("sliding_window", 32),
+        ("attention_window", 63),
+        ("local_attn_window_size", 8),
+    ],
+)
+def test_it_is_found_by_any_usual_name_and_form(name: str, window: Any) -> None:
+    (finding,) = examined(lambda: Layer("dropped", name, window)).findings
+    assert f"tests holds {name} = " in finding.message
+
+
+def test_a_mask_that_torchs_attention_is_not_given_is_found() -> None:
+    (finding,) = examined(lambda: OfTorch(is_masked=False)).findings
+    assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda way=way: Layer(way) for way in ("masked", "masked_after", "cut_blocks", "beside_all", "of_few_keys")),
+        *(lambda way=way: Layer(way) for way in ("softly", "of_blocks", "by_a_table", "pooled_before")),
+        *(lambda window=window: Layer("dropped", "window_size", window) for window in (-1, 0, None, True, (-1, -1))),
+        lambda: Layer("dropped", "sliding_window", 8, use_sliding_window=False),
+        lambda: Layer("dropped", "sliding_window", 8, layer_type="full_attention"),
+        lambda: Layer("dropped", "num_heads_per_window", 8),
+        lambda: nn.Sequential(Layer("dropped"), Layer("masked")),
+        lambda: OfTorch(is_masked=True),
+        Rows,
+        Pooling,
+        lambda: nn.Linear(DIM, DIM),
+    ],
+)
+def test_windows_that_hide_or_mean_something_else_are_silent(make: Callable[[], nn.Module]) -> None:
+    result = examined(make)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+
+
+@pytest.mark.parametrize(("window", "max_length"), [(64, 256), (4, 18), (4096, 2048)])
+def test_a_window_that_no_sequence_exceeds_by_far_is_not_judged(window: int, max_length: int) -> None:
+    assert examined(lambda: Layer("dropped", "sliding_window", window), max_length).verdict is Verdict.SKIP
