@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from nsa_doctor.probes.internal import registered
-
 _SPEAKING = re.compile(  # of attention
     r"sliding_window(_size|_len|_length)?|(local_|one_sided_)?(attn|attention)_window(_size|_len|_length)?"
     r"|local_window(_size|_len|_length)?"
@@ -95,6 +93,6 @@ def _is_off(part: nn.Module, window: Value) -> bool:
         if any(number > 1 and number in flat for number in numbers):
             return True
     tables = {2 * number + more for number in numbers for more in (-1, 1)}  # of positions up to so far apart
-    held = registered(part, ("_parameters", "_buffers")).values()
+    held = (*part.parameters(recurse=False), *part.buffers(recurse=False))
     inner_tables = (each.weight for each in part.children() if isinstance(each, nn.Embedding))
-    return any(tables & set(each.shape) - {1, 3} for each in (*held, *inner_tables) if each is not None)
+    return any(tables & set(each.shape) - {1, 3} for each in (*held, *inner_tables))
