@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import middle_lengths, odd_lengths
 from nsa_doctor.core.measurement import Mode
+from nsa_doctor.probes.internal import NORMS_BY_BATCH
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.inputs import rows_to_try, with_values
 from nsa_doctor.probes.numerics.compare import Departure, baseline
@@ -41,8 +42,11 @@ class Plan:
     values: str = ""
 
     def module(self, subject: Subject) -> BuiltModule:
-        """What is called: the subject behind these values."""
-        return comparable_module(with_values(subject, self.values), mode=self.mode)
+        """What is called: the subject behind these values, norms that mix rows as they are meant to in eval()."""
+        built = comparable_module(with_values(subject, self.values), mode=self.mode)
+        for _, norm in norms_by_batch(built.module):
+            norm.eval()
+        return built
 
     def changed(self, subject: Subject, built: BuiltModule, like: str, row: int) -> tuple[BuiltModule, Tensor]:
         """The batch x [B, S, ...] with rows of that kind around the row held, and what it goes through."""
@@ -53,6 +57,15 @@ class Plan:
         else:
             others = _ROWS_LIKE[like](others, own)
         return built, torch.cat((others[:row], own, others[row + 1 :]))
+
+
+def norms_by_batch(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Those that normalise by the batch in training alone, and keep what they have seen for eval(), by path."""
+    return [
+        (path, part)
+        for path, part in module.named_modules()
+        if isinstance(part, NORMS_BY_BATCH) and part.training and part.running_mean is not None
+    ]
 
 
 def plans(subject: Subject) -> Iterator[Plan]:

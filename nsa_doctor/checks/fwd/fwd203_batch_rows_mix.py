@@ -18,15 +18,20 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import ANOTHER_SEED, departure_finding, one, said_of
-from nsa_doctor.checks._shared.other_rows import NUM_ROWS, OF_ORDINARY_VALUES, Plan, mixed, plans
+from nsa_doctor.checks._shared.other_rows import NUM_ROWS, OF_ORDINARY_VALUES, Plan, mixed, norms_by_batch, plans
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.finding import Finding
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.probes.model.built_module import built
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
 
-def run(subject: Subject) -> Iterator[Finding]:
+def run(subject: Subject) -> Iterator[Finding | Note]:
     yield from one(_examine(subject, plan) for plan in plans(subject))
+    norms = norms_by_batch(built(subject, mode="train").module) if "train" in subject.modes else []
+    if norms:
+        more = f" and {len(norms) - 1} more" if len(norms) > 1 else ""
+        yield Note(message=f"in training mode rows mix in {norms[0][0] or 'its norm'}{more}, a norm by the batch")
 
 
 def _examine(subject: Subject, plan: Plan) -> Finding | None:
@@ -37,9 +42,9 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
     other_seed = replace(subject, seed=subject.seed + ANOTHER_SEED)
     if mixed(other_seed, replace(plan, held=((like, row),))) is None:
         return None
-    built = plan.module(subject)
-    x, (beside, other) = built.input(plan.length, NUM_ROWS), plan.changed(subject, built, like, row)
-    divergence = first_divergence(built, lambda: built(x), lambda: beside(other), {NUM_ROWS: 1 if row == 0 else -1})
+    sp = plan.module(subject)
+    x, (beside, other) = sp.input(plan.length, NUM_ROWS), plan.changed(subject, sp, like, row)
+    divergence = first_divergence(sp, lambda: sp(x), lambda: beside(other), {NUM_ROWS: 1 if row == 0 else -1})
     where = f" where all of it is {plan.values}" if like == OF_ORDINARY_VALUES else said_of(plan.values)
     message = f"{like} of the batch change a row's output{where} at B={NUM_ROWS}, S={plan.length} ({plan.mode})"
     return departure_finding(subject, "FWD203", message, divergence, found, length=plan.length, mode=plan.mode)

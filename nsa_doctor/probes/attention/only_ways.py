@@ -32,9 +32,27 @@ def only_way(sp: BuiltModule, length: int) -> OnlyWay | None:
         for path, layer in _layers(sp.module):
             for name, part in layer.named_children():
                 with _without_matrices(part) as has_any:
-                    if has_any and _is_alike(sp, inputs):
-                        return OnlyWay(layer, path, name)
+                    is_only = has_any and _is_alike(sp, inputs)
+                if is_only and _keeps_shape(sp, part, inputs[0]):  # what does not is no sublayer: patches, a projection
+                    return OnlyWay(layer, path, name)
     return None
+
+
+def _keeps_shape(sp: BuiltModule, part: nn.Module, x: Tensor) -> bool:
+    """Whether what the part gives has the shape of what it is given, wherever it is called with tensors."""
+    shapes: list[tuple[torch.Size, torch.Size]] = []
+
+    def see(_part: nn.Module, given: tuple[object, ...], answer: object) -> None:
+        first = answer[0] if isinstance(answer, tuple) and answer else answer
+        if given and isinstance(given[0], Tensor) and isinstance(first, Tensor):
+            shapes.append((given[0].shape, first.shape))
+
+    handle = part.register_forward_hook(see)
+    try:
+        sp(x)
+    finally:
+        handle.remove()
+    return all(given == answer for given, answer in shapes)
 
 
 def has_layers(root: nn.Module) -> bool:

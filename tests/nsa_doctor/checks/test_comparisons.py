@@ -371,3 +371,24 @@ def test_a_prefix_of_any_length_may_be_the_one_that_differs(seed: int) -> None:
 @pytest.mark.parametrize("code", CODES)
 def test_healthy_nsa_is_silent_whatever_the_seed(small, code: str, seed: int) -> None:
     assert run_check(registry.load(code), replace(small, seed=seed, profile="smoke")).verdict is Verdict.PASS
+
+
+class _NormsByBatch(nn.Module):
+    """A batch norm, which mixes rows in training as it is meant to, and perhaps a sum that mixes them too."""
+
+    def __init__(self, sums: bool, keeps: bool = True) -> None:
+        super().__init__()
+        self.norm, self.sums = nn.BatchNorm1d(8, track_running_stats=keeps), sums
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(x.mT).mT
+        return y + 0.1 * x.sum(0, keepdim=True) if self.sums and self.training else y
+
+
+@pytest.mark.parametrize(
+    ("sums", "keeps", "is_found"), [(False, True, False), (True, True, True), (False, False, True)]
+)
+def test_rows_that_a_batch_norm_mixes_in_training_are_a_note(sums: bool, keeps: bool, is_found: bool) -> None:
+    result = run_check(registry.load("FWD203"), embedding_subject(lambda: _NormsByBatch(sums, keeps)))
+    assert bool(result.findings) is is_found
+    assert any("rows mix in norm" in note for note in result.notes) is keeps

@@ -1,152 +1,44 @@
-"""Stacks of layers in which one part is the only way from the input to the output are found, at the layer."""
-
-from collections.abc import Callable
+"""A part that lays tokens out anew is the only way into a stage as it is meant to be; a bare sublayer is not."""
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core import registry
-from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.probes.attention.only_ways import only_way
-from nsa_doctor.probes.model.built_module import comparable_module
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.checks.test_comparisons import embedding_subject
 
 DIM = 8
 
 
-class Attention(nn.Module):
+class _Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.qkv = nn.Linear(DIM, 3 * DIM)
+        self.mix = nn.Linear(DIM, DIM)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
-        return (q @ k.mT / DIM**0.5).softmax(-1) @ v
+        return self.mix((x @ x.mT).softmax(-1) @ x)
 
 
-class Layer(nn.Module):
-    """Norm, attention and a feed-forward part, each with its residual or without."""
+class _Stage(nn.Module):
+    """Channels are made anew, then attention with its residual."""
 
-    def __init__(self, *, past_attention: bool = True, past_feed_forward: bool = True) -> None:
+    def __init__(self, width: int, *, has_residual: bool) -> None:
         super().__init__()
-        self.norm, self.attend = nn.LayerNorm(DIM), Attention()
-        self.feed_forward = nn.Sequential(nn.Linear(DIM, 2 * DIM), nn.GELU(), nn.Linear(2 * DIM, DIM))
-        self.past = past_attention, past_feed_forward
+        self.embed, self.attention = nn.Linear(width, DIM), _Attention()
+        self.out, self.has_residual = nn.Linear(DIM, 2 * DIM), has_residual
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.past[0] * x + self.attend(self.norm(x))
-        return self.past[1] * x + self.feed_forward(x)
+        x = self.embed(x)
+        x = x + self.attention(x) if self.has_residual else self.attention(x)
+        return self.out(x)
 
 
-class Stack(nn.Module):
-    """Between two maps, which all goes through."""
-
-    def __init__(self, make: Callable[[], nn.Module], count: int = 2) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
-        self.layers = nn.ModuleList(make() for _ in range(count))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.up(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.down(x)
+def stages(*, has_residual: bool) -> nn.Module:
+    first, second = (_Stage(width, has_residual=has_residual) for width in (2 * DIM, 2 * DIM))
+    return nn.Sequential(nn.Linear(DIM, 2 * DIM), first, second, nn.Linear(2 * DIM, DIM))
 
 
-class Lists(nn.Module):
-    """Layers that are lists of parts, with residuals around each."""
-
-    def __init__(self, *, adds: bool) -> None:
-        super().__init__()
-        parts = (nn.ModuleList([Attention(), nn.Linear(DIM, DIM)]) for _ in range(3))
-        self.layers, self.adds = nn.ModuleList(parts), adds
-
-    def forward(self, x: Tensor) -> Tensor:
-        for attend, mix in self.layers:
-            x = self.adds * x + attend(x)
-            x = x + mix(x)
-        return x
-
-
-class Heads(nn.Module):
-    """Heads side by side, which are no layers of a stack."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads = nn.ModuleList(nn.Sequential(Attention(), nn.Linear(DIM, DIM)) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return sum((head(x) for head in self.heads), torch.zeros_like(x))
-
-
-def stacked(make: Callable[[], nn.Module]) -> Subject:
-    def build(seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        return make()
-
-    forward = lambda module, x: module(x)  # noqa: E731
-    return Subject(
-        name="stack",
-        build=build,
-        forward=forward,
-        input="embeddings",
-        width=DIM,
-        packages=("tests",),
-        profile="smoke",
-    )
-
-
-def examined(make: Callable[[], nn.Module]) -> Result:
-    return run_check(registry.load("FWD232"), stacked(make))
-
-
-FAULTY = {
-    "past attention": (lambda: Stack(lambda: Layer(past_attention=False)), "attend of layers.0"),
-    "past the feed-forward part": (
-        lambda: Stack(lambda: Layer(past_feed_forward=False)),
-        "feed_forward of layers.0",
-    ),
-    "in lists": (lambda: Lists(adds=False), "0 of layers.0"),
-}
-
-
-@pytest.mark.parametrize(("make", "said"), FAULTY.values(), ids=FAULTY.keys())
-def test_a_part_that_nothing_leads_past_is_found(make: Callable[[], nn.Module], said: str) -> None:
-    (finding,) = examined(make).findings
-    assert finding.message.startswith(f"all that the output knows of the input goes through {said}: ")
-    assert (finding.where.module, finding.where.file) == ("layers.0", __file__)
-
-
-HEALTHY = {
-    "residuals": lambda: Stack(Layer),
-    "residuals in lists": lambda: Lists(adds=True),
-    "heads": Heads,
-    "layers of torch": lambda: Stack(lambda: nn.TransformerEncoderLayer(DIM, 2, 16, 0.0, batch_first=True)),
-}
-
-
-@pytest.mark.parametrize("make", HEALTHY.values(), ids=HEALTHY.keys())
-def test_what_something_leads_past_is_silent(make: Callable[[], nn.Module]) -> None:
-    assert examined(make).verdict is Verdict.PASS
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Stack(lambda: Layer(past_attention=False), count=1),
-        lambda: Stack(lambda: nn.Sequential(nn.Linear(DIM, DIM), nn.ReLU())),
-        lambda: nn.LSTM(DIM, DIM, num_layers=2, batch_first=True),
-    ],
-    ids=["one layer", "no attention", "a recurrence"],
-)
-def test_what_repeats_no_layer_of_attention_is_left_alone(make: Callable[[], nn.Module]) -> None:
-    assert examined(make).verdict is Verdict.SKIP
-
-
-def test_the_matrices_are_left_as_they_were() -> None:
-    sp = comparable_module(stacked(lambda: Stack(lambda: Layer(past_attention=False))))
-    before = {name: value.clone() for name, value in sp.module.state_dict().items()}
-    assert only_way(sp, 24) is not None
-    assert all(torch.equal(before[name], value) for name, value in sp.module.state_dict().items())
+@pytest.mark.parametrize("has_residual", [True, False])
+def test_a_stage_that_changes_the_channels_is_asked_for_its_sublayers(has_residual: bool) -> None:
+    result = run_check(registry.load("FWD232"), embedding_subject(lambda: stages(has_residual=has_residual)))
+    assert [finding.evidence["part"] for finding in result.findings] == ["attention"] * (not has_residual)
