@@ -44,6 +44,8 @@ def _is_setting(name: str, value: Any) -> bool:
 
 def _is_idle(given: UnreadArgument) -> bool:
     """Whether it was given another value than its default, and no line of its class names it or says why not."""
+    if given.is_written_out:
+        return False
     default = attempt(lambda: given.default)
     if default is inspect.Parameter.empty or not (default is None or _is_setting(given.name, default)):
         return False

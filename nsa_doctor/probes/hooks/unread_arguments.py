@@ -1,7 +1,9 @@
 """Arguments that modules are constructed with and whose constructors never read them."""
 
+import ast
 import dis
 import inspect
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,18 +14,23 @@ from unittest.mock import patch
 
 from torch import nn
 
+from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.internal import frame_above
 from nsa_doctor.probes.hooks.unread_variables import READING_ALL
 
 
 @dataclass(frozen=True)
 class UnreadArgument:
-    """What the constructor of a module was given by that name, and does nothing with: `code` is the constructor's."""
+    """What the constructor of a module was given by that name, and does nothing with: `code` is the constructor's.
+
+    is_written_out: whether a constructor of the same package gives it as a constant, which nobody has set.
+    """
 
     module: nn.Module
     name: str
     value: Any
     code: CodeType
+    is_written_out: bool = False
 
     @property
     def default(self) -> Any:
@@ -68,8 +75,27 @@ def _unread(
         for name in code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]:
             value = frame.f_locals.get(name)
             if is_wanted(name, value) and not reads(code, name):
-                yield UnreadArgument(module, name, value, code)
+                yield UnreadArgument(module, name, value, code, _is_written_out(frame, name))
         frame = frame.f_back
+
+
+def _is_written_out(frame: FrameType, name: str) -> bool:
+    """Whether the line of another constructor of its package that calls this one names the argument and a constant."""
+    caller = frame.f_back
+    if caller is None or caller.f_code.co_name != "__init__" or _package(caller) != _package(frame):
+        return False
+    source = attempt(lambda: ast.parse(textwrap.dedent(inspect.getsource(caller.f_code))))
+    line = caller.f_lineno - caller.f_code.co_firstlineno + 1
+    return isinstance(source, ast.Module) and any(
+        isinstance(node, ast.Call)
+        and node.lineno <= line <= (node.end_lineno or line)
+        and any(each.arg == name and isinstance(each.value, ast.Constant) for each in node.keywords)
+        for node in ast.walk(source)
+    )
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _reads(code: CodeType, name: str) -> bool:

@@ -78,6 +78,26 @@ class Warned(Stack):
         super().__init__()
 
 
+class WrittenOut(nn.Module):
+    """What no caller can set is left over from an interface."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Stack(
+            depth=1,
+            window=4,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class PassedOn(WrittenOut):
+    def __init__(self, window: int = 4) -> None:
+        super().__init__()
+        self.inner = Stack(window=window)
+
+
 def checked(kind: type[nn.Module], **given: Any) -> Result:
     subject = Subject(
         name="tests",
@@ -104,6 +124,11 @@ def test_what_is_given_and_never_read_is_found_at_its_constructor(
     assert linecache.getline(found.where.file, found.where.line).rstrip().endswith("# here")
 
 
+def test_what_is_handed_down_and_then_not_read_is_found() -> None:
+    (found,) = checked(PassedOn, window=8).findings
+    assert found.message.startswith("inner is given window=8")
+
+
 @pytest.mark.parametrize(
     ("kind", "given"),
     [
@@ -113,6 +138,7 @@ def test_what_is_given_and_never_read_is_found_at_its_constructor(
         (KeptBySuper, {"window": 4}),
         (SaidToBeUnused, {"window": 4}),
         (ReadLater, {"window": 4}),
+        (WrittenOut, {}),
     ],
 )
 def test_a_default_and_what_has_a_use_are_silent(kind: type[nn.Module], given: dict[str, Any]) -> None:
