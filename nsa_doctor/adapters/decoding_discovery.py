@@ -32,6 +32,7 @@ _CERTAIN = (
     *("past_key_values", "past_key_value", "kv_cache", "kv_caches", "cache", "caches", "past_kv", "past", "layer_past"),
     *("state", "states", "cache_params"),
 )
+_HIDDEN = ("hidden", "hidden_state", "hx")
 _KEYS_AND_VALUES = ("past_key_values", "past_key_value", "layer_past", "kv_cache", "kv_caches", "past_kv")
 _POSITIONS = ("position_ids", "positions", "cache_position", "input_pos")  # tensors of whole numbers
 _OFFSETS = ("start_pos", "offset", "position_offset", "past_length", "start")
@@ -45,7 +46,8 @@ class Decoding:
     """A way to decode, in words; `is_certain` where its names alone leave no doubt about what a step does.
 
     It `goes_on` where they leave none that a step may be given several tokens, as a forward is that takes past keys and
-    values, unless it does not look at them then.
+    values, unless it does not look at them then. Where `is_prompt_whole`, what a prompt gives has to be what one pass
+    gives, at all of its tokens.
 
     `others` are steps that a module may want in its place, given all tokens so far, each with the one at the first
     position in its place: a module that gives another output then counts positions by itself.
@@ -56,6 +58,7 @@ class Decoding:
     step: Step
     is_certain: bool
     goes_on: bool = False
+    is_prompt_whole: bool = False
     others: tuple[tuple[Step, Step | None], ...] | None = None
 
 
@@ -115,14 +118,16 @@ def _by_a_step_alone(module: nn.Module) -> Iterator[Decoding]:
     for name in _STEPS:
         step = getattr(module, name, None)
         second = list(inspect.signature(step).parameters.values())[1:2] if _required(step) == 1 else []  # type: ignore[arg-type]
-        if second and second[0].default is None and _names_a_cache(second[0].name):
-            yield Decoding(
-                f"{name}(x, {second[0].name}=None)",
-                lambda module, x, name=name: _pair(_called(module, name, x)),
-                lambda module, x, cache, name=name: _pair(_called(module, name, x, cache), cache),
-                is_certain=True,
-                goes_on=True,
-            )
+        if second and second[0].default is None and second[0].name in (*_CERTAIN, *_HIDDEN):
+
+            def step_of(module: nn.Module, x: Tensor, state: Any = None, name: str = name) -> tuple[Tensor, Any]:
+                output, left = _pair(_called(module, name, x, state))
+                if left is None:
+                    raise TypeError("no state comes back")
+                return output, left
+
+            words = f"{name}(x, {second[0].name}=None)"
+            yield Decoding(words, step_of, step_of, is_certain=True, goes_on=True, is_prompt_whole=True)
 
 
 def _called(module: nn.Module, name: str, *given: Any) -> Any:
@@ -217,8 +222,10 @@ def _proves_itself(subject: Subject, way: Decoding) -> bool:
     with torch.no_grad():
         whole = sp(x)
         if way.is_certain:
-            output, _ = way.prefill(sp.module, x[:, :1].clone())
-            return _fits(output, whole) and _is_close(output, whole, 1, _ALIKE) and _fits(_next(sp, way, x)[1], whole)
+            count = _PROMPT if way.is_prompt_whole else 1
+            output, _ = way.prefill(sp.module, x[:, :count].clone())
+            is_alike = _fits(output, whole) and _is_close(output, whole, count, _ALIKE)
+            return is_alike and output.shape[1] == count and _fits(_next(sp, way, x)[1], whole)
         prompt, following = _next(sp, way, x)
         are_shaped = _fits(prompt, whole) and _fits(following, whole)
         return are_shaped and _is_close(prompt, whole, _PROMPT) and _is_close(following, whole, _LENGTH)

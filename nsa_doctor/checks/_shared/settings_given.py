@@ -19,11 +19,17 @@ from nsa_doctor.subject.contract import Subject
 _OF_NO_EFFECT = re.compile(
     r"_|(layer|block|head|depth)?_?(idx|index|id|num|number|name)$|.*(name|device|dtype|debug|verbose|seed|path|dir)$"
     r"|(max|min|num|n)_?(seq|pos|len|token|ctx|context|source|target).*|.*(seq_?len|length|positions|block_size|backend)$"
+    r"|temperature|top_[kp]|.*token(_id)?|vocab_size|inplace"
     r"|.*(impl|implementation|fused|flash|efficient|checkpoint|checkpointing|cache|init|init_std|initializer.*|compat.*)$"
 )
-_MEANT = re.compile(r"unused|not used|no effect|ignored?|deprecat|compatib|legacy|reserved|placeholder|for now", re.I)
+_MEANT = re.compile(
+    r"unused|not used|no effect|ignored?|deprecat|compatib|legacy|reserved|placeholder|for now|dummy|interchangeab"
+    r"|mirror|interface|same signature|noqa|pylint",
+    re.IGNORECASE,
+)
+_LINES_ON = 3  # in which what is said of a name may stand
 _ALL_AT_ONCE = re.compile(
-    r"\b(locals|vars|hyperparameters|hparams|register_to_config|capture_init|__dict__|signature)\b"
+    r"\b(locals|vars|save_hyperparameters|hparams|register_to_config|capture_init|__dict__|f_locals|currentframe|_getframe)\b"
 )
 
 
@@ -44,23 +50,38 @@ def _is_setting(name: str, value: Any) -> bool:
 
 def _is_idle(given: UnreadArgument) -> bool:
     """Whether it was given another value than its default, and no line of its class names it or says why not."""
-    if given.is_written_out:
-        return False
+    kind = type(given.module)
     default = attempt(lambda: given.default)
-    if default is inspect.Parameter.empty or not (default is None or _is_setting(given.name, default)):
+    if (
+        not given.is_meant
+        or default is inspect.Parameter.empty
+        or not (default is None or _is_setting(given.name, default))
+    ):
         return False
-    if default == given.value:
+    if default == given.value or given.name in vars(given.module) or _is_wrapped(kind):
         return False
-    texts = [attempt(lambda kind=kind: inspect.getsource(kind)) for kind in type(given.module).__mro__]
-    own = [text for text in texts if isinstance(text, str) and not text.startswith("class Module:")]
-    return bool(own) and not any(_ALL_AT_ONCE.search(text) or _names(text, given.name) for text in own)
+    texts = {each: attempt(lambda each=each: inspect.getsource(each)) for each in kind.__mro__ if each not in _ROOTS}
+    own = {each: text for each, text in texts.items() if isinstance(text, str)}
+    is_of_a_base = any(re.search(rf"\b{given.name}\b", text) for each, text in own.items() if each is not kind)
+    return kind in own and not is_of_a_base and not _ALL_AT_ONCE.search(own[kind]) and not _names(own[kind], given.name)
+
+
+_ROOTS = (nn.Module, object)
+
+
+def _is_wrapped(kind: type) -> bool:
+    """Whether something stands around its constructor that may keep what it is given."""
+    hooks = (vars(each).get("__init_subclass__") for each in kind.__mro__ if each is not object)
+    return type(kind) is not type or hasattr(kind.__init__, "__wrapped__") or any(each is not None for each in hooks)
 
 
 def _names(text: str, name: str) -> bool:
     """Whether a class's source reads it as an attribute or key, in any method, or says that it is not meant to be."""
     if re.search(rf"(\.{name}\b|[\"']{name}[\"'])", text):
         return True
-    return any(_MEANT.search(line) for line in text.splitlines() if re.search(rf"\b{name}\b", line))
+    lines = text.splitlines()
+    beside = (lines[at : at + _LINES_ON] for at, line in enumerate(lines) if re.search(rf"\b{name}\b", line))
+    return any(_MEANT.search(line) for each in beside for line in each)
 
 
 def _reads(code: CodeType, name: str) -> bool:
@@ -77,16 +98,17 @@ def _reads(code: CodeType, name: str) -> bool:
 
 
 def _working(node: ast.AST) -> Iterator[ast.AST]:
-    """The statements of a function's body, without assertions and what does nothing but raise or warn."""
+    """The statements of a function's body, without what does nothing but refuse a switch that is on."""
     for child in getattr(node, "body", []):
-        if isinstance(child, ast.Assert) or (isinstance(child, ast.If) and _refuses(child)):
+        if isinstance(child, ast.Assert) and _is_of_switches(child.test):
+            continue
+        if isinstance(child, ast.If) and not child.orelse and all(isinstance(each, ast.Raise) for each in child.body):
+            yield from () if _is_of_switches(child.test) else (child,)
             continue
         yield child
 
 
-def _refuses(node: ast.If) -> bool:
-    return not node.orelse and all(isinstance(each, ast.Raise) or _warns(each) for each in node.body)
-
-
-def _warns(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and "warn" in ast.unparse(node.value.func)
+def _is_of_switches(test: ast.expr) -> bool:
+    """Whether a condition asks for nothing but names: of another, as one of several values, there is a use."""
+    allowed = (ast.BoolOp, ast.UnaryOp, ast.Name, ast.boolop, ast.unaryop, ast.expr_context)
+    return all(isinstance(each, allowed) for each in ast.walk(test))

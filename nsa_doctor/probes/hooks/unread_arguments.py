@@ -23,14 +23,16 @@ from nsa_doctor.probes.hooks.unread_variables import READING_ALL
 class UnreadArgument:
     """What the constructor of a module was given by that name, and does nothing with: `code` is the constructor's.
 
-    is_written_out: whether a constructor of the same package gives it as a constant, which nobody has set.
+    is_meant: whether whoever called wrote down the class by its name and, where that is a constructor of the same
+    package, no constant for the argument: one that nobody can set is left over, and of a class by another name (one of
+    several that take each other's place, or a base) not every setting is for it.
     """
 
     module: nn.Module
     name: str
     value: Any
     code: CodeType
-    is_written_out: bool = False
+    is_meant: bool = True
 
     @property
     def default(self) -> Any:
@@ -75,21 +77,24 @@ def _unread(
         for name in code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]:
             value = frame.f_locals.get(name)
             if is_wanted(name, value) and not reads(code, name):
-                yield UnreadArgument(module, name, value, code, _is_written_out(frame, name))
+                yield UnreadArgument(module, name, value, code, _is_meant(module, frame, name))
         frame = frame.f_back
 
 
-def _is_written_out(frame: FrameType, name: str) -> bool:
-    """Whether the line of another constructor of its package that calls this one names the argument and a constant."""
+def _is_meant(module: nn.Module, frame: FrameType, name: str) -> bool:
     caller = frame.f_back
-    if caller is None or caller.f_code.co_name != "__init__" or _package(caller) != _package(frame):
+    source = None if caller is None else attempt(lambda: ast.parse(textwrap.dedent(inspect.getsource(caller.f_code))))
+    if caller is None or not isinstance(source, ast.Module):
         return False
-    source = attempt(lambda: ast.parse(textwrap.dedent(inspect.getsource(caller.f_code))))
-    line = caller.f_lineno - caller.f_code.co_firstlineno + 1
-    return isinstance(source, ast.Module) and any(
+    first = 1 if caller.f_code.co_name == "<module>" else caller.f_code.co_firstlineno
+    line = caller.f_lineno - first + 1
+    is_own = caller.f_code.co_name == "__init__" and _package(caller) == _package(frame)
+    return any(
         isinstance(node, ast.Call)
         and node.lineno <= line <= (node.end_lineno or line)
-        and any(each.arg == name and isinstance(each.value, ast.Constant) for each in node.keywords)
+        and getattr(node.func, "attr", getattr(node.func, "id", "")) == type(module).__name__
+        and all(each.arg is not None for each in node.keywords)  # a whole configuration is for many
+        and not (is_own and any(each.arg == name and isinstance(each.value, ast.Constant) for each in node.keywords))
         for node in ast.walk(source)
     )
 

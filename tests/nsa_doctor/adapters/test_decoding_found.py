@@ -290,3 +290,43 @@ def test_a_step_alone_decodes_and_its_fault_is_found(slip: int) -> None:
     subject = found(lambda: ByAStep(slip))
     assert any("decoded by step(x, state=None)" in note for note in subject.notes)
     assert bool(run_check(registry.load("DEC101"), subject).findings) is bool(slip)
+
+
+class _Steps(Means):
+    """Methods that look like a step and are none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x, x.new_zeros(()), 0)[0]
+
+
+class ReadsAnEncoder(_Steps):
+    def decode(self, x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y = self.forward(x)
+        return y if memory is None else y + memory.mean(1, keepdim=True), y
+
+
+class IsMasked(_Steps):
+    def decode(self, x: Tensor, kv_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.forward(x), x
+
+
+class GivesNoState(_Steps):
+    def step(self, x: Tensor, state: Tensor | None = None) -> Tensor:
+        return self.forward(x)
+
+
+class StepsByOne(_Steps):
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y, total = self.run(x[:, -1:], x.new_zeros(()) if state is None else state, 0)
+        return y, total
+
+
+class StepsInDepth(_Steps):
+    def step(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y = self.mix(x if state is None else x + state)
+        return y, y
+
+
+@pytest.mark.parametrize("make", [ReadsAnEncoder, IsMasked, GivesNoState, StepsByOne, StepsInDepth])
+def test_what_looks_like_a_step_alone_and_is_none_is_left_alone(make: type[nn.Module]) -> None:
+    assert not found(make).offers("step")

@@ -49,6 +49,29 @@ def with_dropout(subject: Subject) -> Subject:
     )
 
 
+class Scaled(nn.Module):
+    """A low-rank update of the output, times its factor."""
+
+    def __init__(self, inner: nn.Module, width: int, rank: int = 2) -> None:
+        super().__init__()
+        self.inner, self.alpha, self.rank, self.scaling = inner, 3, rank, 3 / rank
+        self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, D]."""
+        return self.up(self.down(x)) * self.scaling
+
+
+def with_an_adapter(subject: Subject) -> Subject:
+    """A low-rank adapter beside it."""
+
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        output: Tensor = subject.forward(cast("Any", module).inner, x)
+        return output + module(x)
+
+    return replace(subject, build=lambda seed: Scaled(subject.build(seed), subject.width), forward=forward)
+
+
 class Rested(nn.Module):
     """Attention and a norm, each with its residual."""
 

@@ -30,7 +30,13 @@ from nsa_doctor.subject.training_loop import TrainingLoop
 from nsa_doctor.testing.checkpoints import GATE, healthy, holding
 from nsa_doctor.testing.training_runs import trained
 from nsa_doctor.worker.run_check import run_check
-from tests.nsa_doctor.checks.offered import with_attention, with_dropout, with_layers, with_positions
+from tests.nsa_doctor.checks.offered import (
+    with_an_adapter,
+    with_attention,
+    with_dropout,
+    with_layers,
+    with_positions,
+)
 from tests.nsa_doctor.conftest import HERE
 
 KINDS = {code: entry.examines for code, entry in registry.entries().items()}
@@ -218,6 +224,7 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "FWD229": with_positions,
     "FWD230": with_attention,
     "FWD231": with_dropout,
+    "FWD241": with_an_adapter,
     "FWD232": with_layers,
     "GRD214": with_a_loop,
     "GRD215": with_a_loop,

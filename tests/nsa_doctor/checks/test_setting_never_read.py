@@ -2,6 +2,8 @@
 
 import linecache
 import warnings
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -72,9 +74,58 @@ class ReadLater(Stack):
 
 
 class Warned(Stack):
-    def __init__(self, window: int | None = None) -> None:  # here
+    def __init__(self, window: int | None = None) -> None:
         if window is not None:
             warnings.warn("windows need another backend", stacklevel=2)
+        super().__init__()
+
+
+class OneOfSeveral(nn.Module):
+    """A part that is chosen by a name has the signature of the others."""
+
+    def __init__(self, window: int = 4) -> None:
+        super().__init__()
+        kinds = {"plain": Stack, "windowed": HandedOn}
+        self.inner = kinds["plain"](window=window)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class GivenAll(OneOfSeveral):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Stack(**{"depth": 1, "window": 4})
+
+
+class Chosen(Stack):
+    def __init__(self, window: str = "narrow") -> None:
+        assert window in ("narrow", "wide")
+        super().__init__()
+
+
+class SaidBelow(Stack):
+    def __init__(self, window: int | None = None) -> None:
+        """Make it.
+
+        window: how far each token reads;
+            it has no effect here.
+        """
+        super().__init__()
+
+
+def keeping(constructor: Any) -> Any:
+    @wraps(constructor)
+    def kept(self: nn.Module, **given: Any) -> None:
+        constructor(self, **given)
+        self.given = given
+
+    return kept
+
+
+class Kept(Stack):
+    @keeping
+    def __init__(self, window: int | None = None) -> None:
         super().__init__()
 
 
@@ -98,10 +149,10 @@ class PassedOn(WrittenOut):
         self.inner = Stack(window=window)
 
 
-def checked(kind: type[nn.Module], **given: Any) -> Result:
+def checked(make: Callable[[], nn.Module]) -> Result:
     subject = Subject(
         name="tests",
-        build=lambda seed: kind(**given),
+        build=lambda seed: make(),
         forward=lambda module, x: module(x),
         input="embeddings",
         width=DIM,
@@ -111,35 +162,39 @@ def checked(kind: type[nn.Module], **given: Any) -> Result:
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "name"),
-    [(Stack, {"window": 4}, "window"), (Refused, {"keeps": True}, "keeps"), (Warned, {"window": 4}, "window")],
+    ("make", "said"),
+    [
+        (lambda: Stack(window=4), "Stack is given window=4, where None is its default"),
+        (lambda: Refused(keeps=True), "Refused is given keeps=True, where False is its default"),
+        (lambda: PassedOn(window=8), "inner is given window=8"),
+        (lambda: nn.Sequential(Stack(2, 4), Stack(2, 4)), "0 (and 1 more of its class) is given window=4"),
+    ],
 )
-def test_what_is_given_and_never_read_is_found_at_its_constructor(
-    kind: type[nn.Module], given: dict[str, Any], name: str
-) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        (found,) = checked(kind, **given).findings
-    assert f"is given {name}={given[name]!r}" in found.message
+def test_what_is_given_and_never_read_is_found_at_its_constructor(make: Callable[[], nn.Module], said: str) -> None:
+    (found,) = checked(make).findings
+    assert found.message.startswith(said)
     assert linecache.getline(found.where.file, found.where.line).rstrip().endswith("# here")
 
 
-def test_what_is_handed_down_and_then_not_read_is_found() -> None:
-    (found,) = checked(PassedOn, window=8).findings
-    assert found.message.startswith("inner is given window=8")
-
-
 @pytest.mark.parametrize(
-    ("kind", "given"),
+    "make",
     [
-        (Stack, {"window": None, "depth": 2}),
-        (Refused, {"keeps": False, "causal": True}),
-        (HandedOn, {"window": 4}),
-        (KeptBySuper, {"window": 4}),
-        (SaidToBeUnused, {"window": 4}),
-        (ReadLater, {"window": 4}),
-        (WrittenOut, {}),
+        lambda: Stack(window=None, depth=2),
+        lambda: Refused(keeps=False, causal=True),
+        lambda: HandedOn(window=4),
+        lambda: KeptBySuper(window=4),
+        lambda: SaidToBeUnused(window=4),
+        lambda: ReadLater(window=4),
+        lambda: Warned(window=4),
+        OneOfSeveral,
+        GivenAll,
+        lambda: Chosen(window="wide"),
+        lambda: SaidBelow(window=4),
+        lambda: Kept(window=4),
+        WrittenOut,
     ],
 )
-def test_a_default_and_what_has_a_use_are_silent(kind: type[nn.Module], given: dict[str, Any]) -> None:
-    assert checked(kind, **given).verdict is Verdict.PASS
+def test_a_default_and_what_has_a_use_are_silent(make: Callable[[], nn.Module]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert checked(make).verdict is Verdict.PASS

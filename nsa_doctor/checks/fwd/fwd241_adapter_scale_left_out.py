@@ -1,10 +1,10 @@
-"""FWD241 scale-without-effect
+"""FWD241 adapter-scale-left-out
 
-Detects: a factor that a module holds as a number (`scale`, `scaling`, `softcap`, by itself or in a dictionary), that
-    one of its methods reads and no line which a pass comes to, and of which another value changes nothing.
-Matters: an adapter trained with `alpha / rank` of 0.25 is applied with 1; what one path scales another does not,
-    and the two give other results from the same weights.
-Fix: multiply by it on every path that a pass may take, or refuse another value than 1.
+Detects: the factor of a low-rank adapter, alpha / rank, that its module holds, and of which another value changes
+    neither the output nor a gradient, though every parameter of the adapter has a part in the output.
+Matters: an adapter trained with a factor of 0.25 is applied with 1; what one path scales another does not, and the two
+    give other results from the same weights.
+Fix: multiply by it on every path that a pass may take.
 
 Example:
     # faulty
@@ -18,19 +18,22 @@ Example:
 from collections.abc import Iterator
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.scales_held import LENGTH, idle_factors
+from nsa_doctor.checks._shared.adapter_scales import LENGTH, scales_left_out
 from nsa_doctor.core.check import Check
+from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.core.text import joined
 from nsa_doctor.probes.hooks.places import definition_place, in_subject
 from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    module, found = idle_factors(subject)
+    module, found, count = scales_left_out(subject)
+    if not count:
+        raise NotApplicableError("no adapter in use holds an alpha / rank other than 1")
     kinds = [(type(each.holder), each.name) for each in found]
     for kind in dict.fromkeys(kinds):
         first, others = found[kinds.index(kind)], kinds.count(kind) - 1
@@ -39,8 +42,8 @@ def run(subject: Subject) -> Iterator[Finding]:
         holder = first.path or type(first.holder).__name__
         yield Finding(
             message=(
-                f"{word}={first.value:g} that {holder}{more} holds has no effect: with {first.another:g} in its place "
-                f"outputs and gradients are the same; it is read in {joined([each.name for each in first.readers])}"
+                f"{word}={first.value:g}, the alpha / rank of {holder}{more}, has no effect: with {first.another:g} in "
+                f"its place outputs and gradients are the same"
             ),
             where=in_subject(replace(definition_place(first.holder), module=first.path), module),
             evidence={"attribute": first.name, "length": min(LENGTH, subject.max_length)},
@@ -50,20 +53,17 @@ def run(subject: Subject) -> Iterator[Finding]:
 
 def planted(subject: Subject) -> Subject:
     class Adapted(nn.Module):
-        """An adapter beside the subject, whose factor one path leaves out."""
+        """The subject, and an adapter whose factor is left out."""
 
-        def __init__(self) -> None:
+        def __init__(self, alpha: float = 3.0, rank: int = 4) -> None:
             super().__init__()
             self.inner = subject.build(subject.seed)
-            self.down = nn.Parameter(Tensor([0.1, 0.2]))
-            self.scaling = 0.75
-
-        def delta(self) -> Tensor:
-            return self.down * self.scaling
+            self.shift = nn.Parameter(torch.tensor([0.1, 0.2]))
+            self.alpha, self.rank, self.scaling = alpha, rank, alpha / rank
 
         def forward(self, x: Tensor) -> Tensor:
             output: Tensor = subject.forward(self.inner, x)
-            return output + self.down.sum()
+            return output + self.shift.sum()
 
     return replace(subject, build=lambda _seed: Adapted(), forward=lambda module, x: module(x))
 
