@@ -94,5 +94,7 @@ def _is_off(part: nn.Module, window: Value) -> bool:
             return True
     tables = {2 * number + more for number in numbers for more in (-1, 1)}  # of positions up to so far apart
     held = (*part.parameters(recurse=False), *part.buffers(recurse=False))
+    if any(number > 1 and number in each.shape for number in numbers for each in held):  # a kernel of its own
+        return True
     inner_tables = (each.weight for each in part.children() if isinstance(each, nn.Embedding))
     return any(tables & set(each.shape) - {1, 3} for each in (*held, *inner_tables))

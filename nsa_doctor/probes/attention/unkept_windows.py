@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nsa_doctor.core.errors import Caught, attempt
@@ -20,8 +20,11 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.attention.held_windows import Held, held_windows
 from nsa_doctor.probes.attention.score_watch import SOFTMAX
+from nsa_doctor.probes.attention.window_uses import has_another_use
+from nsa_doctor.probes.hooks.attribute_lines import methods_of
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import Places
+from nsa_doctor.probes.hooks.reached_lines import Lines, reached_lines
 from nsa_doctor.probes.internal import DispatchWatcher, untraced
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.operations import operation_name
@@ -73,8 +76,16 @@ def unkept_windows(sp: BuiltModule, held: Sequence[Held], asked: Sequence[Held])
         for each in windows:
             seen = watch.seen[each.path]
             is_far = seen.distance > _NEAR * each.reach + 2 and _speaks_against(each, held, watch.seen)
-            if is_far and not _has_effect(sp, each, x) and _weighs_beyond(sp, each, held, x, output):
+            is_without = is_far and not _has_effect(sp, each, x) and _weighs_beyond(sp, each, held, x, output)
+            if is_without and not has_another_use(each.module, each.name, _reached(sp, each.module, x)):
                 yield Unkept(each, seen.places[0], length, len(seen.places), seen.distance)
+
+
+def _reached(sp: BuiltModule, holder: nn.Module, x: Tensor) -> Lines:
+    files = {file for file, _ in methods_of(holder)}
+    with torch.no_grad(), unobserved(), reached_lines(files.__contains__) as lines:
+        sp(x)
+    return lines
 
 
 def _length_for(sp: BuiltModule, reach: int) -> int:
@@ -104,8 +115,10 @@ def _has_effect(sp: BuiltModule, held: Held, x: Tensor) -> bool:
             setattr(
                 held.module, held.name, list(other) if isinstance(own, list) and isinstance(other, tuple) else other
             )
-            after = attempt(lambda: sp(x))
-            setattr(held.module, held.name, own)
+            try:
+                after = attempt(lambda: sp(x))
+            finally:
+                setattr(held.module, held.name, own)
             if isinstance(after, Caught) or not _is_same(before, after):
                 return True
     return False

@@ -15,12 +15,97 @@ from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 
 DIM, HEADS, WINDOW = 16, 2, 4
+HAS_KERNELS = False
 
 
 def far(length: int, window: int) -> Tensor:
     """[S, S]: further away than the window."""
     t = torch.arange(length)
     return (t[:, None] - t).abs() > window
+
+
+class Ways:
+    """What becomes of the window, outside of the class that holds it."""
+
+    @staticmethod
+    def scores(q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT * q.shape[-1] ** -0.5
+
+    @staticmethod
+    def dropped(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v)  # here
+
+    @staticmethod
+    def dropped_of_causal(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, is_causal=True)  # here
+
+    @staticmethod
+    def built_and_lost(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = Ways.scores(q, k)
+        scores.masked_fill(far(q.shape[2], layer.window_size), float("-inf"))
+        return scores.softmax(-1) @ v  # here
+
+    @staticmethod
+    def along_rows(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        hidden = far(q.shape[0], layer.window_size)  # of a batch of one: [1, 1]
+        return Ways.scores(q, k).masked_fill(hidden, float("-inf")).softmax(-1) @ v  # here
+
+    @staticmethod
+    def by_hand(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        powers = Ways.scores(q, k).exp()
+        return (powers / powers.sum(-1, keepdim=True)) @ v  # here
+
+    @staticmethod
+    def biased(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        count = q.shape[2]
+        return (Ways.scores(q, k) + 1e-3 * layer.bias[:count, :count]).softmax(-1) @ v
+
+    @staticmethod
+    def masked(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, attn_mask=~far(q.shape[2], WINDOW))
+
+    @staticmethod
+    def masked_after(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return Ways.scores(q, k).softmax(-1).masked_fill(far(q.shape[2], WINDOW), 0.0) @ v
+
+    @staticmethod
+    def by_a_table(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        t = torch.arange(q.shape[2])
+        bias = layer.relative[(t - t[:, None]).clamp(-WINDOW, WINDOW) + WINDOW]
+        return (Ways.scores(q, k) + bias).softmax(-1) @ v
+
+    @staticmethod
+    def in_blocks(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (pad(each, (0, 0, 0, -each.shape[2] % WINDOW)).unflatten(2, (-1, WINDOW)) for each in (q, k, v))
+        return scaled_dot_product_attention(q, k, v).flatten(2, 3)
+
+    @staticmethod
+    def cut_blocks(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return Ways.in_blocks(layer, q, k, v)[:, :, : q.shape[2]]
+
+    @staticmethod
+    def beside_all(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return Ways.masked(layer, q, k, v) + scaled_dot_product_attention(q, k, v)
+
+    @staticmethod
+    def of_few_keys(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k[:, :, :3], v[:, :, :3])
+
+    @staticmethod
+    def softly(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        t = torch.arange(q.shape[2])
+        return (Ways.scores(q, k) - (t - t[:, None]).abs() / (9 * layer.window_size)).softmax(-1) @ v
+
+    @staticmethod
+    def of_blocks(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        t = torch.arange(q.shape[2]) // 32  # a block
+        hidden = (t[:, None] - t).abs() > layer.window_size
+        return Ways.scores(q, k).masked_fill(hidden, float("-inf")).softmax(-1) @ v
+
+    @staticmethod
+    def pooled_before(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        pooled = layer.pool(k.flatten(0, 1).mT).mT.unflatten(0, k.shape[:2])[:, :, : k.shape[2]]
+        return scaled_dot_product_attention(q, pooled, v)
 
 
 class Layer(nn.Module):
@@ -39,66 +124,62 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
-        return x + self.out(getattr(self, self.way)(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.out(getattr(Ways, self.way)(self, q, k, v).transpose(1, 2).flatten(2))
 
-    def scores(self, q: Tensor, k: Tensor) -> Tensor:
-        return q @ k.mT * q.shape[-1] ** -0.5
 
-    def dropped(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return scaled_dot_product_attention(q, k, v)  # here
+class Falls(Layer):
+    """What the environment lacks is done in another way, which forgets the window."""
 
-    def dropped_of_causal(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return scaled_dot_product_attention(q, k, v, is_causal=True)  # here
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        if HAS_KERNELS:
+            v = Ways.masked(self, q, k, v + self.window_size)
+        else:
+            q = 2 * q
+            v = scaled_dot_product_attention(q, k, v)  # here
+        return x + self.out(v.transpose(1, 2).flatten(2))
 
-    def built_and_lost(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = self.scores(q, k)
-        scores.masked_fill(far(q.shape[2], self.window_size), float("-inf"))
-        return scores.softmax(-1) @ v  # here
 
-    def along_rows(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        hidden = far(q.shape[0], self.window_size)  # of a batch of one: [1, 1]
-        return self.scores(q, k).masked_fill(hidden, float("-inf")).softmax(-1) @ v  # here
+class Evicts(Layer):
+    """Its cache alone is cut to the window."""
 
-    def by_hand(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        powers = self.scores(q, k).exp()
-        return (powers / powers.sum(-1, keepdim=True)) @ v  # here
+    def evict(self, cache: Tensor) -> Tensor:
+        return cache[:, -self.window_size :]
 
-    def masked(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return scaled_dot_product_attention(q, k, v, attn_mask=~far(q.shape[2], WINDOW))
 
-    def masked_after(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.scores(q, k).softmax(-1).masked_fill(far(q.shape[2], WINDOW), 0.0) @ v
+class DenseWhereShort(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] < 512:
+            return super().forward(x)
+        return x[:, -self.window_size :]
 
-    def by_a_table(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        t = torch.arange(q.shape[2])
-        bias = self.relative[(t - t[:, None]).clamp(-WINDOW, WINDOW) + WINDOW]
-        return (self.scores(q, k) + bias).softmax(-1) @ v
 
-    def in_blocks(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (pad(each, (0, 0, 0, -each.shape[2] % WINDOW)).unflatten(2, (-1, WINDOW)) for each in (q, k, v))
-        return scaled_dot_product_attention(q, k, v).flatten(2, 3)
+class InSomeLayers(Layer):
+    """One layer of several has the window."""
 
-    def cut_blocks(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.in_blocks(q, k, v)[:, :, : q.shape[2]]
+    def __init__(self, layer_idx: int) -> None:
+        super().__init__("dropped")
+        self.layer_idx = layer_idx
 
-    def beside_all(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return self.masked(q, k, v) + scaled_dot_product_attention(q, k, v)
+    def forward(self, x: Tensor) -> Tensor:
+        if self.layer_idx % 4 == 1:
+            return x[:, : self.window_size]
+        return super().forward(x)
 
-    def of_few_keys(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return scaled_dot_product_attention(q, k[:, :, :3], v[:, :, :3])
 
-    def softly(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        t = torch.arange(q.shape[2])
-        return (self.scores(q, k) - (t - t[:, None]).abs() / (9 * self.window_size)).softmax(-1) @ v
+class Soft(Layer):
+    """Far keys count little."""
 
-    def of_blocks(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        t = torch.arange(q.shape[2]) // 32  # a block
-        hidden = (t[:, None] - t).abs() > self.window_size
-        return self.scores(q, k).masked_fill(hidden, float("-inf")).softmax(-1) @ v
+    def __init__(self, window_size: int = WINDOW) -> None:
+        super().__init__("biased", window=window_size)
+        t = torch.arange(300)
+        self.register_buffer("bias", -((t[:, None] - t) ** 2) / (2.0 * window_size * window_size))
 
-    def pooled_before(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        pooled = self.pool(k.flatten(0, 1).mT).mT.unflatten(0, k.shape[:2])[:, :, : k.shape[2]]
-        return scaled_dot_product_attention(q, pooled, v)
+
+class Convolves(Layer):
+    def __init__(self) -> None:
+        super().__init__("dropped", "local_window")
+        self.kernel = nn.Parameter(torch.ones(DIM, 1, WINDOW))
 
 
 class Rows(nn.Module):
@@ -176,6 +257,11 @@ def test_it_is_found_by_any_usual_name_and_form(name: str, window: Any) -> None:
     assert f"tests holds {name} = " in finding.message
 
 
+def test_what_a_fallback_forgets_is_found() -> None:
+    (finding,) = examined(lambda: Falls("dropped")).findings
+    assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n")
+
+
 def test_a_mask_that_torchs_attention_is_not_given_is_found() -> None:
     (finding,) = examined(lambda: OfTorch(is_masked=False)).findings
     assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n")
@@ -192,6 +278,10 @@ def test_a_mask_that_torchs_attention_is_not_given_is_found() -> None:
         lambda: Layer("dropped", "num_heads_per_window", 8),
         lambda: nn.Sequential(Layer("dropped"), Layer("masked")),
         lambda: OfTorch(is_masked=True),
+        *(lambda kind=kind: kind("dropped") for kind in (Evicts, DenseWhereShort)),
+        lambda: InSomeLayers(2),
+        Soft,
+        Convolves,
         Rows,
         Pooling,
         lambda: nn.Linear(DIM, DIM),
