@@ -19,7 +19,7 @@ from nsa_doctor.subject.contract import Subject
 _OF_NO_EFFECT = re.compile(
     r"_|(layer|block|head|depth)?_?(idx|index|id|num|number|name)$|.*(name|device|dtype|debug|verbose|seed|path|dir)$"
     r"|(max|min|num|n)_?(seq|pos|len|token|ctx|context|source|target).*|.*(seq_?len|length|positions|block_size|backend)$"
-    r"|temperature|top_[kp]|.*token(_id)?|vocab_size|inplace"
+    r"|temperature|top_[kp]|.*token(_id)?|vocab_size|inplace|(\w+_)?eps(ilon)?$"
     r"|.*(impl|implementation|fused|flash|efficient|checkpoint|checkpointing|cache|init|init_std|initializer.*|compat.*)$"
 )
 _MEANT = re.compile(
@@ -27,6 +27,7 @@ _MEANT = re.compile(
     r"|mirror|interface|same signature|noqa|pylint",
     re.IGNORECASE,
 )
+_ROOTS = (nn.Module, object)
 _LINES_ON = 3  # in which what is said of a name may stand
 _ALL_AT_ONCE = re.compile(
     r"\b(locals|vars|save_hyperparameters|hparams|register_to_config|capture_init|__dict__|f_locals|currentframe|_getframe)\b"
@@ -58,19 +59,21 @@ def _is_idle(given: UnreadArgument) -> bool:
         or not (default is None or _is_setting(given.name, default))
     ):
         return False
-    if default == given.value or given.name in vars(given.module) or _is_wrapped(kind):
+    if default == given.value or given.name in vars(given.module) or _is_for_all(given):
         return False
     texts = {each: attempt(lambda each=each: inspect.getsource(each)) for each in kind.__mro__ if each not in _ROOTS}
     own = {each: text for each, text in texts.items() if isinstance(text, str)}
     is_of_a_base = any(re.search(rf"\b{given.name}\b", text) for each, text in own.items() if each is not kind)
-    return kind in own and not is_of_a_base and not _ALL_AT_ONCE.search(own[kind]) and not _names(own[kind], given.name)
+    is_kept = any(_ALL_AT_ONCE.search(text) for text in own.values())
+    return kind in own and not (is_of_a_base or is_kept or _names(own[kind], given.name))
 
 
-_ROOTS = (nn.Module, object)
-
-
-def _is_wrapped(kind: type) -> bool:
-    """Whether something stands around its constructor that may keep what it is given."""
+def _is_for_all(given: UnreadArgument) -> bool:
+    """Whether its constructor takes whatever it is given, something stands around it, or it makes a stand-in."""
+    kind = type(given.module)
+    has_weights = any(True for _ in given.module.parameters())
+    if given.code.co_flags & inspect.CO_VARKEYWORDS or not has_weights:
+        return True
     hooks = (vars(each).get("__init_subclass__") for each in kind.__mro__ if each is not object)
     return type(kind) is not type or hasattr(kind.__init__, "__wrapped__") or any(each is not None for each in hooks)
 
