@@ -1,7 +1,7 @@
 """FWD238 setting-never-read
 
-Detects: a setting that the constructor of a module has a default for, is given another value of by a call that names its
-    class, and does not read, or asserts of alone; no line of its class names it or says that it is not for this one.
+Detects: a setting that the constructor of a module has a default for, is given another value of by a call that names
+    its class, and does not read, or asserts of alone; no line of its class names it or says that it is for others.
 Matters: whoever sets it gets what the default would give, and two runs that differ in it are the same run.
 Fix: hand the setting on to the part that it is for, or refuse values other than its default.
 
