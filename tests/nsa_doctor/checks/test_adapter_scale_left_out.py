@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.checks.test_comparisons import embedding_subject
 
-DIM = 16
+DIM = 8
 
 
 class Adapter(nn.Module):
@@ -79,15 +79,7 @@ class OfNoAdapter(nn.Module):
 
 
 def checked(make: Any) -> Result:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: make(),
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=DIM,
-        packages=("tests",),
-    )
-    return run_check(registry.load("FWD241"), subject)
+    return run_check(registry.load("FWD241"), embedding_subject(make))
 
 
 @pytest.mark.parametrize(

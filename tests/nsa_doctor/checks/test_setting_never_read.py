@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.checks.test_comparisons import embedding_subject
 
 DIM = 8
 
@@ -150,15 +150,7 @@ class PassedOn(WrittenOut):
 
 
 def checked(make: Callable[[], nn.Module]) -> Result:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: make(),
-        forward=lambda module, x: module(x),
-        input="embeddings",
-        width=DIM,
-        packages=("tests",),
-    )
-    return run_check(registry.load("FWD238"), subject)
+    return run_check(registry.load("FWD238"), embedding_subject(make))
 
 
 @pytest.mark.parametrize(
