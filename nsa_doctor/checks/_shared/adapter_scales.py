@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.subject.contract import Subject
 
 LENGTH = 19
 _ANOTHER = 1.7  # times the value
+_MODES: tuple[Mode, ...] = ("eval", "train")
 _SCALE = re.compile(r"(?:\w*_)?(?:scale|scaling|scale_factor|scaling_factor)")
 _ALPHA, _RANK = re.compile(r"(?:\w*_)?alpha"), re.compile(r"(?:\w*_)?(?:r|rank|dim)")
 
@@ -53,18 +55,15 @@ def scales_left_out(subject: Subject) -> tuple[nn.Module, list[AdapterScale], in
 
     Neither an output nor a gradient, in eval() and in training mode, from all parameters of the adapter.
     """
-    module, left_out, count = None, None, 0
-    for mode in ("eval", "train"):
-        if mode not in subject.modes:
-            continue
-        sp = built(subject, mode=mode)
-        found = list(_in_use(sp))
-        module, count = module or sp.module, max(count, len(found))
-        idle = [each for each in found if _is_without_effect(sp, each)]
-        names = {(each.path, each.name, each.key) for each in idle}
-        left_out = idle if left_out is None else [e for e in left_out if (e.path, e.name, e.key) in names]
-    assert module is not None
-    return module, left_out or [], count
+    modes: list[Mode] = [mode for mode in _MODES if mode in subject.modes] or [subject.modes[0]]
+    built_in = [built(subject, mode=mode) for mode in modes]
+    found = [list(_in_use(sp)) for sp in built_in]
+    idle = [
+        {(each.path, each.name, each.key) for each in scales if _is_without_effect(sp, each)}
+        for sp, scales in zip(built_in, found, strict=True)
+    ]
+    left_out = [each for each in found[0] if all((each.path, each.name, each.key) in every for every in idle)]
+    return built_in[0].module, left_out, max(map(len, found))
 
 
 def _in_use(sp: BuiltModule) -> Iterator[AdapterScale]:

@@ -67,6 +67,13 @@ class Guarded(Adapter):
         return self.base(x) + self.up(self.down(x))
 
 
+class WithoutLength(Applied):
+    """Asking for its truth raises, as of a compiled list."""
+
+    def __len__(self) -> int:
+        raise TypeError("it has no length")
+
+
 class OfNoAdapter(nn.Module):
     """A factor that another method reads, as guidance and denormalising do."""
 
@@ -99,7 +106,9 @@ def test_a_factor_that_is_left_out_is_found(make: Any, said: str) -> None:
     assert found.where.file == __file__
 
 
-@pytest.mark.parametrize("make", [Applied, Merged, InTraining, Guarded, OfNoAdapter, lambda: Adapter(4.0)])
+@pytest.mark.parametrize(
+    "make", [Applied, Merged, InTraining, Guarded, WithoutLength, OfNoAdapter, lambda: Adapter(4.0)]
+)
 def test_a_factor_that_is_applied_or_of_what_is_not_in_use_is_silent(make: Any) -> None:
     assert checked(make).verdict in (Verdict.PASS, Verdict.SKIP)
 
