@@ -112,9 +112,7 @@ def _has_effect(sp: BuiltModule, held: Held, x: Tensor) -> bool:
         before = sp(x)
         own = vars(held.module)[held.name]
         for other in held.others:
-            setattr(
-                held.module, held.name, list(other) if isinstance(own, list) and isinstance(other, tuple) else other
-            )
+            setattr(held.module, held.name, type(own)(other) if isinstance(other, tuple) else other)
             try:
                 after = attempt(lambda: sp(x))
             finally:

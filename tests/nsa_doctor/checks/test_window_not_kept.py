@@ -2,6 +2,7 @@
 
 import linecache
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Result, Verdict
-from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
+from tests.nsa_doctor.checks.test_comparisons import embedding_subject
 
 DIM, HEADS, WINDOW = 16, 2, 4
 HAS_KERNELS = False
@@ -218,15 +219,7 @@ class Pooling(nn.Module):
 
 
 def examined(make: Callable[[], nn.Module], max_length: int = 300) -> Result:
-    subject = Subject(
-        name="tests",
-        build=lambda seed: make(),
-        forward=lambda m, x: m(x),
-        input="embeddings",
-        width=DIM,
-        max_length=max_length,
-        packages=("tests",),
-    )
+    subject = replace(embedding_subject(make), width=DIM, max_length=max_length)
     return run_check(registry.load("FWD240"), subject)
 
 
