@@ -8,7 +8,7 @@ reaches. Each is examined by the command line, on small models so that it takes 
 layer, then a layer with other options, the language model, and the operator as a function, by `run`; in nsa/train a run
 that is killed and resumed, by `smoke`. The first finding ends it. What nobody notices is given to the tests: a mutant
 that they notice changes what is computed and counts as missed; one that they do not either is listed, and counts for
-nothing, since it may well compute the same.
+nothing, since it may well compute the same. First the tree as it is has to pass all of these.
 """
 
 import argparse
@@ -87,16 +87,28 @@ def drawn_mutants(seed: int) -> Iterator[Mutant]:
     return drawn(sources, lines, seed)
 
 
+def faults_of_the_tree(jobs: int) -> list[str]:
+    """What the examinations say of the tree as it is: a mutant would count as noticed by it."""
+    with tempfile.TemporaryDirectory(prefix="nsa-mutant-") as place, ThreadPoolExecutor(jobs) as pool:
+        _copy(Path(place))
+        found = pool.map(lambda words: list(_notices(Path(place), [words])), (*RUNS, *OF_TRAINING))
+        return [f"{end} {by}" for each in found for end, by in each]
+
+
+def _copy(root: Path) -> None:
+    for name in COPIED:
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "golden"))
+    shutil.copy(ROOT / "pyproject.toml", root)
+    (root / "sitecustomize.py").write_text(_WITHOUT_INSTALLATION, encoding="utf-8")
+
+
 def examined(mutant: Mutant, asks_tests: bool) -> Fate:
     """Its fate."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="nsa-mutant-") as place:
         root = Path(place)
-        for name in COPIED:
-            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", "golden"))
-        shutil.copy(ROOT / "pyproject.toml", root)
+        _copy(root)
         (root / mutant.file).write_text(mutant.text, encoding="utf-8")
-        (root / "sitecustomize.py").write_text(_WITHOUT_INSTALLATION, encoding="utf-8")
         is_of_training = mutant.file.startswith("nsa/train")
         end, by = next(_notices(root, OF_TRAINING if is_of_training else RUNS), ("", ""))
         if not end and asks_tests:
@@ -181,7 +193,7 @@ def _record(fate: Fate) -> dict[str, object]:
 
 
 def main() -> int:
-    """1 when fewer than nine in ten are noticed."""
+    """1 when fewer than nine in ten are noticed, 2 when something is found in the tree as it is."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
@@ -189,6 +201,9 @@ def main() -> int:
     parser.add_argument("--no-tests", action="store_true", help="do not ask the tests about what was not noticed")
     parser.add_argument("--output", type=Path, help="write every fate to this JSON file")
     asked = parser.parse_args()
+    if faults := faults_of_the_tree(asked.jobs):
+        print("the tree as it is does not pass, and no mutant would tell anything:", *faults, sep="\n")
+        return 2
     mutants = islice(drawn_mutants(asked.seed), asked.count)
     fates: list[Fate] = []
     with ThreadPoolExecutor(asked.jobs) as pool:

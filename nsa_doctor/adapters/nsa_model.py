@@ -10,6 +10,7 @@ from nsa.config import ModelConfig, load_config
 from nsa.nn import NSACache, Transformer, generate
 from nsa.nn import prefill as fill
 from nsa_doctor.adapters import nsa_equations
+from nsa_doctor.core.lengths import LARGEST_LENGTH
 from nsa_doctor.subject.contract import Subject
 
 _CONFIG = "train_showcase"
@@ -45,6 +46,7 @@ def model_subject(config: ModelConfig, name: str = "nsa-model") -> Subject:
         width=deep.vocab_size,
         geometry=geometry,
         max_length=max(geometry.w, geometry.n_sel * geometry.l_sel) + geometry.l_sel,
+        longest=LARGEST_LENGTH,
         packages=("nsa",),
         memory_exponent=1.5,
         max_slowdown=60.0,

@@ -113,8 +113,8 @@ def by_steps(subject: Subject, longest: int) -> Subject:
     def forward(module: nn.Module, x: Tensor) -> Tensor:
         output, cache = prefill(module, x[:, :1])
         outputs = [output]
-        for token in x[:, 1:].split(1, dim=1):
-            output, cache = step(module, token, cache)
+        for at in range(1, x.shape[1]):
+            output, cache = step(module, x[:, at : at + 1], cache)
             outputs.append(output)
         return torch.cat(outputs, dim=1)
 

@@ -13,7 +13,7 @@ Example:
     y = F.scaled_dot_product_attention(q, k, v, scale=1)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.growth import doubling, fitted_exponent, ladder
+from nsa_doctor.core.growth import doubling, fitted_exponent, is_affordable, ladder
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.named_blocks import speaks_of_chosen_blocks
 from nsa_doctor.probes.cost.alive import Peak, peak_memory
@@ -34,6 +34,7 @@ _DENSE, _SPARSE = 2.0, 1.5
 _MOST_BYTES = 1 << 30
 _MOST_OPERATIONS = 7_000
 _NUM_LENGTHS = 7
+_TILED = 768
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
@@ -43,6 +44,9 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     peaks = ladder(doubling(longest, _NUM_LENGTHS), lambda length: peak_memory(subject, length, mode), _costs)
     if len(peaks) < 3:
         raise NotComparableError(f"memory was measured at {len(peaks)} lengths only, and three are needed")
+    if fastest_growing(peaks, allowed) is not None:  # of short sequences every block is chosen, and one tile holds all
+        beyond = [length for length in doubling(max(_TILED, 4 * longest), _NUM_LENGTHS) if length > longest]
+        peaks += _measured_on(subject, peaks, [length for length in beyond if length <= subject.longest])
     if (fastest := fastest_growing(peaks, allowed)) is not None:
         yield _finding(subject, peaks, fastest, allowed)
     elif (
@@ -53,6 +57,16 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         message = f"memory allocated here grows with the power {fastest.exponent:.2f} of the length "
         message += f"({sizes(peaks, fastest.place)}), and the names in its configuration speak of chosen blocks, which "
         yield Note(message=f"{message}need no such tensor: memory_exponent of an Adapter makes it a finding")
+
+
+def _measured_on(subject: Subject, peaks: Sequence[Peak], lengths: Sequence[int]) -> Iterator[Peak]:
+    """What follows the measured ones, as far as it can be afforded."""
+    before, last = peaks[-2:]
+    for length in lengths:
+        if not is_affordable(before, last, length, _costs):
+            return
+        before, last = last, peak_memory(subject, length, usual_mode(subject))
+        yield last
 
 
 def _finding(subject: Subject, peaks: list[Peak], fastest: LineGrowth, allowed: float) -> Finding:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.core.errors import Caught, NotComparableError, SubjectFailedError, attempt
+from nsa_doctor.core.measurement import Mode
 from nsa_doctor.core.torch_errors import TorchError, error_kind
 
 _Answer = TypeVar("_Answer")
@@ -93,6 +94,15 @@ def ask(phase: str, call: Callable[[], _Answer], module: nn.Module | None, outpu
     if hears is not None:
         hears.returned(phase, module)
     return answer
+
+
+def in_mode(module: nn.Module, mode: Mode) -> nn.Module:
+    """The module, switched as its user does: methods of its own may raise, and need not return it."""
+    if mode == "train":
+        ask("train", module.train, module)
+    else:
+        ask("eval", module.eval, module)
+    return module
 
 
 @contextmanager

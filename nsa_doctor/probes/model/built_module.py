@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.measurement import Mode, Point
-from nsa_doctor.probes.hooks.phase import ask
+from nsa_doctor.probes.hooks.phase import ask, in_mode
 from nsa_doctor.probes.model.inputs import make_input
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.running_state import rewind
@@ -64,10 +64,10 @@ def built(
     seed_everything(subject.seed)
     other = None if dtype in (None, subject.dtype) else getattr(torch, str(dtype))
     build = lambda: cast(subject.build(subject.seed), other, subject.device)  # noqa: E731
-    module: nn.Module = ask("build", build, None).train(mode == "train")
+    module: nn.Module = ask("build", build, None)
     if is_randomised:
-        randomise(module, subject.seed)
-    return BuiltModule(subject, module, dtype or subject.dtype)
+        randomise(module, subject.seed)  # before eval(), which may merge weights
+    return BuiltModule(subject, in_mode(module, mode), dtype or subject.dtype)
 
 
 def comparable_module(subject: Subject, *, mode: Mode = "eval", is_randomised: bool = True) -> BuiltModule:

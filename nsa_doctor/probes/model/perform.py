@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.measurement import Point
 from nsa_doctor.probes.hooks.memory import start_peak
-from nsa_doctor.probes.hooks.phase import ask
+from nsa_doctor.probes.hooks.phase import ask, in_mode
 from nsa_doctor.probes.model.inputs import make_cotangent, make_input
 from nsa_doctor.probes.model.state import cast, seed_everything
 from nsa_doctor.probes.tensors.answer import split_answer
@@ -84,7 +84,7 @@ def perform(subject: Subject, point: Point, conditions: Conditions, watcher: Wat
     with watcher.phase("build"):
         other = None if point.dtype == subject.dtype else dtype  # parameters may differ from each other in theirs
         build = lambda: cast(subject.build(conditions.seed), other, device)  # noqa: E731
-        module = ask("build", build, None).train(point.mode == "train")
+        module = in_mode(ask("build", build, None), point.mode)
     x = make_input(subject, point, conditions.seed, device)
     x.requires_grad_(wants_gradients and x.is_floating_point())
     watcher.know(module, x)

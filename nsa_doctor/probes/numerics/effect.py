@@ -159,7 +159,8 @@ def _decoded(sp: BuiltModule, x: Tensor) -> Tensor:
     with torch.no_grad():
         output, cache = ask("prefill", lambda: prefill(module, x[:, :prompt].clone()), module)
         outputs = [_tensor(subject, output, x[:, :prompt])]
-        for token in x[:, prompt:].split(1, dim=1):
+        for at in range(prompt, x.shape[1]):
+            token = x[:, at : at + 1]
             output, cache = ask("step", lambda token=token, cache=cache: step(module, token.clone(), cache), module)
             outputs.append(_tensor(subject, output, token))
     return torch.cat([output[:, -1:] for output in outputs], dim=1)
