@@ -91,7 +91,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "probes.behaviour": ("core", "subject", *PROBES, "probes.attention", "probes.gradients"),
     "probes.language": ("core", "subject", *PROBES),
     "probes.cost": ("core", "subject", *PROBES),
-    "adapters": ("core", "subject", "adapters.hugging_face", "probes.model", "probes.attention"),
+    "adapters": ("core", "subject", "adapters.hugging_face", "probes.tensors", "probes.model", "probes.attention"),
     "adapters.functions": ("core", "subject", "adapters", "probes.functions"),
     "adapters.hugging_face": ("core", "subject", "probes.internal"),
     "artifacts": ("core",),

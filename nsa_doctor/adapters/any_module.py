@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from nsa_doctor.adapters.adapter import Adapter
+from nsa_doctor.adapters.answer_shapes import with_answers_for_tokens
 from nsa_doctor.adapters.cache_discovery import with_cache_methods
 from nsa_doctor.adapters.decoding_discovery import with_decoding
 from nsa_doctor.adapters.input_discovery import ask, caller, is_lazy, parameter_names
@@ -51,7 +52,7 @@ def adapt(
                 f"subject {request.spec} must return an nn.Module, an Adapter or a Subject, got {kind}"
             )
         made(module)
-        guess = _asked(request, adapter, module, asking)
+        guess = with_answers_for_tokens(_asked(request, adapter, module, asking), module)
         guess = with_cache_methods(guess if offered is adapter else _found_by_names(guess, module), module)
         guess = _masks_found(guess, module)
         if not request.explore:

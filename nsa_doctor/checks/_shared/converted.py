@@ -54,9 +54,14 @@ def conversion_fault(pair: Twins) -> RoundingFault | Note | None:
             plain, imitated, found = half_passes(pair, x)
         if not is_routed_apart(plain, imitated, found):
             break
+    half = str(pair.dtype)[6:]
     if all(bool(isfinite(each).all()) for each in (imitated.output, *imitated.gradients.values())):
-        return rounding_fault(plain, imitated, found)
-    half, lost = str(pair.dtype)[6:], [each for each in found.gradients.values() if not bool(isfinite(each).all())]
+        fault = rounding_fault(plain, imitated, found, partial(_is_torchs, pair))
+        if fault is None or not fault.is_torchs:
+            return fault
+        words = f"converted to {half}, {fault.words(half)}, though torch's own layer is handed the right gradient"
+        return Note(message=words, where=definition_place(pair.low.module))
+    lost = [each for each in found.gradients.values() if not bool(isfinite(each).all())]
     what = f"converted to {half}, {len(lost)} of its {len(found.gradients)} gradients are not finite"
     if not lost:
         what = f"each operation rounded to {half}, its values leave that type's range, as they do not else"
@@ -67,10 +72,14 @@ def conversion_fault(pair: Twins) -> RoundingFault | Note | None:
 def conversion_place(pair: Twins, path: str) -> Place:
     """The innermost module there that is not torch's, at the line of its file that half precision alone runs."""
     sp = pair.low
-    while path and type(sp.module.get_submodule(path)).__module__.startswith("torch."):
+    while path and _is_torchs(pair, path):
         path = path.rpartition(".")[0]
     wide = pair.wide.input(length_of(sp.subject), _ROWS)
     low = wide.to(pair.dtype) if wide.is_floating_point() else wide
     place = replace(definition_place(sp.module.get_submodule(path)), module=path)
     with unobserved():
         return in_its_file(sp.subject, place, partial(passed, sp, low), partial(passed, pair.wide, wide))
+
+
+def _is_torchs(pair: Twins, path: str) -> bool:
+    return type(pair.low.module.get_submodule(path)).__module__.startswith("torch.")

@@ -1,0 +1,87 @@
+"""Lets modules be examined whose answer is no [B, S, D]: one for each row (a class, a pooled state), or [B, S]."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.core.declared import Declaration
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.tensors.answer import floating_parts
+from nsa_doctor.subject.contract import Subject
+
+_ROWS = (2, 3)
+_LENGTHS = ((5, 8), (32, 48), (512, 1024))  # pairs, since the shape is to be one: short ones, or of whole blocks
+_TOKENS = "S"
+_Size = tuple[int | str, ...]  # what follows the rows in a shape: "S" is an axis of tokens
+
+
+def with_answers_for_tokens(subject: Subject, module: nn.Module) -> Subject:
+    """The subject, whose answer is [B, S, D] where the module gives none such, but one of a shape that is known.
+
+    An answer [B, ...] that is as large whatever the length is given to each token of its row; the subject is then
+    bidirectional. Of [B, S] and [B, S, ...] the further axes are one. A note says so.
+    """
+    known = _known_answer(subject, module)
+    if known is None:
+        return subject
+    path, size = known
+    notes = (*subject.notes, f"its answer is [{', '.join(map(str, ('B', *size)))}]")
+    if size[:1] == (_TOKENS,):
+        return replace(subject, forward=_for_tokens(subject, path, size), notes=notes)
+    notes = (*notes[:-1], f"{notes[-1]}, one for each row: each token of the row is given it")
+    spec = tuple(dict.fromkeys((*subject.spec, Declaration.BIDIRECTIONAL.value)))
+    return replace(subject, forward=_for_tokens(subject, path, size), spec=spec, notes=notes)
+
+
+def _for_tokens(subject: Subject, path: str, size: _Size) -> Any:
+    def forward(module: nn.Module, x: Tensor) -> Any:
+        answer = subject.forward(module, x)
+        found = floating_parts(answer).get(path)
+        if found is None or tuple(found.shape) != (len(x), *(x.shape[1] if each == _TOKENS else each for each in size)):
+            return answer  # another shape at this length or for these rows is a finding
+        if size[:1] == (_TOKENS,):
+            return found.reshape(len(x), x.shape[1], -1)
+        return found.reshape(len(x), 1, -1).expand(-1, x.shape[1], -1)
+
+    return forward
+
+
+def _known_answer(subject: Subject, module: nn.Module) -> tuple[str, _Size] | None:
+    """The way to the tensor in the answer, and its shape behind the rows; None where the answer is as it should be."""
+    was_training = module.training
+    module.eval()
+    try:
+        for lengths in _LENGTHS:
+            short, long = (
+                attempt(partial(_shapes, subject, module, *each)) for each in zip(_ROWS, lengths, strict=True)
+            )
+            if not isinstance(short, Caught) and not isinstance(long, Caught):
+                sizes = {path: _size(shape, long.get(path, ()), lengths) for path, shape in short.items()}
+                is_right = any(size is not None and len(size) == 2 and size[0] == _TOKENS for size in sizes.values())
+                return (
+                    None if is_right else next(((path, size) for path, size in sizes.items() if size is not None), None)
+                )
+    finally:
+        module.train(was_training)
+    return None
+
+
+def _shapes(subject: Subject, module: nn.Module, rows: int, length: int) -> dict[str, tuple[int, ...]]:
+    """Of every tensor in the answer."""
+    x = BuiltModule(subject, module, subject.dtype).input(length, rows)
+    with torch.no_grad():
+        return {path: tuple(part.shape) for path, part in floating_parts(subject.forward(module, x)).items()}
+
+
+def _size(first: tuple[int, ...], second: tuple[int, ...], lengths: tuple[int, int]) -> _Size | None:
+    """What follows the rows, where it is one at both lengths but for an axis of tokens, which comes first if at all."""
+    if first[:1] + second[:1] != _ROWS or len(first) != len(second) or 0 in first:
+        return None
+    axes = list(zip(first[1:], second[1:], strict=True))
+    size = tuple(_TOKENS if both == lengths else both[0] for both in axes)
+    is_one = all(both == lengths or both[0] == both[1] for both in axes)
+    return size if is_one and _TOKENS not in size[1:] else None
