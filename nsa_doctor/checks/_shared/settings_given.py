@@ -42,6 +42,11 @@ def idle_settings(subject: Subject) -> tuple[nn.Module, list[UnreadArgument]]:
     return module, [each for each in unread if each.module in parts and _is_idle(each)]
 
 
+def is_said_to_be_meant(text: str) -> bool:
+    """Whether some line says that something is not meant to be used."""
+    return _MEANT.search(text) is not None
+
+
 def _is_setting(name: str, value: Any) -> bool:
     is_plain = isinstance(value, (bool, int, float, str)) or (
         isinstance(value, (tuple, list)) and all(isinstance(each, (bool, int, float, str)) for each in value)
@@ -84,7 +89,7 @@ def _names(text: str, name: str) -> bool:
         return True
     lines = text.splitlines()
     beside = (lines[at : at + _LINES_ON] for at, line in enumerate(lines) if re.search(rf"\b{name}\b", line))
-    return any(_MEANT.search(line) for each in beside for line in each)
+    return any(is_said_to_be_meant(line) for each in beside for line in each)
 
 
 def _reads(code: CodeType, name: str) -> bool:
