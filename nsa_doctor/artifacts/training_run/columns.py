@@ -38,6 +38,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "eval_loss": (
         *("eval_loss", "val_loss", "valid_loss", "validation_loss", "heldout_loss", "held_out_loss", "test_loss"),
         *("dev_loss", "loss_val", "loss_valid", "loss_eval", "eval_lm_loss", "val_loss_epoch", "metrics_eval_loss"),
+        "validation_metrics_loss",
     ),
     "tokens_per_second": (
         *("toks_per_s", "tokens_per_second", "tok_s", "tokens_per_sec", "tps", "toks_s", "tokens_s", "tok_per_s"),
@@ -57,7 +58,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "learning_rate": (
         *("lr", "learning_rate", "train_lr", "train_learning_rate", "optim_lr", "optim_learning_rate", "current_lr"),
         *("lr_0", "learning_rate_0", "lr_adamw", "lr_adam", "lr_sgd", "lr_adamw_pg1", "lr_pg1", "lr_group0"),
-        *("optimizer_lr", "optimizer_learning_rate", "lr_decoupledadamw_group0"),
+        *("optimizer_lr", "optimizer_learning_rate", "lr_decoupledadamw_group0", "lr_adamw_0"),
     ),
     "memory": (
         *("gpu_mem_alloc", "memory_bytes", "rss_bytes", "gpu_memory_allocated", "memory_allocated", "gpu_memory"),

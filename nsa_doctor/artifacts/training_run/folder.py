@@ -86,8 +86,11 @@ def numbers_in(path: Path) -> Iterator[dict[str, float]]:
 
 
 def saved_in(folder: Path, names: Iterable[str]) -> Iterator[Saved]:
-    """What is called like a checkpoint, in the folder and in its `checkpoints`; with what is wrong at first sight."""
-    deeper = (f"checkpoints/{name}" for name in listed(folder / "checkpoints"))
+    """What is called like a checkpoint, in the folder and in its `checkpoints`; with what is wrong at first sight.
+
+    torchtitan calls the inner folder `checkpoint`.
+    """
+    deeper = (f"{inner}/{name}" for inner in ("checkpoints", "checkpoint") for name in listed(folder / inner))
     for name in itertools.islice(itertools.chain(names, deeper), _MOST_SAVED):
         last = name.rpartition("/")[2]
         aside = _SET_ASIDE.fullmatch(last)

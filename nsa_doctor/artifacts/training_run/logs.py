@@ -1,4 +1,7 @@
-"""Logs of steps in the forms that trainers write: JSON lines, tables, one JSON document. Read on as they grow."""
+"""Logs of steps in the forms that trainers write: JSON lines, tables, one JSON document, torchtitan's console.
+
+Read on as they grow.
+"""
 
 import csv
 import json
@@ -10,10 +13,12 @@ from typing import Any
 from nsa_doctor.artifacts.training_run.columns import Columns, beat_of, number, time_of, whole
 from nsa_doctor.artifacts.training_run.growing_lines import Tail
 from nsa_doctor.artifacts.training_run.record import Beat, Evaluation
-from nsa_doctor.artifacts.training_run.stores import StoreError, is_store, rows_of, signature
+from nsa_doctor.artifacts.training_run.store_error import StoreError
+from nsa_doctor.artifacts.training_run.stores import is_store, rows_of, signature
+from nsa_doctor.artifacts.training_run.torchtitan_log import TEXT_SUFFIXES, Console
 
 _STORE = "store"
-SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".json")
+SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".json", *TEXT_SUFFIXES)
 _LARGEST_DOCUMENT = 256 << 20
 _SUMMARIES = frozenset({"train_runtime", "total_flos"})  # of a whole run, at the end of Hugging Face's history
 _JOINED = ("ts", "loss", "tokens_per_second", "fetch_seconds", "grad_norm", "learning_rate", "memory")
@@ -39,6 +44,7 @@ class Log:
         self._form = _STORE if is_store(self.path) else self.path.suffix.lower()
         self._header: list[str] = []
         self._separator = ","
+        self._console = Console()
         self._epoch = self._before = self._last_step = 0
         self._document: tuple[int, int] | None = None  # size and time of what was read
 
@@ -46,6 +52,15 @@ class Log:
     def name(self) -> str:
         """The file's own."""
         return self.path.name
+
+    @property
+    def is_console(self) -> bool:
+        """Whether it is text for people, of which most lines are of no step."""
+        return self._form in TEXT_SUFFIXES
+
+    @property
+    def _is_table(self) -> bool:
+        return self._form in (".csv", ".tsv")
 
     def read(self) -> bool:
         """Take in what was added since; whether anything changed."""
@@ -57,9 +72,10 @@ class Log:
         if is_anew:
             self._forget()
         before = len(self.beats) + len(self.evaluations) + self.num_skipped
-        parse = self._table_row if self._form in (".csv", ".tsv") else self._json_row
+        parse = self._console.row if self.is_console else self._table_row if self._is_table else self._json_row
         for line in self.tail.lines():
             self._take(parse(line))
+        self.trainer.update(self._console.settings)
         return is_anew or len(self.beats) + len(self.evaluations) + self.num_skipped != before
 
     def ending(self) -> tuple[list[Beat], int]:
@@ -70,9 +86,11 @@ class Log:
         aside = Log(self.path, self.rank, self.mapping)
         aside._header, aside._separator = self._header, self._separator
         aside._epoch, aside._before, aside._last_step = self._epoch, self._before, self._last_step
-        is_table = self._form in (".csv", ".tsv")
-        aside._take(aside._table_row(rest) if is_table and self._header else aside._json_row(rest))
-        is_cut = is_table and len(rest.split(self._separator)) < len(self._header)
+        if self.is_console:
+            aside._take(self._console.row_of_ending(rest))
+        else:
+            aside._take(aside._table_row(rest) if self._is_table and self._header else aside._json_row(rest))
+        is_cut = self._is_table and len(rest.split(self._separator)) < len(self._header)
         return ([], 1) if is_cut else (aside.beats, aside.num_skipped)
 
     def notes(self) -> Iterator[str]:
@@ -94,6 +112,7 @@ class Log:
         self.tail.forget()
         for each in (self.beats, self.evaluations, self._header, self.trainer):
             each.clear()
+        self._console = Console()
         self.num_skipped = self.num_strange = self.num_unread = self._epoch = self._before = self._last_step = 0
 
     def _take(self, row: Mapping[str, Any] | None) -> None:

@@ -18,8 +18,11 @@ from nsa_doctor.artifacts.training_run import folder as beside
 from nsa_doctor.artifacts.training_run.columns import MappingError
 from nsa_doctor.artifacts.training_run.logs import SUFFIXES, Log
 from nsa_doctor.artifacts.training_run.misleading import misleading
+from nsa_doctor.artifacts.training_run.mlflow_database import is_database
+from nsa_doctor.artifacts.training_run.readable import READABLE
 from nsa_doctor.artifacts.training_run.record import Beat, Evaluation, RunRecord
 from nsa_doctor.artifacts.training_run.stores import is_store, stores_below
+from nsa_doctor.artifacts.training_run.torchtitan_log import TEXT_SUFFIXES
 
 _HEARTBEATS = re.compile(r"heartbeat_rank(\d{1,6})\.jsonl")
 _OF_A_RANK = re.compile(r".*rank[-_.]?(\d{1,6})\b.*\.(jsonl|ndjson|csv|tsv)")
@@ -61,6 +64,10 @@ class RunReader:
     def read(self) -> RunRecord:
         """The run as it stands now; raises RunError."""
         try:
+            if is_database(self._place) and (stored := self._stored()):
+                notes: list[str] = []
+                best = self._newest(stored, notes)
+                return self._record([best], {}, notes, source=best.name)
             if is_store(self._place) or (self._place.is_file() and self._place.suffix.lower() in SUFFIXES):
                 return self._of_file()
             if not self._place.is_dir():
@@ -75,8 +82,8 @@ class RunReader:
         log.read()
         if not _is_of_steps(log):
             self._check_mapping([log])
-            why = "; ".join(log.notes()) or f"{log.name}: holds no step"
-            raise RunError(f"{plain(str(self._place))}: holds nothing of a run that can be read: {why}{_hint(log)}")
+            why = "; ".join(log.notes()) or _no_step(log)
+            raise RunError(_nothing_in(self._place, f"{why}{_hint(log)}"))
         return self._record([log], {}, [], source=log.name)
 
     def _of_folder(self, names: Sequence[str]) -> RunRecord:
@@ -89,15 +96,8 @@ class RunReader:
             logs = self._others(names, notes)
         environment = beside.facts_in(self._place / "env.json", notes) if "env.json" in names else {}
         if not logs and not environment:
-            folder = plain(str(self._place))
             notes += [note for log in self._logs.values() for note in _why_unread(log) if note not in notes]
-            if notes:
-                reasons = "; ".join(notes[:_MOST_NOTES])
-                raise RunError(f"{folder}: holds nothing of a run that can be read: {reasons}")
-            raise RunError(
-                f"{folder}: holds no heartbeat_rank0.jsonl, no training.csv, no env.json and no other log of steps "
-                "(.jsonl, .csv) of a run"
-            )
+            raise RunError(_nothing_in(self._place, "; ".join(notes[:_MOST_NOTES])))
         source = ", ".join(log.path.relative_to(self._place).as_posix() for log in logs[:4])
         record = self._record(logs, environment, notes, source=source)
         has_sections = all(isinstance(record.configuration.get(name), dict) for name in ("train", "runtime"))
@@ -141,9 +141,10 @@ class RunReader:
         logs = [self._log(path) for path in dict.fromkeys((*known, *self._candidates()))]
         for log in logs:
             log.read()
-        found = [log for log in logs if _is_of_steps(log)] or self._stored()
+        found = [log for log in logs if _is_of_steps(log)]
         if not found:
-            return []
+            stored = self._stored()
+            return [self._newest(stored, notes)] if stored else []
         best = max(found, key=lambda log: sum(beat.loss is not None for beat in log.beats))
         if not (ranked := _OF_A_RANK.fullmatch(best.name)):
             self._tell_of_others(best, found, notes)
@@ -154,7 +155,7 @@ class RunReader:
         ]
 
     def _stored(self) -> list[Log]:
-        """What trackers have stored below, where no log is of steps."""
+        """What trackers have stored below, the newest first, where no log is of steps."""
         with contextlib.suppress(OSError):
             logs = [self._log(path) for path in itertools.islice(stores_below(self._place), _MOST_STORES)]
             for log in logs:
@@ -162,10 +163,17 @@ class RunReader:
             return [log for log in logs if _is_of_steps(log)]
         return []
 
+    def _newest(self, stored: Sequence[Log], notes: list[str]) -> Log:
+        """The newest run of them that has losses, if any has."""
+        best = next((log for log in stored if any(beat.loss is not None for beat in log.beats)), stored[0])
+        self._tell_of_others(best, stored, notes)
+        return best
+
     def _tell_of_others(self, best: Log, found: Sequence[Log], notes: list[str]) -> None:
-        others = [log.path.relative_to(self._place).as_posix() for log in found if log is not best]
+        above = self._place.parent if self._place.is_file() else self._place
+        others = [log.path.relative_to(above).as_posix() for log in found if log is not best]
         if others:
-            name = best.path.relative_to(self._place).as_posix()
+            name = best.path.relative_to(above).as_posix()
             notes.append(f"{name} was read; {', '.join(others[:4])} may also be of steps: name one to have it read")
 
     def _candidates(self) -> list[Path]:
@@ -176,7 +184,8 @@ class RunReader:
         paths = [path / name for path in places for name in beside.listed(path)]
         wanted = [path for path in paths if path.suffix.lower() in SUFFIXES and path.name not in _NO_LOGS]
         documents = ("trainer_state.json", "log_history.json", "history.json")
-        return [path for path in wanted if path.suffix.lower() != ".json" or path.name in documents][:_MOST_LOGS]
+        logs = [path for path in wanted if path.suffix.lower() != ".json" or path.name in documents]
+        return sorted(logs, key=lambda path: path.suffix.lower() in TEXT_SUFFIXES)[:_MOST_LOGS]
 
     def _log(self, path: Path, rank: int | None = None) -> Log:
         if path not in self._logs:
@@ -225,12 +234,19 @@ def _with_the_rest(record: RunRecord, folder: Path, names: Sequence[str]) -> Run
 def _no_folder(place: Path) -> str:
     name = plain(str(place))
     if place.is_file():
-        return f"{name}: is neither a folder nor a log ({', '.join(SUFFIXES)}); name a run's own"
+        return f"{name}: is neither a folder nor a log ({', '.join(SUFFIXES)}); name {READABLE}"
     return f"{name}: {'is not a folder' if place.exists() else 'no such folder'}; name a run's own"
 
 
+def _nothing_in(place: Path, reasons: str) -> str:
+    why = f": {reasons}" if reasons else ""
+    return f"{plain(str(place))}: holds nothing of a run that can be read{why}; name {READABLE}"
+
+
 def _is_of_steps(log: Log) -> bool:
-    """Whether it tells a loss or a step at all."""
+    """Whether it tells a loss or a step at all; of a console's, whether training starts there."""
+    if log.is_console and log.beats:
+        return True
     beats = itertools.chain(log.beats, log.ending()[0])
     return any(beat.loss is not None or beat.step is not None for beat in beats) or bool(log.evaluations)
 
@@ -243,7 +259,15 @@ def _why_unread(log: Log) -> list[str]:
         if not log.beats:
             return [f"{log.name}: has a header and no row yet"]
         return [f"{log.name}: has no column of a step or a loss{_hint(log)}"]
+    if log.is_console and log.tail.num_lines:
+        return [_no_step(log)]
     return [f"{log.name}: is empty"] if log.path.exists() else []
+
+
+def _no_step(log: Log) -> str:
+    return (
+        f"{log.name}: has no line of a step as torchtitan prints it" if log.is_console else f"{log.name}: holds no step"
+    )
 
 
 def _hint(log: Log) -> str:

@@ -1,4 +1,4 @@
-"""Runs that trackers have stored, as rows of one step each: MLflow's file store, TensorBoard's events, wandb offline.
+"""Runs that trackers have stored, as rows of one step each: MLflow's, TensorBoard's events, wandb offline.
 
 TensorBoard's are read by its own reader, where that is installed.
 """
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from nsa_doctor.artifacts.training_run.columns import SYNONYMS, normal
+from nsa_doctor.artifacts.training_run.mlflow_database import is_database, runs_in, values_in
+from nsa_doctor.artifacts.training_run.store_error import StoreError
 from nsa_doctor.artifacts.training_run.wandb_file import history
 from nsa_doctor.core.errors import Caught, attempt
 
@@ -21,31 +23,43 @@ _LARGEST, _MOST_FILES, _MOST_VALUES, _DEEPEST = 256 << 20, 2000, 2_000_000, 6
 _SUMMARY = ("train_runtime", "train_samples_per_second", "train_steps_per_second", "total_flos", "train_loss")
 _PLACES = {  # globs below a folder that may be a run's, or hold several
     "mlflow": ("", "*", "*/*", "mlruns/*/*", "mlartifacts/*/*"),
-    "events": ("", "tensorboard", "runs", "runs/*", "logs", "logs/*", "tb_logs/*/*", "lightning_logs/version_*", "*"),
-    "wandb": ("", "wandb/latest-run", "wandb/offline-run-*", "wandb/run-*", "latest-run", "offline-run-*", "run-*"),
+    "events": (
+        *("", "tensorboard", "runs", "runs/*", "logs", "logs/*", "tb_logs/*/*", "lightning_logs/version_*", "*"),
+        *("tb/*", "tb/*/*"),  # torchtitan's
+    ),
+    "wandb": (
+        *("", "wandb/latest-run", "wandb/offline-run-*", "wandb/run-*", "latest-run", "offline-run-*", "run-*"),
+        *("tb/*/wandb/offline-run-*", "tb/*/*/wandb/offline-run-*"),
+    ),
 }
 _NAMED = {"events": _EVENTS, "wandb": f"*{_OFFLINE}"}
 
 
-class StoreError(ValueError):
-    """A store that cannot be read; one sentence says why and what would help."""
-
-
 def is_store(place: Path) -> bool:
-    """Whether a tracker has stored a run under this name: a run's folder of MLflow, a file of events or of wandb's."""
+    """Whether a tracker has stored a run under this name.
+
+    A run's folder or database of MLflow, a run in such a database, a file of events or of wandb's.
+    """
     if place.is_dir():
         return (place / "meta.yaml").is_file() and (place / "metrics").is_dir()
-    return place.is_file() and (".tfevents." in place.name or place.suffix == _OFFLINE)
+    if place.is_file():
+        return ".tfevents." in place.name or place.suffix == _OFFLINE or is_database(place)
+    return is_database(place.parent)
 
 
-def stores_below(folder: Path) -> Iterator[Path]:
-    """Those in a run's folder, or in one of several runs, the newest of each kind first."""
+def stores_below(place: Path) -> list[Path]:
+    """Those in a run's folder, or in one or a database of several runs, the newest first; what cannot be read last."""
+    stores: dict[Path, float] = {}
     for kind, globs in _PLACES.items():
-        places = (each for glob in globs for each in (folder.glob(glob) if glob else [folder]) if each.is_dir())
+        places = (each for glob in globs for each in (place.glob(glob) if glob else [place]) if each.is_dir())
         named = _NAMED.get(kind)
-        inner = (next(iter(sorted(place.glob(named))), place) if named else place for place in places)
-        stores = {each.resolve(): each for each in islice(inner, _MOST_FILES) if is_store(each)}
-        yield from sorted(stores.values(), key=lambda each: each.stat().st_mtime, reverse=True)
+        inner = (next(iter(sorted(each.glob(named))), each) if named else each for each in places)
+        found = {each.resolve(): each for each in islice(inner, _MOST_FILES) if is_store(each)}
+        stores.update({each: each.stat().st_mtime for each in found.values()})
+    for database in [place] if is_database(place) else [each for each in sorted(place.glob("*")) if is_database(each)]:
+        runs = attempt(lambda database=database: runs_in(database))
+        stores.update({database: -math.inf} if isinstance(runs, Caught) or not runs else dict(runs))
+    return sorted(stores, key=lambda each: stores[each], reverse=True)
 
 
 def signature(place: Path) -> tuple[int, int]:
@@ -56,9 +70,12 @@ def signature(place: Path) -> tuple[int, int]:
 
 def rows_of(place: Path) -> list[Row]:
     """What was stored, a row for each step that something was stored of; raises StoreError."""
-    if sum(each.stat().st_size for each in _files(place)) > _LARGEST:
+    is_in_database = is_database(place) or is_database(place.parent)
+    if not is_in_database and sum(each.stat().st_size for each in _files(place)) > _LARGEST:
         raise StoreError(f"is larger than {_LARGEST >> 20} MiB and was not read")
     read = _mlflow if place.is_dir() else _wandb if place.suffix == _OFFLINE else _events
+    if is_in_database:
+        read = _mlflow_database
     found = attempt(lambda: read(place))
     if not isinstance(found, Caught):
         return found
@@ -69,6 +86,8 @@ def rows_of(place: Path) -> list[Row]:
 
 def _files(place: Path) -> list[Path]:
     """The files of a store."""
+    if (database := next((each for each in (place, place.parent) if is_database(each)), None)) is not None:
+        return [each for each in (database, database.with_name(f"{database.name}-wal")) if each.is_file()]
     if place.is_dir():
         inner = (path for path in _below(place / "metrics", 0))
         return list(islice(inner, _MOST_FILES))
@@ -99,6 +118,14 @@ def _mlflow(place: Path) -> list[Row]:
                     yield name, int(words[2][:18]), _number(words[1]), int(words[0][:18]) / 1000
 
     return _by_step(values())
+
+
+def _mlflow_database(place: Path) -> list[Row]:
+    """The metrics of a run in a database; a database itself holds none that can be named."""
+    if is_database(place):
+        runs_in(place)
+        raise StoreError("holds no run of MLflow with metrics")
+    return _by_step(values_in(place, _MOST_VALUES))
 
 
 def _number(text: str) -> float:

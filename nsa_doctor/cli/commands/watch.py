@@ -12,7 +12,7 @@ from nsa_doctor.cli.grammar import require_folder
 from nsa_doctor.cli.option_groups import ReportOptions, grouped
 from nsa_doctor.core.errors import UsageError
 
-_OF_RUNS = (".jsonl", ".csv", ".safetensors", ".pt", ".yaml")
+_OF_RUNS = (".jsonl", ".csv", ".db", ".log", ".safetensors", ".pt", ".yaml")
 _FACTS = ("env.json", "trainer_state.json")
 
 
@@ -22,7 +22,9 @@ def watch(
     run_dir: Annotated[
         Path,
         typer.Argument(
-            help="Folder of a run of nsa.train or of another trainer, or one log: .jsonl, .csv, trainer_state.json."
+            help="Folder or log of a run: TensorBoard events, wandb/offline-run-*, mlflow.db or mlruns, "
+            "trainer_state.json, Lightning's metrics.csv, torchtitan's log or outputs, .jsonl or .csv (with --map), "
+            "or what nsa.train wrote."
         ),
     ],
     follow: Annotated[bool, typer.Option("--follow", help="Go on until the run ends, and report on the way.")] = False,

@@ -83,8 +83,16 @@ def test_nothing_to_judge_is_unknown(tmp_path, doctor):
     ("words", "sentence"),
     [
         (["missing"], "no such folder"),
-        (["empty"], "holds no heartbeat_rank0.jsonl"),
+        (
+            ["empty"],
+            "holds nothing of a run that can be read; name a folder of TensorBoard events, wandb/offline-run-*",
+        ),
+        (["requirements.txt"], "requirements.txt: has no line of a step as torchtitan prints it; name a folder of"),
         (["model.pt"], "is neither a folder nor a log"),
+        (
+            ["model.pt"],
+            "trainer_state.json, Lightning's metrics.csv, torchtitan's log or outputs folder, any other log",
+        ),
         (["log.csv", "--map", "loss=lossy"], "--map loss=lossy: log.csv has no such column: did you mean loss"),
         (["log.csv", "--map", "los=loss"], "--map knows no quantity 'los': did you mean loss"),
         (["log.csv", "--map", "loss"], "--map must read QUANTITY=COLUMN"),
@@ -100,6 +108,7 @@ def test_nothing_to_judge_is_unknown(tmp_path, doctor):
 def test_what_cannot_be_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys, words, sentence):
     (tmp_path / "empty").mkdir()
     (tmp_path / "model.pt").write_bytes(b"PK")
+    (tmp_path / "requirements.txt").write_text("torch\n")
     write_table(tmp_path / "log.csv", ["step", "loss"], [[1, 2.0], [2, 1.9]])
     monkeypatch.chdir(tmp_path)
     assert serve(["watch", *words]) == 2

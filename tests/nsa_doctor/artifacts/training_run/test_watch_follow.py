@@ -70,7 +70,9 @@ def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path):
     report, screen = following(
         place, lambda: None, place.mkdir, lambda: write_lines(path, beats(60)), added(path, FINISHED)
     )
-    assert [wait.rpartition(": ")[2][:14] for wait in screen.waits] == ["no such folder"] * 2 + ["holds no heartb"[:14]]
+    assert [wait.rpartition(": ")[2][:14] for wait in screen.waits] == ["no such folder"] * 2 + [
+        "holds nothing of"[:14]
+    ]
     assert (report.interrupted, codes(report)) == (False, [])
     assert screen.statuses[-1].startswith("step 59 | loss ")
 

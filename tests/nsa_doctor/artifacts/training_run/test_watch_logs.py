@@ -234,7 +234,8 @@ RUBBISH = {
 
 
 @pytest.mark.parametrize(
-    "name", ["heartbeat_rank0.jsonl", "log.jsonl", "training.csv", "log.csv", "trainer_state.json"]
+    "name",
+    ["heartbeat_rank0.jsonl", "log.jsonl", "training.csv", "log.csv", "trainer_state.json", "train.log", "mlflow.db"],
 )
 @pytest.mark.parametrize("kind", RUBBISH)
 def test_rubbish_is_a_sentence_or_no_alarm_and_never_a_crash(tmp_path, name, kind):
