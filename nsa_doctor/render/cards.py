@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Manual
+from nsa_doctor.core.documentation import address_of
 from nsa_doctor.core.finding import Finding, Report, Result
 from nsa_doctor.render.excerpt import SourceLine, Sources
 from nsa_doctor.render.repository_paths import in_repository
@@ -15,13 +16,17 @@ _MOST_CARDS, _MOST_TRACEBACKS = 200, 10
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """One finding; `number` counts from 1, `also` are other checks that saw it: (code, name)."""
+    """One finding; `number` counts from 1, `also` are other checks that saw it: (code, name).
+
+    `address` is that of the check's page, empty where there is none.
+    """
 
     number: int
     finding: Finding
     verdict: str
     name: str
     manual: Manual | None
+    address: str
     where: str
     source: tuple[SourceLine, ...]
     measured: tuple[tuple[str, str], ...]
@@ -70,6 +75,7 @@ def _cards(report: Report, pairs: Sequence[tuple[Result, Finding]], sources: Sou
             verdict=result.verdict.value,
             name=manual.name if manual else result.name,
             manual=manual,
+            address=address_of(finding.code),
             where=f"{file}:{place.line}" if file and place.line > 0 else file,
             source=sources.excerpt(place) if sources is not None else (),
             measured=tuple(measured(finding)),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, Literal, get_args
 
+from nsa_doctor.core.documentation import address_of
 from nsa_doctor.core.finding import Finding, Report, Result
 from nsa_doctor.core.policy_verdict import PolicyVerdict
 from nsa_doctor.core.proof import Fate, Proof
@@ -72,4 +73,5 @@ def _result(result: Result) -> dict[str, Any]:
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    return {**asdict(finding), "fingerprint": finding.fingerprint}
+    address = address_of(finding.code)
+    return {**asdict(finding), "fingerprint": finding.fingerprint, **({"help": address} if address else {})}

@@ -5,6 +5,7 @@ from typing import Any
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Manual
+from nsa_doctor.core.documentation import address_of
 from nsa_doctor.core.finding import Finding, Report, Result
 from nsa_doctor.core.policy_verdict import Compared, LimitResult, PolicyVerdict, Required
 from nsa_doctor.core.proof import Proof
@@ -69,9 +70,15 @@ def _table(report: Report, pairs: Sequence[tuple[Result, Finding]]) -> Iterator[
     known, rows = acceptances(report), []
     for _, finding in pairs:
         remark = " *(accepted)*" if finding.fingerprint in known else ""
-        rows.append((code(finding.code), text(finding.message) + remark, _where(finding, report)))
+        rows.append((_linked(finding.code), text(finding.message) + remark, _where(finding, report)))
     if rows:
         yield _tabled(("check", "finding", "where"), rows)
+
+
+def _linked(checks_code: str) -> str:
+    """The code of a check, which leads to its page where that has an address."""
+    address = address_of(checks_code)
+    return f"[{code(checks_code)}]({address})" if address else code(checks_code)
 
 
 def _card(result: Result, finding: Finding, manual: Manual | None, report: Report) -> str:
@@ -83,10 +90,11 @@ def _card(result: Result, finding: Finding, manual: Manual | None, report: Repor
         "Where": _where(finding, report),
         "Measured": ", ".join(f"{text(key)} {code(value)}" for key, value in measured(finding)),
         "Control": text(finding.control),
-        "Seen by": ", ".join(code(other) for other in finding.also),
+        "Seen by": ", ".join(map(_linked, finding.also)),
         "Accepted": text(acceptances(report).get(finding.fingerprint, "")),
         "Matters": prose(manual.matters) if manual else "",
         "Fix": prose(manual.fix) if manual else "",
+        "Page": _linked(finding.code) if address_of(finding.code) else "",
         "Fingerprint": code(finding.fingerprint),
     }
     parts = [f"<details><summary><b>{inside_html(finding.code)}</b> {inside_html(name)}{place}</summary>"]

@@ -7,10 +7,12 @@ from typing import Any
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.check import Manual
+from nsa_doctor.core.documentation import address_of
 from nsa_doctor.core.families import family_of
 from nsa_doctor.core.finding import ExitCode, Finding, Report, Result, Scalar, Verdict
 from nsa_doctor.core.text import escaped
 from nsa_doctor.render.json import strict
+from nsa_doctor.render.markdown_text import fenced, prose
 from nsa_doctor.render.repository_paths import in_repository, is_file, line_of, subjects_file, uri, uri_elsewhere
 from nsa_doctor.render.summary import acceptances, conclusion, conditions, ordered_findings, subject_line
 
@@ -55,9 +57,19 @@ def _rule(code: str, name: str, manual: Manual | None) -> dict[str, Any]:
         "name": "".join(word.capitalize() for word in manual.name.split("-")),
         "shortDescription": _message(manual.name.replace("-", " ")),
         "fullDescription": _message(manual.detects),
-        "help": _message(f"Detects: {manual.detects}\n\nMatters: {manual.matters}\n\nFix: {manual.fix}"),
+        "help": _help(manual),
+        **({"helpUri": address} if (address := address_of(code)) else {}),
         "defaultConfiguration": {"level": "error"},
     }
+
+
+def _help(manual: Manual) -> dict[str, str]:
+    """What the manual says, as plain text and as GitHub shows it."""
+    parts = {"Detects": manual.detects, "Matters": manual.matters, "Fix": manual.fix}
+    shown = [f"**{label}**: {prose(text)}" for label, text in parts.items()]
+    shown += [fenced(manual.example, "python")] if manual.example else []
+    plain = _message("\n\n".join(f"{label}: {text}" for label, text in parts.items()))
+    return {**plain, "markdown": "\n\n".join(shown)}
 
 
 def _result(result: Result, finding: Finding, index: int, report: Report) -> dict[str, Any]:

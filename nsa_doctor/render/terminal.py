@@ -4,9 +4,11 @@ import io
 from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from nsa_doctor.core.documentation import address_of
 from nsa_doctor.core.finding import Finding, Report
 from nsa_doctor.core.measurement import Measurement
 from nsa_doctor.core.policy_verdict import PolicyVerdict
@@ -88,8 +90,11 @@ def _header(report: Report) -> Iterator[str]:
 
 
 def _print_finding(console: Console, finding: Finding) -> None:
-    """The message wrapped, then what a reader may copy, each on one line however long."""
-    console.print(Text(escaped(f"{finding.code} {finding.message}"), style="bold red"))
+    """The message wrapped, behind a code that leads to the check's page; then what a reader may copy, a line each."""
+    title, code = Text(escaped(f"{finding.code} {finding.message}"), style="bold red"), escaped(finding.code)
+    if address := address_of(finding.code):
+        title.stylize(Style(link=address), 0, len(code))
+    console.print(title)
     where, evidence = finding.where, finding.evidence
     rows = [
         ("module", where.module_text),

@@ -8,6 +8,7 @@ import typer
 
 from nsa_doctor.cli import completion
 from nsa_doctor.core import registry
+from nsa_doctor.core.documentation import address_of
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.writing import say
 
@@ -41,4 +42,5 @@ def explain(
     parts = [f"{manual.code} {manual.name}", f"Detects: {manual.detects}", f"Matters: {manual.matters}"]
     parts += [f"Fix: {manual.fix}"]
     parts += ["Example:\n" + indent(manual.example, "    ")] if manual.example else []
+    parts += [f"Page: {address}"] if (address := address_of(manual.code)) else []
     say("\n\n".join(parts) + "\n", sys.stdout)

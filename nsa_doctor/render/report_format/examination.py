@@ -81,6 +81,7 @@ class Finding(Part):
     code: str = Field(description="The check that it belongs to.")
     also: Listed[str] = Field(description="Other checks that saw the same cause.")
     fingerprint: str = Field(description="Stable over seeds, machines and shifted lines.")
+    help: str = optional("Address of the page about the check; absent where there is none.")
 
 
 class Examined(OpenPart):

@@ -55,6 +55,7 @@ def changed(path: str, value: Any) -> str:
 
 # What a report of the same version need not have: it was written before there was such a field.
 ADDED_LATER = {
+    "Finding": {"help"},
     "Place": {"library"},
     "Result": {"further", "examined"},
     "PolicyVerdict": {"power"},
@@ -77,7 +78,7 @@ def test_the_schema_is_one_and_has_a_version() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "derived"),
     [
-        ("Finding", finding.Finding, {"fingerprint"}),
+        ("Finding", finding.Finding, {"fingerprint", "help"}),
         ("Result", finding.Result, set()),
         ("Place", measurement.Place, set()),
         ("Point", measurement.Point, set()),
