@@ -6,11 +6,13 @@ manual, the examples, the API by what the packages export, and a picture of the 
 
 import ast
 import html
+import json
 import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import wrap
 
 from nsa_doctor.core import registry
 from nsa_doctor.core.families import FAMILIES, family_of
@@ -40,6 +42,7 @@ PAGES = {  # page of the site: where it is written
 }
 FILES = ("LICENSE", "action.yml", "docs/report.svg")  # beside the pages, as they are
 EXAMPLES = "examples.md"
+MESSAGES = ROOT / "docs" / "messages.json"  # tests/planted_messages.py writes it
 PICTURE = "architecture.svg"
 _LINK = re.compile(r"\[([^]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 _CODE = re.compile(r"(?<![\w`\[/#])([A-Z]{3}\d{3})(?![\w`\]])")
@@ -61,10 +64,10 @@ def write_site(folder: Path) -> None:
         (folder / name).write_text(linked(turned(text, Path(source).parent)), encoding="utf-8")
     for source in FILES:
         shutil.copy(ROOT / source, folder / Path(source).name)
-    entries = registry.entries()
+    entries, messages = registry.entries(), json.loads(MESSAGES.read_text(encoding="utf-8"))
     (folder / "checks" / "index.md").write_text(overview(entries), encoding="utf-8")
     for code, entry in entries.items():
-        (folder / "checks" / f"{code}.md").write_text(page(entry), encoding="utf-8")
+        (folder / "checks" / f"{code}.md").write_text(page(entry, messages.get(code, "")), encoding="utf-8")
     (folder / EXAMPLES).write_text("\n".join(examples()), encoding="utf-8")
     (folder / "api.md").write_text("\n".join(api()), encoding="utf-8")
     (folder / PICTURE).write_text(picture(), encoding="utf-8")
@@ -112,11 +115,14 @@ def overview(entries: Mapping[str, Entry]) -> str:
     return "\n".join(lines)
 
 
-def page(entry: Entry) -> str:
-    """One check: what, why, how to mend, faulty and mended code, and when it runs."""
+def page(entry: Entry, message: str) -> str:
+    """One check: what, why, how to mend, what it says of a planted fault, faulty and mended code, and when it runs."""
     manual = entry.manual
     lines = [f"# {manual.code} {manual.name}", "", capital(manual.detects), ""]
     lines += ["## Why it matters", "", capital(manual.matters), "", "## How to mend it", "", capital(manual.fix), ""]
+    if message:
+        said = wrap(f"{manual.code} {message}", 80, break_long_words=False, break_on_hyphens=False)
+        lines += ["## What it says", "", "For example, of the fault that its test plants:", "", "```", *said, "```", ""]
     faulty, _, correct = manual.example.partition("# correct\n")
     faulty = faulty.removeprefix("# faulty\n").strip("\n")
     if correct:
@@ -136,6 +142,7 @@ def facts(entry: Entry) -> Iterator[str]:
     """Rows that say what it examines and under which conditions."""
     yield f"| examines | a {entry.examines} |"
     yield f"| from the profile | `{entry.profile}` |"
+    yield f"| in nsa-doctor since | {entry.since} |"
     for title, values in {
         "needs the part": entry.needs,
         "means nothing while these fail": entry.blocked_by,

@@ -1,6 +1,7 @@
 """The sources of the site: a page for every check, links that lead somewhere, and a picture that can be drawn."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -46,6 +47,14 @@ def test_every_check_has_a_page_with_what_its_manual_says(site: Path) -> None:
         assert "## Faulty" in pages[code]
         assert "## Mended" in pages[code]
         assert f"]({code}.md)" in pages["index"]
+
+
+def test_the_page_of_a_check_shows_what_it_says_and_since_when_it_is_there(site: Path, sources: ModuleType) -> None:
+    for code, message in json.loads(sources.MESSAGES.read_text(encoding="utf-8")).items():
+        page = (site / "checks" / f"{code}.md").read_text(encoding="utf-8")
+        said = page.partition("## What it says\n")[2].partition("```\n")[2].partition("\n```")[0]
+        assert " ".join(said.split()) == " ".join(f"{code} {message}".split())
+        assert f"| in nsa-doctor since | {registry.entries()[code].since} |" in page
 
 
 def test_every_link_between_pages_leads_to_one(site: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from nsa_doctor.core.finding import Finding, Note
 
 Profile = Literal["smoke", "quick", "full"]
+FIRST_VERSION = "0.1.0"
 PROFILES: tuple[Profile, ...] = ("smoke", "quick", "full")
 Kind = Literal["module", "function", "checkpoint", "run", "data"]
 # What has to be mended first has the least number. A check of a family says nothing unless it comes earlier or later:
@@ -72,6 +73,8 @@ class Check:
     `commands` the commands beside `run` that it is part of (`Command`), and `unless` what a subject may be declared to
     be that means what the check looks for (`declared.Declaration`): it does not apply then. A check that is `telling`
     comes first where calls are so slow that there is no time for all (`pace.Pace`).
+
+    `since` is the version of its package that it came with.
     """
 
     doc: str | None
@@ -90,6 +93,7 @@ class Check:
     commands: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     telling: bool = False
+    since: str = FIRST_VERSION
 
     @property
     def manual(self) -> Manual:

@@ -1,6 +1,7 @@
 """Reads what a check's file declares, its manual and the keywords of its `Check`, without running the file."""
 
 import ast
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from enum import StrEnum
@@ -27,7 +28,7 @@ _OF_NAMES: Mapping[str, type[StrEnum]] = {
     "commands": Command,
     "unless": Declaration,
 }
-_PRIORITY = "priority"
+_PRIORITY, _SINCE = "priority", "since"
 
 
 class CheckFileError(ValueError):
@@ -90,7 +91,7 @@ def _declared(path: Path, call: ast.Call) -> dict[str, Any]:
             _refuse(path, word.lineno, f"the keywords of Check must be written out, got **{ast.unparse(word.value)}")
         if word.arg not in known:
             _refuse(path, word.lineno, f"Check has no keyword {word.arg}; {nearest(word.arg, known)}")
-        if word.arg in (*_ALLOWED, *_OF_CODES, *_OF_NAMES, _PRIORITY):
+        if word.arg in (*_ALLOWED, *_OF_CODES, *_OF_NAMES, _PRIORITY, _SINCE):
             declared[word.arg] = _value(path, word.arg, word.value)
     return declared
 
@@ -103,6 +104,9 @@ def _value(path: Path, name: str, node: ast.expr) -> Any:
     if name == _PRIORITY:
         if type(value) is not int:
             _refuse(path, node.lineno, f"priority must be a whole number, got {value!r}")
+    elif name == _SINCE:
+        if not isinstance(value, str) or not re.fullmatch(r"\d+(\.\d+)+", value):
+            _refuse(path, node.lineno, f"since must be a version such as '1.2.0', got {value!r}")
     elif name in (*_OF_CODES, *_OF_NAMES):
         if not isinstance(value, tuple) or not all(isinstance(word, str) and word for word in value):
             _refuse(path, node.lineno, f"{name} must be a tuple of strings, got {value!r}")

@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from nsa_doctor.core.check import PROFILES, Check, Command, Kind, Manual, Profile, usual_priority
+from nsa_doctor.core.check import FIRST_VERSION, PROFILES, Check, Command, Kind, Manual, Profile, usual_priority
 from nsa_doctor.core.check_file import CheckFileError, docstring_of, read_check_file
 from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.errors import Caught, OptionError, attempt
@@ -53,6 +53,7 @@ class Entry:
     commands: tuple[Command, ...] = ()
     unless: tuple[Declaration, ...] = ()
     telling: bool = False
+    since: str = FIRST_VERSION
 
 
 def entries() -> dict[str, Entry]:

@@ -16,6 +16,7 @@ from nsa.config import load_config
 from nsa_doctor.artifacts.checkpoint.record import Reading
 from nsa_doctor.artifacts.checkpoint.subject import CheckpointSubject
 from nsa_doctor.artifacts.data.sources import of_config
+from nsa_doctor.artifacts.data.subject import DataSubject
 from nsa_doctor.artifacts.judging import judge
 from nsa_doctor.artifacts.training_run.subject import RunSubject
 from nsa_doctor.core import registry
@@ -87,10 +88,15 @@ def complaints(check: Check, subject: Subject) -> Iterator[str]:
             yield f"the finding cannot be repeated by {finding.repro!r}"
 
 
+def written_checkpoint() -> CheckpointSubject:
+    """A checkpoint that holds what a check plants."""
+    return CheckpointSubject(name="step_1.safetensors", checkpoint=lambda: Reading(path=""), options=("it",))
+
+
 def complaints_of_a_file(code: str) -> Iterator[str]:
     """What is wrong with a check of checkpoints, seen on two that are healthy and on the one that it plants."""
     check = registry.load(code)
-    written = CheckpointSubject(name="step_1.safetensors", checkpoint=lambda: Reading(path=""), options=("it",))
+    written = written_checkpoint()
     moved = {
         name: (shape, tuple(value * 1.01 + 0.01 for value in values)) for name, (shape, values) in healthy().items()
     }
@@ -236,13 +242,17 @@ OFFERING = {  # what the built-in layer does not, or without what it does
 }
 
 
-@pytest.mark.parametrize("code", IN_PROCESS)
-def test_a_check_finds_what_it_plants_and_nothing_else(code: str, small: Subject) -> None:
-    check = registry.load(code)
-    subject = replace(small, train_step=step_down) if "train_step" in check.needs else small
+def subject_for(code: str, small: Subject) -> Subject:
+    """The healthy subject, with what the check asks of it."""
+    subject = replace(small, train_step=step_down) if "train_step" in registry.load(code).needs else small
     subject = OFFERING.get(code, lambda each: each)(subject)
     subject = pairs_of_tokens() if code in ABOUT_TOKENS else subject
-    assert list(complaints(check, replace(subject, longest=min(subject.longest, LONGEST)))) == []
+    return replace(subject, longest=min(subject.longest, LONGEST))
+
+
+@pytest.mark.parametrize("code", IN_PROCESS)
+def test_a_check_finds_what_it_plants_and_nothing_else(code: str, small: Subject) -> None:
+    assert list(complaints(registry.load(code), subject_for(code, small))) == []
 
 
 @pytest.mark.parametrize("code", OF_CHECKPOINTS)
@@ -268,9 +278,14 @@ def test_a_check_of_runs_finds_what_it_plants_and_nothing_else(code: str, health
     assert (faulty.findings[0].code, faulty.findings[0].repro) == (code, again)
 
 
+def source_of_batches() -> DataSubject:
+    """The batches of a small configuration."""
+    return replace(of_config(load_config(HERE / "small.yaml")), options=("it",))
+
+
 @pytest.mark.parametrize("code", OF_DATA)
 def test_a_check_of_data_finds_what_it_plants_and_nothing_else(code: str) -> None:
-    check, source = registry.load(code), replace(of_config(load_config(HERE / "small.yaml")), options=("it",))
+    check, source = registry.load(code), source_of_batches()
     sound = judge(check, source)
     assert (sound.verdict, sound.findings, sound.notes) == (Verdict.PASS, (), ()), sound.reason
     faulty = judge(check, check.planted(source))

@@ -64,12 +64,12 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 def test_a_check_is_called_by_any_name_it_is_imported_under(
     installed: Callable[..., Path], call: str, imports: str
 ) -> None:
-    keywords = "profile='full', blocked_by=('FWD', 'NAN101'), needs=('loss',), isolate=True"
+    keywords = "profile='full', blocked_by=('FWD', 'NAN101'), needs=('loss',), isolate=True, since='1.2'"
     path = installed(check(keywords, call=call, imports=imports))
     entry = registry.entries()["FOR101"]
     assert (entry.path, entry.module) == (path, "foreign_checks.for101_foreign_check")
     assert (entry.profile, entry.blocked_by, entry.needs) == ("full", ("FWD", "NAN101"), ("loss",))
-    assert (entry.isolate, entry.examines, entry.explained_by) == (True, "module", ())
+    assert (entry.isolate, entry.examines, entry.explained_by, entry.since) == (True, "module", (), "1.2")
     assert registry.load("FOR101").profile == "full"
 
 
@@ -89,6 +89,8 @@ WRONG = {
     "numbers": (check("explained_by=(1,)"), ":9", "explained_by must be a tuple of strings, got (1,)"),
     "no code": (check("blocked_by=('',)"), ":9", "blocked_by must be a tuple of strings, got ('',)"),
     "a number": (check("isolate=1"), ":9", "isolate must be True or False, got 1"),
+    "a version": (check("since=0.2"), ":9", "since must be a version such as '1.2.0', got 0.2"),
+    "no version": (check("since='next'"), ":9", "since must be a version such as '1.2.0', got 'next'"),
     "a profile": (check("profile='fast'"), ":9", "profile must be 'smoke' or 'quick' or 'full', got 'fast'"),
     "a kind": (
         check("examines='modules'"),
