@@ -171,13 +171,23 @@ def in_a_cell(text: str) -> str:
 
 
 def examples() -> Iterator[str]:
-    """The README of examples, then each file."""
+    """The README of examples, then each file, a notebook by its cells."""
     folder = ROOT / "examples"
     yield re.sub(r"\[([^]]+)\]\([^)]*\)", r"`\1`", (folder / "README.md").read_text(encoding="utf-8"))
     for path in sorted(folder.rglob("*")):
         language = {".py": "python", ".yaml": "yaml", ".toml": "toml"}.get(path.suffix)
         if language is not None and "__pycache__" not in path.parts:
             yield f"\n## {path.relative_to(folder)}\n\n```{language}\n{path.read_text(encoding='utf-8').rstrip()}\n```"
+        elif path.suffix == ".ipynb":
+            yield f"\n## {path.relative_to(folder)}\n\n" + "\n\n".join(cells(path))
+
+
+def cells(notebook: Path) -> Iterator[str]:
+    """What a notebook holds, without outputs; headings of its own are bold, below that of the file."""
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        is_code = cell["cell_type"] == "code"
+        yield f"```python\n{text}\n```" if is_code else re.sub(r"(?m)^#+ (.*)$", r"**\1**", text)
 
 
 def api() -> Iterator[str]:

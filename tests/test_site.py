@@ -5,15 +5,19 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 
 from nsa_doctor.core import registry
+from nsa_doctor.core.documentation import page_of
 from tests.arrows import ROOMS
 
 ROOT = Path(__file__).parents[1]
@@ -75,6 +79,15 @@ def test_a_link_that_leads_nowhere_is_an_error(sources: ModuleType) -> None:
         sources.turned("[x](nowhere.md)", Path("docs"))
 
 
+def test_the_examples_hold_every_cell_of_the_notebook(site: Path) -> None:
+    page = (site / "examples.md").read_text(encoding="utf-8")
+    shown = page.partition("\n## examine.ipynb\n")[2].partition("\n## ")[0]
+    notebook = json.loads((ROOT / "examples" / "examine.ipynb").read_text(encoding="utf-8"))
+    codes = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert re.findall(r"(?s)```python\n(.*?)\n```", shown) == codes
+    assert "**A module in a notebook**" in shown
+
+
 def test_the_menu_names_every_page_and_no_other(site: Path) -> None:
     def pages(entries: Any) -> list[str]:
         if isinstance(entries, str):
@@ -107,13 +120,71 @@ def test_the_picture_shows_every_room_above_those_it_imports_from(site: Path, so
         assert not above or all(level[above] < level[each] for each in below)
 
 
-@pytest.mark.full
-def test_it_is_built_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs")
-    pytest.importorskip("mkdocstrings")
-    words = ("-m", "mkdocs", "build", "--strict", "-f", str(ROOT / "docs" / "mkdocs.yml"), "-d", str(tmp_path))
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make docs` builds it, without a warning."""
+    for name in ("material", "mkdocs", "mkdocstrings"):
+        pytest.importorskip(name, reason=f"{name} comes with the extra `docs`")
+    folder = tmp_path_factory.mktemp("built")
+    words = ("-m", "mkdocs", "build", "--strict", "-f", str(ROOT / "docs" / "mkdocs.yml"), "-d", str(folder))
     subprocess.run(
         [sys.executable, "docs/site_sources.py", "build/docs"], cwd=ROOT, check=True, env={"PYTHONPATH": "."}
     )
     subprocess.run([sys.executable, *words], cwd=ROOT, check=True, timeout=110)
-    assert (tmp_path / "checks" / "FWD201.html").exists()
+    return folder
+
+
+@pytest.mark.full
+def test_every_check_has_a_page_where_findings_lead_to(built: Path) -> None:
+    assert [code for code in registry.entries() if not (built / page_of(code)).is_file()] == []
+
+
+@pytest.mark.full
+def test_everything_that_a_built_page_leads_to_or_loads_is_there(built: Path) -> None:
+    pages = {path: Links(path) for path in sorted(built.rglob("*.html"))}
+    assert len(pages) > len(registry.entries())
+    assert sum(len(page.leads) for page in pages.values()) > len(pages)
+    assert [wrong for path, page in pages.items() for wrong in missing_targets(path, page, built, pages)] == []
+
+
+def test_a_missing_page_and_a_missing_anchor_are_named(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "there.html").write_text('<p id="x">')
+    path = tmp_path / "a.html"
+    path.write_text(
+        '<a href="b/there.html#x"></a><a href="b/there.html#y"></a><a href="#up"></a><a href="/b/there.html"></a>'
+        '<img src="no.png"><a href="https://a.example/b"></a><a href="?q"></a><a name="up"></a><a href="b/"></a>'
+    )
+    pages = {each: Links(each) for each in tmp_path.rglob("*.html")}
+    wrong = list(missing_targets(path, pages[path], tmp_path, pages))
+    assert wrong == ["a.html: b/there.html#y", "a.html: no.png", "a.html: b/"]
+
+
+class Links(HTMLParser):
+    """What a page leads to or loads, and the anchors in it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.leads: list[str] = []
+        self.anchors = {"", "__top"}
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        for name, value in attributes:
+            if name in ("href", "src") and value:
+                self.leads.append(value)
+            if name == "id" or (tag == "a" and name == "name"):
+                self.anchors.add(value or "")
+
+
+def missing_targets(path: Path, page: Links, site: Path, pages: Mapping[Path, Links]) -> Iterator[str]:
+    """Each link of a page to a file or an anchor that the site lacks; other sites are not asked."""
+    for lead in page.leads:
+        parts = urlsplit(lead)
+        if parts.scheme or parts.netloc:
+            continue
+        home = site if parts.path.startswith("/") else path.parent
+        target = (home / unquote(parts.path).lstrip("/")).resolve() if parts.path else path
+        anchors = pages[target].anchors if target in pages else {""}
+        if not target.is_file() or unquote(parts.fragment) not in anchors:
+            yield f"{path.relative_to(site)}: {lead}"
