@@ -33,8 +33,10 @@ PAGES = {  # page of the site: where it is written
             "ci",
             "conformance",
             "examine",
+            "examine_hugging_face",
             "hugging_face",
             "proving",
+            "reports",
             "training",
             "verdicts",
         )

@@ -13,9 +13,8 @@ from nsa_doctor.cli.main import serve
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = "\n".join(
-    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("examine.md", "verdicts.md", "attention.md")
-)
+TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+PAGES = "\n".join(TEXTS[name] for name in ("examine.md", "verdicts.md", "attention.md"))
 EXAMPLES = re.findall(r"```python\n(.*?)```", README + PAGES, flags=re.DOTALL)
 
 
@@ -38,9 +37,12 @@ def test_every_command_it_shows_takes_the_options_shown(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     shown: dict[str, set[str]] = {}
-    for command, options in re.findall(r"^nsa-doctor (\w[\w-]*)(.*)", README + PAGES, flags=re.MULTILINE):
-        shown.setdefault(command, set()).update(re.findall(r"--[\w-]+", options))
-    assert "sweep" in shown
+    for text in (README, *TEXTS.values()):
+        blocks = "".join(re.findall(r"(?ms)^```.*?^```", text))
+        spans = re.findall(r"`nsa-doctor (\w[\w-]*)([^`\n]*)`", text)
+        for command, options in (*re.findall(r"(?m)^nsa-doctor (\w[\w-]*)(.*)", blocks), *spans):
+            shown.setdefault(command, set()).update(re.findall(r"--[\w-]+", options.partition(" # ")[0]))
+    assert {"sweep", "matrix", "render", "watch", "regressions"} <= set(shown)
     for command, options in shown.items():
         assert serve([command, "--help"]) == 0
         assert options <= set(re.findall(r"--[\w-]+", capsys.readouterr().out)), command
@@ -62,13 +64,22 @@ def run_on(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
 def test_the_faulty_example_is_found_as_shown(tmp_path: Path) -> None:
     (example,) = (code for code in EXAMPLES if "class Attention" in code)
     (tmp_path / "my_attention.py").write_text(example, encoding="utf-8")
-    (command,) = re.findall(r"`nsa-doctor (run --subject my_attention:Attention)`", README)
-    done = run_on(tmp_path, f"{command} --select FWD201,FWD202,FWD206")
+    assert "`nsa-doctor run --subject my_attention:Attention`" in README
+    page = TEXTS["reports.md"]
+    (command,) = re.findall(r"(?m)^nsa-doctor (run --subject my_attention:Attention --select .*)", page)
+    done = run_on(tmp_path, command)
     assert done.returncode == 1, done.stderr
     finding = README[README.index("FWD201 causality violation") : README.index("  reproduce")]
     assert finding in done.stdout
     picture = html.unescape(re.sub("<[^>]*>", "", (ROOT / "docs/report.svg").read_text(encoding="utf-8")))
     assert re.sub(r"\s", "", finding) in re.sub(r"\s", "", picture), "python docs/picture.py draws it"
+    shown = page[page.index("my_attention:Attention: my_attention") : page.index("```\n\n## Part by part")]
+    assert without_the_machine(shown) == without_the_machine(done.stdout)
+
+
+def without_the_machine(report: str) -> str:
+    """A report without its versions, its device and its time."""
+    return re.sub(r"(?m)^cpu .*?, seed|\(\d+\.\d s\)", "-", report)
 
 
 @pytest.mark.full  # tests of nsa_doctor.examine are in the short run
