@@ -6,12 +6,14 @@ transformers finds these classes by the layer types of the configuration: `Dynam
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, StaticLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from nsa.hf.configuration import LAYER_TYPE, NSAConfig
 from nsa.hf.internal import require_named_layers
@@ -20,6 +22,8 @@ from nsa.ops.geometry import Geometry
 
 require_named_layers()
 
+# What transformers calls a cache, in what a model is given and what it answers: "past_key_values" before 5.24.
+CACHE_NAME = "cache" if "cache" in {field.name for field in fields(BaseModelOutputWithPast)} else "past_key_values"
 Rows = tuple[int, ...]
 
 
@@ -184,12 +188,19 @@ class NSAStaticCacheLayer(NSACacheLayer, StaticLayer):
             raise ValueError(f"a static cache of {self.max_length} tokens has room for {left} more, got {num_columns}")
 
 
+def only_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
+    """The cache of a forward pass, under either name that transformers gives it; raises ValueError for two."""
+    if cache is not None and past_key_values is not None:
+        raise ValueError("cache and past_key_values are two names of one argument: give one of them, got both")
+    return past_key_values if cache is None else cache
+
+
 def cache_of(past: Cache | None, config: NSAConfig) -> list[NSACacheLayer]:
     """The layers of a cache for this model; raises ValueError, naming what is wrong, for a cache of another kind."""
     how = "DynamicCache(config=model.config) makes one"
     if not isinstance(past, Cache):
         raise ValueError(  # noqa: TRY004 - as for any other argument
-            f"past_key_values must be a Cache of transformers, got {type(past).__name__}: {how}"
+            f"{CACHE_NAME} must be a Cache of transformers, got {type(past).__name__}: {how}"
         )
     if past.offloading:
         raise ValueError("a cache of this model cannot be offloaded: leave out cache_implementation='offloaded'")
@@ -199,7 +210,7 @@ def cache_of(past: Cache | None, config: NSAConfig) -> list[NSACacheLayer]:
     if not len(past.layers) == len(layers) == config.num_hidden_layers:
         kinds = ", ".join(sorted({type(layer).__name__ for layer in past.layers}))
         raise ValueError(
-            f"past_key_values must have {config.num_hidden_layers} layers of NSACacheLayer, "
+            f"{CACHE_NAME} must have {config.num_hidden_layers} layers of NSACacheLayer, "
             f"got {len(past.layers)} of {kinds}: {how}"
         )
     return layers

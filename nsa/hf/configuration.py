@@ -50,7 +50,7 @@ class NSAConfig(PreTrainedConfig):
     """
 
     model_type = "nsa"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - as its base class declares it
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]  # noqa: RUF012 - as its base class declares it
 
     vocab_size: int = 256
     hidden_size: int = 768

@@ -11,7 +11,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from nsa.backends import Impl, prefill_is_batched
-from nsa.hf.cache import NSACacheLayer, cache_of
+from nsa.hf.cache import CACHE_NAME, NSACacheLayer, cache_of, only_cache
 from nsa.hf.configuration import NSAConfig
 from nsa.hf.internal import implementation_of, is_initialized, mark_initialized
 from nsa.hf.rows import joined, new_tokens, num_whole_columns, one_row, parts_of, sequences
@@ -38,7 +38,7 @@ class NSAPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["CheckpointedBlock"]  # noqa: RUF012 - as its base class declares it
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = ["cache", "past_key_values"]  # noqa: RUF012
     _supports_sdpa = True
     _supports_flash_attn = True  # sequences in one row are kept apart, whatever serves them
 
@@ -109,39 +109,41 @@ class NSAModel(NSAPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        past_key_values: Cache | None = None,
         **others: Any,
     ) -> BaseModelOutputWithPast | tuple[Any, ...]:
         """The hidden states of input_ids [B, T] or inputs_embeds [B, T, hidden_size] behind what the cache holds.
 
         attention_mask: [B, past + T], zero for tokens that are left out, whose outputs are zeros. position_ids: what
         the layers count by themselves, or the positions of several sequences in a row, each beginning at 0. use_cache:
-        by default as the configuration says, and never while gradients are on. Raises ValueError for what the model
-        cannot do (output_attentions, is_causal=False, masks [B, 1, T, S], caches of another kind), and for keywords
-        that it does not know.
+        by default as the configuration says, and never while gradients are on. past_key_values: another name of
+        cache. Raises ValueError for what the model cannot do (output_attentions, is_causal=False, masks [B, 1, T, S],
+        caches of another kind), and for keywords that it does not know.
         """
         refuse_others(others)
+        cache = only_cache(cache, past_key_values)
         if others.get("seq_idx") is not None and position_ids is None and others.get("cu_seq_lens_q") is None:
             raise ValueError("seq_idx must come with position_ids or cu_seq_lens_q, which mark the sequences")
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds, and not both")
         x: Tensor = self.transformer.embedding(input_ids) if inputs_embeds is None else inputs_embeds
         num_rows, num_columns = x.shape[:2]
-        layers = None if past_key_values is None else cache_of(past_key_values, self.config)
+        layers = None if cache is None else cache_of(cache, self.config)
         past = None if layers is None else layers[0]
         if past is not None:
             past.require_room(num_columns)
         is_token = new_tokens(attention_mask, num_rows, num_columns, past)
         starts = sequences(position_ids, others.get("cu_seq_lens_q"), is_token, past, (num_rows, num_columns))
         if layers is None and starts is None and self._makes_cache(use_cache):
-            past_key_values = DynamicCache(config=self.config)
-            layers = cache_of(past_key_values, self.config)
+            cache = DynamicCache(config=self.config)
+            layers = cache_of(cache, self.config)
         if starts is not None and (layers is not None or use_cache):
-            raise ValueError("sequences packed into a row have no cache: give use_cache=False and no past_key_values")
+            raise ValueError("sequences packed into a row have no cache: give use_cache=False and no cache")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if not isinstance(output_hidden_states, bool):
@@ -149,8 +151,8 @@ class NSAModel(NSAPreTrainedModel):
         states = self._prefilled(x, is_token, layers, starts, keeps_all=bool(output_hidden_states))
         answer = BaseModelOutputWithPast(
             last_hidden_state=states[-1],
-            past_key_values=past_key_values,
             hidden_states=tuple(states) if output_hidden_states else None,
+            **{CACHE_NAME: cache},
         )
         is_dict = self.config.return_dict if return_dict is None else return_dict
         return answer if is_dict else answer.to_tuple()
@@ -237,13 +239,14 @@ class NSAForCausalLM(NSAPreTrainedModel, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        past_key_values: Cache | None = None,
         **others: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits of the token after each, and the loss where there are labels; the rest as `NSAModel.forward`.
@@ -258,7 +261,7 @@ class NSAForCausalLM(NSAPreTrainedModel, GenerationMixin):
             input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            cache=only_cache(cache, past_key_values),
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
@@ -271,7 +274,10 @@ class NSAForCausalLM(NSAPreTrainedModel, GenerationMixin):
         if labels is not None or of_loss.get("shift_labels") is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **of_loss)
         output = CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=answer.past_key_values, hidden_states=answer.hidden_states
+            loss=loss,
+            logits=logits,
+            hidden_states=answer.hidden_states,
+            **{CACHE_NAME: getattr(answer, CACHE_NAME)},
         )
         is_dict = self.config.return_dict if return_dict is None else return_dict
         return output if is_dict else output.to_tuple()

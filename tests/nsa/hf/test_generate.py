@@ -11,6 +11,7 @@ import nsa
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: it is the extra hf")
 hf = import_module("nsa.hf")
+CACHE_NAME = import_module("nsa.hf.cache").CACHE_NAME
 
 
 NEW = 14
@@ -116,8 +117,8 @@ def test_a_conversation_goes_on_behind_its_cache(make_model: Callable[..., Any],
     model = make_model()
     first = generated(model, ids[:, :20], return_dict_in_generate=True)
     more = torch.cat((first.sequences, ids[:, 20:]), 1)  # type: ignore[attr-defined]
-    past = first.past_key_values  # type: ignore[attr-defined]
-    assert torch.equal(generated(model, more, past_key_values=past), greedy(model, more))
+    past = first[CACHE_NAME]
+    assert torch.equal(generated(model, more, **{CACHE_NAME: past}), greedy(model, more))
 
 
 def test_embeddings_may_be_the_prompt(make_model: Callable[..., Any], ids: torch.Tensor) -> None:
@@ -146,7 +147,7 @@ def test_what_each_step_gives_is_returned_where_asked_for(make_model: Callable[.
     assert len(made.scores) == len(made.hidden_states) == NEW
     assert [tuple(state.shape) for state in made.hidden_states[0]] == [(3, 40, 24)] * 3
     assert [tuple(state.shape) for state in made.hidden_states[1]] == [(3, 1, 24)] * 3
-    assert made.past_key_values.get_seq_length() == 40 + NEW - 1
+    assert made[CACHE_NAME].get_seq_length() == 40 + NEW - 1
 
 
 def test_a_text_begins_with_the_first_token_where_there_is_no_prompt(make_model: Callable[..., Any]) -> None:

@@ -12,6 +12,7 @@ from nsa import Transformer
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: it is the extra hf")
 hf = import_module("nsa.hf")
+CACHE_NAME = import_module("nsa.hf.cache").CACHE_NAME
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -207,12 +208,12 @@ def test_what_it_cannot_do_is_refused_by_name(
 
 def test_a_cache_is_refused_while_gradients_are_on(make_model: Callable[..., Any], ids: torch.Tensor) -> None:
     model = make_model()
-    assert model(ids).past_key_values is None
+    assert model(ids).get(CACHE_NAME) is None
     with pytest.raises(ValueError, match=r"cache must be used under torch\.no_grad"):
         model(ids, use_cache=True)
     with torch.no_grad():
-        assert model(ids).past_key_values.get_seq_length() == 40
-        assert model(ids, use_cache=False).past_key_values is None
+        assert model(ids)[CACHE_NAME].get_seq_length() == 40
+        assert model(ids, use_cache=False).get(CACHE_NAME) is None
 
 
 def test_tuples_are_answered_where_asked_for(make_model: Callable[..., Any], ids: torch.Tensor) -> None:
