@@ -13,7 +13,7 @@ from nsa_doctor.adapters.hugging_face.build import build_model
 from nsa_doctor.adapters.hugging_face.small_sizes import POSITIONS
 from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.errors import Caught, attempt
-from nsa_doctor.subject.language_model import LanguageModel, cache_of, logits_of, packing_marks
+from nsa_doctor.subject.language_model import LanguageModel, logits_of, packing_marks
 
 _LONGEST = 3 * POSITIONS // 4
 
@@ -73,8 +73,7 @@ def _own_logits(model: LanguageModel, answer: Any) -> Tensor:
 def _fed(model: LanguageModel, module: nn.Module, ids: Tensor, cache: Any) -> tuple[Tensor, Any]:
     given = {} if cache is None else {str(model.cache): cache}
     answer = model.answer(_theirs(model, ids), module=module, use_cache=True, **given)
-    held = cache_of(answer)
-    return _own_logits(model, answer), None if held is None else held[1]
+    return _own_logits(model, answer), model.cache_in(answer)
 
 
 @lru_cache(maxsize=1)

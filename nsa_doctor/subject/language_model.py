@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# What a model answers its cache under, and takes it by.
-CACHES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
+# What a model answers its cache under, and takes it by: `cache` since transformers 5.24.
+CACHES = ("cache", "past_key_values", "cache_params", "state", "mems", "past_buckets_states")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,6 +55,10 @@ class LanguageModel:
         """Logits [B, S, V]."""
         return logits_of(self.answer(ids, module=module, **named))
 
+    def cache_in(self, answer: Any) -> Any:
+        """The cache in what the model answers, or None."""
+        return None if self.cache is None else getattr(answer, self.cache, None)
+
     def takes(self, name: str) -> bool:
         """Whether its forward has a parameter of this name, or takes any."""
         return name in self.accepts or self.takes_more
@@ -74,9 +78,3 @@ def logits_of(answer: Any) -> Tensor:
     """The logits of what a model answers."""
     logits: Tensor = answer.logits if hasattr(answer, "logits") else answer[0]
     return logits
-
-
-def cache_of(answer: Any) -> tuple[str, Any] | None:
-    """Name and value of the cache in what a model answers; None where there is none."""
-    held = ((name, getattr(answer, name, None)) for name in CACHES)
-    return next(((name, cache) for name, cache in held if cache is not None), None)

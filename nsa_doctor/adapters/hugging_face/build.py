@@ -19,7 +19,7 @@ from nsa_doctor.adapters.hugging_face.small_sizes import VOCABULARY
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.internal import claims_flash_attention
 from nsa_doctor.subject.contract import SubjectUnusableError
-from nsa_doctor.subject.language_model import LanguageModel, cache_of
+from nsa_doctor.subject.language_model import CACHES, LanguageModel
 
 QUERIES_AND_KEYS = r"[._](q|k|query|key|qkv|wqkv|c_attn)(_|\.|$)"
 _SHARPNESS, _NOISE, _CENTRED = 2.0, 0.1, 0.3
@@ -188,14 +188,17 @@ def _vocabulary(module: Any) -> int:
 
 
 def _cache_name(module: nn.Module, accepts: frozenset[str], takes_more: bool) -> str | None:
-    """Under which name it answers a cache and takes it back."""
+    """Under which name it answers a cache and takes it back.
+
+    One that its forward has: an answer has the same cache under several, and a forward with **kwargs reads one of them.
+    """
     if "use_cache" not in accepts and not takes_more:
         return None
     ids = torch.full((1, 4), FIRST_ORDINARY_TOKEN)
     with torch.no_grad():
         answer = attempt(lambda: module(input_ids=ids, use_cache=True))
-    held = None if isinstance(answer, Caught) else cache_of(answer)
-    return held[0] if held is not None and (held[0] in accepts or takes_more) else None
+    names = sorted((name for name in CACHES if name in accepts or takes_more), key=lambda name: name not in accepts)
+    return next((name for name in names if getattr(answer, name, None) is not None), None)
 
 
 def _is_bidirectional(config: Any) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.probes.language.causality import require_causal
 from nsa_doctor.probes.language.trial import LENGTH, ROWS, Pair, Trial, drawn, has_logits, plain_answer, plain_call
-from nsa_doctor.subject.language_model import LanguageModel, cache_of, logits_of
+from nsa_doctor.subject.language_model import LanguageModel, logits_of
 
 _PROMPT = 21
 _FEW = 8
@@ -55,8 +55,8 @@ def fed(model: LanguageModel, ids: Tensor, sizes: Sequence[int], **named: Any) -
         cut = {name: value[:, :start] for name, value in named.items() if name == "attention_mask"}
         cut |= {name: value[:, start - part.shape[1] : start] for name, value in named.items() if name not in cut}
         answer = model.answer(part, use_cache=True, **cache, **cut)
-        held = cache_of(answer)
-        cache = {} if held is None else dict([held])
+        held = model.cache_in(answer)
+        cache = {} if held is None else {model.cache: held}
         logits.append(logits_of(answer)[:, -part.shape[1] :])
     return torch.cat(logits, dim=1)
 

@@ -17,6 +17,7 @@ from nsa_doctor.cli.main import serve
 from nsa_doctor.core import registry
 from nsa_doctor.core.finding import Verdict
 from nsa_doctor.core.frames import top_package
+from nsa_doctor.probes.language.feeding import decode
 from nsa_doctor.subject.contract import SubjectUnusableError
 from nsa_doctor.subject.request import SubjectRequest
 from nsa_doctor.worker.run_check import run_check
@@ -146,6 +147,19 @@ def test_a_class_that_is_registered_nowhere_is_examined(name: str, verdict: Verd
 
 
 @pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(("name", "cache"), [("Renamed", "cache"), ("Former", "past_key_values")])
+def test_a_cache_is_given_back_by_the_name_that_the_forward_has(name: str, cache: str):
+    spec = f"own_models:{name}ForCausalLM"
+    model = build_model(spec)
+    assert model.cache == cache
+    decoded, whole = next(decode(model)).pair()
+    assert torch.allclose(decoded, whole)
+    for code in ("DEC101", "DEC102"):
+        result = run_check(registry.load(code), load_subject(SubjectRequest(spec=f"hf:{spec}", lengths=(16,))))
+        assert result.verdict is Verdict.PASS, result
+
+
+@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     ("name", "why"),
     [
@@ -193,4 +207,5 @@ def test_without_transformers_the_extra_is_named(
 @pytest.mark.full
 def test_the_installed_transformers_has_a_llama():
     pytest.importorskip("transformers", reason="transformers is not installed: it is the extra hf")
-    assert build_model("llama").cache == "past_key_values"
+    model = build_model("llama")
+    assert model.cache in model.accepts

@@ -1,5 +1,8 @@
 """A user's own models, which are written against transformers and registered nowhere."""
 
+from types import SimpleNamespace
+
+from torch import Tensor
 from transformers import KINDS, TinyConfig, TinyForCausalLM
 
 
@@ -13,6 +16,26 @@ class OwnForCausalLM(TinyForCausalLM):
 
 class PositionsForCausalLM(OwnForCausalLM):
     config_class = KINDS["tiny_positions"]
+
+
+class RenamedForCausalLM(OwnForCausalLM):
+    """Takes `cache`, as from transformers 5.24 on, reads no other name and answers the same one under two."""
+
+    def forward(self, input_ids: Tensor, cache: list | None = None, **others: object) -> SimpleNamespace:
+        known = {name: value for name, value in others.items() if name != "past_key_values"}
+        answer = super().forward(input_ids, past_key_values=cache, **known)
+        answer.cache = answer.past_key_values
+        return answer
+
+
+class FormerForCausalLM(OwnForCausalLM):
+    """Takes `past_key_values` alone, while what it answers has both names."""
+
+    def forward(self, input_ids: Tensor, past_key_values: list | None = None, **others: object) -> SimpleNamespace:
+        known = {name: value for name, value in others.items() if name != "cache"}
+        answer = super().forward(input_ids, past_key_values=past_key_values, **known)
+        answer.cache = answer.past_key_values
+        return answer
 
 
 class WithoutConfig(OwnForCausalLM):
