@@ -75,4 +75,6 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, generate=faulty)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("generate",), blocked_by=("FWD206", "NAN101"))
+CHECK = Check(
+    doc=__doc__, run=run, planted=planted, needs=("generate",), profile="smoke", blocked_by=("FWD206", "NAN101")
+)

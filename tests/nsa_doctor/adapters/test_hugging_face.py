@@ -160,6 +160,13 @@ def test_a_cache_is_given_back_by_the_name_that_the_forward_has(name: str, cache
 
 
 @pytest.mark.usefixtures("installed")
+def test_the_shortest_profile_finds_a_generate_that_raises(capsys: pytest.CaptureFixture[str]):
+    words = ("--profile", "smoke", "--select", "DEC", "--jobs", "1", "--quiet")
+    assert serve(["run", "--subject", "hf:own_models:WithoutContinuation", *words]) == 1
+    assert "unexpected keyword argument 'cache' in generate" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
     ("name", "why"),
     [

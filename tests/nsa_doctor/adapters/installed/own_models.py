@@ -38,6 +38,13 @@ class FormerForCausalLM(OwnForCausalLM):
         return answer
 
 
+class WithoutContinuation(OwnForCausalLM):
+    """Right by itself, with a `generate` that gives its forward an argument which it does not have."""
+
+    def generate(self, ids: Tensor, **_: object) -> Tensor:
+        return self(ids, cache=None)
+
+
 class WithoutConfig(OwnForCausalLM):
     config_class = None
 
