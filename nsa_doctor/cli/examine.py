@@ -41,7 +41,7 @@ class Examination:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Every finding: `code`, `message`, `where` (module, file and line), `evidence`, and `repro`, its command."""
+        """Every finding: `code`, `message`, `module`, `file`, `line`, `evidence`, and `reproduce`, its command."""
         return self.report.findings
 
     def to_html(self) -> str:

@@ -55,6 +55,15 @@ def test_another_fault_has_another_fingerprint(other: Finding) -> None:
     assert other.fingerprint != FOUND.fingerprint
 
 
+@pytest.mark.parametrize("located", [FOUND, Note(message="odd", where=WHERE)], ids=["finding", "note"])
+def test_a_place_can_be_read_without_where(located: Finding | Note) -> None:
+    assert (located.module, located.file, located.line) == (WHERE.module, WHERE.file, WHERE.line)
+
+
+def test_a_finding_says_how_to_reproduce_it() -> None:
+    assert FOUND.reproduce == FOUND.repro != ""
+
+
 def test_a_fingerprint_does_not_change_between_versions() -> None:
     assert FOUND.fingerprint == "5f63b887d692c983"
     assert Finding(message="\ud800", where=Place(file="\udcff.py")).fingerprint.isalnum()
