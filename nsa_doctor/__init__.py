@@ -55,7 +55,15 @@ keep_former_paths()  # such as nsa_doctor.adapter
 find_own_cases()
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__", "testing"})
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("nsa_doctor.core.report_facts").installed_version("nsa-doctor")
+    if name == "testing":
+        return importlib.import_module("nsa_doctor.testing")
     for module, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(module), name)

@@ -107,7 +107,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "cases": ("core", "isolation", "render", "adapters", "probes.model", "worker"),
     "cli": ("core", "isolation", "engine", "policy", "policy.proving", "render", "fuzz", "cases", *ARTIFACTS),
     "pytest": ("core", "isolation", "subject", "engine", "adapters", "worker", "cli", "probes.*"),
-    "": ("core", "cli", "adapters", "subject"),  # the entry point, and the public names
+    "": ("core", "cli", "adapters", "subject", "testing"),  # the entry point, and the public names
 }
 TORCH_IN_THE_DOCTOR = (
     *("nsa_doctor", "nsa_doctor.adapters*", "nsa_doctor.subject*", "nsa_doctor.probes*", "nsa_doctor.checks*"),

@@ -2,7 +2,6 @@
 
 import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from nsa_doctor.cli.search_path import looked_in_first
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.finding import ExitCode
 from nsa_doctor.core.nearest import nearest
+from nsa_doctor.core.report_facts import installed_version
 from nsa_doctor.core.text import escaped
 from nsa_doctor.core.writing import say
 
@@ -135,14 +135,8 @@ def general(
 
 def version_line() -> str:
     """nsa-doctor's version, and those of torch and Python, none of which is imported to be asked."""
-    return f"nsa-doctor {_installed('nsa-doctor')} (torch {_installed('torch')}, Python {platform.python_version()})"
-
-
-def _installed(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
+    own, torch = installed_version("nsa-doctor"), installed_version("torch")
+    return f"nsa-doctor {own} (torch {torch}, Python {platform.python_version()})"
 
 
 def _spoken(option: Any) -> Any:

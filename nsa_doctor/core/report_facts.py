@@ -16,12 +16,20 @@ def subject_facts(name: str | None, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def environment(facts: Mapping[str, Any]) -> dict[str, Any]:
     """What a report says of the machine and the software."""
-    try:
-        own = version("nsa-doctor")
-    except PackageNotFoundError:  # run from a checkout
-        own = "not installed"
-    machine = {"nsa_doctor": own, "python": platform.python_version(), **facts.get("environment", {})}
+    machine = {
+        "nsa_doctor": installed_version("nsa-doctor"),
+        "python": platform.python_version(),
+        **facts.get("environment", {}),
+    }
     return {**machine, "repository": repository()}
+
+
+def installed_version(name: str) -> str:
+    """The version of an installed distribution, which is not imported; "not installed" where there is none."""
+    try:
+        return version(name)
+    except PackageNotFoundError:  # the doctor itself in a checkout
+        return "not installed"
 
 
 def repository() -> str:

@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -27,6 +28,19 @@ def named(path: str) -> object:
 @pytest.mark.parametrize("name", nsa_doctor.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(nsa_doctor, name).__name__ == name
+
+
+def test_completion_offers_every_public_name() -> None:
+    assert {*nsa_doctor.__all__, "__version__", "testing"} <= set(dir(nsa_doctor))
+
+
+def test_the_version_is_the_one_that_is_installed() -> None:
+    assert nsa_doctor.__version__ == version("nsa-doctor")
+
+
+def test_testing_needs_no_import_of_its_own() -> None:
+    program = "import nsa_doctor; nsa_doctor.testing.run_check"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_no_other_name_is() -> None:
