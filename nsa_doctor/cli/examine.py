@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from nsa_doctor.cli import options, progress
@@ -20,8 +20,12 @@ from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.examination_request import COMPILE_SECONDS
 from nsa_doctor.core.finding import Decision, Finding, Report, Result
 from nsa_doctor.core.like import FUNCTION
+from nsa_doctor.core.measurement import Census, Point
 from nsa_doctor.core.reproduce import SECONDS
 from nsa_doctor.isolation.start import Children
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 class NoGoError(AssertionError):
@@ -56,13 +60,18 @@ class Examination:
 
         return render_as(self.report, "json")
 
-    def to_frame(self) -> Any:
-        """The sweep as a pandas.DataFrame, a row a length, dtype, mode and tensor; ImportError without pandas."""
-        return importlib.import_module("pandas").DataFrame(
+    def to_frame(self) -> "DataFrame":
+        """The sweep as a pandas.DataFrame, a row a length, dtype, mode and tensor; ImportError without pandas.
+
+        Its columns are the same where no sweep ran, and there are no rows.
+        """
+        columns = [field.name for record in (Point, Census) for field in fields(record)]
+        rows = [
             {**asdict(each.point), **asdict(census), "seconds": each.seconds, "peak_bytes": each.peak_bytes}
             for each in self.report.measurements
             for census in each.censuses
-        )
+        ]
+        return importlib.import_module("pandas").DataFrame(rows, columns=[*columns, "seconds", "peak_bytes"])
 
     def raise_if_no_go(self) -> None:
         """Raise NoGoError unless the verdict is GO."""

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import nsa_doctor
-from nsa_doctor import Decision, examine
+from nsa_doctor import Decision, Examination, examine
 from nsa_doctor.cli.examine import _importable_name, _module_name
 from nsa_doctor.core import handed_over
 from nsa_doctor.core.errors import UsageError
+from nsa_doctor.core.finding import Report
+from nsa_doctor.core.measurement import Census, Measurement, Point
 from nsa_doctor.isolation.start import Children
 from nsa_doctor.render.reading import parse_report
 
+EMPTY = Report(command="run", subject={}, options={}, environment={})
 CHECKS: dict[str, Any] = {"profile": "smoke", "select": "FWD101,FWD201", "quiet": True, "jobs": 1}
 
 
@@ -59,6 +63,15 @@ def test_what_is_faulty_is_a_no_go_with_its_place_and_pages() -> None:
     assert set(report.to_frame()["length"]) >= {1, 2, 128}
     with pytest.raises(nsa_doctor.NoGoError, match=r"(?s)NO-GO.*causality violation"):
         report.raise_if_no_go()
+
+
+def test_a_frame_has_its_columns_where_no_sweep_ran() -> None:
+    point, census = Point(length=64), Census(**dict.fromkeys([each.name for each in fields(Census)], 0))
+    swept = replace(EMPTY, measurements=(Measurement(point=point, censuses=(census,)),))
+    frames = [Examination(report).to_frame() for report in (EMPTY, swept)]
+    assert [len(frame) for frame in frames] == [0, 1]
+    assert list(frames[0]) == list(frames[1])
+    assert {"length", "dtype", "mode", "name", "num_nan", "seconds", "peak_bytes"} <= set(frames[0])
 
 
 def test_a_function_is_examined_by_its_convention() -> None:
