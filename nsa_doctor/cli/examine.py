@@ -1,7 +1,9 @@
 """`nsa_doctor.examine`: what `nsa-doctor run` does, from Python."""
 
+import ast
 import copy
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -115,8 +117,8 @@ def examine(
     command's options, `timeout` in seconds a call and `compile_timeout` in seconds that it may compile beside that.
 
     What can be imported by name is imported in new processes; a script that calls this needs `if __name__ ==
-    "__main__":` around the call, as they import it too. Lambdas, cells of a notebook and modules are handed to forks of
-    this process instead, which one that has used a GPU has none of.
+    "__main__":` around the call, as they import it too. Lambdas, cells of a notebook, modules and what is defined under
+    that guard are handed to forks of this process instead, which one that has used a GPU has none of.
 
     Raises UsageError or OptionError, both ValueErrors, for what cannot be examined at all.
     """
@@ -203,7 +205,21 @@ def _importable_name(subject: Any) -> str | None:
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    return f"{home}:{name}" if home is not None and found is subject else None
+    if home is None or found is not subject or _is_guarded(sys.modules[module], name.split(".")[0]):
+        return None
+    return f"{home}:{name}"
+
+
+def _is_guarded(module: ModuleType, name: str) -> bool:
+    """Whether a program defines the name under its `if __name__ == "__main__":`, which nobody who imports it runs."""
+    if module.__name__ != "__main__":
+        return False
+    try:
+        tree = ast.parse(inspect.getsource(module))
+    except (OSError, SyntaxError):  # what is imported then says so
+        return False
+    guards = [each for each in tree.body if isinstance(each, ast.If) and "__name__" in ast.unparse(each.test)]
+    return any(getattr(node, "name", "") == name for guard in guards for node in ast.walk(guard))
 
 
 def _module_name(module: ModuleType | None) -> str | None:

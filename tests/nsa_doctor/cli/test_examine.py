@@ -112,6 +112,18 @@ def test_a_name_is_one_that_another_process_can_import(monkeypatch: pytest.Monke
     assert _module_name(script) is None
 
 
+def test_what_a_script_defines_under_its_guard_is_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "class Outside: ...\nif __name__ == '__main__':\n    class Inside: ...\n"
+    file = tmp_path / "my_script.py"
+    file.write_text(code)
+    script = type(sys)("__main__")
+    script.__file__ = str(file)
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    exec(compile(code, file, "exec"), vars(script))
+    names = [_importable_name(each) for each in (vars(script)["Outside"], vars(script)["Inside"])]
+    assert names == ["my_script:Outside", None]
+
+
 def test_a_process_that_used_a_gpu_hands_nothing_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(UsageError, match="write what builds it into a file"):
