@@ -1,5 +1,6 @@
-"""What is going on, on standard error: a bar on a terminal, plain lines elsewhere, nothing when quiet."""
+"""What is going on: a bar on a terminal, one line that is replaced in a notebook, plain lines elsewhere, or nothing."""
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,11 +31,25 @@ def of_steps(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
     """A listener for work in steps, which receives what was done, how many steps are done and of how many."""
     if quiet:
         yield lambda text, done, total: None
+    elif _is_notebook():
+        yield _notebook_line()
     elif is_terminal(sys.stderr):
         with _steps_bar() as listener:
             yield listener
     else:
         yield lambda text, done, total: say(f"{done}/{total} {text}\n", sys.stderr)
+
+
+def _is_notebook() -> bool:
+    """Whether a kernel of IPython runs this process."""
+    ipython = sys.modules.get("IPython")  # a kernel has imported it
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+def _notebook_line() -> Callable[[str, int, int], None]:
+    show = importlib.import_module("IPython.display").display
+    line = show({"text/plain": "starting"}, raw=True, display_id=True)
+    return lambda text, done, total: line.update({"text/plain": f"{done}/{total} {text}"}, raw=True)
 
 
 @contextmanager
