@@ -40,7 +40,9 @@ def matrix(
     timeout: Annotated[float, typer.Option(help="Seconds one cell may take.")] = SECONDS["matrix"],
     quiet: given.Quiet = False,
 ) -> int:
-    """Measure what must hold of every model type: the same logits however it is fed.
+    """Measure what must hold of every type of model.
+
+    A type has to give the same logits however it is fed.
 
     For example `nsa-doctor matrix hf --types llama,bamba --standalone`.
     """

@@ -165,6 +165,16 @@ def test_a_refusal_is_exit_2_wherever_typer_keeps_its_exceptions() -> None:
     assert (answer.returncode, answer.stderr.count("\n")) == (2, 1)
 
 
+def test_the_help_cuts_no_summary_of_a_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert serve(["--help"]) == 0
+    commands = capsys.readouterr().out.partition("Commands:")[2].partition("Exit codes")[0].strip().splitlines()
+    assert len(commands) >= 19
+    assert [line for line in commands if line.endswith("...")] == []
+
+
 def test_the_help_names_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(["--help"]) == 0
     listing = capsys.readouterr().out.partition("Exit codes:")[2]
