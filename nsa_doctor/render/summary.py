@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from nsa_doctor.core.finding import Decision, Finding, Report, Result, Scalar, Verdict
+from nsa_doctor.core.own_nsa import NAME
 from nsa_doctor.core.registry import priorities
 from nsa_doctor.core.text import counted, short_number
 
@@ -47,6 +48,12 @@ def subject_line(report: Report) -> str:
     """The subject's name and what it is."""
     name, description = report.subject.get("name", ""), report.subject.get("description", "")
     return f"{name}: {description}" if description else f"{name}"
+
+
+def is_builtin_example(report: Report) -> bool:
+    """Whether `nsa-doctor run` examined the built-in layer because nothing named another subject."""
+    is_built_in = str(report.subject.get("name")).startswith(f"{NAME} (")
+    return report.command == "run" and is_built_in and not report.subject.get("options")
 
 
 def conditions(report: Report) -> str:

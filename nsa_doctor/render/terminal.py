@@ -16,12 +16,13 @@ from nsa_doctor.core.text import escaped, from_here
 from nsa_doctor.render.fuzz_table import fuzz_not_tried, fuzz_targets
 from nsa_doctor.render.gate_tables import gate_tables
 from nsa_doctor.render.overview import not_checked, overview
-from nsa_doctor.render.summary import conclusion, conditions, ordered_findings, subject_line
+from nsa_doctor.render.summary import conclusion, conditions, is_builtin_example, ordered_findings, subject_line
 from nsa_doctor.render.sweep_table import sweep_tables
 from nsa_doctor.render.throughput_table import speed_parts
 from nsa_doctor.render.verdict import headline, ruling_lines
 
 _LABEL_WIDTH = 11
+_YOUR_OWN = "`nsa-doctor init` looks for yours here, `--subject package.module:make` names it"
 
 
 def render(report: Report, *, colour: bool = False, width: int = 80, traceback: bool = False) -> str:
@@ -85,6 +86,8 @@ def escaped_lines(text: str) -> str:
 
 def _header(report: Report) -> Iterator[str]:
     yield escaped(subject_line(report))
+    if is_builtin_example(report):
+        yield f"this is the built-in example, not a module of yours: {_YOUR_OWN}"
     if text := conditions(report):
         yield escaped(text)
 
@@ -126,7 +129,8 @@ def _closing(report: Report) -> Iterator[str]:
     if report.verdict is not None:
         yield f"{report.decision.value} by policy {escaped(report.verdict.gate)} ({report.seconds:.1f} s)"
         return
-    yield f"{report.decision.value}: {conclusion(report)} ({report.seconds:.1f} s)"
+    of = f"; this was the built-in example: {_YOUR_OWN}" if is_builtin_example(report) else ""
+    yield f"{report.decision.value}: {conclusion(report)}{of} ({report.seconds:.1f} s)"
 
 
 def _tracebacks(measurements: Sequence[Measurement]) -> Iterator[str]:

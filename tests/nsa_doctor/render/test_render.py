@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -55,6 +56,24 @@ def test_a_report_looks_like_its_golden_file(form: str, golden: Callable[[str, s
 @pytest.mark.parametrize("form", ["json", "md", "junit", "sarif", "github"])
 def test_a_ruling_looks_like_its_golden_file(form: str, golden: Callable[[str, str], None], manuals: None) -> None:
     golden(f"ruling.{GOLDEN[form]}", render_as(ruled(), form))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "count"),
+    [
+        ("nsa (m7c_125m_fast_log)", [], 2),
+        ("nsa (mine.yaml)", ["--config", "mine.yaml"], 0),
+        ("nsa:make", ["--subject", "nsa:make"], 0),
+    ],
+    ids=["nothing named", "configuration", "subject"],
+)
+def test_a_terminal_says_twice_that_the_built_in_example_was_examined(
+    name: str, options: list[str], count: int
+) -> None:
+    report = replace(examined(), command="run", subject={"name": name, "options": options})
+    text = " ".join(render_as(report, "terminal").split())
+    assert text.count("the built-in example") == text.count("`nsa-doctor init` looks for yours here") == count
+    assert render_as(report, "json").count("built-in") == 0
 
 
 def test_every_format_has_a_golden_file() -> None:
