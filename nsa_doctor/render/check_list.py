@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from nsa_doctor.core.families import FAMILIES, family_of, in_order
 from nsa_doctor.core.finding import Report, Result, Verdict
 from nsa_doctor.core.policy_verdict import LimitStatus
-from nsa_doctor.render.summary import ordered_findings
+from nsa_doctor.core.text import counted
+from nsa_doctor.render.summary import num_failed, ordered_findings
 
 _MOST_RESULTS = 1000
 
@@ -63,6 +64,14 @@ def tally(report: Report) -> Iterator[Count]:
         number = sum(each.kept == kept for each in limits)
         if number:
             yield Count(kind, f"limit{'' if number == 1 else 's'} {word}", number)
+
+
+def share_failed(report: Report) -> str:
+    """How many of the checks that ran failed, in words; empty where none ran."""
+    ran = sum(result.verdict in (Verdict.PASS, Verdict.FAIL, Verdict.TIMEOUT) for result in report.results)
+    return (
+        f"{num_failed(report) or 'none'} of {counted(ran, 'check')} that ran failed".capitalize() + "." if ran else ""
+    )
 
 
 def families(report: Report) -> Iterator[Family]:

@@ -12,9 +12,10 @@ from markupsafe import Markup
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Decision, Report
 from nsa_doctor.core.own_score import own_score
+from nsa_doctor.render import markdown
 from nsa_doctor.render.cards import cards, tracebacks
-from nsa_doctor.render.check_list import families, missing, tally
-from nsa_doctor.render.html_text import breakable, command_words, facts, finished, lines, prose, short
+from nsa_doctor.render.check_list import families, missing, share_failed, tally
+from nsa_doctor.render.html_text import breakable, command_words, facts, finished, lines, prose, short, whole
 from nsa_doctor.render.pictures.gates import gates_picture
 from nsa_doctor.render.pictures.growth import growth_picture
 from nsa_doctor.render.pictures.picture import Picture
@@ -48,6 +49,7 @@ def render(report: Report, *, excerpts: bool = True) -> str:
         lead=lead(report),
         reasons=list(reasons(report)),
         tally=list(tally(report)),
+        share_failed=share_failed(report),
         subject=list(subject_facts(report)),
         configuration=list(facts(_configuration(report))),
         cards=cards(report, excerpts=excerpts),
@@ -64,6 +66,7 @@ def render(report: Report, *, excerpts: bool = True) -> str:
         proof=_proof(report),
         score=own_score(),
         again=command_line(report),
+        markdown=markdown.render(report),
     )  # fmt: skip
 
 
@@ -83,7 +86,14 @@ def page_templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    own = {"lines": lines, "breakable": breakable, "prose": prose, "command": command_words, "short": short}
+    own = {
+        "lines": lines,
+        "breakable": breakable,
+        "prose": prose,
+        "command": command_words,
+        "short": short,
+        "whole": whole,
+    }
     environment.filters.update(own, quoted=partial(quote, safe=""))
     return environment
 

@@ -40,6 +40,11 @@ def lines(text: str) -> Markup:
     return Markup("\n").join(escape(visible(row)) for row in (*rows[:_MOST_LINES], *more))
 
 
+def whole(text: str) -> Markup:
+    """Text of bounded length for a `<pre>` that is copied: nothing of it is left out."""
+    return Markup("\n").join(escape(_isolated(_tamed(escaped(row)))) for row in text.splitlines())
+
+
 def short(text: str) -> str:
     """As much of it as a headline has room for."""
     return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}…"

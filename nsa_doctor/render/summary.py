@@ -40,6 +40,8 @@ def grouped(report: Report) -> str:
     failed = num_failed(report)
     if not failed > report.num_findings > 0:
         return ""
+    if report.num_findings == 1:
+        return f"{failed} checks failed, and 1 finding names the cause, which they all see."
     text = counted(report.num_findings, "finding")
     return f"{failed} checks failed, and {text} name the causes: a cause that several checks see is one finding."
 

@@ -81,6 +81,14 @@ def test_fewer_findings_than_failed_checks_are_explained() -> None:
     assert grouped(report) in render_as(report, "html")
 
 
+def test_one_cause_of_several_failed_checks_names_it() -> None:
+    failed = [replace(result, findings=(), further=()) for result in examined().results]
+    found = next(result for result in examined().results if result.findings)
+    (one,) = found.findings[:1]
+    failed[0] = replace(found, findings=(one,), further=())
+    assert "1 finding names the cause, which they all see." in grouped(replace(examined(), results=tuple(failed)))
+
+
 def test_as_many_findings_as_failed_checks_need_no_word() -> None:
     report = examined()
     own = tuple(result for result in report.results if result.findings)

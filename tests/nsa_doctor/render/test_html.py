@@ -191,7 +191,7 @@ def test_a_page_reads_in_the_order_of_a_decision() -> None:
     known = [section.attributes["id"] for section in page.all("section")]
     assert known == [
         "why", "findings", "subject", "missing", "notes", "sweep", "gates", "growth", "run", "gate", "mutants",
-        "checks", "environment", "score", "again",
+        "checks", "environment", "score", "markdown", "again",
     ]  # fmt: skip
 
 
@@ -291,6 +291,20 @@ def test_checks_and_limits_are_counted_below_the_verdict() -> None:
         "1 limit not measured",
         "1 limit kept",
     ]
+
+
+def test_the_bar_leaves_out_what_does_not_apply_and_words_say_how_many_failed() -> None:
+    page = page_named("ruled")
+    shares = {each.classes[0]: each.attributes["style"] for each in page.one("div", "bar").all("i")}
+    assert shares["pass"] == "flex-grow: 1"
+    assert "idle" not in shares
+    assert "7 of 8 checks that ran failed." in page.by_id("verdict").text
+
+
+def test_the_page_holds_the_markdown_to_copy_it() -> None:
+    folded = page_of(ruled()).by_id("markdown").one("details")
+    assert folded.one("summary").text == "Copy as Markdown"
+    assert folded.one("pre").text == render_as(ruled(), "md").rstrip("\n")
 
 
 def test_every_check_stands_with_its_end() -> None:

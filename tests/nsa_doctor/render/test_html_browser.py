@@ -4,11 +4,13 @@ import http.server
 import re
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.render.html import render
 from tests.nsa_doctor.render.chromium import PROGRAM, browse, measured_pages
 from tests.nsa_doctor.render.pages import BARE, PASSED, everything
@@ -189,6 +191,16 @@ def test_folds_are_open_on_paper(tmp_path: Path) -> None:
     folded = pages_printed(tmp_path, text)
     assert folded == pages_printed(tmp_path, text.replace("<details>", "<details open>"))
     assert folded > pages_printed(tmp_path, page("bare")) + 3
+
+
+def test_checks_that_do_not_apply_take_no_paper(tmp_path: Path) -> None:
+    def printed(is_required: bool) -> int:
+        skipped = Result(code="DEC101", name="x", verdict=Verdict.SKIP, is_required=is_required)
+        results = tuple(replace(skipped, reason=f"it offers no part {number}") for number in range(300))
+        return pages_printed(tmp_path, render(replace(BARE, results=results)))
+
+    assert printed(is_required=False) <= pages_printed(tmp_path, page("bare")) + 1
+    assert printed(is_required=True) > printed(is_required=False) + 3
 
 
 def test_everything_can_be_printed(tmp_path: Path) -> None:
