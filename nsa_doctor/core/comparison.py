@@ -11,6 +11,7 @@ from nsa_doctor.core.text import counted
 class Outcome(StrEnum):
     """What may be concluded: only where all was looked at again is it no worse."""
 
+    BETTER = "BETTER"
     NO_WORSE = "NO WORSE"
     WORSE = "WORSE"
     UNKNOWN = "UNKNOWN"
@@ -18,8 +19,8 @@ class Outcome(StrEnum):
     @property
     def exit_code(self) -> ExitCode:
         """The exit code of `nsa-doctor compare`."""
-        codes = {Outcome.NO_WORSE: ExitCode.WELL, Outcome.WORSE: ExitCode.WRONG, Outcome.UNKNOWN: ExitCode.UNMEASURED}
-        return codes[self]
+        codes = {Outcome.WORSE: ExitCode.WRONG, Outcome.UNKNOWN: ExitCode.UNMEASURED}
+        return codes.get(self, ExitCode.WELL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +59,19 @@ class Comparison:
 
     @property
     def outcome(self) -> Outcome:
-        """WORSE for a new finding or a new NO-GO, else UNKNOWN for what was not looked at again."""
+        """WORSE for a new finding or a new NO-GO, else UNKNOWN for what was not looked at again.
+
+        BETTER needs a finding that is fixed, and nothing that has become slower.
+        """
         if self.remarks:
             return Outcome.UNKNOWN
         if self.appeared or self.further[0] or (self.new is Decision.NO_GO and self.old is not Decision.NO_GO):
             return Outcome.WORSE
         fell = self.new is Decision.UNKNOWN and self.old is Decision.GO
-        return Outcome.UNKNOWN if self.unseen or self.unanswered or fell else Outcome.NO_WORSE
+        if self.unseen or self.unanswered or fell:
+            return Outcome.UNKNOWN
+        has_fixed = bool(self.fixed or self.further[1])
+        return Outcome.BETTER if has_fixed and not self.slower else Outcome.NO_WORSE
 
     @property
     def verdicts(self) -> str:

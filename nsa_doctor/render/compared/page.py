@@ -5,7 +5,7 @@ from nsa_doctor.core.comparison import Comparison, Outcome
 from nsa_doctor.render.html import page_style, page_templates
 from nsa_doctor.render.html_text import short
 
-_KINDS = {Outcome.NO_WORSE: "go", Outcome.WORSE: "no-go", Outcome.UNKNOWN: "unknown"}
+_KINDS = {Outcome.BETTER: "go", Outcome.NO_WORSE: "go", Outcome.WORSE: "no-go", Outcome.UNKNOWN: "unknown"}
 _TONES = {"New": "fail", "Not looked at again": "skip", "Still there": "fail", "Fixed": "pass"}
 _MOST = 200
 

@@ -44,7 +44,15 @@ def test_a_finding_is_new_fixed_or_still_there() -> None:
 
 OUTCOMES = {
     "all is well": (report(PASSED), report(PASSED), Outcome.NO_WORSE),
-    "mended": (report(FAILED), report(PASSED), Outcome.NO_WORSE),
+    "as before": (report(FAILED), report(FAILED), Outcome.NO_WORSE),
+    "mended": (report(FAILED), report(PASSED), Outcome.BETTER),
+    "one of two mended": (report(FAILED, OTHER), report(PASSED, OTHER), Outcome.BETTER),
+    "mended, and slower": (
+        report(FAILED, throughput={"rows": [{"length": 64, **TIMED}]}),
+        report(PASSED, throughput={"rows": [{"length": 64, **TIMED, "operations": 20}]}),
+        Outcome.NO_WORSE,
+    ),
+    "one beyond those shown mended": (report(replace(FAILED, further=("0" * 16,))), report(FAILED), Outcome.BETTER),
     "broken": (report(PASSED), report(FAILED), Outcome.WORSE),
     "another one": (report(FAILED), report(FAILED, OTHER), Outcome.WORSE),
     "one beyond those shown": (report(FAILED), report(replace(FAILED, further=("0" * 16,))), Outcome.WORSE),
