@@ -1,9 +1,13 @@
 """The wheel holds what the command needs, and works from an empty folder."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
+from collections.abc import Iterator
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
@@ -12,9 +16,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PYTHONS = ("3.11", "3.12", "3.13")
 
 
-def run(*command: str | Path, cwd: Path, **env: str) -> str:
+def run(*command: str | Path, cwd: Path, code: int = 0, seconds: float = 100.0, **env: str) -> str:
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
@@ -22,10 +27,10 @@ def run(*command: str | Path, cwd: Path, **env: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=seconds,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
 
@@ -137,3 +142,56 @@ def test_the_built_in_layer_is_examined_where_another_nsa_is_found_first(install
     words = ("-m", "nsa_doctor", "sweep", "--seq", "33", "--forward-only", "--quiet")
     output = run(sys.executable, *words, cwd=strangers(tmp_path), PYTHONPATH=os.pathsep.join((".", str(installed))))
     assert "everything that was measured is finite" in output
+
+
+def test_the_pythons_that_are_named_are_those_that_are_tried(metadata: Message) -> None:
+    named = [each.rpartition(" ")[2] for each in metadata.get_all("Classifier", []) if ":: Python :: 3." in each]
+    assert tuple(named) == PYTHONS
+
+
+@pytest.mark.full
+def test_an_index_takes_the_wheel(wheel: Path) -> None:
+    pytest.importorskip("twine")
+    assert "PASSED" in run(sys.executable, "-m", "twine", "check", "--strict", wheel, cwd=wheel.parent)
+
+
+def python_of(version: str) -> str | None:
+    """An interpreter of that version that starts: on PATH, or one of pyenv's."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = [shutil.which(f"python{version}"), *sorted(map(str, pyenv.glob(f"versions/{version}.*/bin/python")))]
+    for path in filter(None, found):
+        if subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return path
+    return None
+
+
+@pytest.fixture(params=PYTHONS)
+def environment_of_its_own(request: pytest.FixtureRequest, wheel: Path) -> Iterator[Path]:
+    """A virtual environment of that Python into which the wheel and what it needs are installed; some gigabytes."""
+    python = python_of(request.param)
+    if python is None:
+        pytest.skip(f"no Python {request.param} was found")
+    with tempfile.TemporaryDirectory(prefix="wheel-") as name:
+        folder = Path(name)
+        run(python, "-m", "venv", folder / "venv", cwd=folder)
+        pip = [str(folder / "venv" / "bin" / "python"), "-m", "pip"]
+        probe = subprocess.run(
+            [*pip, "download", "-q", "--no-deps", "-d", folder / "probe", "markupsafe"],
+            capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+        if probe.returncode != 0:
+            pytest.skip(f"the index of packages cannot be reached: {probe.stderr.strip().splitlines()[-1:]}")
+        run(*pip, "install", "-q", wheel, cwd=folder, seconds=1500, PYTHONPATH="")
+        yield folder / "venv" / "bin"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_the_wheel_works_on_every_python_it_names(environment_of_its_own: Path, tmp_path: Path) -> None:
+    python, command = environment_of_its_own / "python", environment_of_its_own / "nsa-doctor"
+    assert "No broken requirements" in run(python, "-m", "pip", "check", cwd=tmp_path, PYTHONPATH="")
+    assert run(command, "--version", cwd=tmp_path, PYTHONPATH="").startswith("nsa-doctor 0.")
+    example = re.findall(r"(?ms)^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"))[0]
+    (tmp_path / "my_attention.py").write_text(example, encoding="utf-8")
+    words = ("run", "--subject", "my_attention:Attention", "--quiet")
+    assert "FWD201 causality violation" in run(command, *words, cwd=tmp_path, code=1, seconds=600, PYTHONPATH="")
