@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from nsa_doctor.core.declared import declarations
 from nsa_doctor.core.lengths import ChangesAtLengths
 from nsa_doctor.core.measurement import MODES, Mode
-from nsa_doctor.subject.contract import SEAMS, InputKind
+from nsa_doctor.core.seams import SEAMS
+from nsa_doctor.subject.contract import InputKind
 
 _OWN = ("build", "forward")
 

@@ -17,6 +17,7 @@ from nsa_doctor.core.measurement import Measurement, Point
 from nsa_doctor.core.pace import Pace
 from nsa_doctor.core.registry import Entry
 from nsa_doctor.core.reproduce import CommandLine
+from nsa_doctor.core.seams import offers_no
 from nsa_doctor.engine.conclusions import swept_codes, swept_results
 from nsa_doctor.engine.describe import findings
 from nsa_doctor.engine.measure_points import Examination, examine
@@ -92,7 +93,7 @@ class Session:
         ]
         missing = [seam for seam in entry.needs if seam not in self.facts["seams"]]
         if missing:
-            reason = f"it offers no {' and no '.join(missing)}"
+            reason = offers_no(missing)
             result = Result(code=code, name=name, verdict=Verdict.SKIP, reason=reason, is_required=False)
         elif self.pace is not None and not self._seconds_for_a_check(entry):
             result = Result(code=code, name=name, verdict=Verdict.SKIP, reason=self.pace.left_out)

@@ -1,12 +1,15 @@
 """Every check's end in a few lines: one per family, then what was not checked and why."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from nsa_doctor.core.families import FAMILIES, in_order, is_code
 from nsa_doctor.core.finding import Report, Result, Verdict
+from nsa_doctor.core.seams import parts_not_offered
 from nsa_doctor.core.text import joined
 
 _MOST_CODES = 3
+_MOST_PARTS = 3
 
 
 def overview(report: Report) -> Iterator[str]:
@@ -21,11 +24,11 @@ def not_checked(report: Report) -> Iterator[str]:
     """What was not checked, by reason: first what is missing, then what does not apply to the subject."""
     for codes, reason in missing(report):
         yield f"not checked: {codes}: {reason}"
-    idle = [result.code for result in report.results if is_idle(result)]
+    idle = [result for result in report.results if is_idle(result)]
     if idle:
-        families = in_order(code[:3] for code in idle)
-        counted = [f"{sum(code.startswith(family) for code in idle)} {family}" for family in families]
-        yield f"does not apply: {joined(counted)}, for parts it does not offer (a report as json says which)"
+        families = in_order(result.code[:3] for result in idle)
+        counted = [f"{sum(result.code.startswith(family) for result in idle)} {family}" for family in families]
+        yield f"does not apply: {joined(counted)}, for parts it does not offer ({_parts(idle)})"
 
 
 def missing(report: Report) -> Iterator[tuple[str, str]]:
@@ -38,6 +41,15 @@ def missing(report: Report) -> Iterator[tuple[str, str]]:
 def is_idle(result: Result) -> bool:
     """Whether the check is about something that the subject does not have."""
     return result.verdict is Verdict.SKIP and not result.is_required
+
+
+def _parts(idle: Sequence[Result]) -> str:
+    """The parts that most of the checks miss, and where all of them are named."""
+    counts = Counter(part for result in idle for part in parts_not_offered(result.reason))
+    words = [f"no {part}" for part, _ in counts.most_common(_MOST_PARTS)]
+    more = ["…"] if len(counts) > _MOST_PARTS else []
+    named = f"{', '.join(words + more)}; " if words else ""
+    return f"{named}a report as json {'names all' if words else 'says which'}"
 
 
 def _counts(results: Sequence[Result]) -> Iterator[str]:

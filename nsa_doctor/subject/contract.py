@@ -16,25 +16,6 @@ from nsa_doctor.core.pace import Pace
 from nsa_doctor.subject.training_loop import StepOfLoop, TrainingLoop
 
 InputKind = Literal["embeddings", "tokens"]
-SEAMS = (
-    *("build", "forward", "branches", "attend", "select", "choose", "gate", "prefill", "step", "fill_unwritten"),
-    *(
-        "cache_bytes",
-        "cache_reads",
-        "reorder",
-        "crop",
-        "packed",
-        "documents",
-        "padded",
-        "loss",
-        "train_step",
-        "loop",
-        "variants",
-        "routes",
-        "oracle",
-    ),
-    *("anatomy", "twins", "spans", "generate", "draw", "max_slowdown"),
-)
 
 
 @dataclass(frozen=True)

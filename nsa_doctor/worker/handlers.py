@@ -21,6 +21,7 @@ from nsa_doctor.core.lengths import boundary_lengths, spread_lengths
 from nsa_doctor.core.measurement import Diagnosis, Measurement, Point, to_json
 from nsa_doctor.core.pace import Pace
 from nsa_doctor.core.replaced_sources import replace_sources
+from nsa_doctor.core.seams import SEAMS
 from nsa_doctor.core.text import counted
 from nsa_doctor.probes.hooks.places import module_code
 from nsa_doctor.probes.hooks.stack_sampler import StackSampler
@@ -32,7 +33,7 @@ from nsa_doctor.probes.model.perform import Conditions
 from nsa_doctor.probes.model.state import cast, preserved_state, seed_everything
 from nsa_doctor.probes.model.tally import Tally, tallied
 from nsa_doctor.probes.numerics.nonfinite_origin import diagnose
-from nsa_doctor.subject.contract import SEAMS, Subject, SubjectUnusableError
+from nsa_doctor.subject.contract import Subject, SubjectUnusableError
 from nsa_doctor.subject.request import SubjectRequest
 from nsa_doctor.worker.answer_line import sendable
 from nsa_doctor.worker.mutation import effect_of, reached_by

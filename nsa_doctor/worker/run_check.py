@@ -13,6 +13,7 @@ from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place, TroubleKind
 from nsa_doctor.core.package import is_doctors, own_file
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.core.seams import offers_no
 from nsa_doctor.core.torch_errors import error_evidence
 from nsa_doctor.probes.hooks.phase import heard_by
 from nsa_doctor.probes.model.loops import preserved_loop
@@ -34,8 +35,7 @@ def run_check(check: Check, subject: Subject) -> Result:
     """
     missing = [seam for seam in check.needs if not subject.offers(seam)]
     if missing:
-        reason = f"{subject.name} offers no {' and no '.join(missing)}"
-        return replace(_skipped(check, reason), is_required=False)
+        return replace(_skipped(check, offers_no(missing, subject.name)), is_required=False)
     if meant := [word for word in check.unless if word in subject.spec]:
         return replace(_skipped(check, f"{subject.name} is declared {meant[0]}"), is_required=False)
     start = time.perf_counter()

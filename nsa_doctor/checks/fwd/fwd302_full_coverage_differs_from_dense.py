@@ -23,6 +23,7 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.core.seams import offers_no
 from nsa_doctor.probes.attention.agreement import worst_token
 from nsa_doctor.probes.attention.reach import anatomy
 from nsa_doctor.probes.hooks.origin import origin
@@ -39,7 +40,7 @@ _FLOAT64 = 1e-12  # what the method's text promises; a hundred times less than a
 def run(subject: Subject) -> Iterator[Finding]:
     rules = rules_of(subject)
     if subject.attend is None and subject.anatomy is None:
-        raise NotApplicableError("it offers no attend and no anatomy")
+        raise NotApplicableError(offers_no(("attend", "anatomy")))
     if subject.attend is not None:
         yield from _alone(subject, min(rules.n_sel * rules.l_sel, _LONGEST) - 1, rules)
     if subject.anatomy is not None:

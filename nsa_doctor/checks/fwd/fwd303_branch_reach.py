@@ -23,6 +23,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.core.seams import offers_no
 from nsa_doctor.probes.attention.reach import Reach, alone, inside, outside
 from nsa_doctor.probes.attention.windows import declared_windows, other_windows
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
@@ -35,9 +36,10 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         yield from _other_windows(sp)
         return
     rules = rules_of(subject)
-    offered = [seam for seam in ("attend", "anatomy", "branches") if subject.offers(seam)]
+    useful = ("attend", "anatomy", "branches")
+    offered = [seam for seam in useful if subject.offers(seam)]
     if not offered:
-        raise NotApplicableError("it offers no attend, no anatomy and no branches")
+        raise NotApplicableError(offers_no(useful))
     reported: set[str] = set()
     measured = [*alone(subject, rules), *(inside if subject.anatomy is not None else outside)(subject, rules)]
     for reach in measured:

@@ -25,6 +25,7 @@ from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.core.seams import offers_no
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import built
@@ -39,7 +40,7 @@ _TILE = 70  # queries, more than any tile of 64
 def run(subject: Subject) -> Iterator[Finding]:
     rules = rules_of(subject)
     if subject.branches is None and subject.attend is None:
-        raise NotApplicableError("it offers no branches and no attend")
+        raise NotApplicableError(offers_no(("branches", "attend")))
     found = [*_before_the_first_block(subject, rules), *_empty_slots(subject, rules)]
     yield from found[:1]
 

@@ -21,6 +21,7 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.core.seams import offers_no
 from nsa_doctor.probes.attention.choice import Choice, Row, chosen, made_up, selected
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
@@ -32,7 +33,7 @@ _ROUNDING = 64  # units in the last place by which sums of some hundred probabil
 def run(subject: Subject) -> Iterator[Finding]:
     pairs = [*_by_select(subject), *_by_choose(subject)]
     if not pairs:
-        raise NotApplicableError("it offers no select and no choose")
+        raise NotApplicableError(offers_no(("select", "choose")))
     for together, alone in pairs:
         last = together.entries.shape[0] - 1
         own = [row for row in together.rows() if row.row == last]

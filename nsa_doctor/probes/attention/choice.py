@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nsa_doctor.core.errors import NotApplicableError, NotComparableError
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.seams import offers_no
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.model.built_module import BuiltModule, built
@@ -113,7 +114,7 @@ def choices(subject: Subject) -> list[Choice]:
         found += [chosen(sp, sp.input(length, 2 if subject.profile == "full" else 1)) for length in lengths]
     made = [choice for choice in found if choice is not None]
     if not made:
-        raise NotApplicableError("it offers no select and no choose")
+        raise NotApplicableError(offers_no(("select", "choose")))
     return made
 
 

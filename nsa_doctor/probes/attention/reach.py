@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nsa_doctor.core.errors import NotApplicableError
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.seams import offers_no
 from nsa_doctor.probes.attention.choice import chosen
 from nsa_doctor.probes.hooks.origin import origin
 from nsa_doctor.probes.hooks.phase import ask
@@ -135,7 +136,7 @@ def anatomy(sp: BuiltModule, x: Tensor) -> Mapping[str, Tensor]:
     """The inner tensors of one call, connected by autograd to each other and to the leaf x."""
     take = sp.subject.anatomy
     if take is None:
-        raise NotApplicableError("it offers no anatomy")
+        raise NotApplicableError(offers_no(("anatomy",)))
     with torch.enable_grad():
         return ask("forward", lambda: take(sp.module, x), sp.module)
 

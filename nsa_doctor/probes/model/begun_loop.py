@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import Caught, NotApplicableError, NotComparableError, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.seams import offers_no
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places, callable_place, in_subject
 from nsa_doctor.probes.internal import DispatchWatcher
@@ -55,7 +56,7 @@ class BegunLoop:
         other = subject if seed is None else replace(subject, seed=seed)
         sp, begin = built(other, mode="train"), subject.loop
         if begin is None:
-            raise NotApplicableError("it offers no training loop")
+            raise NotApplicableError(offers_no(("loop",)))
         seed_everything(other.seed)
         return cls(sp, ask("the start of the training loop", lambda: _checked(begin(sp.module)), sp.module))
 

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from nsa_doctor.core.errors import NotComparableError
-from nsa_doctor.subject.contract import SEAMS, Subject
+from nsa_doctor.core.seams import SEAMS
+from nsa_doctor.subject.contract import Subject
 
 _NOT_CALLS = ("build", "fill_unwritten", "cache_bytes", "variants", "routes", "twins", "max_slowdown")
 

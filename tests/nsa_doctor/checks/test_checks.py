@@ -356,7 +356,7 @@ def test_a_subject_without_the_seam_is_skipped(small: Subject) -> None:
     check = replace(dummy(lambda subject: iter(())), needs=("loss", "train_step"))
     result = run_check(check, small)
     assert result.verdict is Verdict.SKIP
-    assert result.reason.endswith("offers no loss and no train_step")
+    assert result.reason.endswith("offers no loss (seam loss) and no training step (seam train_step)")
 
 
 @pytest.mark.parametrize(
