@@ -58,7 +58,7 @@ def _tree(code: CodeType) -> ast.FunctionDef | None:
     return tree if isinstance(tree, ast.FunctionDef) else None
 
 
-def _keywords_left_behind(function: ast.FunctionDef) -> Iterator[tuple[ast.AST, str]]:
+def _keywords_left_behind(function: ast.FunctionDef) -> Iterator[tuple[ast.Call, str]]:
     """A call that is handed all positional arguments and none of the named ones, which nothing reads."""
     positional, named = function.args.vararg, function.args.kwarg
     if positional is None or named is None or named.arg.startswith("_"):
@@ -83,7 +83,7 @@ def _is_plain(callee: ast.expr) -> bool:
     return isinstance(root, ast.Name) and (root.id in _OF_TENSORS or hasattr(builtins, root.id))
 
 
-def _handed_anothers(function: ast.FunctionDef, kind: type) -> Iterator[tuple[ast.AST, str]]:
+def _handed_anothers(function: ast.FunctionDef, kind: type) -> Iterator[tuple[ast.Call, str]]:
     """`Part(n_d=n_d, n_a=n_d)` in a constructor that is given n_a and has no use for it."""
     if function.name != "__init__":
         return
