@@ -86,7 +86,8 @@ def _padded(
     keep: Tensor,
 ) -> Tensor:
     """The output for x [B, S, ...] of which `keep` [B, S] says which tokens are no padding."""
-    return checked_answer(subject, called(module, x, way, {name: meant(keep)}), x)[0]
+    masked = replace(subject, forward=lambda module, x: called(module, x, way, {name: meant(keep)}))
+    return checked_answer(masked, masked.forward(module, x), x)[0]
 
 
 def _serves_as_much(sp: BuiltModule, padded: Masked) -> bool:

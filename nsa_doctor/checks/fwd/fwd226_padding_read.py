@@ -1,10 +1,11 @@
 """FWD226 padding-read
 
 Detects: a row with padding that its mask marks, whose own tokens come out not finite, depend on what stands in the
-padding, raise, or, with the padding behind them, are other than those of the row alone.
+padding, raise, or, with the padding behind them, are other than those of the row alone. An output that is shorter than
+the batch where every row of it has padding.
 Matters: batches are padded; a row then gets another answer for the length of its neighbours, or NaN.
 Fix: mask padding as keys in every layer, with a finite value where a query may see nothing else, and as zeros in what
-is summed or convolved over tokens.
+is summed or convolved over tokens; give `pad_packed_sequence` its `total_length`.
 
 Example:
     # faulty
@@ -31,7 +32,7 @@ from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.model.measure import trouble_of
 from nsa_doctor.probes.numerics.compare import baseline
 from nsa_doctor.probes.tensors.finite import isfinite
-from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.contract import Subject, WrongOutputError
 
 _LENGTH, _PADDING = 37, 10
 _SECOND = slice(1, 2)  # of two rows
@@ -67,8 +68,7 @@ def _fault(sp: BuiltModule, row: PaddedRow) -> tuple[str, Place] | None:
     try:
         first, second = row.output(), row.output(padding=1)
     except SubjectFailedError as failure:
-        trouble = trouble_of(failure, sp.subject.packages)
-        return f"the subject raises {trouble.message}", trouble.place
+        return _trouble(sp, failure)
     bad = (~isfinite(first)).flatten(2).any(-1)
     if bool(bad.any()):
         return f"{int(bad.sum())} of {bad.numel()} of the row's own tokens are not finite", row.birth()
@@ -81,8 +81,24 @@ def _fault(sp: BuiltModule, row: PaddedRow) -> tuple[str, Place] | None:
     found = None if row.is_left else base.departure(first, _SECOND, row.own, expected=row.alone())
     masked = found and base.departure(first, _SECOND, row.own, expected=row.alone(is_masked=True))
     if found is None or masked is None:
-        return None
+        return None if row.is_left else _fault_by_itself(sp, row)
     return f"a row's own tokens are other than those of the row alone: {found.text}", row.counting()
+
+
+def _fault_by_itself(sp: BuiltModule, row: PaddedRow) -> tuple[str, Place] | None:
+    """What is wrong where no row of the batch is as long as the batch is, which one of two was so far."""
+    try:
+        row.by_itself()
+    except SubjectFailedError as failure:
+        message, place = _trouble(sp, failure)
+        return f"where every row of the batch is padded, {message}", place
+    return None
+
+
+def _trouble(sp: BuiltModule, failure: SubjectFailedError) -> tuple[str, Place]:
+    trouble = trouble_of(failure, sp.subject.packages)
+    is_returned = isinstance(failure.caught.error, WrongOutputError)
+    return trouble.message if is_returned else f"the subject raises {trouble.message}", trouble.place
 
 
 def planted(subject: Subject) -> Subject:

@@ -18,7 +18,8 @@ from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.probes.numerics.divergence import Divergence, first_divergence
 from nsa_doctor.probes.numerics.nonfinite_origin import Returned, origins
 
-_ROWS = 2  # the second is padded
+_ROWS = 2
+_SECOND = slice(1, 2)  # which is padded
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class PaddedRow:
         """What the row's own tokens give by themselves, without a mask or with one of no padding."""
         x = self.input[1:, self.own]
         return self._under(x, torch.ones(x.shape[:2], dtype=torch.bool)) if is_masked else self.sp(x)
+
+    def by_itself(self) -> Tensor:
+        """What comes of the padded row in a batch without the other, which is as long as the batch is."""
+        return self._masked(0, _SECOND)
 
     def is_mask_lost(self) -> bool:
         """Whether a mask of no padding gives the same, bit for bit."""
@@ -110,9 +115,9 @@ class PaddedRow:
 
     def counting(self) -> Place:
         """Where own tokens that padding follows first differ from those of the row alone, whatever it holds."""
-        num_own, second = self.length - self.num_padding, slice(1, 2)
+        num_own = self.length - self.num_padding
         kept = {self.length: num_own, num_own: num_own}
-        found = self._parting(lambda: self._masked(0, second), self.alone, kept)
+        found = self._parting(self.by_itself, self.alone, kept)
         return found.place if found is not None and found.computes else self.reading()
 
     def _parting(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from nsa_doctor.adapters.adapter import Adapter
 from nsa_doctor.adapters.any_module import adapt
@@ -283,3 +284,23 @@ def test_a_module_that_fills_its_blocks_up_masks_that_under_a_mask_alone(is_heed
     subject = adapt(request, Blocks)
     assert subject.offers("padded")
     assert examined(subject).verdict is verdict
+
+
+@pytest.mark.parametrize(("is_as_long", "verdict"), [(True, Verdict.PASS), (False, Verdict.FAIL)])
+def test_an_output_is_as_long_as_a_batch_of_rows_that_all_have_padding(is_as_long: bool, verdict: Verdict) -> None:
+    class Packs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.GRU(DIM, DIM, batch_first=True)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            lengths = torch.full((len(x),), x.shape[1]) if mask is None else mask.sum(1).cpu()
+            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)  # here
+            total = x.shape[1] if is_as_long else None
+            return pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=total)[0]
+
+    result = examined(adapt(SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(16,)), Packs))
+    assert result.verdict is verdict
+    for finding in result.findings:
+        assert finding.message.startswith("where every row of the batch is padded, forward returned float64 [1, 27, 8]")
+        assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n")
