@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nsa_doctor.adapters.load import SubjectRequest, load_subject
 from nsa_doctor.core import registry
@@ -16,8 +16,10 @@ from nsa_doctor.probes.cost.work import count_work
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 from tests.gallery.faulty import paced
+from tests.nsa_doctor.checks.test_comparisons import embedding_subject
 from tests.nsa_doctor.conftest import HERE, is_marked
 
+WIDTH = 8
 Load = Callable[..., Subject]
 
 
@@ -214,3 +216,29 @@ def test_an_exponent_of_noise_has_a_wide_interval() -> None:
     assert found is not None
     assert found.low < 0 < found.high
     assert fitted_exponent([64, 128], [1.0, 2.0]) is None
+
+
+@pytest.mark.parametrize(("num_cells", "verdict"), [(1, Verdict.FAIL), (12, Verdict.PASS)])
+def test_a_loop_beside_a_recurrence_that_takes_the_time_is_a_note(num_cells: int, verdict: Verdict) -> None:
+    class Recurrent(nn.Module):
+        """Cells whose state goes round, and a map that could have been applied to all tokens at once."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(num_cells))
+            self.map = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            state, states = torch.zeros_like(x[:, 0]), []
+            for token in x.unbind(1):
+                state = state + token
+                for cell in self.cells:
+                    state = cell(state).tanh()
+                states.append(state)
+            return torch.stack([self.map(state) for state in states], dim=1)
+
+    result = check("PRF101", embedding_subject(Recurrent))
+    assert result.verdict is verdict
+    assert ["beside a recurrence that starts more" in note for note in result.notes] == (
+        [True] if verdict is Verdict.PASS else []
+    )
