@@ -11,46 +11,44 @@ from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.tensors.answer import floating_parts
-from nsa_doctor.subject.contract import Subject
+from nsa_doctor.subject.contract import AnswerSize, Subject
 
 _ROWS = (2, 3)
 _LENGTHS = ((5, 8), (32, 48), (512, 1024))  # pairs, since the shape is to be one: short ones, or of whole blocks
 _TOKENS = "S"
-_Size = tuple[int | str, ...]  # what follows the rows in a shape: "S" is an axis of tokens
 
 
 def with_answers_for_tokens(subject: Subject, module: nn.Module) -> Subject:
-    """The subject, whose answer is [B, S, D] where the module gives none such, but one of a shape that is known.
+    """The subject, whose answer is [B, S, D] where the module gives none such, but one of a shape that is known."""
+    known = _known_answer(subject, module)
+    return subject if known is None else answering(subject, *known)
+
+
+def answering(subject: Subject, path: str, size: AnswerSize) -> Subject:
+    """The subject, whose answer is made [B, S, D] of the tensor at that path in it.
 
     An answer [B, ...] that is as large whatever the length is given to each token of its row; the subject is then
     bidirectional. Of [B, S] and [B, S, ...] the further axes are one. A note says so.
     """
-    known = _known_answer(subject, module)
-    if known is None:
-        return subject
-    path, size = known
-    notes = (*subject.notes, f"its answer is [{', '.join(map(str, ('B', *size)))}]")
+    note, spec = f"its answer is [{', '.join(map(str, ('B', *size)))}]", subject.spec
+    if size[:1] != (_TOKENS,):
+        note = f"{note}, one for each row: each token of the row is given it"
+        spec = tuple(dict.fromkeys((*spec, Declaration.BIDIRECTIONAL.value)))
+    forward = partial(_forward, subject, path, size)
+    return replace(subject, forward=forward, spec=spec, notes=(*subject.notes, note), answer=(path, size))
+
+
+def _forward(subject: Subject, path: str, size: AnswerSize, module: nn.Module, x: Tensor) -> Any:
+    answer = subject.forward(module, x)
+    found = floating_parts(answer).get(path)
+    if found is None or tuple(found.shape) != (len(x), *(x.shape[1] if each == _TOKENS else each for each in size)):
+        return answer  # another shape at this length or for these rows is a finding
     if size[:1] == (_TOKENS,):
-        return replace(subject, forward=_for_tokens(subject, path, size), notes=notes)
-    notes = (*notes[:-1], f"{notes[-1]}, one for each row: each token of the row is given it")
-    spec = tuple(dict.fromkeys((*subject.spec, Declaration.BIDIRECTIONAL.value)))
-    return replace(subject, forward=_for_tokens(subject, path, size), spec=spec, notes=notes)
+        return found.reshape(len(x), x.shape[1], -1)
+    return found.reshape(len(x), 1, -1).expand(-1, x.shape[1], -1)
 
 
-def _for_tokens(subject: Subject, path: str, size: _Size) -> Any:
-    def forward(module: nn.Module, x: Tensor) -> Any:
-        answer = subject.forward(module, x)
-        found = floating_parts(answer).get(path)
-        if found is None or tuple(found.shape) != (len(x), *(x.shape[1] if each == _TOKENS else each for each in size)):
-            return answer  # another shape at this length or for these rows is a finding
-        if size[:1] == (_TOKENS,):
-            return found.reshape(len(x), x.shape[1], -1)
-        return found.reshape(len(x), 1, -1).expand(-1, x.shape[1], -1)
-
-    return forward
-
-
-def _known_answer(subject: Subject, module: nn.Module) -> tuple[str, _Size] | None:
+def _known_answer(subject: Subject, module: nn.Module) -> tuple[str, AnswerSize] | None:
     """The way to the tensor in the answer, and its shape behind the rows; None where the answer is as it should be."""
     was_training = module.training
     module.eval()
@@ -77,7 +75,7 @@ def _shapes(subject: Subject, module: nn.Module, rows: int, length: int) -> dict
         return {path: tuple(part.shape) for path, part in floating_parts(subject.forward(module, x)).items()}
 
 
-def _size(first: tuple[int, ...], second: tuple[int, ...], lengths: tuple[int, int]) -> _Size | None:
+def _size(first: tuple[int, ...], second: tuple[int, ...], lengths: tuple[int, int]) -> AnswerSize | None:
     """What follows the rows, where it is one at both lengths but for an axis of tokens, which comes first if at all."""
     if first[:1] + second[:1] != _ROWS or len(first) != len(second) or 0 in first:
         return None

@@ -52,13 +52,19 @@ def adapt(
                 f"subject {request.spec} must return an nn.Module, an Adapter or a Subject, got {kind}"
             )
         made(module)
-        guess = with_answers_for_tokens(_asked(request, adapter, module, asking), module)
+        guess = _asked(request, adapter, module, asking)
         guess = with_cache_methods(guess if offered is adapter else _found_by_names(guess, module), module)
         guess = _masks_found(guess, module)
         if not request.explore:
             return guess
         limited = within_limits if adapter.max_length is None else within_time
-        return limited(guess, module, asking, request.avoid, request.profile)
+        found = limited(guess, module, asking, request.avoid, request.profile)
+        if found.call_seconds or request.avoid:  # some length is served, or one hangs
+            return found
+        answering = with_answers_for_tokens(guess, module)
+        if answering.answer is None:
+            return found
+        return limited(answering, module, asking, request.avoid, request.profile)
 
 
 def _found_by_names(guess: Subject, module: nn.Module) -> Subject:

@@ -39,6 +39,9 @@ class WrongOutputError(ValueError):
         self.asked = asked
 
 
+AnswerSize = tuple[int | str, ...]  # a shape behind the rows: "S" is an axis of tokens
+
+
 class SubjectUnusableError(ValueError):
     """A subject or configuration that cannot be examined at all; one sentence says what would be right."""
 
@@ -61,7 +64,8 @@ class Subject:
     replaces the facts of this machine.
     `call_seconds` are (length, seconds) of the forward passes that were made to find out how long a sequence it serves,
     `seen` those of them that raised where it has to serve, and `whole_multiples_of` a number of tokens of which it
-    serves whole multiples alone: `forward` fills up what is shorter.
+    serves whole multiples alone: `forward` fills up what is shorter. `answer` is where in the module's answer, and of
+    which shape, what `forward` makes [B, S, D] of stands, where the module itself gives none such.
 
     build(seed): a fresh module in `dtype` on the CPU, reproducible from the seed (also seeded globally before).
     forward(module, x): [B, S, ...], or what holds it, for x [B, S, width] (embeddings) or ids x [B, S] (tokens); for
@@ -131,6 +135,7 @@ class Subject:
     call_seconds: tuple[tuple[int, float], ...] = ()
     seen: tuple[Measurement, ...] = ()
     whole_multiples_of: int = 1
+    answer: tuple[str, AnswerSize] | None = None
     is_width_kept: bool = True
     configuration: Mapping[str, Any] = field(default_factory=dict)
     branches: Callable[[nn.Module, Tensor], Mapping[str, Tensor]] | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from nsa_doctor.adapters.answer_shapes import answering
 from nsa_doctor.adapters.any_module import libraries_of, packages_of
 from nsa_doctor.adapters.load import load_subject
 from nsa_doctor.adapters.refusals import filled_up
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from nsa_doctor.worker.main import Channel
 
 _MOST_CODE_RANGES = 2000
-_FOUND_OUT = ("max_length", "longest", "call_seconds", "whole_multiples_of")
+_FOUND_OUT = ("max_length", "longest", "call_seconds", "whole_multiples_of", "answer")
 _MOST_SPREAD = 64
 
 
@@ -116,7 +117,7 @@ class RequestHandler:
                 return {"usage": str(error)}
             except SubjectFailedError as failure:
                 return {"trouble": to_json(trouble_of(failure, package))}
-        subject = _as_found_out(subject, request["found_out"])
+        subject = as_found_out(subject, request["found_out"])
         self.sampler.frames = FrameFilter((*package, *subject.packages))
         pace = Pace.of(subject.call_seconds, request["profile"])
         profile: Profile = request["profile"] if pace is None else "smoke"
@@ -219,13 +220,15 @@ def under(subject: Subject, conditions: Conditions, profile: Profile, dtype: str
     return replace(examined, dtype=dtype, options=options, build=lambda seed: cast(build(seed), getattr(torch, dtype)))
 
 
-def _as_found_out(subject: Subject, found: Mapping[str, Any]) -> Subject:
+def as_found_out(subject: Subject, found: Mapping[str, Any]) -> Subject:
     """The subject as a process before this one found it, whose trials are not made again."""
     known = {name: value for name, value in found.items() if value is not None}
-    multiple = known.pop("whole_multiples_of", 1)
+    multiple, answer = known.pop("whole_multiples_of", 1), known.pop("answer", None)
     if "call_seconds" in known:
         known["call_seconds"] = tuple(tuple(each) for each in known["call_seconds"])
     subject = replace(subject, **known)
+    if answer is not None and subject.answer is None:
+        subject = answering(subject, answer[0], tuple(answer[1]))
     return subject if subject.whole_multiples_of > 1 else filled_up(subject, multiple)
 
 

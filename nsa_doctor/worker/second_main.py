@@ -21,12 +21,11 @@ def main() -> None:
     let_ours_win()
     from nsa_doctor.adapters.input_discovery import is_lazy
     from nsa_doctor.adapters.load import load_subject  # found where the first interpreter found it
-    from nsa_doctor.adapters.refusals import filled_up
     from nsa_doctor.probes.gradients.gradient_of_call import departure_from
     from nsa_doctor.probes.model.perform import Conditions
     from nsa_doctor.probes.model.second_interpreter import There, answer_request, begin, write_failure
     from nsa_doctor.subject.request import SubjectRequest
-    from nsa_doctor.worker.handlers import under
+    from nsa_doctor.worker.handlers import as_found_out, under
 
     names = request["names"]
     dtype, width = names.pop("dtype", None), names.pop("width", None)
@@ -43,9 +42,8 @@ def main() -> None:
         write_failure(subject.sentence if isinstance(subject, Caught) else "there it is another", folder)
         return
     conditions = Conditions(seed=request["seed"], device=request["device"])
-    examined = replace(under(subject, conditions, "quick", dtype), options=())
-    if request["whole_multiples_of"] > examined.whole_multiples_of:  # as the first one found out
-        examined = filled_up(examined, request["whole_multiples_of"])
+    examined = under(as_found_out(subject, request["found_out"]), conditions, "quick", dtype)
+    examined = replace(examined, options=())
     called = next((module for module in modules if not is_lazy(module)), None)
     there = There(called, dtype, made, departure_from)
     answered = attempt(lambda: answer_request(examined, request, folder, there))

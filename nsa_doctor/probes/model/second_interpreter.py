@@ -70,7 +70,7 @@ class SecondInterpreter:
             "device": subject.device,
             "seconds": seconds // 2,
             "dtype": history.built.dtype,
-            "whole_multiples_of": subject.whole_multiples_of,
+            "found_out": {"whole_multiples_of": subject.whole_multiples_of, "answer": subject.answer},
         }
 
     def outcomes(self, calls: Sequence[Call]) -> list[tuple[str, list[Outcome]]]:

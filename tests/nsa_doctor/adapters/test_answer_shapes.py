@@ -53,7 +53,7 @@ class Longer(nn.Module):
 
 
 def subject_of(module: nn.Module) -> Subject:
-    request = SubjectRequest(spec="tests:module", input="embeddings", width=WIDTH, explore=False)
+    request = SubjectRequest(spec="tests:module", input="embeddings", width=WIDTH, explore=True)
     return adapt(request, lambda: module)
 
 
