@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.cost.per_token import padded
+from nsa_doctor.probes.cost.per_token import amounts, padded, sequential
 from nsa_doctor.probes.cost.python_work import loops_over_pairs
-from nsa_doctor.probes.cost.work import Work, heaviest
+from nsa_doctor.probes.cost.work import LineWork, Work, heaviest
 from nsa_doctor.subject.contract import Subject
 
 # As many tokens as are tried at most. Loops over layers, heads, experts or the rounds of an iteration stay below.
 _MOST_ROUNDS = 512
+_MOST_BESIDE = 16.0  # times as many operations of a recurrence
 _MOST_SECONDS = 0.1  # of a call that is counted line by line
 # Lengths, and how often a line runs for each further pair of tokens: a loop that skips some stays above, one by pairs
 # of tiles below. At the longer ones a loop over tokens and blocks is seen too, and what fills sequences up is not.
@@ -57,3 +58,22 @@ def loop_of_plain_python(subject: Subject) -> Iterator[Finding]:
         evidence={"length": worst.lengths[-1], "times": worst.counts[-1], "num_lines": len(loops)},
         repro=command_for(subject, "PRF101"),
     )
+
+
+def is_beside_a_recurrence(works: Sequence[Work], lines: Sequence[LineWork]) -> bool:
+    """Whether lines whose rounds need each other start so many more operations for each token."""
+    needed = sequential(works[-2], works[-1])
+    rounds = operations_of(works, [line for line in works[-1].lines if line.place in needed])
+    return per_further_token(works, rounds) > _MOST_BESIDE * per_further_token(works, operations_of(works, lines))
+
+
+def per_further_token(works: Sequence[Work], counts: Sequence[int]) -> float:
+    """By how much a count grows for each token that the longest pass has beyond the shortest."""
+    return (counts[-1] - counts[0]) / (works[-1].length - works[0].length)
+
+
+def operations_of(works: Sequence[Work], lines: Sequence[LineWork]) -> list[int]:
+    """How many operations these lines start in each pass."""
+    return [
+        sum(amounts([work], line.place, lambda each: each.operations.total())[0] for line in lines) for work in works
+    ]

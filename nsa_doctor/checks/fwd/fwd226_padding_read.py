@@ -46,7 +46,8 @@ def run(subject: Subject) -> Iterator[Finding]:
         row = PaddedRow(sp, length, _PADDING, is_left)
         side = "left" if is_left else "right"
         with torch.no_grad(), unobserved():  # what it raises, and padded tokens that are not finite, are judged here
-            fault = None if is_left and _is_length(row) else _fault(sp, row)
+            is_length = is_left and attempt(row.is_mask_counted) is True  # of a row's tokens, which stand first
+            fault = None if is_length else _fault(sp, row)
         if fault is not None:
             message, place = fault
             yield Finding(
@@ -56,11 +57,6 @@ def run(subject: Subject) -> Iterator[Finding]:
                 repro=command_for(subject, "FWD226"),
             )
             return
-
-
-def _is_length(row: PaddedRow) -> bool:
-    """Whether the mask is taken for the number of a row's tokens."""
-    return attempt(row.is_mask_counted) is True
 
 
 def _fault(sp: BuiltModule, row: PaddedRow) -> tuple[str, Place] | None:

@@ -20,17 +20,22 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.checks._shared.looping import loop_of_plain_python, loop_to_a_limit
+from nsa_doctor.checks._shared.looping import (
+    is_beside_a_recurrence,
+    loop_of_plain_python,
+    loop_to_a_limit,
+    operations_of,
+    per_further_token,
+)
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.cost.per_token import amounts, by_code, growing, sequential
+from nsa_doctor.probes.cost.per_token import by_code, growing, sequential
 from nsa_doctor.probes.cost.work import LineWork, Work, heaviest
 from nsa_doctor.subject.contract import Subject
 
 # A loop that skips some tokens still starts most of its operations; one by tiles of two or more tokens stays below.
 _LEAST_PER_TOKEN = 0.75
-_MOST_BESIDE = 16.0  # times as many operations of a recurrence: that takes the time
 
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
@@ -38,9 +43,9 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         if mode not in subject.modes:
             continue
         works, lines = growing(subject, mode, _rounds, _LEAST_PER_TOKEN, _needless)
-        is_beside = bool(lines) and _is_beside_a_recurrence(works, lines)
+        is_beside = bool(lines) and is_beside_a_recurrence(works, lines)
         for own in by_code(lines):
-            worst, counts = heaviest(own), _counts(works, own)
+            worst, counts = heaviest(own), operations_of(works, own)
             if is_beside:
                 yield Note(message=f"{_words(works, counts)}, beside a recurrence that starts more", where=worst.place)
                 continue
@@ -48,7 +53,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
                 message=f"{_words(works, counts)}; the costliest line runs {_names(worst)} ({mode})",
                 where=worst.place,
                 evidence={
-                    "operations_per_token": _per_token(works, counts),
+                    "operations_per_token": per_further_token(works, counts),
                     "length": works[-1].length,
                     "operations": counts[-1],
                     "operations_of_all_lines": works[-1].num_operations,
@@ -65,27 +70,11 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             return
 
 
-def _is_beside_a_recurrence(works: Sequence[Work], lines: Sequence[LineWork]) -> bool:
-    """Whether lines whose rounds need each other start so many more operations for each token than these."""
-    needed = sequential(works[-2], works[-1])
-    rounds = _counts(works, [line for line in works[-1].lines if line.place in needed])
-    return _per_token(works, rounds) > _MOST_BESIDE * _per_token(works, _counts(works, lines))
-
-
 def _words(works: Sequence[Work], counts: Sequence[int]) -> str:
     return (
-        f"a loop over tokens starts {_per_token(works, counts):.3g} operations per token: "
+        f"a loop over tokens starts {per_further_token(works, counts):.3g} operations per token: "
         f"{counts[-1]:,} at S={works[-1].length}, {counts[0]:,} at S={works[0].length}"
     )
-
-
-def _per_token(works: Sequence[Work], counts: Sequence[int]) -> float:
-    return (counts[-1] - counts[0]) / (works[-1].length - works[0].length)
-
-
-def _counts(works: Sequence[Work], lines: Sequence[LineWork]) -> list[int]:
-    """How many operations these lines start in each pass."""
-    return [sum(amounts([work], line.place, _operations)[0] for line in lines) for work in works]
 
 
 def planted(subject: Subject) -> Subject:
@@ -103,10 +92,6 @@ def _needless(works: Sequence[Work], lines: Sequence[LineWork]) -> list[LineWork
 
 def _rounds(line: LineWork) -> int:
     return max(line.sites.values(), default=0)
-
-
-def _operations(line: LineWork) -> int:
-    return line.operations.total()
 
 
 def _names(line: LineWork) -> str:
