@@ -24,6 +24,21 @@ def with_answers_for_tokens(subject: Subject, module: nn.Module) -> Subject:
     return subject if known is None else answering(subject, *known)
 
 
+def answering_when_seen(subject: Subject) -> Subject:
+    """The subject, which is asked for that shape when an answer of it is first seen to be no [B, S, D]."""
+    found: list[Subject] = []
+
+    def forward(module: nn.Module, x: Tensor) -> Any:
+        answer = subject.forward(module, x)
+        if any(part.ndim == 3 and part.shape[:2] == x.shape[:2] for part in floating_parts(answer).values()):
+            return answer
+        if not found:
+            found.append(with_answers_for_tokens(subject, module))
+        return answer if found[0].answer is None else _of_tokens(answer, x, *found[0].answer)
+
+    return replace(subject, forward=forward)
+
+
 def answering(subject: Subject, path: str, size: AnswerSize) -> Subject:
     """The subject, whose answer is made [B, S, D] of the tensor at that path in it.
 
@@ -39,10 +54,14 @@ def answering(subject: Subject, path: str, size: AnswerSize) -> Subject:
 
 
 def _forward(subject: Subject, path: str, size: AnswerSize, module: nn.Module, x: Tensor) -> Any:
-    answer = subject.forward(module, x)
+    return _of_tokens(subject.forward(module, x), x, path, size)
+
+
+def _of_tokens(answer: Any, x: Tensor, path: str, size: AnswerSize) -> Any:
+    """[B, S, D] of the tensor at that path; the answer itself where it is of another shape, which is a finding."""
     found = floating_parts(answer).get(path)
     if found is None or tuple(found.shape) != (len(x), *(x.shape[1] if each == _TOKENS else each for each in size)):
-        return answer  # another shape at this length or for these rows is a finding
+        return answer
     if size[:1] == (_TOKENS,):
         return found.reshape(len(x), x.shape[1], -1)
     return found.reshape(len(x), 1, -1).expand(-1, x.shape[1], -1)

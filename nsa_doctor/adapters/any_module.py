@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from nsa_doctor.adapters.adapter import Adapter
-from nsa_doctor.adapters.answer_shapes import with_answers_for_tokens
+from nsa_doctor.adapters.answer_shapes import answering_when_seen, with_answers_for_tokens
 from nsa_doctor.adapters.cache_discovery import with_cache_methods
 from nsa_doctor.adapters.decoding_discovery import with_decoding
 from nsa_doctor.adapters.input_discovery import ask, caller, is_lazy, parameter_names
@@ -56,7 +56,7 @@ def adapt(
         guess = with_cache_methods(guess if offered is adapter else _found_by_names(guess, module), module)
         guess = _masks_found(guess, module)
         if not request.explore:
-            return guess
+            return answering_when_seen(guess)
         limited = within_limits if adapter.max_length is None else within_time
         found = limited(guess, module, asking, request.avoid, request.profile)
         if found.call_seconds or request.avoid:  # some length is served, or one hangs
