@@ -4,7 +4,12 @@ from itertools import islice
 
 import pytest
 
+from nsa_doctor.adapters.load import load_subject
+from nsa_doctor.core import registry
+from nsa_doctor.core.finding import Verdict
 from nsa_doctor.policy.proving.mutants import Mutant
+from nsa_doctor.subject.request import SubjectRequest
+from nsa_doctor.worker.run_check import run_check
 from tests.mutants import FOLDERS, Fate, drawn_mutants, summary
 
 
@@ -27,3 +32,19 @@ def test_the_score_is_of_mutants_that_change_something(ends, line):
     text = summary([Fate(mutant=mutant, end=end) for end in ends])
     assert line in text
     assert text.count("nsa/ops/a.py:3") == sum(end not in ("noticed", "refused") for end in ends)
+
+
+SMALL = [
+    {"config": "tests/mutants_layer.yaml"},
+    {"config": "tests/mutants_other.yaml"},
+    {"spec": "tests.mutants_model:model"},
+]
+
+
+@pytest.mark.parametrize("small", SMALL, ids=lambda small: next(iter(small.values())))
+@pytest.mark.parametrize("code", ["HNG201", "PRF201"])
+def test_what_mutants_are_made_of_passes_at_lengths_of_a_few_blocks(code, small):
+    check, subject = registry.load(code), load_subject(SubjectRequest(**small))
+    result = run_check(check, subject)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+    assert run_check(check, check.planted(subject)).verdict is Verdict.FAIL

@@ -1,5 +1,7 @@
 """Lets modules be examined whose answer is no [B, S, D]: one for each row (a class, a pooled state), or [B, S]."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.model.built_module import BuiltModule
+from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.tensors.answer import floating_parts
 from nsa_doctor.subject.contract import AnswerSize, Subject
 
@@ -49,12 +52,11 @@ def answering(subject: Subject, path: str, size: AnswerSize) -> Subject:
     if size[:1] != (_TOKENS,):
         note = f"{note}, one for each row: each token of the row is given it"
         spec = tuple(dict.fromkeys((*spec, Declaration.BIDIRECTIONAL.value)))
-    forward = partial(_forward, subject, path, size)
+
+    def forward(module: nn.Module, x: Tensor) -> Any:
+        return _of_tokens(subject.forward(module, x), x, path, size)
+
     return replace(subject, forward=forward, spec=spec, notes=(*subject.notes, note), answer=(path, size))
-
-
-def _forward(subject: Subject, path: str, size: AnswerSize, module: nn.Module, x: Tensor) -> Any:
-    return _of_tokens(subject.forward(module, x), x, path, size)
 
 
 def _of_tokens(answer: Any, x: Tensor, path: str, size: AnswerSize) -> Any:
@@ -69,22 +71,29 @@ def _of_tokens(answer: Any, x: Tensor, path: str, size: AnswerSize) -> Any:
 
 def _known_answer(subject: Subject, module: nn.Module) -> tuple[str, AnswerSize] | None:
     """The way to the tensor in the answer, and its shape behind the rows; None where the answer is as it should be."""
-    was_training = module.training
-    module.eval()
-    try:
-        for lengths in _LENGTHS:
-            short, long = (
-                attempt(partial(_shapes, subject, module, *each)) for each in zip(_ROWS, lengths, strict=True)
-            )
-            if not isinstance(short, Caught) and not isinstance(long, Caught):
-                sizes = {path: _size(shape, long.get(path, ()), lengths) for path, shape in short.items()}
-                is_right = any(size is not None and len(size) == 2 and size[0] == _TOKENS for size in sizes.values())
-                return (
-                    None if is_right else next(((path, size) for path, size in sizes.items() if size is not None), None)
-                )
-    finally:
-        module.train(was_training)
+    for lengths in _LENGTHS:
+        with preserved_state(), _evaluating(module):
+            short, long = (attempt(partial(_shapes, subject, module, *e)) for e in zip(_ROWS, lengths, strict=True))
+        if isinstance(short, Caught) or isinstance(long, Caught):
+            continue
+        sizes = {path: _size(shape, long.get(path, ()), lengths) for path, shape in short.items()}
+        known = [(path, size) for path, size in sizes.items() if size is not None]
+        is_right = any(len(size) == 2 and size[0] == _TOKENS for _, size in known)
+        return None if is_right or not known else known[0]
     return None
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """A region in which all parts are in evaluation mode; their own `eval` is not called, which may do more."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        for part, _ in modes:
+            part.training = False
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def _shapes(subject: Subject, module: nn.Module, rows: int, length: int) -> dict[str, tuple[int, ...]]:

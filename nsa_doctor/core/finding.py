@@ -52,8 +52,29 @@ class Decision(StrEnum):
         return codes[self]
 
 
+class _Placed:
+    """What is somewhere in the subject: `module`, `file` and `line` are those of `where`."""
+
+    where: Place
+
+    @property
+    def module(self) -> str:
+        """The dotted path of the module; empty for the subject itself."""
+        return self.where.module
+
+    @property
+    def file(self) -> str:
+        """The file of the line; empty where none is known."""
+        return self.where.file
+
+    @property
+    def line(self) -> int:
+        """The line in the file, counted from 1; 0 where none is known."""
+        return self.where.line
+
+
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(_Placed):
     """One thing that is wrong: where, what was measured, what was fine beside it, and a line that reproduces it.
 
     `also` names other checks that saw the same cause. `module`, `file` and `line` are those of `where`, `reproduce` is
@@ -74,21 +95,6 @@ class Finding:
         return cls(**{**data, "where": Place(**data["where"]), "also": tuple(data["also"])})
 
     @property
-    def module(self) -> str:
-        """The dotted path of the module; empty for the subject itself."""
-        return self.where.module
-
-    @property
-    def file(self) -> str:
-        """The file of the line; empty where none is known."""
-        return self.where.file
-
-    @property
-    def line(self) -> int:
-        """The line in the file, counted from 1; 0 where none is known."""
-        return self.where.line
-
-    @property
     def reproduce(self) -> str:
         """The command that shows the finding again."""
         return self.repro
@@ -104,26 +110,11 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Note:
+class Note(_Placed):
     """Something a reader should know that is not wrong by itself; `module`, `file` and `line` are those of `where`."""
 
     message: str
     where: Place = field(default_factory=Place)
-
-    @property
-    def module(self) -> str:
-        """The dotted path of the module; empty for the subject itself."""
-        return self.where.module
-
-    @property
-    def file(self) -> str:
-        """The file of the line; empty where none is known."""
-        return self.where.file
-
-    @property
-    def line(self) -> int:
-        """The line in the file, counted from 1; 0 where none is known."""
-        return self.where.line
 
     def __str__(self) -> str:
         place = str(self.where) if self.where != Place() else ""

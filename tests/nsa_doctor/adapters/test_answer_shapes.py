@@ -104,3 +104,15 @@ def test_a_single_call_is_answered_alike_where_nothing_was_tried_before(module):
     x = torch.randn(3, 4, WIDTH)
     first, second = (subject_of(module, explore=tried).forward(module, x) for tried in (True, False))
     assert torch.equal(first, second)
+
+
+def test_asking_for_the_shape_leaves_modes_and_random_numbers_alone():
+    module = nn.Sequential(nn.Dropout(0.5), Pooled(5)).train()
+    module[1].eval()
+    subject, x = subject_of(module, explore=False), torch.randn(3, 4, WIDTH)
+    torch.manual_seed(0)
+    due = module(x), torch.rand(2)
+    torch.manual_seed(0)
+    found = subject.forward(module, x)[:, 0], torch.rand(2)
+    assert all(map(torch.equal, due, found))
+    assert [part.training for part in module.modules()] == [True, True, False, False]

@@ -208,3 +208,28 @@ class ForAutocast(nn.Module):
 def test_what_may_be_made_for_autocast_is_a_note() -> None:
     result = examined(ForAutocast)
     assert (result.verdict, result.findings, len(result.notes)) == (Verdict.PASS, (), 1)
+
+
+class Averaged(nn.Module):
+    """The mean of normed tokens, whose gradients are equal: torch's norm sums them in bfloat16 on a CPU."""
+
+    def __init__(self, cut: bool = False) -> None:
+        super().__init__()
+        self.mix, self.norm, self.cut = nn.Linear(DIM, DIM), nn.LayerNorm(DIM), cut
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = _Halved.apply(self.mix(x), torch.bfloat16) if self.cut else self.mix(x)
+        return self.norm(mixed).mean(1, keepdim=True).expand_as(x)
+
+
+def test_what_a_norm_of_torchs_sums_in_half_precision_is_a_note() -> None:
+    result = examined(Averaged)
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
+    assert any(
+        "norm.bias" in note and "torch's own layer is handed the right gradient" in note for note in result.notes
+    )
+
+
+def test_a_fault_beside_it_is_found_all_the_same() -> None:
+    (finding,) = examined(lambda: Averaged(cut=True)).findings
+    assert "the gradient of mix." in finding.message
