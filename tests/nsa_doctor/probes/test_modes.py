@@ -49,7 +49,7 @@ def test_weights_that_are_merged_are_those_that_training_has():
     torch.testing.assert_close(first, second)
 
 
-def test_what_eval_raises_is_told_of_with_its_line():
+def test_what_eval_raises_is_found_in_it():
     subject = subject_of(Raises, WIDTH, WIDTH)
     trouble = measure(subject, Point(length=5, mode="eval"), Conditions()).trouble
     assert trouble is not None
