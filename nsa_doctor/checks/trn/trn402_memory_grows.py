@@ -13,8 +13,11 @@ Example:
 """
 
 import itertools
+import mmap
 from collections.abc import Iterator
 from typing import Any
+
+import torch
 
 from nsa_doctor.artifacts.training_run.subject import RunSubject
 from nsa_doctor.artifacts.training_run.trends import Series, levels, series, timeline
@@ -70,10 +73,16 @@ def _grows(memory: Series) -> bool:
 def planted(subject: RunSubject) -> RunSubject:
     from torch.nn.functional import cross_entropy
 
-    kept: list[Any] = []
+    from nsa.train.memory import memory_in_use
+
+    kept: list[mmap.mmap] = []
+    resident = memory_in_use(torch.device("cpu")) or 0
 
     def remembers(logits: Any, targets: Any, **options: Any) -> Any:
-        kept.append(logits.detach().repeat(8, 1))  # more than an allocator takes for itself
+        # The system's own pages: a tensor may come from what this process has freed before.
+        pages = mmap.mmap(-1, max(4 * _LEAST_BYTES, resident // 200))
+        pages.write(bytes([1]) * len(pages))
+        kept.append(pages)
         return cross_entropy(logits, targets, **options)
 
     return trained(steps=60, eval_batches=0, eval_every=0, seams={"nsa.train.objective.cross_entropy": remembers})
