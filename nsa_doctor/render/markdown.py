@@ -101,7 +101,7 @@ def _card(result: Result, finding: Finding, manual: Manual | None, report: Repor
     parts.append(_bulleted([f"**{label}**: {fact}" for label, fact in facts.items() if fact]))
     for key, block in long_evidence(finding):
         parts += [f"{text(key)}:", fenced(block)]
-    parts += ["See it again:", fenced(finding.repro, "sh")] if finding.repro else []
+    parts += ["Reproduce:", fenced(finding.repro, "sh")] if finding.repro else []
     return "\n\n".join([*parts, "</details>"])
 
 
@@ -115,7 +115,7 @@ def _where(finding: Finding, report: Report) -> str:
 
 def _closing(report: Report) -> Iterator[str]:
     if again := command_line(report):
-        yield f"See it again:\n\n{fenced(again, 'sh')}"
+        yield f"Reproduce:\n\n{fenced(again, 'sh')}"
     if report.verdict is not None:
         yield from _policy_verdict(report.verdict)
     if report.proof is not None:

@@ -8,6 +8,7 @@ from nsa_doctor.core.registry import priorities
 from nsa_doctor.core.text import counted, short_number
 
 _DIGITS = 6
+_OF_ONE_SUBJECT = ("run", "sweep", "anomaly", "throughput")
 
 
 def conclusion(report: Report) -> str:
@@ -23,8 +24,8 @@ def conclusion(report: Report) -> str:
             return f"{passed} {unit}{'' if passed == 1 else 's'} passed"
         case Decision.NO_GO:
             failed = num_failed(report)
-            behind = f" behind {failed} failed checks" if failed > report.num_findings > 0 else ""
-            text = f"{counted(report.num_findings, 'finding')}{behind}"
+            seen = f" ({failed} checks failed)" if failed > report.num_findings > 0 else ""
+            text = f"{counted(report.num_findings, 'finding')}{seen}"
             return f"{text}; `nsa-doctor explain CODE` says what each means and what to do"
         case Decision.UNKNOWN:
             return "nothing wrong was seen, but not everything was measured"
@@ -53,9 +54,9 @@ def subject_line(report: Report) -> str:
 
 
 def is_builtin_example(report: Report) -> bool:
-    """Whether `nsa-doctor run` examined the built-in layer because nothing named another subject."""
+    """Whether the built-in layer was examined because nothing named another subject."""
     is_built_in = str(report.subject.get("name")).startswith(f"{NAME} (")
-    return report.command == "run" and is_built_in and not report.subject.get("options")
+    return report.command in _OF_ONE_SUBJECT and is_built_in and not report.subject.get("options")
 
 
 def conditions(report: Report) -> str:

@@ -61,7 +61,7 @@ def init(
     more = f"; {counted(len(others), 'other candidate')}, in its comments" if others else ""
     say(
         f"written: {FILE}: examines {escaped(chosen.subject)} ({escaped(chosen.place)}){more}\n"
-        "next: nsa-doctor run --profile smoke\n",
+        "next: nsa-doctor run (a minute), or nsa-doctor run --profile smoke (ten seconds)\n",
         sys.stdout,
     )
     return 0

@@ -33,12 +33,14 @@ class Departure:
         """`12 of 60 tokens differ, first token 3, by up to 0.2 (tolerance 1e-13)`."""
         if self.shapes:
             return self.shapes
-        verb = "differs" if self.num_tokens == 1 else "differ"
+        if self.num_compared == 1:
+            which = f"token {self.first_token} differs"
+        elif self.num_tokens == 1:
+            which = f"1 of {self.num_compared} tokens differs, token {self.first_token}"
+        else:
+            which = f"{self.num_tokens} of {self.num_compared} tokens differ, first token {self.first_token}"
         size = "not a number" if self.error != self.error else f"up to {self.error:.2g}"
-        return (
-            f"{self.num_tokens} of {self.num_compared} tokens {verb}, first token {self.first_token}, by {size} "
-            f"(tolerance {self.floor:.1g})"
-        )
+        return f"{which}, by {size} (tolerance {self.floor:.1g})"
 
 
 def with_other_future(built: BuiltModule, x: Tensor, cut: int, scale: float) -> Tensor:

@@ -64,7 +64,7 @@ def test_the_likeliest_subject_is_proposed(
     found = find_project_file(folder)
     assert found is not None
     assert (found.options["subject"], found.options["policy"]) == (subject, policy)
-    assert "next: nsa-doctor run --profile smoke" in capsys.readouterr().out
+    assert "next: nsa-doctor run (a minute)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_fewer_findings_than_failed_checks_are_explained() -> None:
     report = examined()
     failed = sum(result.verdict in (Verdict.FAIL, Verdict.TIMEOUT) for result in report.results)
     assert failed > report.num_findings
-    assert f"6 findings behind {failed} failed checks" in conclusion(report)
+    assert f"6 findings ({failed} checks failed)" in conclusion(report)
     assert grouped(report) in render_as(report, "html")
 
 
