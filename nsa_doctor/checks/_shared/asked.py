@@ -17,6 +17,7 @@ from nsa_doctor.probes.gradients.askings import (
     described,
     differing,
     gradients,
+    has_gradients,
 )
 from nsa_doctor.probes.gradients.gradient_place import gradient_place
 from nsa_doctor.probes.hooks.phase import unobserved
@@ -59,9 +60,9 @@ class _Bench:
     @classmethod
     def of(cls, subject: Subject) -> "_Bench":
         built = comparable_module(subject)
-        if not any(parameter.requires_grad for parameter in built.module.parameters()):
-            raise NotApplicableError("it has no parameter that is trained")
         x = built.input(min(_LENGTH, subject.max_length), batch=_ROWS)
+        if not has_gradients(built, x):
+            raise NotApplicableError("its output in eval() depends on no parameter that is trained")
         shape = baseline(built, x).output.shape
         generator = torch.Generator().manual_seed(subject.seed)
         return cls(built, x, torch.randn(shape, generator=generator, dtype=torch.float64))

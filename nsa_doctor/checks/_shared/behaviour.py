@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsa_doctor.probes.gradients.askings import Asking, Gradients, described, differing, gradients
+from nsa_doctor.probes.gradients.askings import Asking, Gradients, described, differing, gradients, has_gradients
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
 from nsa_doctor.probes.numerics.compare import Baseline
 from nsa_doctor.probes.tensors.finite import isfinite
@@ -63,7 +63,7 @@ class Behaviour:
 
 
 def _gradients(built: BuiltModule, x: Tensor, output: Tensor) -> Gradients | None:
-    if "eval" not in built.subject.modes or not any(each.requires_grad for each in built.module.parameters()):
+    if "eval" not in built.subject.modes or not has_gradients(built, x):
         return None
     generator = torch.Generator().manual_seed(built.subject.seed)
     cotangent = torch.randn(output.shape, generator=generator, dtype=torch.float64)

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.lengths import evenly
-from nsa_doctor.probes.hooks.phase import ask
+from nsa_doctor.probes.hooks.phase import ask, unobserved
 from nsa_doctor.probes.internal import function_of
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.circumstances import Around, surroundings
@@ -160,6 +160,12 @@ def _parts_to_freeze(module: nn.Module) -> Iterator[tuple[str, tuple[str, ...]]]
     for path in (paths[index] for index in evenly(range(len(paths)), _MOST_FROZEN)):
         if len(held[path]) < len(trained):
             yield path, held[path]
+
+
+def has_gradients(built: BuiltModule, x: Tensor) -> bool:
+    """Whether the output depends on a parameter that is trained; none does where `eval()` merges them into others."""
+    with torch.enable_grad(), unobserved():
+        return any(each.requires_grad for each in built.module.parameters()) and built.call(x).requires_grad
 
 
 def gradients(built: BuiltModule, x: Tensor, cotangent: Tensor, asking: Asking | None = None) -> Gradients | None:

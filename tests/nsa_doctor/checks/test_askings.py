@@ -207,9 +207,21 @@ def test_a_healthy_model_is_silent(make, seed: int, code: str) -> None:
     assert (result.verdict, result.findings) == (Verdict.PASS, ())
 
 
+class Merged(nn.Linear):
+    """A layer that takes a copy of its weights for eval(), as an adapter does that merges them."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8, bias=False)
+
+    def forward(self, x):
+        return x @ (self.weight if self.training else self.weight.detach()).T
+
+
 @pytest.mark.parametrize("code", ["GRD107", "GRD108"])
-def test_a_model_without_parameters_has_nothing_to_ask_for(code: str) -> None:
-    assert examined(nn.Tanh, code=code).verdict is Verdict.SKIP
+@pytest.mark.parametrize("make", [nn.Tanh, Merged])
+def test_a_model_without_a_gradient_in_eval_has_nothing_to_ask_for(make, code: str) -> None:
+    result = examined(make, code=code)
+    assert (result.verdict, result.findings) == (Verdict.SKIP, ())
 
 
 class Sometimes(nn.Module):
