@@ -17,8 +17,6 @@ import mmap
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from nsa_doctor.artifacts.training_run.subject import RunSubject
 from nsa_doctor.artifacts.training_run.trends import Series, levels, series, timeline
 from nsa_doctor.core.check import Check
@@ -71,6 +69,7 @@ def _grows(memory: Series) -> bool:
 
 
 def planted(subject: RunSubject) -> RunSubject:
+    import torch
     from torch.nn.functional import cross_entropy
 
     from nsa.train.memory import memory_in_use
