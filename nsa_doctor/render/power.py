@@ -31,10 +31,11 @@ def extent(power: Power) -> str:
 
 
 def recall(power: Power) -> str:
-    """`measured recall FWD 27 of 27, GRD not measured (0.1.0, commit abc, 2026-01-02)`."""
+    """`measured recall: FWD 27 of 27, for GRD alone not measured (0.1.0, commit abc, 2026-01-02)`."""
     known = [each for each in power.recall if each.of]
     unknown = [each.family for each in power.recall if not each.of]
-    said = [_share(each) for each in known] + ([f"{', '.join(unknown)} not measured"] if unknown else [])
+    missing = f"for {joined(unknown)} alone not measured" if known else f"{joined(unknown)} not measured"
+    said = [_share(each) for each in known] + ([missing] if unknown else [])
     doctor = ", ".join(part for part in (power.doctor, power.measured_on) if part)
     is_together = any(not each.measured for each in known)
     return f"measured recall: {', '.join(said) or 'none'}" + (f" ({doctor})" if is_together and doctor else "")

@@ -42,9 +42,9 @@ def grouped(report: Report) -> str:
     if not failed > report.num_findings > 0:
         return ""
     if report.num_findings == 1:
-        return f"{failed} checks failed, and 1 finding names the cause, which they all see."
+        return f"{failed} checks failed, and 1 finding names the likely cause: run again once it is mended."
     text = counted(report.num_findings, "finding")
-    return f"{failed} checks failed, and {text} name the causes: a cause that several checks see is one finding."
+    return f"{failed} checks failed, and {text} name the causes: what several checks see in one place is one finding."
 
 
 def subject_line(report: Report) -> str:

@@ -8,6 +8,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from nsa_doctor.core import registry
 from nsa_doctor.core.documentation import address_of
 from nsa_doctor.core.finding import Finding, Report
 from nsa_doctor.core.measurement import Measurement
@@ -106,7 +107,7 @@ def _print_finding(console: Console, finding: Finding) -> None:
         ("detail", str(evidence.get("detail") or "")),
         ("branches", str(evidence.get("branches") or "").replace(",", ", ")),
         ("control", finding.control),
-        ("also", ", ".join(finding.also)),
+        ("also", _also(finding)),
         ("reproduce", finding.repro),
     ]
     rows[2:2] = [
@@ -115,6 +116,12 @@ def _print_finding(console: Console, finding: Finding) -> None:
     for label, text in rows:
         if text:
             console.print(Text(f"  {label:<{_LABEL_WIDTH}}{escaped(from_here(text))}"), soft_wrap=True)
+
+
+def _also(finding: Finding) -> str:
+    """The checks that failed beside it, with their names."""
+    known = registry.entries()
+    return ", ".join(f"{code} {known[code].manual.name}" if code in known else code for code in finding.also)
 
 
 def _closing(report: Report) -> Iterator[str]:

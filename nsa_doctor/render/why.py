@@ -29,7 +29,7 @@ def lead(report: Report) -> str:
             count = report.num_findings
             if not count:
                 return "A check did not end as it should."
-            return "One thing is wrong." if count == 1 else f"{count} things are wrong."
+            return "At least one thing is wrong." if count == 1 else f"At least {count} things are wrong."
         case Decision.UNKNOWN:
             return "Nothing wrong was seen, but not everything was looked at."
         case Decision.GO:

@@ -4,8 +4,8 @@ Detects: a token whose output changes when later tokens do, by other ordinary va
 subject that is declared bidirectional, a note where no output does.
 Matters: training reads the answer from the future; the loss is too good, and decoding cannot repeat it.
 Fix: look at the line named: a mask off by one, built for another length or added on the wrong axis, a statistic taken
-    over all tokens, or a choice of blocks made with keys a query may not see. Where it is meant, as in an encoder, say
-    `--spec bidirectional`.
+    over all tokens, a row whose keys are all hidden (FWD217), or a choice of blocks made with keys a query may not see.
+    Where it is meant, as in an encoder, say `--spec bidirectional`.
 
 Example:
     # faulty
@@ -25,11 +25,12 @@ from nsa_doctor.checks._shared.future import HALF, Plan, half_leak, leak, plans
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import numbers, short_number
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import comparable_module
-from nsa_doctor.probes.numerics.divergence import first_divergence
+from nsa_doctor.probes.numerics.divergence import Divergence, first_divergence
 from nsa_doctor.subject.contract import Subject
 
 
@@ -62,13 +63,20 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
     finding = departure_finding(
         subject, "FWD201", message, divergence, found, length=plan.length, mode=plan.mode, cut=cut
     )
-    if divergence.mask is not None and divergence.mask.line_text != divergence.place.line_text:
-        reader = f"{Path(divergence.place.file).name}:{divergence.place.line}"
-        message = f"{finding.message}; the mask that {reader} reads shows later keys"
-        finding = replace(finding, message=message, where=divergence.mask)
+    mask = divergence.mask
+    if mask is not None and (divergence.hides_all or mask.line_text != divergence.place.line_text):
+        finding = replace(finding, message=f"{finding.message}; {_said_of(mask, divergence)}", where=mask)
     if "--subject" not in subject.options:
         return finding
     return replace(finding, message=f"{finding.message}; if that is meant, say --spec bidirectional")
+
+
+def _said_of(mask: Place, divergence: Divergence) -> str:
+    """What is wrong with the mask, and where it is."""
+    made, read = (f"{Path(place.file).name}:{place.line}" for place in (mask, divergence.place))
+    if divergence.hides_all:
+        return f"{made} hides every key of a token, and softmax then averages them all"
+    return f"the mask made at {made} and read at {read} shows later keys"
 
 
 def _in_half(subject: Subject) -> Iterator[Finding]:

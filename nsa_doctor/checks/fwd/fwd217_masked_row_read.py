@@ -8,7 +8,8 @@ Example:
     # faulty
     weights = scores.masked_fill(~seen, -1e9).softmax(-1)
     # correct
-    weights = scores.masked_fill(~seen, -1e9).softmax(-1) * seen.any(-1, keepdim=True)
+    least = torch.finfo(scores.dtype).min
+    weights = scores.masked_fill(~seen, least).softmax(-1) * seen.any(-1, keepdim=True)
 """
 
 from collections.abc import Iterator
@@ -73,4 +74,12 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, forward=averages_what_is_hidden)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, blocked_by=("FWD206", "NAN101"), explained_by=("FWD201", "FWD202"))
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    profile="smoke",
+    blocked_by=("FWD206", "NAN101"),
+    explained_by=("FWD201", "FWD202"),
+    priority=455,
+)

@@ -18,7 +18,7 @@ from nsa_doctor.probes.hooks.places import Places, definition_place
 from nsa_doctor.probes.hooks.recording import Call, Operation, Recording, record
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.numerics.agreeing_parts import AgreeingParts
-from nsa_doctor.probes.numerics.mask_origin import mask_made_of, mask_with_later_keys
+from nsa_doctor.probes.numerics.mask_origin import averaged_through, mask_made_of, mask_with_later_keys
 from nsa_doctor.probes.numerics.paired_operations import OF_LAYOUT, PairedOperations
 from nsa_doctor.probes.tensors.operations import reads_masks
 
@@ -39,12 +39,13 @@ class Divergence:
     """The operation at which two runs first diverge ("" where none could be named), and its place in the subject.
 
     `mask` is the line of a mask that it reads and that shows queries later keys, or others that it has to hide, if one
-    is seen.
+    is seen; it `hides_all` where it hides every key of a query instead, of which a softmax then makes an average.
     """
 
     operation: str
     place: Place
     mask: Place | None = None
+    hides_all: bool = False
 
     @property
     def computes(self) -> bool:
@@ -110,7 +111,8 @@ def divergence_of(
     mask = mask_of(number) if isinstance(number, int) else None
     own = replace(place, module=whole.module, module_class=whole.module_class)
     read = None if mask is None else replace(mask, module=whole.module, module_class=whole.module_class)
-    return Divergence(found.name, own, read)
+    averaged = isinstance(number, int) and mask and averaged_through(result.operations, others, number, parts.kept)
+    return Divergence(found.name, own, read, hides_all=mask is not None and averaged == mask)
 
 
 def _beyond_gathering(

@@ -49,10 +49,8 @@ def mask_with_later_keys(
         return None
     found = sorted(_constants(operations, others, index, kept))
     constant = [number for number in found if operations[number].place.file]
-    if name in _PRODUCTS and (scores is None or not bool(scores.any())):
-        averaging = _averaging(operations, index, kept)
-        if averaging is not None:
-            return operations[averaging].place
+    if (averaging := averaged_through(operations, others, index, kept)) is not None:
+        return averaging
     if (joined := _joined_wrongly(operations, constant, _leaked(operations, others, index, kept))) is not None:
         return operations[joined].place
     for number in constant:
@@ -69,6 +67,17 @@ def mask_with_later_keys(
     finest = max(constant, key=lambda number: fineness[number])  # of masks that are joined, that of single keys
     part = _joined_part(operations, finest, scores)
     return _limit(operations, part) or operations[part].place
+
+
+def averaged_through(
+    operations: Sequence[Operation], others: Mapping[int, Operation], index: int, kept: Mapping[int, int]
+) -> Place | None:
+    """Where all keys of a query are hidden, if its probabilities, which operation `index` reads, are alike for that."""
+    if operations[index].name not in _PRODUCTS:
+        return None
+    scores = _differing_scores(operations, others, index, kept)
+    averaging = None if scores is not None and bool(scores.any()) else _averaging(operations, index, kept)
+    return None if averaging is None else operations[averaging].place
 
 
 def mask_made_of(

@@ -86,7 +86,9 @@ def test_one_cause_of_several_failed_checks_names_it() -> None:
     found = next(result for result in examined().results if result.findings)
     (one,) = found.findings[:1]
     failed[0] = replace(found, findings=(one,), further=())
-    assert "1 finding names the cause, which they all see." in grouped(replace(examined(), results=tuple(failed)))
+    assert "1 finding names the likely cause: run again once it is mended." in grouped(
+        replace(examined(), results=tuple(failed))
+    )
 
 
 def test_as_many_findings_as_failed_checks_need_no_word() -> None:
