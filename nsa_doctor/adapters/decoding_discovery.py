@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.adapters.input_discovery import called, parameter_names, speaks_for_itself
 from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.probes.attention.decoding import SingleTokens
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.subject.contract import Subject
@@ -70,19 +71,24 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
     for way in ways:
         if attempt(lambda way=way: _proves_itself(subject, way)) is True:
             takes_several = attempt(lambda way=way: _takes_several(subject, way)) is True
-            step = way.step if takes_several else _by_single_tokens(way.step)
+            step = way.step if takes_several else SingleTokens(way.step, "several at once give something else")
             note = f"decoded by {way.words}, which was found by its names"
             note += "" if takes_several else ", one token at a time: several at once give something else"
             return replace(subject, prefill=way.prefill, step=step, notes=(*subject.notes, note))
     for way in ways:
         if way.is_certain and attempt(lambda way=way: _fails_at_a_step(subject, way)) is True:
             note = f"decoded by {way.words}, which was found by its names, though no step of it ends"
-            return replace(subject, prefill=way.prefill, step=_by_single_tokens(way.step), notes=(*subject.notes, note))
+            step = SingleTokens(way.step, "no step of one token ends", is_right=False)
+            return replace(subject, prefill=way.prefill, step=step, notes=(*subject.notes, note))
     for way in ways:
         if way.others is not None and attempt(lambda way=way: _is_meant(subject, way)) is True:
-            note = f"decoded by {way.words}, which was found by its names, though its first tokens are other than in "
-            note += "one whole pass: where a step wants more than that, an Adapter says so"
-            step = _by_single_tokens(way.step)
+            note = (
+                f"decoded by {way.words}, which was found by its names; its tokens are other than in one whole pass: "
+            )
+            note += "where a step takes more than that, an Adapter gives it"
+            takes_several = attempt(lambda way=way: _takes_several(subject, way)) is True
+            why = "single tokens are other than in one whole pass"
+            step = way.step if takes_several else SingleTokens(way.step, why, is_right=False)
             return replace(subject, prefill=way.prefill, step=step, notes=(*subject.notes, note))
     return subject
 
@@ -299,17 +305,6 @@ def _one_by_one(sp: BuiltModule, way: Decoding, x: Tensor) -> Tensor:
         output, cache = way.step(sp.module, token.clone(), cache)
         outputs.append(output.clone())
     return torch.cat(outputs, 1)
-
-
-def _by_single_tokens(step: Step) -> Step:
-    """The same step, which refuses several tokens: what it was not seen to serve is not held against it."""
-
-    def single(module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        if x.shape[1] > 1:
-            raise ValueError("a step takes one token")
-        return step(module, x, cache)
-
-    return single
 
 
 def _next(sp: BuiltModule, way: Decoding, x: Tensor) -> tuple[Tensor, Tensor]:

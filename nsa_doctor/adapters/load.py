@@ -110,4 +110,7 @@ def _check_callable_bare(spec: str, factory: Callable[..., Any]) -> None:
     try:
         signature.bind()
     except TypeError as error:
-        raise SubjectUnusableError(f"subject {spec} must be callable without arguments: {error}") from error
+        name = spec.rpartition(":")[2]
+        raise SubjectUnusableError(
+            f"subject {spec} must be callable without arguments: {error}; name a function that returns {name}(…)"
+        ) from error

@@ -4,9 +4,10 @@ import ast
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 _MOST_FILES, _MOST_BYTES, _DEEPEST = 2000, 1 << 20, 8
 _PASSED_OVER = re.compile(
@@ -20,6 +21,16 @@ _NAMES = {  # the larger, the likelier it is what a person wants examined
 _BODY = re.compile(r"softmax|scaled_dot_product_attention|flash_attn|flex_attention")
 _QUERY, _KEY, _VALUE = ("q", "query", "queries"), ("k", "key", "keys"), ("v", "value", "values")
 _MADE = {"Module": 0, "Adapter": 10, "Subject": 10}  # what a factory may return; the last two are made for nsa-doctor
+FACTORY = "doctor_subject.py"
+_FACTORY = '''\
+"""What nsa-doctor examines: written by `nsa-doctor init`, to be changed as you like."""
+
+from {module} import {names}
+
+
+def make():
+    return {name}({given})
+'''
 _BY_PARAMETER = {  # convention of calling: parameters that it alone has
     "hf": ("module", "attention_mask"),
     "flex": ("score_mod", "block_mask"),
@@ -29,7 +40,11 @@ _BY_PARAMETER = {  # convention of calling: parameters that it alone has
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """One thing that may be examined; `missing` are arguments it cannot be built without, `folder` where it is from."""
+    """One thing that may be examined; `missing` are arguments it cannot be built without, `folder` where it is from.
+
+    `made_with` are arguments that it needs too, each with a class of that module that needs none: a factory is written
+    for it, in a file of its own.
+    """
 
     module: str
     name: str
@@ -37,13 +52,23 @@ class Proposal:
     weight: int
     like: str | None = None
     missing: tuple[str, ...] = ()
+    made_with: tuple[tuple[str, str], ...] = ()
     folder: str = "."
     words: str = ""
 
     @property
     def subject(self) -> str:
         """What `--subject` takes; `words`, where a person has given them."""
+        if self.made_with:
+            return f"{FACTORY.removesuffix('.py')}:make"
         return self.words or f"{'fn:' if self.like else ''}{self.module}:{self.name}"
+
+    @property
+    def factory(self) -> str:
+        """The text of the file that makes it of its arguments."""
+        names = ", ".join(sorted({self.name, *dict(self.made_with).values()}, key=lambda name: (name.lower(), name)))
+        given = ", ".join(f"{name}={kind}()" for name, kind in self.made_with)
+        return _FACTORY.format(module=self.module, names=names, name=self.name, given=given)
 
 
 @dataclass(frozen=True)
@@ -109,8 +134,7 @@ def _in_file(file: _File, modules: set[str], classes: dict[str, ast.ClassDef]) -
     for node in file.tree.body:
         if isinstance(node, ast.ClassDef) and node.name in modules and not node.name.startswith("_"):
             if _method(node, "forward") is not None:
-                missing = _required(_constructor(node, classes, 0), is_method=True)
-                yield _proposed(file, node, missing=missing)
+                yield _proposed(file, node, constructor=_constructor(node, classes, 0), classes=classes)
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             if (like := _convention(node)) is not None:
                 yield _proposed(file, node, like=like)
@@ -124,8 +148,12 @@ def _proposed(
     *,
     made: str = "",
     like: str | None = None,
-    missing: Sequence[str] = (),
+    constructor: ast.FunctionDef | None = None,
+    classes: Mapping[str, ast.ClassDef] = MappingProxyType({}),
 ) -> Proposal:
+    missing = _required(constructor, is_method=True)
+    kinds = {name: _makes_itself(constructor, name, classes) for name in missing}
+    made_with = tuple((name, kind) for name, kind in kinds.items() if kind) if all(kinds.values()) else ()
     named = max((weight for weight, pattern in _NAMES.items() if pattern.search(f"{node.name} {made}")), default=0)
     weight = named + bool(made) + _MADE.get(made, 0) + 2 * bool(_BODY.search(ast.unparse(node)))
     place = f"{file.place}:{node.lineno}"
@@ -135,7 +163,8 @@ def _proposed(
         place=place,
         weight=weight,
         like=like,
-        missing=tuple(missing),
+        missing=() if made_with else tuple(missing),
+        made_with=made_with,
         folder=file.folder,
     )
 
@@ -169,6 +198,23 @@ def _required(function: ast.FunctionDef | None, *, is_method: bool) -> list[str]
     positional = positional[: len(positional) - len(given.defaults)][int(is_method) :]
     keywords = [each.arg for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
     return positional + keywords
+
+
+def _makes_itself(constructor: ast.FunctionDef | None, name: str, classes: Mapping[str, ast.ClassDef]) -> str:
+    """The class that a parameter is annotated with, if it is one of the folder that needs no arguments; else ""."""
+    given = constructor.args if constructor is not None else ast.arguments([], [], None, [], [], None, [])
+    annotations = {each.arg: each.annotation for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+    annotation = annotations.get(name)
+    kind = annotation.id if isinstance(annotation, ast.Name) else ""
+    if kind not in classes:
+        return ""
+    own = classes[kind]
+    decorators = {_last(each.func if isinstance(each, ast.Call) else each) for each in own.decorator_list}
+    if "dataclass" in decorators:
+        is_whole = not own.bases and all(each.value for each in own.body if isinstance(each, ast.AnnAssign))
+        return kind if is_whole else ""
+    constructor = _constructor(own, {**classes}, 0)
+    return kind if constructor is not None and not _required(constructor, is_method=True) else ""
 
 
 def _convention(function: ast.FunctionDef) -> str | None:

@@ -3,7 +3,8 @@
 Detects: a field of the KV cache or state that a prompt taken in at once, or in parts, leaves other than its tokens one
     by one do, where that changes what is decoded from it, now or once windows have moved and blocks are complete.
 Matters: keys rotated by one way and raw by the other, or a field that no prompt fills, spoil all that follows.
-Fix: have one function write each field of the state, whichever way tokens come in; compare the field that is named.
+Fix: look at the field and the line named: a step that counts positions from 0 in place of from the tokens that came
+    before (DEC101), or a field that two functions write, each in its own way.
 
 Example:
     # faulty
@@ -63,12 +64,12 @@ def _finding(subject: Subject, cause: Blamed, way: Way, departure: Departure, ro
     (first, place), *others = cause.fields
     also = "".join(f", as does {each.path} (line {at.line})" for each, at in others[:2])
     more = f" and {len(others) - 2} more" if len(others) > 2 else ""
-    cure = "; with what the other way leaves there it does not" if cause.is_all else ""
+    cure = "; with that as the other way leaves it nothing departs" if cause.is_all else ""
     at = way.at + departure.first_token
     return Finding(
-        message=f"state after {way.at} tokens, fed as {way.name} (first way) and as single tokens (second way): "
-        f"{first.path} {first.text}{also}{more}; what is decoded from it departs at token {at}, by up to "
-        f"{departure.error:.2g} (tolerance {departure.floor:.1g}){cure}"
+        message=f"what is decoded after {way.at} tokens depends on how they came, as {way.name} (first way) or as "
+        f"single tokens (second way): token {at} departs by up to {departure.error:.2g} (tolerance "
+        f"{departure.floor:.1g}), as {first.path} {first.text}{also}{more}{cure}"
         f"{', and no more than rounding at the line named does' if rounded else ''}",
         where=rounded or place,
         evidence={

@@ -62,4 +62,4 @@ def planted(subject: Subject) -> Subject:
     return replace(subject, prefill=is_deaf)
 
 
-CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("prefill", "step"), blocked_by=("DEC101",))
+CHECK = Check(doc=__doc__, run=run, planted=planted, needs=("prefill", "step"))

@@ -13,7 +13,7 @@ from nsa_doctor.cli import option_types as given
 from nsa_doctor.cli import options
 from nsa_doctor.cli.option_groups import FunctionOptions, SubjectOptions
 from nsa_doctor.cli.project_file import FILE, find_project_file
-from nsa_doctor.cli.proposals import Proposal, proposals
+from nsa_doctor.cli.proposals import FACTORY, Proposal, proposals
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.like import FUNCTION
 from nsa_doctor.core.text import counted, escaped, joined
@@ -56,11 +56,13 @@ def init(
         from nsa_doctor.cli.evidence import read_gate_option
 
         read_gate_option(policy)
+    if chosen.made_with:
+        _write_factory(chosen, overwrite)
     write_whole(path, text)
     others = [each for each in found if each != chosen and not each.missing]
     more = f"; {counted(len(others), 'other candidate')}, in its comments" if others else ""
     say(
-        f"written: {FILE}: examines {escaped(chosen.subject)} ({escaped(chosen.place)}){more}\n"
+        f"written: {FILE}: examines {escaped(chosen.subject)} ({escaped(chosen.place)}){more}\n{_how_made(chosen)}"
         "next: nsa-doctor run (a minute), or nsa-doctor run --profile smoke (ten seconds)\n",
         sys.stdout,
     )
@@ -76,6 +78,19 @@ def _require_none(here: Path, overwrite: bool) -> None:
     present = find_project_file(here)
     if present is not None and present.path.parent == here:
         raise UsageError(f"{present.name} has [tool.nsa-doctor] already: change it there")
+
+
+def _write_factory(chosen: Proposal, overwrite: bool) -> None:
+    """Write the file that makes the subject; raises UsageError where another one is there."""
+    path = Path(FACTORY)
+    if not overwrite and (path.is_symlink() or path.exists()):
+        raise UsageError(f"{FACTORY}: is there already; add --overwrite to replace it")
+    write_whole(path, chosen.factory)
+
+
+def _how_made(chosen: Proposal) -> str:
+    given = ", ".join(f"{name}={kind}()" for name, kind in chosen.made_with)
+    return f"written: {FACTORY}: makes {chosen.name}({given}); change it to examine another\n" if given else ""
 
 
 def _named(subject: str, like: str | None, found: Sequence[Proposal]) -> Proposal:
@@ -107,8 +122,9 @@ def _likeliest(found: Sequence[Proposal], like: str | None) -> Proposal:
 def _needs(proposal: Proposal) -> str:
     call = ", ".join(f"{name}=…" for name in proposal.missing)
     return (
-        f"{escaped(proposal.place)} {proposal.name} needs {joined(proposal.missing)}: write below it "
-        f"def make(): return {proposal.name}({call}), and say nsa-doctor init --subject {proposal.module}:make"
+        f"{escaped(proposal.place)} {proposal.name} needs {joined(proposal.missing)}: write {FACTORY} here with "
+        f"from {proposal.module} import {proposal.name} and def make(): return {proposal.name}({call}), and say "
+        f"nsa-doctor init --subject {FACTORY.removesuffix('.py')}:make"
     )
 
 
@@ -117,7 +133,8 @@ def _text(chosen: Proposal, policy: str, found: Sequence[Proposal]) -> str:
     if chosen.like:
         lines.append(f"like = {_quoted(chosen.like)}  # how it is called; `nsa-doctor run -h` lists the others")
     if chosen.folder != ".":
-        lines.append(f"path = [{_quoted(chosen.folder)}]  # where its package lies")
+        folders = [chosen.folder, *(["."] if chosen.made_with else [])]
+        lines.append(f"path = [{', '.join(map(_quoted, folders))}]  # where its package lies")
     lines.append(f"policy = {_quoted(policy)}  # what go-no-go requires; `nsa-doctor gate-init` drafts one of your own")
     lines.append('profile = "quick"  # smoke (10 s), quick (a minute) or full (ten minutes)')
     others = [each for each in found if each.subject != chosen.subject]
@@ -125,8 +142,10 @@ def _text(chosen: Proposal, policy: str, found: Sequence[Proposal]) -> str:
         lines.append("\n# Found here too:")
     for each in others[:_MOST_OTHERS]:
         like = f", like = {_quoted(each.like)}" if each.like else ""
-        needs = f", which needs {joined(each.missing)}" if each.missing else ""
-        lines.append(f"# subject = {_quoted(each.subject)}{like}  ({escaped(each.place)}{escaped(needs)})")
+        missing = each.missing or [name for name, _ in each.made_with]
+        needs = f", which needs {joined(missing)}" if missing else ""
+        name = f"{each.module}:{each.name}" if each.made_with else each.subject
+        lines.append(f"# subject = {_quoted(name)}{like}  ({escaped(each.place)}{escaped(needs)})")
     return "\n".join(lines) + "\n"
 
 

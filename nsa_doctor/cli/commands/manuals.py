@@ -8,6 +8,7 @@ import typer
 
 from nsa_doctor.cli import completion
 from nsa_doctor.core import registry
+from nsa_doctor.core.check import Manual
 from nsa_doctor.core.documentation import address_of
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.writing import say
@@ -20,27 +21,32 @@ def list_checks() -> None:
 
 
 def explain(
-    code: Annotated[
-        str | None,
+    codes: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="A code or a name, as `nsa-doctor list` has them; all of them when left out.",
+            metavar="[CODE]...",
+            help="Codes or names, as `nsa-doctor list` has them; all of them when left out.",
             autocompletion=completion.codes,
         ),
     ] = None,
 ) -> None:
-    """Explain a check: what it detects, why, the fix, an example.
+    """Explain checks: what each detects, why, the fix, an example.
 
     For example `nsa-doctor explain CODE`.
     """
-    if code is None:
+    if not codes:
         list_checks()
         return
     try:
-        manual = registry.manual(code)
+        manuals = [registry.manual(code) for code in codes]
     except ValueError as error:
         raise UsageError(str(error)) from error
+    say("\n".join(map(_explained, manuals)), sys.stdout)
+
+
+def _explained(manual: Manual) -> str:
     parts = [f"{manual.code} {manual.name}", f"Detects: {manual.detects}", f"Matters: {manual.matters}"]
     parts += [f"Fix: {manual.fix}"]
     parts += ["Example:\n" + indent(manual.example, "    ")] if manual.example else []
     parts += [f"Page: {address}"] if (address := address_of(manual.code)) else []
-    say("\n\n".join(parts) + "\n", sys.stdout)
+    return "\n\n".join(parts) + "\n"

@@ -1,5 +1,6 @@
 """Decoding through a cache: feed a sequence in parts, and find the module in which it parts from one whole pass."""
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.core.errors import Caught, NotApplicableError, SubjectFailedError, attempt
+from nsa_doctor.core.errors import Caught, NotApplicableError, NotComparableError, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.attention.decode_origin import Origin, first_unknown
 from nsa_doctor.probes.attention.fed_parts import Part
@@ -64,8 +65,33 @@ def decoding_module(subject: Subject) -> BuiltModule:
     return wide
 
 
+@dataclass(frozen=True)
+class SingleTokens:
+    """A step that is not given several tokens, and why: what it was not seen to serve is not held against it.
+
+    It `is_right` where its single tokens are.
+    """
+
+    step: Callable[[nn.Module, Tensor, Any], tuple[Tensor, Any]]
+    why: str
+    is_right: bool = True
+
+    def __call__(self, module: nn.Module, x: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        """The step; raises ValueError for several tokens."""
+        if x.shape[1] > 1:
+            raise ValueError(f"a step is given one token: {self.why}")
+        return self.step(module, x, cache)
+
+
 def require_steps_of_several(sp: BuiltModule) -> None:
-    """NotApplicableError for a step that takes one token at a time: it refuses two, three and eight alike."""
+    """Raise where a step is not given several tokens: NotApplicableError if single ones are right.
+
+    NotComparableError where they are not, so that nobody can tell. NotApplicableError too for a step that refuses two,
+    three and eight tokens alike.
+    """
+    step = inspect.unwrap(sp.subject.step) if sp.subject.step is not None else None
+    if isinstance(step, SingleTokens):
+        raise (NotApplicableError if step.is_right else NotComparableError)(f"several tokens at once: {step.why}")
     refusal = ""
     with unobserved():
         for prompt, size in ((1, 8), (5, 3), (4, 2)):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nsa_doctor.core.text import counted
 from nsa_doctor.probes.model.state_fields import Field, Value
 
 _ROUNDINGS = 1e4  # two orders of the same sums may part by this many units in the last place
@@ -48,13 +49,13 @@ class FieldDifference:
 
     @property
     def text(self) -> str:
-        """`differs at 3 of 40 positions of dimension 1, first 37, by up to 0.8 (values up to 2): the values are …`."""
+        """`differs at 3 of 40 positions (dimension 1), first at 37, by up to 0.8 (values up to 2): the values …`."""
         if self.first is None or self.other is None or not isinstance(self.first.value, Tensor):
             return self.kind
         where = ""
         if self.position is not None:
-            counted = f"{self.num_positions} of {self.num_compared} positions of dimension {self.dimension}"
-            where = f" at {counted}, the first {self.position},"
+            share = f"{self.num_positions} of {self.num_compared} positions (dimension {self.dimension})"
+            where = f" at {share}, first at {self.position},"
         size = f" by up to {self.error:.2g} (values up to {self.scale:.2g})" if self.scale else ""
         return f"differs{where}{size}{f': {self.kind}' if self.kind else ''}"
 
@@ -270,7 +271,9 @@ def _turn(before: Tensor, after: Tensor) -> str:
     one, two = (torch.atan2(part[..., 1, :], part[..., 0, :])[..., 0].flatten()[0] for part in (before, after))
     angle = float(two - one)
     ahead = min(range(-4096, 4097), key=lambda count: (abs(_wrapped(angle - count)) > 1e-5, abs(count)))
-    return "" if abs(_wrapped(angle - ahead)) > 1e-5 else f", the second {ahead:+d} positions on"
+    if abs(_wrapped(angle - ahead)) > 1e-5:
+        return ""
+    return f", the second turned as for {counted(abs(ahead), 'position')} {'later' if ahead > 0 else 'earlier'}"
 
 
 def _wrapped(angle: float) -> float:

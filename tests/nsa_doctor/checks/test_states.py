@@ -20,7 +20,7 @@ from tests.gallery.faulty.states import Convolution, convolution, held, ring, tw
 
 FAULTY = [  # host, illness, the field, what is said of it, what its line holds
     (two_branches, "window raw", "cache.near.k", "rotations of each other", "(self.q, self.k, self.v)"),
-    (two_branches, "window one on", "cache.near.k", "the second -1 positions on", "rotate(raw, 1)"),
+    (two_branches, "window one on", "cache.near.k", "the second turned as for 1 position earlier", "rotate(raw, 1)"),
     (two_branches, "window shifted", "cache.near.k", "6 of 6 positions", "rotate(raw, 0)"),
     (two_branches, "blocks unfilled", "cache.far.k", "the first way leaves zeros", "torch.zeros_like(blocks_k)"),
     (two_branches, "blocks halved", "cache.far.v", "the second values are 2 times the first", "0.5 if"),
@@ -30,7 +30,7 @@ FAULTY = [  # host, illness, the field, what is said of it, what its line holds
         two_branches,
         "steps at 0",
         "cache.near.k",
-        "the second -31 positions on",
+        "the second turned as for 31 positions earlier",
         'rotate(k, 0 if self.illness == "steps',
     ),
     (ring, "ring begins anew", "cache['ring']", "what belongs at 1, as does cache['next']", '"ring"'),
@@ -144,7 +144,7 @@ def test_pairs_of_neighbours_are_seen_to_be_rotated() -> None:
     turned = torch.view_as_complex(tensor.unflatten(-1, (2, 2))) * torch.polar(torch.ones(2), torch.tensor([3.0, 0.3]))
     found = difference("k", _field(tensor), _field(torch.view_as_real(turned).flatten(-2).double()), 1)
     assert found is not None
-    assert "pairs of neighbours have equal norms), the second +3 positions on" in found.text
+    assert "pairs of neighbours have equal norms), the second turned as for 3 positions later" in found.text
 
 
 def test_numbers_in_tensors_without_dimensions_are_compared() -> None:

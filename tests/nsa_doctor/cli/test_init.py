@@ -91,11 +91,54 @@ def test_a_package_in_src_is_found_there(folder: Path) -> None:
     assert (found.options["subject"], found.folders) == ("my_pkg.attn:Attention", (str(folder / "src"),))
 
 
+CONFIGURED = """
+from dataclasses import dataclass, field
+@dataclass
+class Config:
+    dim: int = 64
+    heads: tuple = field(default_factory=lambda: (1, 2))
+class Attention(nn.Module):
+    def __init__(self, config: Config, *, gate: Gate): ...
+    def forward(self, x): return x
+class Gate:
+    def __init__(self, width=3): ...
+"""
+
+
+@pytest.mark.parametrize("base", ["", "src/"])
+def test_what_is_made_of_configurations_with_defaults_gets_a_factory(
+    folder: Path, base: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder, f"{base}my_pkg/attn.py", CONFIGURED)
+    assert serve(["init"]) == 0, capsys.readouterr().err
+    found = find_project_file(folder)
+    assert found is not None
+    assert found.options["subject"] == "doctor_subject:make"
+    assert found.folders == tuple(str(folder / name) for name in (["src", "."] if base else ["."]))
+    text = (folder / "doctor_subject.py").read_text()
+    assert "from my_pkg.attn import Attention, Config, Gate\n" in text
+    assert "return Attention(config=Config(), gate=Gate())" in text
+    assert "makes Attention(config=Config(), gate=Gate())" in capsys.readouterr().out
+    assert serve(["init", "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize("line", ["    dim: int", "    other: str"])
+def test_a_configuration_that_needs_arguments_is_not_made(folder: Path, line: str) -> None:
+    write(folder, "attn.py", CONFIGURED.replace("    dim: int = 64", line))
+    (found,) = [each for each in proposals(folder) if each.name == "Attention"]
+    assert (found.made_with, found.missing) == ((), ("config", "gate"))
+
+
 REFUSED = {
     "nothing": ({}, [], "no Python file here defines an nn.Module"),
-    "needs arguments": ({"a.py": NEEDY}, [], "a.py:4 Attention needs dim and heads: write below it def make()"),
+    "needs arguments": (
+        {"a.py": NEEDY},
+        [],
+        "a.py:4 Attention needs dim and heads: write doctor_subject.py here with from a",
+    ),
     "needs arguments, named": ({"a.py": NEEDY}, ["--subject", "a:Attention"], "Attention needs dim and heads"),
     "there": ({FILE: "x"}, [], "is there already; add --overwrite"),
+    "a factory is there": ({"a.py": CONFIGURED, "doctor_subject.py": "x"}, [], "doctor_subject.py: is there already"),
     "a table is there": ({"pyproject.toml": "[tool.nsa-doctor]\nseed = 1\n"}, [], "[tool.nsa-doctor] already"),
     "no subject": ({"a.py": BARE}, ["--subject", "mine"], "--subject must be package.module:factory"),
     "a function": ({"a.py": BARE}, ["--subject", "fn:a:f"], "say how it is called with --like"),
