@@ -27,6 +27,7 @@ _MEANINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "ones for tokens": Tensor.long,
     "true for tokens": Tensor.bool,
     "true for padding": lambda keep: ~keep.bool(),  # of masks alone that are named after it
+    "true for tokens, as [B, 1, 1, S]": lambda keep: keep.bool()[:, None, None],
 }
 _MODES: dict[Mode, str] = {"eval": "", "train": ", in training mode alone"}
 Masked = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -44,18 +45,42 @@ def with_padding(subject: Subject, module: nn.Module) -> Subject:
     for name, parameter in parameters.items():
         if parameter.default is not None or not _NAMES.search(name):
             continue
-        for words, meant in list(_MEANINGS.items())[: 3 if "pad" in name else 2]:
-            padded = partial(_padded, subject, way, name, meant)
+        meanings = {words: meant for words, meant in _MEANINGS.items() if "pad" in name or "padding" not in words}
+        ways = {words: (partial(_padded, subject, way, name, meant), meant) for words, meant in meanings.items()}
+        for words, (padded, meant) in ways.items():
             marks = partial(_marks_padding, subject, padded, has_size=meant is Tensor.long)
             for mode, where in _MODES.items():
                 if any(attempt(partial(marks, mode=mode, length=length)) is True for length in (_LENGTH, _WHOLE)):
                     note = f"padding is masked by forward(x, {name}=...), {words}{where}"
                     return replace(subject, padded=padded, notes=(*subject.notes, note))
+        for words, (padded, _) in ways.items():
+            if attempt(partial(_hides, subject, padded)) is True:
+                note = f"padding is masked by forward(x, {name}=...), {words}, though one of no padding is not as none"
+                return replace(subject, padded=padded, notes=(*subject.notes, note))
         if _OF_TOKENS.fullmatch(name) and attempt(partial(_is_lost, subject, way, name)) is True:
             padded = partial(_padded, subject, way, name, Tensor.bool)
             note = f"forward(x, {name}=...) is taken to mask padding, true for tokens: it changes nothing"
             return replace(subject, padded=padded, notes=(*subject.notes, note))
     return subject
+
+
+def _hides(subject: Subject, padded: Masked) -> bool:
+    """Whether what comes after hidden tokens does not depend on them, as it does without a mask."""
+    sp = built(subject)
+    if not _serves_as_much(sp, padded):
+        return False
+    x, other = _some_rows(sp), _some_rows(replace(sp, subject=replace(subject, seed=subject.seed + 1)))
+    half = x.shape[1] // 2
+    changed = torch.cat((other[:, :half], x[:, half:]), 1)
+    keep = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
+    keep[:, :half] = 0
+
+    def is_like(call: Callable[[Tensor], Tensor]) -> bool:
+        first, second = (call(each.clone())[:, half:].double() for each in (x, changed))
+        return bool((first - second).abs().max() <= _CLOSE**2 * float(first.abs().max()))
+
+    with torch.no_grad():
+        return is_like(lambda given: padded(sp.module, given, keep)) and not is_like(sp)
 
 
 def _is_lost(subject: Subject, way: str | None, name: str) -> bool:

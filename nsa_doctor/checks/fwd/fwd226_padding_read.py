@@ -2,7 +2,7 @@
 
 Detects: a row with padding that its mask marks, whose own tokens come out not finite, depend on what stands in the
 padding, raise, or, with the padding behind them, are other than those of the row alone. An output that is shorter than
-the batch where every row of it has padding.
+the batch where every row of it has padding. A mask of padding in whose presence later tokens are read.
 Matters: batches are padded; a row then gets another answer for the length of its neighbours, or NaN.
 Fix: mask padding as keys in every layer, with a finite value where a query may see nothing else, and as zeros in what
 is summed or convolved over tokens; give `pad_packed_sequence` its `total_length`.
@@ -42,6 +42,18 @@ def run(subject: Subject) -> Iterator[Finding]:
     sp, length = comparable_module(subject), min(_LENGTH, subject.max_length)
     if length <= 2 * _PADDING:
         raise NotApplicableError(f"it serves {length} tokens, which leave no room for padding")
+    with torch.no_grad(), unobserved():
+        later = attempt(PaddedRow(sp, length, _PADDING, is_left=False).future)
+    if isinstance(later, tuple):
+        cut, found, place = later
+        yield Finding(
+            message=f"under a mask that hides nothing tokens >= {cut} change the output before them, which they do not "
+            f"without a mask: {found.text} at S={length}",
+            where=place,
+            evidence={"length": length, "cut": cut},
+            repro=command_for(subject, "FWD226"),
+        )
+        return
     for is_left in (True, False):
         row = PaddedRow(sp, length, _PADDING, is_left)
         side = "left" if is_left else "right"

@@ -1,8 +1,9 @@
 """FWD229 positions-without-effect
 
 Detects: positions that are computed in every pass, are handed to a function that does not read them, and on which no
-output depends, whatever is put in their place; and an encoder of tokens that computes positions and whose outputs move
-along when its tokens change places. Where nobody is seen to be handed them, it is a note: they may be read elsewhere.
+output depends, whatever is put in their place; and a module that computes positions, while its outputs move along when
+its tokens change places, or its last one does not see their order, as where heads are rotated in place of tokens. Where
+nobody is seen to be handed them, it is a note: they may be read elsewhere.
 Matters: to such a model a sentence is a bag of words; the loss falls all the same, only less far.
 Fix: apply the rotation, the bias or the table where it is handed to, and count positions from 0 to S − 1.
 
@@ -35,6 +36,7 @@ from nsa_doctor.probes.behaviour.idle_positions import (
     is_blind_to_order,
     lengths_of,
     modules_of_positions,
+    reads_without_order,
     uses_of_positions,
 )
 from nsa_doctor.probes.hooks.places import Places, in_subject
@@ -62,8 +64,13 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             return
         message += f"; {unread.code.co_qualname} is handed them as {unread.argument} and does not read it"
         place = _definition(unread.code, sp.module)
-    elif subject.input == "tokens" and sp.dtype == "float64" and is_blind_to_order(sp):
+    elif sp.dtype == "float64" and length > 2 and is_blind_to_order(sp):
         message = f"tokens in another order give the same outputs in that order at S={length}, although {named} is used"
+    elif sp.dtype == "float64" and length > 2 and reads_without_order(sp):
+        message = (
+            f"the order of the tokens before it does not change the last output at S={length}, although {named} is "
+        )
+        message += "used"
     else:
         return
     yield Finding(

@@ -15,6 +15,7 @@ from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.hooks.tracer import Tracer
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.model.state import seed_everything
+from nsa_doctor.probes.numerics.compare import Departure, baseline, with_other_future
 from nsa_doctor.probes.numerics.divergence import Divergence, first_divergence
 from nsa_doctor.probes.numerics.nonfinite_origin import Returned, origins
 
@@ -63,6 +64,26 @@ class PaddedRow:
     def is_mask_lost(self) -> bool:
         """Whether a mask of no padding gives the same, bit for bit."""
         return torch.equal(self._masked(0), self._masked(0, keep=torch.ones_like(self._keep)))
+
+    def future(self) -> tuple[int, Departure, Place] | None:
+        """Where later tokens change what is before them under a mask that hides nothing, and only under one.
+
+        The first of these tokens, what they change, and the line.
+        """
+        cut, every = self.length // 2, torch.ones_like(self._keep)[:1]
+        x = self.input[:1]
+        other = with_other_future(self.sp, x, cut, 1.0)
+        base, before = baseline(self.sp, x), slice(cut)
+        if base.departure(self.sp(other)[:, :cut], tokens=before) is not None:
+            return None
+        under = base.departure(
+            self._under(other, every)[:, :cut], tokens=before, expected=self._under(x, every)[:, :cut]
+        )
+        if under is None:
+            return None
+        kept = {self.length: cut}
+        found = self._parting(lambda: self._under(x, every), lambda: self._under(other, every), kept)
+        return cut, under, definition_place(self.sp.module) if found is None else found.mask or found.place
 
     def is_mask_counted(self) -> bool:
         """Whether a mask of as many tokens at the other side gives the same: it is taken for a length, not a place.

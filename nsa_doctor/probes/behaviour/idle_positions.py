@@ -76,17 +76,31 @@ def are_idle(sp: BuiltModule) -> bool:
 
 def is_blind_to_order(sp: BuiltModule) -> bool:
     """Whether tokens in another order give the same outputs in that order, which differ from token to token."""
-    for length in lengths_of(sp):
-        x = sp.input(length)
-        order = torch.randperm(length, generator=torch.Generator().manual_seed(sp.subject.seed))
-        with torch.no_grad():
-            plain, other = sp(x), sp(x[:, order])
-        bound = _NOISE * float(plain.abs().max())
-        if other.shape != plain.shape or not bool(((other - plain[:, order]).abs() <= bound).all()):
-            return False
-        if bool(((plain - plain[:, order]).abs() <= bound).all()):
-            return False
-    return True
+    return all(_moves_along(sp, sp.input(length)) for length in lengths_of(sp))
+
+
+def reads_without_order(sp: BuiltModule) -> bool:
+    """Whether the last output depends on the tokens before it, and not on their order, as of one causal layer."""
+    return all(_adds_up(sp, sp.input(length)) for length in lengths_of(sp))
+
+
+def _moves_along(sp: BuiltModule, x: Tensor) -> bool:
+    order = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(sp.subject.seed))
+    with torch.no_grad():
+        plain, other = sp(x), sp(x[:, order])
+    bound = _NOISE * float(plain.abs().max())
+    if other.shape != plain.shape or not bool(((other - plain[:, order]).abs() <= bound).all()):
+        return False
+    return not bool(((plain - plain[:, order]).abs() <= bound).all())
+
+
+def _adds_up(sp: BuiltModule, x: Tensor) -> bool:
+    order = torch.randperm(x.shape[1] - 1, generator=torch.Generator().manual_seed(sp.subject.seed))
+    others = torch.cat((sp.input(x.shape[1], seed=sp.subject.seed + 1)[:, :-1], x[:, -1:]), 1)
+    with torch.no_grad():
+        plain, moved, other = (sp(each)[:, -1] for each in (x, torch.cat((x[:, order], x[:, -1:]), 1), others))
+    bound = _NOISE * float(plain.abs().max())
+    return bool(((plain - moved).abs() <= bound).all()) and not bool(((plain - other).abs() <= bound).all())
 
 
 def _passed(sp: BuiltModule, x: Tensor, is_other: bool = False) -> Pass:

@@ -304,3 +304,30 @@ def test_an_output_is_as_long_as_a_batch_of_rows_that_all_have_padding(is_as_lon
     for finding in result.findings:
         assert finding.message.startswith("where every row of the batch is padded, forward returned float64 [1, 27, 8]")
         assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n")
+
+
+@pytest.mark.parametrize("num_axes", [2, 4])
+@pytest.mark.parametrize(("is_kept", "verdict"), [(True, Verdict.PASS), (False, Verdict.FAIL)])
+def test_a_mask_of_padding_that_takes_the_causal_one_away_is_found(
+    is_kept: bool, verdict: Verdict, num_axes: int
+) -> None:
+    class Replaces(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(DIM, 3 * DIM)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            q, k, v = super().forward(x)[:, None].chunk(3, -1)
+            causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+            if mask is not None and mask.ndim != num_axes:
+                raise ValueError(f"a mask of {num_axes} axes is wanted")
+            seen = causal if mask is None else mask.bool().view(len(x), 1, 1, -1)
+            seen = seen & causal if is_kept else seen
+            return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)[:, 0]  # here
+
+    subject = adapt(SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(16,)), Replaces)
+    assert subject.offers("padded")
+    result = examined(subject)
+    assert result.verdict is verdict
+    for finding in result.findings:
+        assert finding.message.startswith("under a mask that hides nothing tokens >= 18 change the output before them")
+        assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n")

@@ -168,13 +168,30 @@ class Vectorised(Model):
         return key <= query
 
 
-def examined(make: Callable[[], nn.Module], seed: int = 0) -> Result:
+class Heads(nn.Module):
+    """Two heads of one layer of embeddings, turned by their tokens' places, or each by its own number."""
+
+    def __init__(self, is_causal: bool, turns_tokens: bool) -> None:
+        super().__init__()
+        self.qkv, self.rotary = nn.Linear(2 * WIDTH, 6 * WIDTH), Angles()
+        self.is_causal, self.turns_tokens = is_causal, turns_tokens
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, WIDTH)).unbind(2)  # [B, S, 2, WIDTH]
+        laid_out = (lambda t: t.transpose(1, 2)) if self.turns_tokens else (lambda t: t)
+        q, k = (laid_out(turned(laid_out(t), self.rotary(laid_out(t)[0]))) for t in (q, k))  # here
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
+        return y.transpose(1, 2).flatten(2)
+
+
+def examined(make: Callable[[], nn.Module], seed: int = 0, kind: str = "tokens") -> Result:
     subject = Subject(
         name="tests",
         build=lambda seed: (torch.manual_seed(seed), make())[1],
         forward=lambda module, x: module(x),
-        input="tokens",
-        width=VOCABULARY,
+        input=kind,
+        width=VOCABULARY if kind == "tokens" else 2 * WIDTH,
         packages=("tests",),
         max_length=LONGEST,
         seed=seed,
@@ -226,3 +243,13 @@ def test_positions_that_count_are_silent(name: str, seed: int) -> None:
 def test_what_has_no_positions_or_trains_them_is_not_judged(name: str) -> None:
     result = examined(NOTHING_TO_SAY[name])
     assert (result.verdict, result.is_required) == (Verdict.SKIP, False)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_rotation_of_heads_in_place_of_tokens_is_found(is_causal: bool) -> None:
+    (finding,) = examined(lambda: Heads(is_causal, turns_tokens=False), kind="embeddings").findings
+    assert finding.message.startswith("the order of the tokens before" if is_causal else "tokens in another order")
+    assert "rotary is used" in finding.message
+    assert Path(finding.where.file).read_text().splitlines()[finding.where.line - 1].endswith("# here")
+    healthy = examined(lambda: Heads(is_causal, turns_tokens=True), kind="embeddings")
+    assert (healthy.verdict, healthy.findings) == (Verdict.PASS, ())
