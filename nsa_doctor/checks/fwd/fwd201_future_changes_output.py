@@ -16,7 +16,6 @@ Example:
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from torch import Tensor, nn
 
@@ -25,12 +24,11 @@ from nsa_doctor.checks._shared.future import HALF, Plan, half_leak, leak, plans
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.finding import Finding, Note
-from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import numbers, short_number
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import comparable_module
-from nsa_doctor.probes.numerics.divergence import Divergence, first_divergence
+from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
 
@@ -65,18 +63,10 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
     )
     mask = divergence.mask
     if mask is not None and (divergence.hides_all or mask.line_text != divergence.place.line_text):
-        finding = replace(finding, message=f"{finding.message}; {_said_of(mask, divergence)}", where=mask)
+        finding = replace(finding, message=f"{finding.message}; {divergence.mask_text}", where=mask)
     if "--subject" not in subject.options:
         return finding
     return replace(finding, message=f"{finding.message}; if that is meant, say --spec bidirectional")
-
-
-def _said_of(mask: Place, divergence: Divergence) -> str:
-    """What is wrong with the mask, and where it is."""
-    made, read = (f"{Path(place.file).name}:{place.line}" for place in (mask, divergence.place))
-    if divergence.hides_all:
-        return f"{made} hides every key of a token, and softmax then averages them all"
-    return f"the mask made at {made} and read at {read} shows later keys"
 
 
 def _in_half(subject: Subject) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ whose inputs agree. Of several inputs that differ it is followed through the one
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -46,6 +47,16 @@ class Divergence:
     place: Place
     mask: Place | None = None
     hides_all: bool = False
+
+    @property
+    def mask_text(self) -> str:
+        """What is wrong with the mask, and where; empty where none is seen."""
+        if self.mask is None:
+            return ""
+        made, read = (f"{Path(place.file).name}:{place.line}" for place in (self.mask, self.place))
+        if self.hides_all:
+            return f"{made} hides every key of a token, and softmax then averages them all"
+        return f"the mask made at {made} and read at {read} shows later keys"
 
     @property
     def computes(self) -> bool:
