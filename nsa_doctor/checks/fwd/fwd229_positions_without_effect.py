@@ -67,7 +67,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     elif sp.dtype == "float64" and length > 2 and is_blind_to_order(sp):
         message = f"tokens in another order give the same outputs in that order at S={length}, although {named} is used"
     elif sp.dtype == "float64" and length > 2 and reads_without_order(sp):
-        message = f"the order of tokens before it does not change the last output at S={length}, although {named} is used"
+        message = f"the order of earlier tokens does not change the last output at S={length}, although {named} is used"
     else:
         return
     yield Finding(

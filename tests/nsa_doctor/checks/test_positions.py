@@ -248,7 +248,7 @@ def test_what_has_no_positions_or_trains_them_is_not_judged(name: str) -> None:
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_a_rotation_of_heads_in_place_of_tokens_is_found(is_causal: bool) -> None:
     (finding,) = examined(lambda: Heads(is_causal, turns_tokens=False), kind="embeddings").findings
-    assert finding.message.startswith("the order of tokens before it" if is_causal else "tokens in another order")
+    assert finding.message.startswith("the order of earlier tokens" if is_causal else "tokens in another order")
     assert "rotary is used" in finding.message
     assert Path(finding.where.file).read_text().splitlines()[finding.where.line - 1].endswith("# here")
     healthy = examined(lambda: Heads(is_causal, turns_tokens=True), kind="embeddings")
