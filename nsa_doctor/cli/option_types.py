@@ -101,3 +101,6 @@ CompileSeconds = Annotated[
 ]
 CallSeconds = Annotated[float, typer.Option("--timeout", help="Seconds one call of the subject may take.")]
 Bundle = Annotated[Path, typer.Option(help="Folder for report.json, .html, .md, .sarif and junit.xml.")]
+NoExample = Annotated[
+    bool, typer.Option("--no-example", help="Exit 2 where no subject is named, and examine no built-in one.")
+]

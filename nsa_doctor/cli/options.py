@@ -98,6 +98,12 @@ def examined(
     )
 
 
+def require_named(whom: SubjectOptions, no_example: bool) -> None:
+    """Raise OptionError for `--no-example` where nothing says whom to examine: the example passes."""
+    if no_example and whom.subject is None and whom.config is None:
+        raise OptionError("no subject is named: say --subject package.module:make, or nsa-doctor init writes one down")
+
+
 def declared(spec: str) -> tuple[str, ...]:
     """Read `--spec` of a module; raises OptionError."""
     return declarations("--spec", spec.split(","))

@@ -134,7 +134,8 @@ def _in_file(file: _File, modules: set[str], classes: dict[str, ast.ClassDef]) -
     for node in file.tree.body:
         if isinstance(node, ast.ClassDef) and node.name in modules and not node.name.startswith("_"):
             if _method(node, "forward") is not None:
-                yield _proposed(file, node, constructor=_constructor(node, classes, 0), classes=classes)
+                made = " ".join(_parts(node, modules, classes))
+                yield _proposed(file, node, made=made, constructor=_constructor(node, classes, 0), classes=classes)
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             if (like := _convention(node)) is not None:
                 yield _proposed(file, node, like=like)
@@ -154,8 +155,10 @@ def _proposed(
     missing = _required(constructor, is_method=True)
     kinds = {name: _makes_itself(constructor, name, classes) for name in missing}
     made_with = tuple((name, kind) for name, kind in kinds.items() if kind) if all(kinds.values()) else ()
-    named = max((weight for weight, pattern in _NAMES.items() if pattern.search(f"{node.name} {made}")), default=0)
-    weight = named + bool(made) + _MADE.get(made, 0) + 2 * bool(_BODY.search(ast.unparse(node)))
+    is_factory = isinstance(node, ast.FunctionDef) and bool(made)
+    own = _named(f"{node.name} {made}" if is_factory else node.name)
+    weight = max(own, 0 if is_factory else _named(made) - 1) + is_factory + _MADE.get(made, 0)
+    weight += 2 * bool(_BODY.search(ast.unparse(node)))
     place = f"{file.place}:{node.lineno}"
     return Proposal(
         module=file.module,
@@ -167,6 +170,22 @@ def _proposed(
         made_with=made_with,
         folder=file.folder,
     )
+
+
+def _named(names: str) -> int:
+    """How likely one of these names is what a person wants examined."""
+    return max((weight for weight, pattern in _NAMES.items() if pattern.search(names)), default=0)
+
+
+def _parts(node: ast.ClassDef, modules: set[str], classes: dict[str, ast.ClassDef]) -> list[str]:
+    """The modules of the folder that a class is made of, and those that these are made of."""
+    found, waiting = dict[str, None](), [node]
+    while waiting:
+        calls = (each for each in ast.walk(waiting.pop()) if isinstance(each, ast.Call))
+        new = {name for name in map(_last, (each.func for each in calls)) if name in modules} - {node.name, *found}
+        found |= dict.fromkeys(sorted(new))
+        waiting += [classes[name] for name in new]
+    return list(found)
 
 
 def _is_module(name: str, classes: dict[str, ast.ClassDef], depth: int) -> bool:

@@ -70,11 +70,12 @@ def planted(subject: Subject) -> Subject:
     padded = subject.padded
     assert padded is not None
 
-    def averages_padding_too(module: nn.Module, x: Tensor, keep: Tensor) -> Tensor:
+    def adds_padding(module: nn.Module, x: Tensor, keep: Tensor) -> Tensor:
         output = padded(module, x, keep)
-        return output + 0.1 * x.to(output.dtype).flatten(1).mean(1)[:, None, None]
+        values = x.to(output.dtype).reshape(*x.shape[:2], -1).mean(-1)
+        return output + 0.1 * (values * ~keep.bool()).sum(1)[:, None, None]
 
-    return replace(subject, padded=averages_padding_too)
+    return replace(subject, padded=adds_padding)
 
 
 CHECK = Check(

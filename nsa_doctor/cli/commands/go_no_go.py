@@ -46,6 +46,7 @@ def go_no_go(
     device: given.Device = "cpu",
     dtype: given.Dtype = None,
     whom: SubjectOptions,
+    no_example: given.NoExample = False,
     function: FunctionOptions,
     seed: given.Seed = 0,
     jobs: given.Jobs = None,
@@ -61,6 +62,7 @@ def go_no_go(
 
     What a GO is worth: `nsa-doctor go-no-go --subject my_pkg.attn:make --prove 20`.
     """
+    options.require_named(whom, no_example)
     chosen = policy or _usual_policy(whom)
     required = read_gate_option(chosen)
     how: dict[str, Any] = {"dtype": dtype, "device": device, "seed": seed, "timeout": timeout}

@@ -17,6 +17,7 @@ def run(
     device: given.Device = "cpu",
     dtype: given.Dtype = None,
     whom: SubjectOptions,
+    no_example: given.NoExample = False,
     function: FunctionOptions,
     seed: given.Seed = 0,
     jobs: given.Jobs = None,
@@ -29,6 +30,7 @@ def run(
 
     For example `nsa-doctor run --subject my_pkg.attn:make --select FWD,GRD`.
     """
+    options.require_named(whom, no_example)
     examination_request = options.examined(
         whom,
         device=device,

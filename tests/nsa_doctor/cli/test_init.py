@@ -17,6 +17,11 @@ class Attention(nn.Module):
     def __init__(self, dim, *, heads): ...
     def forward(self, x): return x
 """
+HOLDER = """
+class Quill(nn.Module):
+    def __init__(self): self.a = [Attention(8, heads=2)]
+    def forward(self, x): return x
+"""
 FACTORY = "\ndef build():\n    return Attention(64, heads=4)\n"
 DERIVED = "class Mine(Base):\n    def forward(self, x): return x.softmax(-1)\nclass Base(torch.nn.Module):\n    pass\n"
 
@@ -49,6 +54,7 @@ SUBJECTS = {
         "doctor:make",
         "foreign",
     ),
+    "what holds the attention": ({"quill.py": NEEDY + HOLDER}, "quill:Quill", "foreign"),
     "function": ({"kernels.py": "def attend(q, k, v, scale=1.0): ...\n"}, "fn:kernels:attend", "function"),
     "not tests": ({"tests/attn.py": BARE, "test_a.py": BARE, "mixer.py": BARE}, "mixer:Attention", "foreign"),
 }
@@ -127,6 +133,17 @@ def test_a_configuration_that_needs_arguments_is_not_made(folder: Path, line: st
     write(folder, "attn.py", CONFIGURED.replace("    dim: int = 64", line))
     (found,) = [each for each in proposals(folder) if each.name == "Attention"]
     assert (found.made_with, found.missing) == ((), ("config", "gate"))
+
+
+@pytest.mark.parametrize("words", [["run"], ["go-no-go"]])
+def test_without_a_subject_no_example_is_examined_where_that_is_asked_for(
+    folder: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve([*words, "--no-example"]) == 2
+    assert "no subject is named: say --subject" in capsys.readouterr().err
+    write(folder, FILE, 'subject = "nowhere:make"\n')
+    assert serve([*words, "--no-example"]) == 2
+    assert "subject nowhere:make cannot be imported" in capsys.readouterr().err
 
 
 REFUSED = {
