@@ -134,8 +134,8 @@ def _in_file(file: _File, modules: set[str], classes: dict[str, ast.ClassDef]) -
     for node in file.tree.body:
         if isinstance(node, ast.ClassDef) and node.name in modules and not node.name.startswith("_"):
             if _method(node, "forward") is not None:
-                made = " ".join(_parts(node, modules, classes))
-                yield _proposed(file, node, made=made, constructor=_constructor(node, classes, 0), classes=classes)
+                parts = " ".join(_parts(node, modules, classes))
+                yield _proposed(file, node, made=parts, constructor=_constructor(node, classes, 0), classes=classes)
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             if (like := _convention(node)) is not None:
                 yield _proposed(file, node, like=like)
