@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import pytest
 
@@ -41,6 +41,7 @@ class Examining:
     _session: Session | None = None
     _supervisor: Supervisor | None = None
     _unusable: str = ""
+    _is_refused: bool = False
     title: str = field(default="")
 
     @classmethod
@@ -83,6 +84,13 @@ class Examining:
             return result
         why = [finding.message for other in session.obstacles for finding in other.findings] or [result.reason]
         return f"the subject could not be loaded: {'; '.join(why)}"
+
+    def refuse(self, why: str) -> NoReturn:
+        """Fail, or skip where another item of this worker has failed for a subject that is none."""
+        is_known, self._is_refused = self._is_refused, bool(self._unusable)
+        if is_known:
+            pytest.skip(why)
+        raise CheckUnknown(why)
 
     def load_here(self) -> "Subject":
         """The subject in this process, unguarded; raises SubjectUnusableError, and what its factory raises."""
@@ -137,7 +145,7 @@ class CheckItem(pytest.Item):
         """Answer the check; raises what pytest shows for FAIL, TIMEOUT, CRASH and SKIP."""
         result = self.examining.answer(self.entry)
         if isinstance(result, str):
-            raise CheckUnknown(result)
+            self.examining.refuse(result)
         self.user_properties += [("nsa_doctor_verdict", result.verdict.value)]
         self.user_properties += [("nsa_doctor_fingerprint", finding.fingerprint) for finding in result.findings]
         self.user_properties += [("nsa_doctor_fingerprint", fingerprint) for fingerprint in result.further]

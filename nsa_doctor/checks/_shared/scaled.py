@@ -18,8 +18,9 @@ def wrongly_scaled(scores: Scores) -> tuple[str, Place] | None:
     twice = [factor for factor in scores.factors if _is(factor.value, usual)]
     is_of_each = {factor.of for factor in twice} == {"query", "key"}  # by the channels, on purpose, in two halves
     if len(twice) > 1 and _is(total, usual**2) and not is_of_each:
-        lines = " and ".join(str(factor.place.line) for factor in twice[:2])
-        return f"{times} {usual:.4g} twice, in lines {lines}: by {total:.4g} in all", twice[0].place
+        lines = [str(factor.place.line) for factor in twice[:2]]
+        where = f"lines {' and '.join(lines)}" if lines[0] != lines[1] else f"line {lines[0]} and by its call"
+        return f"{times} {usual:.4g} twice, in {where}: by {total:.4g} in all", twice[0].place
     if scores.factors and _is(total, 1 / usual):
         return f"{times} {total:.4g}, their square root, which is to divide them", scores.factors[0].place
     return None

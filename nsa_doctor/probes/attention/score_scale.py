@@ -43,11 +43,15 @@ _FUSED = "scaled_dot_product"
 
 @dataclass(frozen=True)
 class Factor:
-    """A number that a line multiplies by, `of` the queries, the keys, or else their products."""
+    """A number that a line multiplies by, `of` the queries, the keys, or else their products.
+
+    It `is_default` where a call scales by itself, which was not told by what.
+    """
 
     value: float
     place: Place
     of: str = ""
+    is_default: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,8 @@ class Scores:
     """What a softmax is taken of: queries and keys of `size` channels, their product, and what it is multiplied by.
 
     On the way to it, nothing was divided by its length and no weight was scaled: all that multiplies it, after a norm
-    where there is one, is in `factors`, one for each line. `shape` is that of the scores, whose last axes are of
-    tokens as a rule.
+    where there is one, is in `factors`, one for each line and for a call's own. `shape` is that of the scores, whose
+    last axes are of tokens as a rule.
     """
 
     size: int
@@ -163,16 +167,17 @@ class _Watch(DispatchWatcher):
     def _see_fused(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         query, key = (self._state(each) for each in args[:2])
         place, size, scale = self._places.here()[0], args[0].shape[-1], kwargs.get("scale")
-        factor = Factor(size**-0.5 if scale is None else float(scale), place)
+        own = Factor(size**-0.5 if scale is None else float(scale), place, is_default=scale is None)
+        factors = () if own.value == 1 else (own,)
         unknown = query.is_unknown or key.is_unknown
         shape = (*args[0].shape[:-1], args[1].shape[-2])
-        self._see(_State((*_of(query, "query"), *_of(key, "key"), factor), size, place, unknown), shape)
+        self._see(_State((*_of(query, "query"), *_of(key, "key"), *factors), size, place, unknown), shape)
 
     def _see(self, state: _State, shape: tuple[int, ...]) -> None:
         if state.size and not state.is_unknown:
-            by_line: dict[str, list[Factor]] = defaultdict(list)
+            by_line: dict[tuple[str, bool], list[Factor]] = defaultdict(list)
             for factor in state.factors:
-                by_line[factor.place.line_text].append(factor)
+                by_line[factor.place.line_text, factor.is_default].append(factor)
             merged = (replace(all_[0], value=math.prod(one.value for one in all_)) for all_ in by_line.values())
             self.found.append(Scores(state.size, state.place, tuple(merged), shape))
 

@@ -43,6 +43,14 @@ def before_what_scales(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def within_what_scales(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scaled_dot_product_attention(q * SIZE**-0.5, k, v, is_causal=True)
+
+
+def by_one(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+
+
 def twice_by_hand(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q = q / math.sqrt(SIZE)
     scores = q @ k.mT
@@ -82,6 +90,11 @@ def by_tokens_and_one(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 FAULTY: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "before what scales": (lambda: Layer(before_what_scales), "0.25 twice", "q = q * SIZE**-0.5"),
+    "within what scales": (
+        lambda: Layer(within_what_scales),
+        "and by its call: by 0.0625 in all",
+        "return scaled_dot_product_attention(q * SIZE**-0.5, k, v, is_causal=True)",
+    ),
     "twice by hand": (lambda: Layer(twice_by_hand), "0.25 twice", "q = q / math.sqrt(SIZE)"),
     "times the root": (lambda: Layer(times_the_root), "multiplied by 4", "scores = scores * SIZE**0.5"),
     "normed and scaled": (lambda: Layer(normed_and_scaled), "0.25 twice", "q = q * SIZE**-0.5"),
@@ -254,6 +267,7 @@ HEALTHY: dict[str, Callable[[], nn.Module]] = {
     "in place": lambda: Layer(scaled_in_place, scale=SIZE**-0.5),
     "not at all, on purpose": lambda: Layer(not_at_all),
     "not at all": lambda: Layer(not_at_all, scale=SIZE**-0.5),
+    "by one, on purpose": lambda: Layer(by_one),
     "by the channels, in two halves": lambda: Layer(root_of_each),
     "by a product": lambda: Layer(scaled_by_product, scale=SIZE**-0.5),
     "scaled and normed": lambda: Layer(scaled_and_normed),
@@ -284,7 +298,7 @@ WIDE = (
     "channels of a head is 0.25"
 )
 WIDE_NAMES = ("by the width", "by the width, fused")
-BARE = {"not at all, on purpose": "", "not at all": ", though Layer holds scale = 0.25"}
+BARE = {"not at all, on purpose": "", "by one, on purpose": "", "not at all": ", though Layer holds scale = 0.25"}
 
 
 def examined(make: Callable[[], nn.Module], seed: int = 0) -> Result:

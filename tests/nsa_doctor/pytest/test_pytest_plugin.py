@@ -141,6 +141,13 @@ def test_a_subject_that_cannot_be_imported_fails_and_does_not_pass(project):
     assert "attn has no missing" in answer.stdout
 
 
+def test_a_subject_that_is_none_fails_one_item_and_no_other_passes(project):
+    answer = run_pytest(project, "--nsa-subject", "attn:nowhere", "--nsa-select", "FWD206,GRD201,FWD201")
+    assert answer.returncode == 1
+    assert "1 failed, 1 passed, 2 skipped" in answer.stdout
+    assert "attn:nowhere" in answer.stdout
+
+
 def test_a_factory_that_raises_passes_nothing_and_every_item_names_the_exception(project):
     words = ("--nsa-subject", "attn:unbuildable", "--nsa-select", "FWD206,GRD201")
     answer = run_pytest(project, *words)
