@@ -45,7 +45,7 @@ _FUSED = "scaled_dot_product"
 class Factor:
     """A number that a line multiplies by, `of` the queries, the keys, or else their products.
 
-    It `is_default` where a call scales by itself, which was not told by what.
+    It `is_default` where a call scales by itself and is given no number.
     """
 
     value: float
