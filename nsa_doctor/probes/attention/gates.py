@@ -252,9 +252,9 @@ class _Finder(TorchFunctionMode):
             own = [each for each in (*args, *kwargs.values()) if id(each) not in self._logits]
             if name in _SHIFTS:
                 shifts = tuple(each for each in own if id(each) not in self._names)
-                joined = _Logits((*joined.parameters, *known), joined.scales, (*joined.shifts, *shifts))
+                joined = _joined([joined, _Logits(tuple(known), shifts=shifts)])
             else:
-                joined = _Logits((*joined.parameters, *known), joined.scales | known, joined.shifts)
+                joined = _joined([joined, _Logits(tuple(known), known)])
             self._mark(self._logits, made, joined)
         elif names and len(names) < len(given) and name in _PRODUCTS:
             self._mark(self._logits, made, _Logits(tuple(n for part in names for n in part)))
@@ -310,7 +310,7 @@ def _joined(logits: list[_Logits]) -> _Logits:
     return _Logits(
         tuple(dict.fromkeys(name for part in logits for name in part.parameters)),
         frozenset().union(*(part.scales for part in logits)),
-        tuple(shift for part in logits for shift in part.shifts),
+        tuple({id(shift): shift for part in logits for shift in part.shifts}.values()),  # once, or a loop doubles them
     )
 
 
