@@ -34,7 +34,8 @@ def recall(power: Power) -> str:
     """`measured recall: FWD 27 of 27, for GRD alone not measured (0.1.0, commit abc, 2026-01-02)`."""
     known = [each for each in power.recall if each.of]
     unknown = [each.family for each in power.recall if not each.of]
-    missing = f"for {joined(unknown)} alone not measured" if known else f"{joined(unknown)} not measured"
+    is_whole = any(each.family == "all" for each in known)
+    missing = f"for {joined(unknown)} alone not measured" if is_whole else f"{', '.join(unknown)} not measured"
     said = [_share(each) for each in known] + ([missing] if unknown else [])
     doctor = ", ".join(part for part in (power.doctor, power.measured_on) if part)
     is_together = any(not each.measured for each in known)
