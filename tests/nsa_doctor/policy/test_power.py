@@ -55,8 +55,7 @@ def test_recall_is_that_of_the_families_that_were_examined():
     text = " ".join(power_texts(power))
     assert (
         "all 9 of 10 (at least 60 %), FWD 3 of 4 (at least 30 %), for GRD alone not measured (1.0, commit abc, "
-        "2026-01-02)"
-        in text
+        "2026-01-02)" in text
     )
 
 
