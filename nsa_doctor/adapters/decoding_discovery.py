@@ -85,7 +85,7 @@ def with_decoding(subject: Subject, module: nn.Module) -> Subject:
             note = (
                 f"decoded by {way.words}, which was found by its names; its tokens are other than in one whole pass: "
             )
-            note += "where a step takes more than that, an Adapter gives it"
+            note += "where a step takes more, an Adapter gives it"
             takes_several = attempt(lambda way=way: _takes_several(subject, way)) is True
             why = "single tokens are other than in one whole pass"
             step = way.step if takes_several else SingleTokens(way.step, why, is_right=False)

@@ -29,7 +29,7 @@ from {module} import {names}
 
 
 def make():
-    return {name}({given})
+    return {call}
 '''
 _BY_PARAMETER = {  # convention of calling: parameters that it alone has
     "hf": ("module", "attention_mask"),
@@ -67,8 +67,12 @@ class Proposal:
     def factory(self) -> str:
         """The text of the file that makes it of its arguments."""
         names = ", ".join(sorted({self.name, *dict(self.made_with).values()}, key=lambda name: (name.lower(), name)))
-        given = ", ".join(f"{name}={kind}()" for name, kind in self.made_with)
-        return _FACTORY.format(module=self.module, names=names, name=self.name, given=given)
+        return _FACTORY.format(module=self.module, names=names, call=self.call)
+
+    @property
+    def call(self) -> str:
+        """How it is made of its arguments."""
+        return f"{self.name}({', '.join(f'{name}={kind}()' for name, kind in self.made_with)})"
 
 
 @dataclass(frozen=True)
@@ -134,8 +138,11 @@ def _in_file(file: _File, modules: set[str], classes: dict[str, ast.ClassDef]) -
     for node in file.tree.body:
         if isinstance(node, ast.ClassDef) and node.name in modules and not node.name.startswith("_"):
             if _method(node, "forward") is not None:
+                constructor = _constructor(node, classes, 0)
+                missing = _required(constructor, is_method=True)
+                kinds = {name: _makes_itself(constructor, name, classes) for name in missing if constructor is not None}
                 parts = " ".join(_parts(node, modules, classes))
-                yield _proposed(file, node, made=parts, constructor=_constructor(node, classes, 0), classes=classes)
+                yield _proposed(file, node, made=parts, needs=kinds)
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             if (like := _convention(node)) is not None:
                 yield _proposed(file, node, like=like)
@@ -149,12 +156,10 @@ def _proposed(
     *,
     made: str = "",
     like: str | None = None,
-    constructor: ast.FunctionDef | None = None,
-    classes: Mapping[str, ast.ClassDef] = MappingProxyType({}),
+    needs: Mapping[str, str] = MappingProxyType({}),
 ) -> Proposal:
-    missing = _required(constructor, is_method=True)
-    kinds = {name: _makes_itself(constructor, name, classes) for name in missing}
-    made_with = tuple((name, kind) for name, kind in kinds.items() if kind) if all(kinds.values()) else ()
+    """What may be examined there: `made` is what it returns or is made of, `needs` its arguments with their classes."""
+    made_with = tuple(needs.items()) if all(needs.values()) else ()
     is_factory = isinstance(node, ast.FunctionDef) and bool(made)
     own = _named(f"{node.name} {made}" if is_factory else node.name)
     weight = max(own, 0 if is_factory else _named(made) - 1) + is_factory + _MADE.get(made, 0)
@@ -166,7 +171,7 @@ def _proposed(
         place=place,
         weight=weight,
         like=like,
-        missing=() if made_with else tuple(missing),
+        missing=() if made_with else tuple(needs),
         made_with=made_with,
         folder=file.folder,
     )
@@ -219,11 +224,11 @@ def _required(function: ast.FunctionDef | None, *, is_method: bool) -> list[str]
     return positional + keywords
 
 
-def _makes_itself(constructor: ast.FunctionDef | None, name: str, classes: Mapping[str, ast.ClassDef]) -> str:
+def _makes_itself(constructor: ast.FunctionDef, name: str, classes: dict[str, ast.ClassDef]) -> str:
     """The class that a parameter is annotated with, if it is one of the folder that needs no arguments; else ""."""
-    given = constructor.args if constructor is not None else ast.arguments([], [], None, [], [], None, [])
+    given = constructor.args
     annotations = {each.arg: each.annotation for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
-    annotation = annotations.get(name)
+    annotation = annotations[name]
     kind = annotation.id if isinstance(annotation, ast.Name) else ""
     if kind not in classes:
         return ""
@@ -232,8 +237,8 @@ def _makes_itself(constructor: ast.FunctionDef | None, name: str, classes: Mappi
     if "dataclass" in decorators:
         is_whole = not own.bases and all(each.value for each in own.body if isinstance(each, ast.AnnAssign))
         return kind if is_whole else ""
-    constructor = _constructor(own, {**classes}, 0)
-    return kind if constructor is not None and not _required(constructor, is_method=True) else ""
+    made_by = _constructor(own, classes, 0)
+    return kind if made_by is not None and not _required(made_by, is_method=True) else ""
 
 
 def _convention(function: ast.FunctionDef) -> str | None:

@@ -89,8 +89,7 @@ def _write_factory(chosen: Proposal, overwrite: bool) -> None:
 
 
 def _how_made(chosen: Proposal) -> str:
-    given = ", ".join(f"{name}={kind}()" for name, kind in chosen.made_with)
-    return f"written: {FACTORY}: makes {chosen.name}({given}); change it to examine another\n" if given else ""
+    return f"written: {FACTORY}: makes {chosen.call}; change it to examine another\n" if chosen.made_with else ""
 
 
 def _named(subject: str, like: str | None, found: Sequence[Proposal]) -> Proposal:

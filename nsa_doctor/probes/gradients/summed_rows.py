@@ -50,31 +50,25 @@ def _grouped(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(name, the group of each row, -1 where it has no gradient) of parameters whose rows all have others like them."""
     tables = {id(each.weight) for each in module.modules() if isinstance(each, _TABLES)}
     for name, parameter in module.named_parameters():
-        if parameter.grad is None or parameter.ndim < 2 or len(parameter) < 2 or id(parameter) in tables:
+        if parameter.grad is None or parameter.ndim < 2 or id(parameter) in tables:
             continue
         rows = parameter.grad.to_dense().flatten(1)
-        sizes = rows.abs().amax(1)
-        if rows.shape[1] < 2 or not bool(torch.isfinite(sizes).all()) or int((sizes > 0).sum()) < 2:
-            continue
-        group = _groups(rows, sizes)
-        counts = torch.bincount(group[group >= 0])
-        if bool((counts[counts > 0] > 1).all()):
+        if rows.shape[1] > 1 and bool(torch.isfinite(rows).all()) and (group := _groups(rows)) is not None:
             yield name, group
 
 
-def _groups(rows: Tensor, sizes: Tensor) -> Tensor:
-    """Of each row the number of the first that is the same but for rounding; -1 of rows of zeros."""
-    allowed = _ROUNDINGS * torch.finfo(rows.dtype).eps * float(sizes.max())
+def _groups(rows: Tensor) -> Tensor | None:
+    """Of each row the first that is the same but for rounding, -1 of rows of zeros; None where one is like no other."""
+    has_any = (rows != 0).any(1)
+    allowed = _ROUNDINGS * torch.finfo(rows.dtype).eps * float(rows.abs().max())
     group = torch.full((len(rows),), -1)
-    order = [index for index in rows[:, 0].argsort().tolist() if float(sizes[index]) > 0]
-    start = 0
-    for place, index in enumerate(order):
-        while float(rows[index, 0] - rows[order[start], 0]) > allowed:
-            start += 1
-        same = (each for each in order[start:place] if bool(((rows[each] - rows[index]).abs() <= allowed).all()))
-        group[index] = group[next(same, index)] if group[index] < 0 else group[index]
-        group[index] = index if group[index] < 0 else group[index]
-    return group
+    for index in has_any.nonzero().flatten().tolist():
+        if group[index] < 0:
+            alike = has_any & ((rows - rows[index]).abs().amax(1) <= allowed)
+            if int(alike.sum()) < 2:
+                return None
+            group[alike.cpu()] = index
+    return group if bool(has_any.any()) else None
 
 
 class _Watch(PathWatch):
