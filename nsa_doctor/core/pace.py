@@ -8,6 +8,7 @@ from nsa_doctor.core.check import Profile
 
 _SECONDS: Mapping[Profile, float] = {"smoke": 30.0, "quick": 90.0}  # `full` takes its time
 _SLOW_CALL = 0.5  # seconds of a forward pass at the longest length that is examined
+_SHORT, _SLOW_SHORT_CALL = 64, 0.1  # tokens, and seconds: most checks make hundreds of calls that short
 _WANTED_CALL = 0.25
 _EVEN = 1.5  # a longer call that takes at most so many times as long costs what a short one does
 _SHARE_OF_A_SWEEP = 0.25
@@ -31,7 +32,7 @@ class Pace:
     @classmethod
     def of(cls, call_seconds: Sequence[Sequence[Any]], profile: Profile) -> Self | None:
         """The pace for a subject whose forward passes took so long, (length, seconds); None where it is not slow."""
-        if not call_seconds or profile not in _SECONDS or call_seconds[-1][1] <= _SLOW_CALL:
+        if profile not in _SECONDS or not _are_slow(call_seconds):
             return None
         wanted = max(_WANTED_CALL, _EVEN * call_seconds[0][1])
         length, seconds = [(length, seconds) for length, seconds in call_seconds if seconds <= wanted][-1]
@@ -66,3 +67,9 @@ class Pace:
     @property
     def _further(self) -> str:
         return "--profile full takes the time it needs"
+
+
+def _are_slow(call_seconds: Sequence[Sequence[Any]]) -> bool:
+    """Whether the longest call takes long, or a short one does."""
+    short = max((seconds for length, seconds in call_seconds if length <= _SHORT), default=0.0)
+    return short > _SLOW_SHORT_CALL or (bool(call_seconds) and call_seconds[-1][1] > _SLOW_CALL)

@@ -7,9 +7,16 @@ from nsa_doctor.core.pace import Pace
 SLOW = ((16, 0.1), (32, 0.2), (64, 0.4), (128, 0.8))
 
 
-@pytest.mark.parametrize("calls", [(), ((16, 0.001), (2048, 0.4))], ids=["nothing known", "fast"])
+@pytest.mark.parametrize(
+    "calls", [(), ((16, 0.001), (2048, 0.4)), ((128, 0.3),)], ids=["nothing known", "fast", "no short one is known"]
+)
 def test_what_is_not_slow_has_no_pace(calls: tuple[tuple[int, float], ...]) -> None:
     assert Pace.of(calls, "quick") is None
+
+
+@pytest.mark.parametrize("calls", [((16, 0.2),), ((16, 0.05), (64, 0.2))])
+def test_short_calls_are_slow_long_before_long_ones_are(calls: tuple[tuple[int, float], ...]) -> None:
+    assert Pace.of(calls, "quick") is not None
 
 
 def test_the_full_profile_takes_the_time_it_needs() -> None:
