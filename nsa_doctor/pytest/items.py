@@ -1,6 +1,6 @@
 """Checks as items of pytest: one subject, one child process in each worker, one item for each check."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import pytest
 
 from nsa_doctor.cli import options
-from nsa_doctor.cli.option_groups import SubjectOptions
+from nsa_doctor.cli.option_groups import FunctionOptions, SubjectOptions
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.finding import Finding, Result, Verdict
 from nsa_doctor.core.registry import Entry
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _TO_START = 200.0  # seconds for Python, torch, the subject, and a sweep's share
 _BLOCKED = "means nothing while"
+_HOW = ("profile", "device", "dtype", "seed", "timeout", "compile_timeout")
+_UNLESS_GIVEN: Mapping[str, Any] = {"device": "cpu", "seed": 0, "timeout": 30.0}
 
 
 class CheckFailed(Exception):  # noqa: N818 (pytest prints the name: a failed check is what it is)
@@ -45,12 +47,21 @@ class Examining:
     title: str = field(default="")
 
     @classmethod
-    def asked(cls, whom: SubjectOptions, *, select: str | None, ignore: str | None, **how: Any) -> Self:
-        """From the options' values; raises OptionError."""
-        examination_request = options.examined(whom, **how)
-        request = options.run_request(
-            examination_request=examination_request, select=select, ignore=ignore, jobs=1, fail_fast=False
+    def asked(cls, given: Mapping[str, Any]) -> Self:
+        """From the keys of an nsa-doctor.toml, of which `policy` and `jobs` mean nothing here; raises OptionError."""
+        subject = given.get("subject")
+        whom = SubjectOptions(
+            subject=None if subject == "nsa" else subject,
+            input_kind=given.get("input"),
+            **{name: given.get(name) for name in ("config", "width", "spec", "train", "size")},
         )
+        examination_request = options.examined(
+            whom,
+            function=FunctionOptions(**{name: given.get(name) for name in ("like", "reference", "inputs")}),
+            **{**_UNLESS_GIVEN, **{name: given[name] for name in _HOW if name in given}},
+        )
+        chosen = {name: given.get(name) for name in ("select", "ignore")}
+        request = options.run_request(examination_request=examination_request, **chosen, jobs=1, fail_fast=False)
         name = examination_request.spec or f"nsa ({examination_request.config or 'default'})"
         return cls(request, title=f"{name}, {len(request.checks)} checks, profile {examination_request.profile}")
 

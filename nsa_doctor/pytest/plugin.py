@@ -1,10 +1,11 @@
-"""`pytest --nsa-subject my_pkg.attn:make`: every check as a test item, beside the project's own tests.
+"""`pytest --nsa-subject my_pkg.attn:make`, or `--nsa` where nsa-doctor.toml names it: every check as a test item.
 
 Installed with nsa-doctor and idle until one of its options is given. Works with pytest-xdist (each worker examines in
 a child process of its own), pytest-timeout and JUnit output.
 """
 
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,58 +14,70 @@ if TYPE_CHECKING:
     from nsa_doctor.subject.contract import Subject
 
 _MARK = "nsa_doctor"
+_OPTIONS = (
+    *("subject", "config", "profile", "select", "ignore", "input", "width", "spec", "device", "dtype", "seed"),
+    "timeout",
+)
 _STASHED: "pytest.StashKey[Examining]" = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options, in a group of their own."""
     group = parser.getgroup("nsa-doctor", "examine sparse-attention code: every check becomes a test item")
+    group.addoption("--nsa", action="store_true", help="examine what nsa-doctor.toml names, as it says")
     group.addoption("--nsa-subject", metavar="SPEC", help="package.module:factory to examine, or nsa for the built-in")
     group.addoption("--nsa-config", metavar="CONFIG", help="configuration file or built-in name for the built-in nsa")
-    group.addoption("--nsa-profile", metavar="PROFILE", default="quick", help="smoke, quick or full (quick)")
+    group.addoption("--nsa-profile", metavar="PROFILE", help="smoke, quick or full (quick)")
     group.addoption("--nsa-select", metavar="CODES", help="only these codes or families: FWD,NAN")
     group.addoption("--nsa-ignore", metavar="CODES", help="not these codes or families")
     group.addoption("--nsa-input", metavar="KIND", help="embeddings or tokens; found out when not given")
     group.addoption("--nsa-width", metavar="N", type=int, help="width of embeddings, or size of the vocabulary")
     group.addoption("--nsa-spec", metavar="WORDS", help="what the subject is meant to be: bidirectional")
-    group.addoption("--nsa-device", metavar="DEVICE", default="cpu", help="cpu or cuda (cpu)")
+    group.addoption("--nsa-device", metavar="DEVICE", help="cpu or cuda (cpu)")
     group.addoption("--nsa-dtype", metavar="DTYPE", help="examine it in this dtype in place of its own")
-    group.addoption("--nsa-seed", metavar="N", type=int, default=0, help="seed of weights and inputs (0)")
-    group.addoption("--nsa-timeout", metavar="S", type=float, default=30.0, help="seconds one call may take (30)")
+    group.addoption("--nsa-seed", metavar="N", type=int, help="seed of weights and inputs (0)")
+    group.addoption("--nsa-timeout", metavar="S", type=float, help="seconds one call may take (30)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Read the options, if any are given; what cannot be is a usage error before anything is collected."""
     config.addinivalue_line("markers", f"{_MARK}: a check of nsa-doctor on --nsa-subject")
-    if not (config.getoption("nsa_subject") or config.getoption("nsa_config")):
-        for name in ("select", "ignore", "input", "width", "spec", "dtype"):
-            if config.getoption(f"nsa_{name}") is not None:
-                raise pytest.UsageError(f"--nsa-{name} has no effect without --nsa-subject; add it, or leave it out")
+    given = {name: value for name in _OPTIONS if (value := config.getoption(f"nsa_{name}")) is not None}
+    names_one = bool(given.get("subject") or given.get("config"))
+    if not (config.getoption("nsa") or names_one):
+        for name in given:
+            raise pytest.UsageError(
+                f"--nsa-{name} has no effect without --nsa-subject or --nsa; add one, or leave it out"
+            )
         return
-    from nsa_doctor.cli.option_groups import SubjectOptions
-    from nsa_doctor.core.errors import OptionError
+    if config.getoption("nsa") and names_one:
+        raise pytest.UsageError("--nsa examines what nsa-doctor.toml names, --nsa-subject another: leave one out")
+    from nsa_doctor.core.errors import OptionError, UsageError
     from nsa_doctor.pytest.items import Examining
 
-    subject = config.getoption("nsa_subject")
     try:
-        config.stash[_STASHED] = Examining.asked(
-            SubjectOptions(
-                subject=None if subject == "nsa" else subject,
-                config=config.getoption("nsa_config"),
-                input_kind=config.getoption("nsa_input"),
-                width=config.getoption("nsa_width"),
-                spec=config.getoption("nsa_spec"),
-            ),
-            profile=config.getoption("nsa_profile"),
-            select=config.getoption("nsa_select"),
-            ignore=config.getoption("nsa_ignore"),
-            device=config.getoption("nsa_device"),
-            dtype=config.getoption("nsa_dtype"),
-            seed=config.getoption("nsa_seed"),
-            timeout=config.getoption("nsa_timeout"),
-        )
+        if config.getoption("nsa"):
+            given = {**_from_project_file(config), **given}
+        config.stash[_STASHED] = Examining.asked(given)
     except OptionError as error:
         raise pytest.UsageError(str(error).replace("--", "--nsa-", 1)) from error
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _from_project_file(config: pytest.Config) -> dict[str, Any]:
+    """What the nearest nsa-doctor.toml says, its folders on the path until pytest ends; raises UsageError."""
+    from nsa_doctor.cli.project_file import FILE, find_project_file
+    from nsa_doctor.cli.search_path import looked_in_first
+    from nsa_doctor.core.errors import UsageError
+
+    project = find_project_file(config.invocation_params.dir)
+    if project is None or not {"subject", "config"}.intersection(project.options):
+        raise UsageError(f"--nsa: no {FILE} here or above names a subject; `nsa-doctor init` writes one")
+    folders = ExitStack()
+    folders.enter_context(looked_in_first(project.folders))
+    config.add_cleanup(folders.close)
+    return {"input" if name == "input_kind" else name: value for name, value in project.options.items()}
 
 
 @pytest.hookimpl(tryfirst=True)

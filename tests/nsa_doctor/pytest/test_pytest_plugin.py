@@ -166,3 +166,38 @@ def test_passes_are_saved_and_compared_with_a_saved_run(project):
     compared = run_pytest(project, *words, *subject, "--benchmark-compare", "0001")
     assert compared.returncode == 0
     assert "0001_before" in compared.stdout
+
+
+def test_what_the_projects_file_names_is_examined_as_it_says(project):
+    (project / "src").mkdir()
+    (project / "attn.py").rename(project / "src" / "attn.py")
+    words = 'subject = "attn:faulty"\npath = ["src"]\npolicy = "foreign"\nselect = "FWD101,FWD201"\nseed = 3\n'
+    (project / "nsa-doctor.toml").write_text(words)
+    answer = run_pytest(project, "--nsa")
+    assert answer.returncode == 1, answer.stdout
+    assert "1 failed, 2 passed" in answer.stdout
+    assert "causality violation" in answer.stdout
+    assert "--seed 3" in answer.stdout
+    answer = run_pytest(project, "--nsa", "--nsa-select", "FWD101")
+    assert answer.returncode == 0, answer.stdout
+    assert "2 passed" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "why"),
+    [
+        (None, ["--nsa"], "no nsa-doctor.toml here or above names a subject"),
+        ('policy = "foreign"\n', ["--nsa"], "no nsa-doctor.toml here or above names a subject"),
+        ('subjekt = "attn:healthy"\n', ["--nsa"], "nsa-doctor.toml: "),
+        ('subject = "attn:healthy"\n', ["--nsa", "--nsa-subject", "attn:faulty"], "leave one out"),
+        ('subject = "attn:healthy"\n', ["--nsa-select", "FWD"], "add one, or leave it out"),
+    ],
+    ids=["no file", "names none", "a slip", "two subjects", "not asked for"],
+)
+def test_a_projects_file_that_cannot_be_followed_is_a_usage_error(project, text, words, why):
+    if text is not None:
+        (project / "nsa-doctor.toml").write_text(text)
+    answer = run_pytest(project, *words)
+    assert answer.returncode == pytest.ExitCode.USAGE_ERROR
+    assert why in answer.stderr
+    assert "Traceback" not in answer.stderr
