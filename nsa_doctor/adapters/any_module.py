@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nsa_doctor.adapters.adapter import Adapter
 from nsa_doctor.adapters.answer_shapes import answering_when_seen, with_answers_for_tokens
@@ -52,6 +52,7 @@ def adapt(
                 f"subject {request.spec} must return an nn.Module, an Adapter or a Subject, got {kind}"
             )
         made(module)
+        _require_readable(request.spec, module)
         guess = _asked(request, adapter, module, asking)
         guess = with_cache_methods(guess if offered is adapter else _found_by_names(guess, module), module)
         guess = _masks_found(guess, module)
@@ -167,6 +168,19 @@ def _building(subject: Subject, factory: Callable[[], Any]) -> Callable[[int], n
         return module
 
     return build
+
+
+def _require_readable(spec: str, module: nn.Module) -> None:
+    """Refuse parameters and buffers of a class that lets nobody read them; raises SubjectUnusableError."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if type(tensor) in (Tensor, nn.Parameter) or nn.parameter.is_lazy(tensor):
+            continue
+        read = attempt(lambda tensor=tensor: (tensor.numel(), tensor.detach().clone(), tensor.nbytes))
+        if isinstance(read, Caught):
+            raise SubjectUnusableError(
+                f"subject {spec} cannot be examined: its {name} is a {type(tensor).__name__}, which cannot be read as "
+                f"tensors are ({read.sentence})"
+            ) from read.error
 
 
 def _native_dtype(module: nn.Module) -> str:

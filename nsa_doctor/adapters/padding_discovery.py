@@ -61,7 +61,28 @@ def with_padding(subject: Subject, module: nn.Module) -> Subject:
             padded = partial(_padded, subject, way, name, Tensor.bool)
             note = f"forward(x, {name}=...) is taken to mask padding, true for tokens: it changes nothing"
             return replace(subject, padded=padded, notes=(*subject.notes, note))
+        for words, (padded, meant) in ways.items():
+            if attempt(partial(_is_for_one_row, subject, padded, way, name, has_size=meant is Tensor.long)) is True:
+                note = f"padding is masked by forward(x, {name}=...), {words}: of one row, and of two it raises"
+                return replace(subject, padded=padded, notes=(*subject.notes, note))
     return subject
+
+
+def _is_for_one_row(subject: Subject, padded: Masked, way: str | None, name: str, *, has_size: bool) -> bool:
+    """Whether a mask [1, S] is served, and nothing that several rows may have, though rows without one are."""
+    sp = built(subject)
+    x = _some_rows(sp)
+    rows, length = x.shape[:2]
+    forms = ((length, length), (rows, length, length), (rows, 1, length, length), (rows, 1, 1, length))
+    with torch.no_grad():
+        if not isinstance(attempt(lambda: padded(sp.module, x, x.new_ones(x.shape[:2], dtype=torch.long))), Caught):
+            return False
+        for form in forms:
+            served = partial(_padded, subject, way, name, lambda _keep, form=form: x.new_ones(form, dtype=torch.bool))
+            if not isinstance(attempt(partial(served, sp.module, x.clone(), x)), Caught):
+                return False
+    marks = partial(_marks_padding, subject, padded, has_size=has_size, mode="eval", length=_LENGTH, rows=1)
+    return marks() and not isinstance(attempt(lambda: sp(x)), Caught)
 
 
 def _hides(subject: Subject, padded: Masked) -> bool:
@@ -125,14 +146,16 @@ def _serves_as_much(sp: BuiltModule, padded: Masked) -> bool:
         )
 
 
-def _some_rows(sp: BuiltModule, length: int = _LENGTH) -> Tensor:
+def _some_rows(sp: BuiltModule, length: int = _LENGTH, rows: int = _ROWS) -> Tensor:
     """Rows of so many tokens, or of more where they are not served."""
-    x = sp.input(min(length, sp.subject.max_length), _ROWS)
+    x = sp.input(min(length, sp.subject.max_length), rows)
     is_refused = isinstance(attempt(lambda: sp(x)), Caught)
-    return sp.input(min(_LONG, sp.subject.max_length), _ROWS) if is_refused else x
+    return sp.input(min(_LONG, sp.subject.max_length), rows) if is_refused else x
 
 
-def _marks_padding(subject: Subject, padded: Masked, *, has_size: bool, mode: Mode, length: int) -> bool:
+def _marks_padding(
+    subject: Subject, padded: Masked, *, has_size: bool, mode: Mode, length: int, rows: int = _ROWS
+) -> bool:
     """Whether a mask of ones changes nothing, others do, and it is none that is added to scores.
 
     What is added changes nothing where it is zero everywhere, and its size counts, if it `has_size`, and not only
@@ -141,7 +164,7 @@ def _marks_padding(subject: Subject, padded: Masked, *, has_size: bool, mode: Mo
     sp = built(subject, mode=mode)
     if not _serves_as_much(sp, padded):
         return False
-    x = _some_rows(sp, length)
+    x = _some_rows(sp, length, rows)
     ones = torch.ones(x.shape[:2], dtype=torch.long, device=x.device)
     one = ones * 0
     one[:, 0] = 1

@@ -1,6 +1,7 @@
 """A training loop that goes on beside one that was restored from its snapshot."""
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -16,31 +17,35 @@ from nsa_doctor.probes.model.state import preserved_state
 from nsa_doctor.probes.model.stepping import Step
 from nsa_doctor.subject.contract import Subject
 
-_BEFORE, _AFTER, _HELD_OUT = 2, 2, 5
+_BEFORE, _AFTER, _HELD_OUT = (2, 6), 2, 5
 _TOLERANCE = 1e-4
 _OTHER_SEED = 31337
 
 
 def departures(subject: Subject, length: int) -> Iterator[tuple[str, Place]]:
-    """The first thing that is another in a restored loop."""
+    """The first thing that is another in a restored loop: soon, and past the first steps, which may be others."""
+    yield from islice((found for before in _BEFORE for found in _departures(subject, length, before)), 1)
+
+
+def _departures(subject: Subject, length: int, before: int) -> Iterator[tuple[str, Place]]:
     begun, again, other = BegunLoop.of(subject), BegunLoop.of(subject), BegunLoop.of(subject, _OTHER_SEED)
     restore = other.loop.restore
     if begun.loop.snapshot is None or restore is None:
         return
     for each in (begun, again):
-        _go_on(each, length, 0, _BEFORE)
+        _go_on(each, length, 0, before)
     kept = begun.saved()
-    going, repeated = (_go_on(each, length, _BEFORE, _AFTER) for each in (begun, again))
+    going, repeated = (_go_on(each, length, before, _AFTER) for each in (begun, again))
     if differing(going[-1].after, repeated[-1].after, _TOLERANCE, going[0].before):
         raise NotComparableError("two runs of the same steps give other weights")
     _take_frozen(other.sp.module, begun.sp.module)
     with preserved_state():
         ask("going on from a snapshot", lambda: restore(kept), other.sp.module)
-    resumed = _go_on(other, length, _BEFORE, _AFTER)
+    resumed = _go_on(other, length, before, _AFTER)
     for number, (one, two) in enumerate(zip(going, resumed, strict=True), 1):
         what = _what_differs(one, two, is_first=number == 1)
         if what:
-            message = f"restored from a snapshot after {_BEFORE} steps, {what} in step {number} from there"
+            message = f"restored from a snapshot after {before} steps, {what} in step {number} from there"
             yield message, other.place_of(restore)
             return
 

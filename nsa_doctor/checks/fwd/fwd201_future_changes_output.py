@@ -1,7 +1,6 @@
 """FWD201 future-changes-output
 
-Detects: a token whose output changes when later tokens do, by other ordinary values, by large ones or by zeros. Of a
-subject that is declared bidirectional, a note where no output does.
+Detects: a token whose output changes when later tokens do, by other ordinary values, by large ones or by zeros.
 Matters: training reads the answer from the future; the loss is too good, and decoding cannot repeat it.
 Fix: look at the line named: a mask off by one, built for another length or added on the wrong axis, a statistic taken
     over all tokens, a row whose keys are all hidden (FWD217), or a choice of blocks made with keys a query may not see.
@@ -22,28 +21,17 @@ from torch import Tensor, nn
 from nsa_doctor.checks._shared.compared import confirmed, departure_finding, one, said_of
 from nsa_doctor.checks._shared.future import HALF, Plan, half_leak, leak, plans
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.declared import Declaration
-from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.core.text import numbers, short_number
-from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.core.text import short_number
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
 
 
-def run(subject: Subject) -> Iterator[Finding | Note]:
-    if Declaration.BIDIRECTIONAL not in subject.spec:
-        found = list(one(_examine(subject, plan) for plan in plans(subject)))
-        yield from found or _in_half(subject)
-        return
-    tried = plans(subject)
-    if tried and all(leak(subject, plan)[1] is None for plan in tried):
-        lengths = numbers({plan.length for plan in tried})
-        place = definition_place(subject.build(subject.seed))
-        yield Note(
-            message=f"declared bidirectional, but no output depends on a later token at S={lengths}", where=place
-        )
+def run(subject: Subject) -> Iterator[Finding]:
+    found = list(one(_examine(subject, plan) for plan in plans(subject)))
+    yield from found or _in_half(subject)
 
 
 def _examine(subject: Subject, plan: Plan) -> Finding | None:
@@ -101,6 +89,7 @@ CHECK = Check(
     planted=planted,
     profile="smoke",
     blocked_by=("FWD206",),
+    unless=("bidirectional",),
     priority=460,
     fuzzed=("future changes output",),
     commands=("throughput",),

@@ -2,7 +2,7 @@
 
 Detects: training and eval(), or gradients on and off, give different outputs though no random numbers are drawn and
 torch's own layers that depend on the mode (dropout, batch norm, attention) stay in eval(); training mode draws them
-without gradients alone.
+without gradients alone, or gives another output with gradients than without.
 Matters: what is evaluated and served is not what was trained.
 Fix: look at the line named for a branch on `self.training`, or for one of autograd's modes.
 
@@ -17,12 +17,13 @@ Example:
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.compared import branch_finding, confirmed, odd_lengths, one
-from nsa_doctor.checks._shared.odd_draws import odd_draws
+from nsa_doctor.checks._shared.gradients_on_and_off import changed_by_recording, odd_draws
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Mode
@@ -44,8 +45,9 @@ def run(subject: Subject) -> Iterator[Finding]:
     )
     comparisons += [("eval() with gradients", "eval")] if {"no_grad", "eval"} <= set(subject.modes) else []
     found = list(one(_examine(subject, length, what, mode) for what, mode in comparisons))
-    if not found and "train" in subject.modes and (odd := odd_draws(_in_mode(subject, "train"), length)) is not None:
-        found = [odd]
+    if not found and "train" in subject.modes:
+        training = partial(_in_mode, mode="train")
+        found = list(one(look(training, subject, length) for look in (odd_draws, changed_by_recording)))
     yield from found
 
 

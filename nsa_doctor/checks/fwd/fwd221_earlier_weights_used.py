@@ -24,6 +24,7 @@ from nsa_doctor.core.errors import NotComparableError, SubjectFailedError
 from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.core.torch_errors import error_evidence
 from nsa_doctor.probes.hooks.lines_apart import in_its_file
 from nsa_doctor.probes.hooks.places import definition_place
 from nsa_doctor.probes.model.built_module import comparable_module
@@ -60,9 +61,7 @@ def _symptom(subject: Subject, dtype: str, change: Change, call: Call, judge: Ju
     if expected is None or found is None or expected.raised or expected.nonfinite:
         return None
     symptom = judge(expected, found)
-    if symptom is None:
-        return None
-    alone = called_with_them(subject, dtype).step(call)
+    alone = None if symptom is None else called_with_them(subject, dtype).step(call)
     return symptom if alone is None or judge(alone, found) is not None else None  # else FWD210 and GRD104 tell
 
 
@@ -74,11 +73,11 @@ def _folds_in_eval(module: nn.Module) -> bool:
 
 def _finding(subject: Subject, dtype: str, words: str, call: Call, symptom: Symptom) -> Finding:
     place, operation = _origin(subject, dtype, CHANGES[words], call)
-    at = f"; outputs first diverge at {operation}" if operation else ""
+    at, error = f"; outputs first diverge at {operation}" if operation else "", error_evidence(symptom.words)
     return Finding(
         message=f"after {words}, {call} is not that of the new weights: {symptom.words}{at}",
         where=place,
-        evidence={"symptom": symptom.kind, "length": call.length, "mode": call.mode, "change": words},
+        evidence={"symptom": symptom.kind, "length": call.length, "mode": call.mode, "change": words, **error},
         control="a module that has these weights before its first call gives another result",
         repro=command_for(subject, "FWD221"),
     )

@@ -1,6 +1,7 @@
 """GRD206 step-climbs
 
-Detects: a training step after which the loss on the very same batch is higher, in proportion to the learning rate.
+Detects: a training step after which the loss on the very same batch is higher, in proportion to the learning rate; a
+    loop whose first step moves most parameters along their gradients, and whose loss is higher after it.
 Matters: descent by a small enough step lowers the loss; one that climbs follows a sign that is flipped.
 Fix: look for a minus in the loss, in the update or in a gradient hook that does not belong there.
 
@@ -19,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.unlearned import lengths_for
+from nsa_doctor.checks._shared.uphill import uphill
 from nsa_doctor.core.check import Check
-from nsa_doctor.core.errors import NotApplicableError, NotComparableError
+from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.model.built_module import BuiltModule, comparable_module
@@ -33,10 +35,11 @@ _SMALLEST_RATIO, _LARGEST_RATIO = math.sqrt(2), 2 * math.sqrt(2)  # half the rat
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    if subject.loop is not None:
-        raise NotApplicableError("a loop steps at rates of its own, so no climb can be held against a rate")
-    sp = comparable_module(subject, mode="train")
     length = lengths_for(subject)[0]
+    if subject.loop is not None:
+        yield from uphill(subject, length)
+        return
+    sp = comparable_module(subject, mode="train")
     x = sp.input(length)
     first = _step(sp, x, 0.0)
     if not first.squared_gradient or not first.loss:

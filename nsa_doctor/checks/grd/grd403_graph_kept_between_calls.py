@@ -29,25 +29,29 @@ from nsa_doctor.subject.contract import Subject
 
 
 def run(subject: Subject) -> Iterator[Finding]:
-    ways: list[tuple[Mode, str]] = [("train", "call"), ("eval", "call")]
+    ways: list[tuple[Mode, str, Mode]] = [
+        ("train", "call", "train"),
+        ("eval", "call", "eval"),
+        ("train", "call", "eval"),
+    ]
     if subject.train_step is not None:  # the loop may well clear what it carries
-        ways = [("train", "training step")]
-    for mode, what in ways:
-        if mode not in subject.modes:
+        ways = [("train", "training step", "train")]
+    for mode, what, then in ways:
+        if not {mode, then}.issubset(subject.modes):
             continue
         sp = built(subject, mode=mode)
         length = lengths_for(subject)[0]
-        stepping = two_steps(sp, length) if what == "training step" else two_calls(sp, length)
+        stepping = two_steps(sp, length) if what == "training step" else two_calls(sp, length, then)
         try:
             kept = Graphs(subject, sp.module).compare(stepping)
         except SubjectFailedError as failure:
             raise NotComparableError(f"the subject raises in {failure.phase} at S={length}: {failure}") from failure
-        if kept is not None and (kept.raised or mode == "train"):
-            yield _finding(subject, kept, length, mode, what)
+        if kept is not None and (kept.raised or then == "train"):
+            yield _finding(subject, kept, length, mode if mode == then else f"{mode}, then {then}", what)
             return
 
 
-def _finding(subject: Subject, kept: Kept, length: int, mode: Mode, what: str) -> Finding:
+def _finding(subject: Subject, kept: Kept, length: int, mode: str, what: str) -> Finding:
     others = f" and {len(kept.ways) - 1} more" if len(kept.ways) > 1 else ""
     held = f"{kept.ways[0]}{others}" if kept.ways else "what no attribute of a module holds"
     came = "whose backward raises that it is gone through a second time" if kept.raised else "and backward follows it"

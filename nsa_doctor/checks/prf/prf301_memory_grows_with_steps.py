@@ -3,8 +3,8 @@
 Detects: memory that steps of the same few lengths allocate and that is still held after each, more with every step. A
     bounded container is none: it states its bound, or has dropped what the first steps left when the last are taken.
 Matters: the run is fine for an hour and out of memory after a night; a held loss keeps its whole graph.
-Fix: drop what the line named allocates: store `loss.item()` or a detached copy of bounded number, never the tensor of
-each step; bound the cache, and do not key it by a tensor.
+Fix: drop what the line named keeps, or allocates where no attribute holds it: store `loss.item()` or a detached copy of
+bounded number, never the tensor of each step; bound the cache, and do not key it by a tensor.
 
 Example:
     # faulty
@@ -48,7 +48,7 @@ def _finding(steps: Steps, first: list[Step], last: list[Step]) -> Finding | Not
     where, attribute = max(grown, key=lambda place: grown[place]), ""
     if (holder := steps.holder()) is not None:
         owner, attribute = holder
-        where = replace(where, module=owner.module, module_class=owner.module_class)
+        where = owner if owner.file else replace(where, module=owner.module, module_class=owner.module_class)
     elif steps.is_loop:
         where, attribute = steps.loop_place(), steps.loop_holder()
     way = "in the training loop" if steps.is_loop else steps.mode

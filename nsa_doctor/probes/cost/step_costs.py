@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsa_doctor.core.frames import Line
 from nsa_doctor.core.measurement import Mode, Place
 from nsa_doctor.probes.cost.alive import Holdings
 from nsa_doctor.probes.cost.bounds import are_in_bounded_containers, may_reach, takes_out
+from nsa_doctor.probes.hooks.attribute_lines import line_that_fills
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import callable_place
 from nsa_doctor.probes.internal import MODULES, PARAMETERS
@@ -145,7 +147,7 @@ class Steps:
             self._step(NoWatcher(), index)
 
     def holder(self) -> tuple[Place, str] | None:
-        """The module in whose attributes most of what is held is found, and the attribute's name."""
+        """The module in whose attributes most of what is held is found, the line that fills them, and their name."""
         found: Counter[tuple[str, str]] = Counter()
         for path, module in self._built_beside.module.named_modules():
             for name, value in vars(module).items():
@@ -154,8 +156,10 @@ class Steps:
         (path, name), number = max(found.items(), key=lambda item: item[1], default=(("", ""), 0))
         if not number:
             return None
-        kind = type(self._built_beside.module.get_submodule(path)).__name__
-        return Place(module=path, module_class=kind), name
+        owner = self._built_beside.module.get_submodule(path)
+        line = line_that_fills(owner, name) or Line(file="", line=0, function="")
+        kind = type(owner).__name__
+        return Place(module=path, module_class=kind, file=line.file, line=line.line, function=line.function), name
 
     @property
     def num_parameters(self) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nsa_doctor.core.errors import SubjectFailedError
 from nsa_doctor.core.frames import FrameFilter
-from nsa_doctor.core.measurement import Place
+from nsa_doctor.core.measurement import Mode, Place
 from nsa_doctor.core.torch_errors import TorchError, error_kind
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import Places, definition_place
@@ -163,8 +163,8 @@ class _Noting(DispatchWatcher):
         return result
 
 
-def two_calls(sp: BuiltModule, length: int) -> Iterator[Call]:
-    """Forward and backward twice, each from its own input and without gradients of before."""
+def two_calls(sp: BuiltModule, length: int, then: Mode) -> Iterator[Call]:
+    """Forward and backward twice, each from its own input and without gradients of before; then in another mode."""
 
     def call(graphs: Graphs) -> None:
         subject, module = sp.subject, sp.module
@@ -180,7 +180,9 @@ def two_calls(sp: BuiltModule, length: int) -> Iterator[Call]:
             if loss.requires_grad:
                 ask("backward", loss.backward, module, output)
 
-    yield from (call, call)
+    yield call
+    sp.module.train(then == "train")
+    yield call
 
 
 def two_steps(sp: BuiltModule, length: int) -> Iterator[Call]:

@@ -13,6 +13,7 @@ from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.frames import Line
 
 _MAKING = ("__init__", "__post_init__", "reset_parameters", "init_weights", "_init_weights", "extra_repr")
+_FILLING = ("add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -35,15 +36,27 @@ def line_that_makes(holder: nn.Module, name: str) -> Line | None:
 
 
 def line_that_fills(holder: nn.Module, name: str) -> Line | None:
-    """Where a method that makes no module first names the attribute, or else one that does; None where none does."""
-    found: list[tuple[bool, int, Line]] = []
+    """The first line that stores in the attribute, or else names it; None where none does.
+
+    Methods that make a module come last.
+    """
+    found: list[tuple[bool, bool, int, Line]] = []
     for file, method in methods_of(holder):
+        stores = {id(node) for node in ast.walk(method) for node in _stored_in(node)}
         for node in ast.walk(method):
             is_own = isinstance(node, ast.Attribute) and _is_own(node, name)
             if isinstance(node, (ast.Attribute, ast.Constant)) and (is_own or getattr(node, "value", None) == name):
                 line = Line(file=file, line=node.lineno, function=method.name)
-                found.append((method.name in _MAKING, node.lineno, line))
-    return min(found, key=lambda each: each[:2], default=(False, 0, None))[2]
+                found.append((method.name in _MAKING, id(node) not in stores, node.lineno, line))
+    return min(found, key=lambda each: each[:3], default=(False, False, 0, None))[3]
+
+
+def _stored_in(node: ast.AST) -> Iterator[ast.AST]:
+    """What a statement or call stores in: the target of an assignment, or what `append` and its like are called of."""
+    if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
+        yield node if isinstance(node, ast.Attribute) else node.value
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FILLING:
+        yield from (node.func.value, *node.args[:1])
 
 
 def taken_in_place_of(holder: nn.Module, name: str) -> ReadOfSibling | None:

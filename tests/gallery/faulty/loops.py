@@ -70,6 +70,24 @@ class _Silent(nn.Module):
         return self.linear(x) + self.moved
 
 
+class _Averages(nn.Module):
+    """Running statistics that nobody detaches: training writes them, eval() alone reads them."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(DIM, DIM)
+        self.register_buffer("mean", torch.zeros(DIM))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        if self.training:
+            self.mean.mul_(0.9).add_(y.square().mean((0, 1)), alpha=0.1)  # here
+            return y
+        return y * self.mean.rsqrt()
+
+
 class _KeepsViews(nn.Module):
     """A view of a parameter follows it."""
 
@@ -136,6 +154,7 @@ class Bigrams(nn.Module):
 carries = lambda: _Around(_Carries)  # noqa: E731
 deep = lambda: _Around(_Deep)  # noqa: E731
 silent = lambda: _Around(_Silent)  # noqa: E731
+averages = lambda: _Around(_Averages)  # noqa: E731
 detaches = lambda: _Around(_Detaches)  # noqa: E731
 returns_it = lambda: _Around(_ReturnsIt)  # noqa: E731
 keeps_views = lambda: _Around(_KeepsViews)  # noqa: E731

@@ -108,8 +108,8 @@ class _KeepsGraphs(nn.Module):
         self.losses: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        y = (x * 3).tanh()  # here
-        self.losses.append(y.square().mean())
+        y = (x * 3).tanh()
+        self.losses.append(y.square().mean())  # here
         return y
 
 
@@ -142,9 +142,9 @@ class _KeepsInEval(nn.Module):
         self.seen: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x * 2  # here
+        y = x * 2
         if not self.training:
-            self.seen.append(y)
+            self.seen.append(y)  # here
         return y
 
 

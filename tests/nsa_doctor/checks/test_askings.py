@@ -310,3 +310,22 @@ def test_a_layer_called_twice_keeps_its_own_gradients():
         name="twice", build=lambda seed: Twice(), forward=lambda module, x: module(x), input="embeddings", width=8
     )
     assert run_check(registry.load("GRD107"), subject).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("passes_in", ["training", "eval()"])
+def test_a_choice_whose_gradient_is_estimated_in_training_alone_is_meant(passes_in: str) -> None:
+    class Quantizes(nn.Module):
+        """Whole numbers, behind which no gradient passes but by an estimate."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            chosen = (y * 2).round() / 2
+            if self.training is (passes_in == "training"):
+                chosen = chosen.detach() + (y - y.detach())
+            return self.second(chosen)
+
+    assert examined(Quantizes).verdict is (Verdict.PASS if passes_in == "training" else Verdict.FAIL)

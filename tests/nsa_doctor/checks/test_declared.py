@@ -1,5 +1,6 @@
-"""What a subject is declared to be: a bidirectional one may look ahead, and one that does not is worth a note."""
+"""What a subject is declared to be: a bidirectional one may look ahead, and one that does not is a finding."""
 
+import linecache
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from nsa_doctor.core.declared import Declaration
 from nsa_doctor.core.finding import Result, Verdict
 from nsa_doctor.fuzz.cases import Pass
 from nsa_doctor.fuzz.properties.examine import examine
+from nsa_doctor.probes.attention.hidden_future import is_staircase
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.subject.request import SubjectRequest
 from nsa_doctor.worker.run_check import run_check
@@ -69,12 +71,57 @@ def test_what_is_not_declared_may_not_and_the_finding_says_how_to_declare_it() -
     assert finding.message.endswith("; if that is meant, say --spec bidirectional")
 
 
-def test_a_causal_subject_that_is_declared_bidirectional_is_a_note() -> None:
-    result = check("FWD201", subject(is_causal=True))
+def test_a_causal_subject_that_is_declared_bidirectional_is_a_finding() -> None:
+    (finding,) = check("FWD243", subject(is_causal=True)).findings
+    assert finding.message.startswith("declared bidirectional, but no output depends on a later token at S=67; earlier")
+    assert finding.where.module_class == "Mixer"
+
+
+@pytest.mark.parametrize("way", ["a mask", "a mask of numbers", "an argument"])
+def test_the_line_that_hides_later_tokens_is_named(way: str) -> None:
+    declared = subject()
+
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        scores = x @ x.mT
+        if way == "an argument":
+            return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+        hidden = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        if way == "a mask":
+            scores = scores.masked_fill(hidden, -torch.inf)
+        else:
+            scores = scores + torch.zeros_like(scores).masked_fill(hidden, -1e9)
+        return scores.softmax(-1) @ x
+
+    (finding,) = check("FWD243", replace(declared, forward=forward)).findings
+    line = linecache.getline(finding.where.file, finding.where.line)
+    assert ("is_causal" if way == "an argument" else "triu(1)") in line
+
+
+def test_one_of_tokens_alone_that_is_declared_bidirectional_is_a_note() -> None:
+    result = check("FWD243", replace(subject(), forward=lambda module, x: module.linear(x)))
     assert result.verdict is Verdict.PASS
-    assert result.notes[0].startswith(
-        "declared bidirectional, but no output depends on a later token at S=67 (Mixer at"
-    )
+    assert "nor on an earlier one" in result.notes[0]
+
+
+def test_what_reads_later_tokens_is_as_it_is_declared() -> None:
+    result = check("FWD243", subject())
+    assert (result.verdict, result.findings, result.notes) == (Verdict.PASS, (), ())
+    assert check("FWD243", subject(is_declared=False)).verdict is Verdict.SKIP
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        (torch.ones(16, 16, dtype=torch.bool).triu(1), True),
+        (torch.ones(3, 16, 32, dtype=torch.bool).triu(17), True),
+        (torch.ones(16, 16, dtype=torch.bool).tril(-1), False),
+        (torch.ones(16, 16, dtype=torch.bool), False),
+        (torch.arange(16)[:, None] % 2 == torch.arange(16) % 2, False),
+    ],
+    ids=["causal", "causal beside keys of before", "what is past", "everything", "every other"],
+)
+def test_a_staircase_is_what_shows_one_key_more_in_each_row(marks: Tensor, expected: bool) -> None:
+    assert is_staircase(marks) is expected
 
 
 def test_what_a_declaration_means_does_not_apply() -> None:

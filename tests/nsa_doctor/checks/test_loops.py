@@ -40,6 +40,7 @@ def only_finding(code: str, subject: Subject) -> Finding:
         ("carries", "blocks.1.state", True),
         ("deep", "blocks.1.cache.kept['last']", True),
         ("silent", "blocks.1.moved", False),
+        ("averages", "blocks.1.mean", True),
     ],
 )
 def test_a_graph_that_is_kept_is_reported_with_its_holder(name: str, way: str, raises: bool, faulty: Measurer) -> None:

@@ -1,6 +1,7 @@
 """Training loops that are sound and odd, or that cannot be examined, and how a loop is handed over."""
 
 import copy
+import linecache
 import threading
 from dataclasses import replace
 from typing import Any
@@ -168,7 +169,6 @@ def test_what_was_not_compared_is_no_pass() -> None:
 
     examined = subject(loop=with_snapshots_alone, train_step=None)
     assert run_check(registry.load("GRD216"), examined).verdict is Verdict.SKIP
-    assert run_check(registry.load("GRD206"), examined).verdict is Verdict.SKIP
 
 
 def test_a_snapshot_that_cannot_be_saved_is_said() -> None:
@@ -244,3 +244,73 @@ def test_a_loop_is_given_on_the_command_line_or_by_an_adapter() -> None:
     assert given.options[-2:] == ("--train", f"{here}:begin")
     with pytest.raises(SubjectUnusableError, match="or begin\\(module\\) that returns a TrainingLoop"):
         load_subject(SubjectRequest(spec=f"{here}:Model", train=f"{here}:no_step"))
+
+
+class Signed(torch.optim.Optimizer):
+    """A step of one size along the signs of gradients, times `sign`, with decay of the weights."""
+
+    def __init__(self, parameters: Any, sign: float, decay: float = 0.0) -> None:
+        super().__init__(parameters, {"lr": 1e-2, "sign": sign, "decay": decay})
+
+    def step(self, closure: Any = None) -> None:  # here
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.mul_(1 - group["decay"])
+                parameter.data.add_(parameter.grad.sign(), alpha=group["sign"] * group["lr"])
+
+
+OPTIMIZERS = {
+    "descends": (lambda parameters: Signed(parameters, -1.0), False),
+    "descends and decays": (lambda parameters: Signed(parameters, -1.0, 0.3), False),
+    "climbs": (lambda parameters: Signed(parameters, 1.0), True),
+    "is set to climb": (lambda parameters: torch.optim.SGD(parameters, lr=1e-2, maximize=True), False),
+    "does not move": (lambda parameters: torch.optim.SGD(parameters, lr=0.0), False),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_loop_whose_first_step_climbs_is_found_at_its_optimizer(name: str) -> None:
+    make, is_found = OPTIMIZERS[name]
+
+    def begins(model: Model) -> TrainingLoop:
+        optimizer = make(model.parameters())
+
+        def step(batches: list[Tensor]) -> Tensor:
+            optimizer.zero_grad()
+            loss = torch.stack([model.eval()(ids).square().mean() for ids in batches]).mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return TrainingLoop(step=step)
+
+    findings = run_check(registry.load("GRD206"), subject(loop=begins, train_step=None)).findings
+    assert ["of 7 parameters along their gradients" in finding.message for finding in findings] == [True] * is_found
+    for finding in findings:
+        assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n")
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_schedule_that_a_snapshot_forgets_shows_past_its_first_steps(is_kept: bool) -> None:
+    def begins(model: Model) -> TrainingLoop:
+        optimizer, seen = torch.optim.SGD(model.parameters(), lr=1e-2), {"steps": 0}
+
+        def step(batches: list[Tensor]) -> Tensor:
+            seen["steps"] += 1
+            optimizer.zero_grad()
+            loss = torch.stack([model.eval()(ids).square().mean() for ids in batches]).mean()
+            (loss * (1.0 if seen["steps"] < 5 else 0.5)).backward()
+            optimizer.step()
+            return loss.detach()
+
+        def restore(kept: list[Any]) -> None:
+            model.load_state_dict(kept[0])
+            if is_kept:
+                seen.update(kept[1])
+
+        return TrainingLoop(step=step, snapshot=lambda: [model.state_dict(), dict(seen)], restore=restore)
+
+    findings = run_check(registry.load("GRD216"), subject(loop=begins, train_step=None)).findings
+    assert [finding.message.startswith("restored from a snapshot after 6 steps") for finding in findings] == [True] * (
+        not is_kept
+    )

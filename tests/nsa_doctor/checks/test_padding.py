@@ -331,3 +331,32 @@ def test_a_mask_of_padding_that_takes_the_causal_one_away_is_found(
     for finding in result.findings:
         assert finding.message.startswith("under a mask that hides nothing tokens >= 18 change the output before them")
         assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n")
+
+
+@pytest.mark.parametrize("num_heads", [1, 2])
+@pytest.mark.parametrize("form", ["of each row", "of every row"])
+def test_a_mask_that_is_not_repeated_for_heads_is_found(num_heads: int, form: str) -> None:
+    class Folds(nn.Module):
+        """Heads stand beside rows, where a mask [B, S] has to be given to each of them and one [S, S] has not."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(DIM, DIM)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            q = torch.cat(x.chunk(num_heads, -1))
+            scores = q @ q.mT
+            if mask is not None and form == "of each row":
+                mask = mask[:, None, :] & mask[:, :, None]
+            if mask is not None:
+                scores = scores.masked_fill(~mask.bool(), -1e30)  # here
+            return self.mix(torch.cat((scores.softmax(-1) @ q).chunk(num_heads), -1))
+
+    request = SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(16,), declared=("bidirectional",))
+    subject = adapt(request, Folds)
+    assert subject.offers("padded") is (form == "of each row")
+    if form == "of each row":
+        result = examined(subject)
+        assert result.verdict is (Verdict.FAIL if num_heads > 1 else Verdict.PASS)
+        for finding in result.findings:
+            assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n")

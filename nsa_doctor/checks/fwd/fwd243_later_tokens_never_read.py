@@ -1,0 +1,87 @@
+"""FWD243 later-tokens-never-read
+
+Detects: a subject that is declared bidirectional, in whose outputs earlier tokens count and later ones never do. A
+    note where no token reads another.
+Matters: an encoder that sees the past alone is trained, and loses what stands behind a token; nothing raises.
+Fix: look at the line named: a causal mask, `is_causal=True` or a recurrence of one direction that the setting for
+    encoders does not reach. Where it is meant to be causal, leave `--spec bidirectional` out.
+
+Example:
+    # faulty
+    self.local = LocalAttention(window, causal=True)  # whatever the model's `causal` says
+    # correct
+    self.local = LocalAttention(window, causal=causal)
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from nsa_doctor.checks._shared.future import Plan, leak, plans
+from nsa_doctor.core.check import Check
+from nsa_doctor.core.declared import Declaration
+from nsa_doctor.core.errors import NotApplicableError
+from nsa_doctor.core.finding import Finding, Note
+from nsa_doctor.core.reproduce import command_for
+from nsa_doctor.core.text import numbers, short_number
+from nsa_doctor.probes.attention.hidden_future import hidden_future
+from nsa_doctor.probes.hooks.phase import unobserved
+from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.model.built_module import comparable_module
+from nsa_doctor.probes.numerics.compare import Departure, baseline
+from nsa_doctor.subject.contract import Subject
+
+
+def run(subject: Subject) -> Iterator[Finding | Note]:
+    if Declaration.BIDIRECTIONAL not in subject.spec:
+        raise NotApplicableError("it is not declared bidirectional")
+    tried = plans(subject)
+    if not tried or any(leak(subject, plan)[1] is not None for plan in tried):
+        return
+    plan, sp = tried[0], comparable_module(tried[0].of(subject), mode=tried[0].mode)
+    never = f"no output depends on a later token at S={numbers({each.length for each in tried})}"
+    found = _reading_of_the_past(subject, plan)
+    if found is None:
+        yield Note(
+            message=f"declared bidirectional, but {never}, nor on an earlier one", where=definition_place(sp.module)
+        )
+        return
+    x, _ = plan.inputs(sp, plan.length // 2)
+    with unobserved():
+        place = hidden_future(sp, x)
+    yield Finding(
+        message=f"declared bidirectional, but {never}; earlier ones change it by up to {short_number(found.error)}",
+        where=place or definition_place(sp.module),
+        evidence={"length": plan.length, "mode": plan.mode},
+        repro=command_for(subject, "FWD243"),
+    )
+
+
+def _reading_of_the_past(subject: Subject, plan: Plan) -> Departure | None:
+    """What becomes of later tokens where those before are others, but for the first."""
+    sp, cut = comparable_module(plan.of(subject), mode=plan.mode), plan.length // 2
+    x, other = plan.inputs(sp, 1)
+    base = baseline(sp, x)
+    with torch.no_grad():
+        changed = sp(torch.cat((other[:, :cut], x[:, cut:]), 1))
+    return base.departure(changed[:, cut:], tokens=slice(cut, None))
+
+
+def planted(subject: Subject) -> Subject:
+    def sees_the_past(module: nn.Module, x: Tensor) -> Tensor:
+        output: Tensor = subject.forward(module, x)
+        return output + output.cumsum(1)
+
+    return replace(subject, spec=(Declaration.BIDIRECTIONAL,), forward=sees_the_past)
+
+
+CHECK = Check(
+    doc=__doc__,
+    run=run,
+    planted=planted,
+    profile="smoke",
+    blocked_by=("FWD101", "FWD206"),
+    priority=458,
+)
