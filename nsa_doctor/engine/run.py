@@ -10,7 +10,7 @@ from nsa_doctor.core import registry
 from nsa_doctor.core.check import PROFILES
 from nsa_doctor.core.deduplicate import deduplicate
 from nsa_doctor.core.examination_request import ExaminationRequest
-from nsa_doctor.core.finding import Report, Result
+from nsa_doctor.core.finding import Report, Result, Verdict
 from nsa_doctor.core.registry import Entry
 from nsa_doctor.core.report_facts import environment, subject_facts
 from nsa_doctor.engine.conclusions import is_swept, with_observed
@@ -108,7 +108,9 @@ def _least_telling(entry: Entry) -> tuple[bool, int]:
 def _checking(entry: Entry, session: Session) -> Callable[[Supervisor], str]:
     def check(supervisor: Supervisor) -> str:
         result = session.check(entry, supervisor)
-        return f"{entry.manual.code} {entry.manual.name}: {result.verdict.value} {result.seconds:.1f} s"
+        is_idle = result.verdict is Verdict.SKIP and not result.is_required
+        how = "not applicable" if is_idle else f"{result.verdict.value} {result.seconds:.1f} s"
+        return f"{entry.manual.code} {entry.manual.name}: {how}"
 
     return check
 

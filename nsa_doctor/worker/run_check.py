@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from traceback import walk_tb
 
@@ -30,8 +31,8 @@ _WATCHING = ("__torch_dispatch__", "__torch_function__", "called", "dispatched")
 def run_check(check: Check, subject: Subject) -> Result:
     """Findings make FAIL, a missing seam or nothing to compare with SKIP, the doctor's own exception CRASH.
 
-    What its calls did on the way, whatever the check makes of it, are findings of the checks that answer such facts;
-    they stand behind its own and do not make it FAIL.
+    What it found before it gave up or raised stands. What its calls did on the way, whatever the check makes of it, are
+    findings of the checks that answer such facts; they stand behind its own and do not make it FAIL.
     """
     missing = [seam for seam in check.needs if not subject.offers(seam)]
     if missing:
@@ -39,17 +40,19 @@ def run_check(check: Check, subject: Subject) -> Result:
     if meant := [word for word in check.unless if word in subject.spec]:
         return replace(_skipped(check, f"{subject.name} is declared {meant[0]}"), is_required=False)
     start = time.perf_counter()
-    observer = Observer(subject)
+    observer, seen = Observer(subject), list[Finding | Note]()
     with preserved_state(), preserved_loop(subject.train_step), warnings.catch_warnings(), heard_by(observer):
         warnings.simplefilter("ignore")
-        answer = attempt(lambda: tuple(check.run(observer.observed())))
-    ended = _raised(answer, check, subject) if isinstance(answer, Caught) else _judged(answer, check)
+        answer = attempt(lambda: seen.extend(check.run(observer.observed())))
+    ended = _judged(seen, check)
+    if isinstance(answer, Caught) and not ended.findings:
+        ended = replace(_raised(answer, check, subject), notes=ended.notes)
     is_about_calls = any(fact in SWEPT for fact in check.answers)  # and judges each of them itself
     beside = () if is_about_calls else tuple(findings_of(observer, check, subject))
     return replace(ended, findings=(*ended.findings, *beside), seconds=time.perf_counter() - start)
 
 
-def _judged(answer: tuple[Finding | Note, ...], check: Check) -> Result:
+def _judged(answer: Sequence[Finding | Note], check: Check) -> Result:
     manual = check.manual
     found = [replace(item, code=item.code or manual.code) for item in answer if isinstance(item, Finding)]
     ended = Result(

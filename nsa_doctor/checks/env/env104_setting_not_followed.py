@@ -3,7 +3,7 @@
 Detects: an environment variable or an option that chooses, by its name, how something is computed and changes what is
 computed; a variable that is read both while the subject is built and in its calls, and is followed in one of the two;
 one whose docstring says that it is read at every call, and that is read once; a switch that no text turns off.
-Settings that change nothing at all are notes.
+Settings that change nothing at all are notes, and so are those that are off, whose paths no call takes.
 Matters: who turns it to narrow a fault, to compare, or to be faster, gets another model, or the same path twice.
 Fix: read a setting in one place, hand its value on, and hold both paths to each other in a test.
 
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.settings_off import notes_of_settings_off
 from nsa_doctor.core.check import Check
 from nsa_doctor.core.errors import NotApplicableError, NotComparableError
 from nsa_doctor.core.finding import Finding, Note
@@ -43,6 +44,7 @@ _MOST = {"smoke": 4, "quick": 12, "full": 200}
 
 def run(subject: Subject) -> Iterator[Finding | Note]:
     sp = comparable_module(subject)
+    yield from notes_of_settings_off(sp)
     if (stuck := next(stuck_switches(sp), None)) is not None:
         yield _never_off(subject, *stuck)
         return
@@ -68,8 +70,7 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
             yield _frozen(subject, setting, said)
             return
         idle[setting.label] = idle.get(setting.label, True) and trials.is_idle(setting)
-    names = [name for name, is_idle in idle.items() if is_idle]
-    if names:
+    if names := [name for name, is_idle in idle.items() if is_idle]:
         yield Note(message=f"settings that change no output, gradient or operation here: {joined(names)}")
 
 
@@ -91,8 +92,7 @@ def _frozen(subject: Subject, setting: Setting, said: Place) -> Finding:
 
 
 def _changing(subject: Subject, setting: Setting, words: str, place: Place) -> Finding:
-    read = setting.place
-    known = "read" if setting.owner is None else "declared"
+    read, known = setting.place, "read" if setting.owner is None else "declared"
     is_elsewhere = read.file and (read.file, read.line) != (place.file, place.line)
     message = f"{words}; it is {known} at {Path(read.file).name}:{read.line}" if is_elsewhere else words
     return _finding(subject, setting.label, setting.value, message, place)

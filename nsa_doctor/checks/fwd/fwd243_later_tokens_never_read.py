@@ -71,8 +71,9 @@ def _reading_of_the_past(subject: Subject, plan: Plan) -> Departure | None:
 
 def planted(subject: Subject) -> Subject:
     def sees_the_past(module: nn.Module, x: Tensor) -> Tensor:
-        output: Tensor = subject.forward(module, x)
-        return output + output.cumsum(1)
+        scores = x @ x.mT
+        hidden = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ x
 
     return replace(subject, spec=(Declaration.BIDIRECTIONAL,), forward=sees_the_past)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nsa_doctor.core.errors import attempt
 from nsa_doctor.core.frames import Line
 
-_MAKING = ("__init__", "__post_init__", "reset_parameters", "init_weights", "_init_weights", "extra_repr")
+MAKING = ("__init__", "__post_init__", "reset_parameters", "init_weights", "_init_weights", "extra_repr")
 _FILLING = ("add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -30,7 +30,7 @@ def line_that_makes(holder: nn.Module, name: str) -> Line | None:
     """Where a method of its class assigns the attribute; None where none does by that name."""
     for file, method in methods_of(holder):
         for node in ast.walk(method):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_own(node, name):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_of_self(node, name):
                 return Line(file=file, line=node.lineno, function=method.name)
     return None
 
@@ -44,10 +44,10 @@ def line_that_fills(holder: nn.Module, name: str) -> Line | None:
     for file, method in methods_of(holder):
         stores = {id(node) for node in ast.walk(method) for node in _stored_in(node)}
         for node in ast.walk(method):
-            is_own = isinstance(node, ast.Attribute) and _is_own(node, name)
+            is_own = isinstance(node, ast.Attribute) and is_of_self(node, name)
             if isinstance(node, (ast.Attribute, ast.Constant)) and (is_own or getattr(node, "value", None) == name):
                 line = Line(file=file, line=node.lineno, function=method.name)
-                found.append((method.name in _MAKING, id(node) not in stores, node.lineno, line))
+                found.append((method.name in MAKING, id(node) not in stores, node.lineno, line))
     return min(found, key=lambda each: each[:3], default=(False, False, 0, None))[3]
 
 
@@ -70,7 +70,7 @@ def taken_in_place_of(holder: nn.Module, name: str) -> ReadOfSibling | None:
             continue
         for file, method in methods_of(holder):
             reads = _reads(method, sibling)
-            if method.name not in _MAKING and len(reads) > 1 and not _reads(method, name):
+            if method.name not in MAKING and len(reads) > 1 and not _reads(method, name):
                 line = reads[-1] if names.index(sibling) < names.index(name) else reads[0]
                 return ReadOfSibling(sibling, Line(file=file, line=line, function=method.name))
     return None
@@ -85,7 +85,7 @@ def read_beside(holder: nn.Module, name: str) -> ReadOfSibling | None:
     siblings = [each for each in _registered(holder) if each != name and each.partition("_")[0] == begin]
     if len(siblings) != 1:
         return None
-    methods = [(file, each) for file, each in methods_of(holder) if each.name not in _MAKING]
+    methods = [(file, each) for file, each in methods_of(holder) if each.name not in MAKING]
     found = [(file, each, lines) for file, each in methods if (lines := _reads(each, siblings[0]))]
     if len(found) != 1:
         return None
@@ -102,10 +102,10 @@ def read_for_nothing(holder: nn.Module, name: str) -> Line | None:
     found: Line | None = None
     for file, method in methods:
         ignored = set(_ignored_values(method, methods))
-        for node in ast.walk(method) if method.name not in _MAKING else ():
+        for node in ast.walk(method) if method.name not in MAKING else ():
             if isinstance(node, ast.Constant) and node.value == name:  # asked for by name
                 return None
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _is_own(node, name):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_of_self(node, name):
                 if node not in ignored:
                     return None
                 found = found or Line(file=file, line=node.lineno, function=method.name)
@@ -119,7 +119,11 @@ def _ignored_values(method: _Function, methods: Sequence[tuple[str, _Function]])
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             pairs = _paired(node.targets[0], node.value)
             yield from (value for target, value in pairs if not _is_read(method, target))
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_own(node.func, node.func.attr):
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and is_of_self(node.func, node.func.attr)
+        ):
             called = by_name.get(node.func.attr)
             if called is not None and not called.decorator_list:
                 yield from (value for word, value in _handed(called, node) if not _is_read(called, word))
@@ -166,11 +170,12 @@ def _reads(method: ast.AST, name: str) -> list[int]:
     return sorted(
         node.lineno
         for node in ast.walk(method)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _is_own(node, name)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and is_of_self(node, name)
     )
 
 
-def _is_own(node: ast.Attribute, name: str) -> bool:
+def is_of_self(node: ast.Attribute, name: str) -> bool:
+    """Whether it is `self.name`."""
     return node.attr == name and isinstance(node.value, ast.Name) and node.value.id == "self"
 
 

@@ -231,6 +231,7 @@ OFFERING = {  # what the built-in layer does not, or without what it does
     "FWD230": with_attention,
     "FWD231": with_dropout,
     "FWD241": with_an_adapter,
+    "FWD243": lambda subject: replace(with_attention(subject), spec=("bidirectional",)),
     "FWD232": with_layers,
     "GRD214": with_a_loop,
     "GRD215": with_a_loop,
