@@ -31,7 +31,7 @@ def settings_off(root: nn.Module, frames: FrameFilter) -> Iterator[SettingOff]:
     for module in root.modules():
         kinds.setdefault(type(module), []).append(module)
     for kind, modules in kinds.items():
-        arguments = attempt(lambda kind=kind: list(inspect.signature(kind.__init__).parameters))  # type: ignore[misc]
+        arguments = attempt(lambda kind=kind: list(inspect.signature(kind.__init__).parameters))
         names = [] if isinstance(arguments, Caught) else arguments[1:]
         kept = {name: _kept(modules, name) for name in names}
         off = {name: value for name, value in kept.items() if value is None or value is False}
