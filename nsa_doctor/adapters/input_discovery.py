@@ -2,6 +2,7 @@
 
 import dis
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.core.errors import SubjectFailedError, attempt
+from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.core.measurement import Mode, Point
 from nsa_doctor.probes.model.perform import Conditions, perform
@@ -17,6 +18,13 @@ from nsa_doctor.subject.contract import InputKind, Subject, SubjectUnusableError
 
 _MOST_LENGTHS_ASKED = 2
 WHOLE_IN_MANY = 960  # for what serves whole multiples of its block alone, of any usual size
+_NUMBERS = re.compile(r"\d+")
+_OF_THE_INPUT = re.compile(  # or of the machine
+    r"shape|size|dim|channel|mat[12]|broadcast|expected|length|\bd?type\b|'Tensor' object|cuda|cpu|device|implement|"
+    r"install|compil",
+    re.IGNORECASE,
+)
+_OF_THE_WAY = (TypeError, LookupError, ImportError, NotImplementedError)
 _NAMES: dict[str, tuple[str, ...]] = {
     "embeddings": ("inputs_embeds", "hidden_states", "x"),
     "tokens": ("input_ids", "ids", "tokens", "x"),
@@ -62,7 +70,8 @@ def ask(
     """The first guess at what the module takes that it accepts.
 
     One whose output is wrong comes next, then one about which the module itself complains, unless it takes in another,
-    then one that it takes in and fails on later: those are findings.
+    then one that it takes in and fails on later, then any where what it raises has nothing to do with what it is given:
+    those are findings.
     Raises SubjectUnusableError when none of that holds; with `is_declared` the user answers for the guess.
     """
     if len(guesses) == 1 and is_declared:
@@ -91,6 +100,8 @@ def ask(
         return taken_in[0]
     if not failures:
         return guesses[0]
+    if (whatever := _raises_whatever_is_given(failures, module)) is not None:
+        return whatever
     guess, failure = failures[0]
     raise SubjectUnusableError(
         f"subject {guess.name} takes neither embeddings [1, S, width] nor token ids [1, S] as they were guessed; given "
@@ -127,6 +138,33 @@ def _is_taken_in(guess: Subject, module: nn.Module, length: int) -> bool:
         for handle in handles:
             handle.remove()
     return len(set(done)) > 1 or any(isinstance(part, (nn.Linear, nn.Embedding)) for part in done)
+
+
+def _raises_whatever_is_given(
+    failures: Sequence[tuple[Subject, SubjectFailedError]], module: nn.Module
+) -> Subject | None:
+    """A guess at embeddings, where those of every width raise one error at one line, which speaks of no input.
+
+    None where its forward takes more than its input: then it may want that.
+    """
+    parameters = attempt(lambda: inspect.signature(module.forward).parameters)
+    if isinstance(parameters, Caught) or len(parameters) != 1:
+        return None
+    of_embeddings = [(guess, failure) for guess, failure in failures if guess.input == "embeddings"]
+    frames = FrameFilter(of_embeddings[0][0].packages if of_embeddings else ())
+    raised = {
+        (
+            type(each.caught.error),
+            _NUMBERS.sub("", str(each.caught.error)),
+            frames.of_traceback(each.caught.error.__traceback__),
+        )
+        for _, each in of_embeddings
+    }
+    if len(raised) != 1 or len({guess.width for guess, _ in of_embeddings}) < 2:
+        return None
+    kind, text, _ = next(iter(raised))
+    is_of_input = issubclass(kind, _OF_THE_WAY) or _OF_THE_INPUT.search(text) is not None
+    return None if is_of_input else of_embeddings[0][0]
 
 
 def _as_it_answers(guess: Subject, module: nn.Module, length: int) -> Subject:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -114,29 +113,6 @@ def test_what_is_no_subject_is_refused(faulty: Callable[..., LocalMeasurer], nam
     with pytest.raises(SubjectUnusableError, match=r"^subject faulty\.") as refused:
         faulty(name)
     assert message in str(refused.value)
-
-
-class _Unreadable(nn.Parameter):
-    """Stands for a tensor that lies elsewhere, and lets no function of torch near it."""
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__ != "__get__":
-            raise TypeError(f"apply {func} to its .tensor")
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
-def test_a_parameter_that_cannot_be_read_is_refused_by_name() -> None:
-    def make() -> nn.Module:
-        module = nn.Linear(8, 8)
-        module.register_parameter("curved", _Unreadable(torch.zeros(8)))
-        return module
-
-    message = (
-        r"^subject x:y cannot be examined: its curved is a _Unreadable, which cannot be read as tensors are \(Type"
-    )
-    with pytest.raises(SubjectUnusableError, match=message):
-        adapt(SubjectRequest(spec="x:y", lengths=(16,)), make)
 
 
 def test_a_factory_that_raises_is_a_failure_of_the_subject(faulty: Callable[..., LocalMeasurer]) -> None:
