@@ -1,4 +1,4 @@
-"""Modules that raise for every input, by their own fault or for want of another, and parameters that nobody can read."""
+"""Modules that raise for every input, by their own fault or for want of another; parameters that nobody can read."""
 
 from typing import Any
 
