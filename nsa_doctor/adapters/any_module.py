@@ -175,7 +175,7 @@ def _require_readable(spec: str, module: nn.Module) -> None:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if type(tensor) in (Tensor, nn.Parameter) or nn.parameter.is_lazy(tensor):
             continue
-        read = attempt(lambda tensor=tensor: (tensor.numel(), tensor.detach().clone(), tensor.nbytes))
+        read = attempt(lambda tensor=tensor: (int(tensor.numel()), tensor.detach().clone(), int(tensor.nbytes)))
         if isinstance(read, Caught):
             raise SubjectUnusableError(
                 f"subject {spec} cannot be examined: its {name} is a {type(tensor).__name__}, which cannot be read as "

@@ -11,7 +11,7 @@ from nsa_doctor.core.check import Profile
 from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.lengths import LARGEST_LENGTH
 from nsa_doctor.core.measurement import Point
-from nsa_doctor.core.pace import Pace
+from nsa_doctor.core.pace import SHORT, SLOW_SHORT_CALL, Pace
 from nsa_doctor.probes.model.deliberate import is_on_purpose
 from nsa_doctor.probes.model.needed_time import needed_seconds
 from nsa_doctor.probes.model.nominal_time import nominal_seconds
@@ -129,7 +129,7 @@ def _asked_seconds(subject: Subject, module: nn.Module, length: int, asking: Cal
     """How long a forward pass takes, once whatever it compiles or loads at first is there; None when it raises."""
     asking(length)
     seconds = _seconds(subject, module, length)
-    if seconds is not None and seconds > _MOST_SECONDS:
+    if seconds is not None and seconds > (_MOST_SECONDS if length > SHORT else SLOW_SHORT_CALL):
         asking(length)
         seconds = _seconds(subject, module, length)
     return seconds

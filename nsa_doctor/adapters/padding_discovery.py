@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from nsa_doctor.adapters.input_discovery import called, parameter_names
-from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.errors import Caught, SubjectFailedError, attempt
 from nsa_doctor.core.measurement import Mode
 from nsa_doctor.probes.attention.handed_masks import is_kept_from_parts
 from nsa_doctor.probes.model.built_module import BuiltModule, built
+from nsa_doctor.probes.model.deliberate import is_on_purpose
 from nsa_doctor.probes.model.perform import checked_answer
 from nsa_doctor.probes.model.state import seed_everything
 from nsa_doctor.subject.contract import Subject
 
-_LENGTH, _ROWS, _CLOSE, _LOUD = 9, 2, 1e-3, -10_000
+_LENGTH, _ROWS, _CLOSE, _LOUD = 9, 3, 1e-3, -10_000
+_HEADS = (2, 3, 4, 6, 8, 12, 16)
 _LONG = 64
 _WHOLE = 48  # whole blocks of nearly any size: what fills blocks up by itself masks that under a mask alone
 _NAMES = re.compile(r"(^|_)mask$")  # attention_mask, key_padding_mask, and what has nothing to do with padding
@@ -69,16 +71,25 @@ def with_padding(subject: Subject, module: nn.Module) -> Subject:
 
 
 def _is_for_one_row(subject: Subject, padded: Masked, way: str | None, name: str, *, has_size: bool) -> bool:
-    """Whether a mask [1, S] is served, and nothing that several rows may have, though rows without one are."""
+    """Whether a mask [1, S] is served, and nothing that several rows may have, though rows without one are.
+
+    One for all rows, or [S, S] for each head, is what several may have; a refusal on purpose says that none may.
+    """
     sp = built(subject)
     x = _some_rows(sp)
     rows, length = x.shape[:2]
-    forms = ((length, length), (rows, length, length), (rows, 1, length, length), (rows, 1, 1, length))
+    forms = [(), (length,), (rows, length), (rows, 1, length), (rows, 1, 1), (1, 1, 1)]
+    forms += [(rows * heads, length) for heads in _HEADS]
     with torch.no_grad():
-        if not isinstance(attempt(lambda: padded(sp.module, x, x.new_ones(x.shape[:2], dtype=torch.long))), Caught):
+        ones = x.new_ones(x.shape[:2], dtype=torch.long)
+        refused = attempt(lambda: padded(sp.module, x, ones))
+        if not isinstance(refused, Caught):
+            return False
+        if is_on_purpose(SubjectFailedError("forward", refused, sp.module), subject.packages):
             return False
         for form in forms:
-            served = partial(_padded, subject, way, name, lambda _keep, form=form: x.new_ones(form, dtype=torch.bool))
+            mask = torch.ones((*form, length), dtype=torch.bool, device=x.device)
+            served = partial(_padded, subject, way, name, lambda _keep, mask=mask: mask)
             if not isinstance(attempt(partial(served, sp.module, x.clone(), x)), Caught):
                 return False
     marks = partial(_marks_padding, subject, padded, has_size=has_size, mode="eval", length=_LENGTH, rows=1)

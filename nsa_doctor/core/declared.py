@@ -13,6 +13,8 @@ class Declaration(StrEnum):
 
     BIDIRECTIONAL = "bidirectional"
     """Outputs depend on later tokens, as an encoder's do."""
+    RANDOM = "random"
+    """Outputs depend on random numbers in `eval()` too, as samples do: the same where they are seeded alike."""
 
 
 def declarations(option: str, words: Iterable[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from nsa_doctor.core.check import Profile
 
 _SECONDS: Mapping[Profile, float] = {"smoke": 30.0, "quick": 90.0}  # `full` takes its time
 _SLOW_CALL = 0.5  # seconds of a forward pass at the longest length that is examined
-_SHORT, _SLOW_SHORT_CALL = 64, 0.1  # tokens, and seconds: most checks make hundreds of calls that short
+SHORT, SLOW_SHORT_CALL = 64, 0.1  # tokens, and seconds: most checks make hundreds of calls that short
 _WANTED_CALL = 0.25
 _EVEN = 1.5  # a longer call that takes at most so many times as long costs what a short one does
 _SHARE_OF_A_SWEEP = 0.25
@@ -71,5 +71,5 @@ class Pace:
 
 def _are_slow(call_seconds: Sequence[Sequence[Any]]) -> bool:
     """Whether the longest call takes long, or a short one does."""
-    short = max((seconds for length, seconds in call_seconds if length <= _SHORT), default=0.0)
-    return short > _SLOW_SHORT_CALL or (bool(call_seconds) and call_seconds[-1][1] > _SLOW_CALL)
+    short = max((seconds for length, seconds in call_seconds if length <= SHORT), default=0.0)
+    return short > SLOW_SHORT_CALL or (bool(call_seconds) and call_seconds[-1][1] > _SLOW_CALL)

@@ -78,8 +78,8 @@ class _Bench:
         names = differing(result, expected, eps)
         if not names or (asking.loudness != 1 and self._is_clipped(asking, result, eps)):
             return None
-        if asking.trains and not any(bool(expected.parameters[name].any()) for name in names):
-            return None  # eval() passes no gradient on: a choice, whose gradient is estimated where it is trained
+        if asking.trains and any(not bool(expected.parameters[name].any()) for name in names):
+            return None  # eval() passes it no gradient on: a choice, whose gradient is estimated where it is trained
         return result, expected
 
     def _is_clipped(self, asking: Asking, result: Gradients, eps: float) -> bool:

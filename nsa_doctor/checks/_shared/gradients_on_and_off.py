@@ -46,24 +46,40 @@ def _drawn_from(sp: BuiltModule, x: Tensor, is_on: bool) -> tuple[str, ...]:
 
 
 def changed_by_recording(training: InTraining, subject: Subject, length: int) -> Finding | None:
-    """The finding of FWD207 about one whose output in training is another with gradients, by the same random numbers.
+    """The finding of FWD207 about one whose output in training is another with gradients, where neither draws.
 
-    Each is the first call of a module of its own.
+    Each is the second call of a module of its own: the first, with gradients, may set up what depends on data.
     """
     found = confirmed(subject, lambda subject: _changed(training, subject, length))
     if found is None:
         return None
-    recorded, plain = training(subject), training(subject)
+    recorded, plain = (_begun(training, subject, length) for _ in range(2))
     x = plain.input(length, _ROWS)
     ways = partial(_output, recorded, x, True), partial(_output, plain, x, False)
     message = f"training mode gives another output with gradients than under no_grad at S={length}"
     return branch_finding(recorded, "FWD207", message, ways, found, length=length, mode="train")
 
 
+def _begun(training: InTraining, subject: Subject, length: int) -> BuiltModule:
+    sp = training(subject)
+    _output(sp, sp.input(length, _ROWS), True)
+    return sp
+
+
 def _changed(training: InTraining, subject: Subject, length: int) -> Departure | None:
-    recorded, plain = training(subject), training(subject)
-    base = baseline(comparable_module(subject), plain.input(length, _ROWS))
-    return base.departure(_output(recorded, base.x, True), expected=_output(plain, base.x, False))
+    """How one departs from the other, where each is the same in two modules and no generator is moved."""
+    base = baseline(comparable_module(subject), training(subject).input(length, _ROWS))
+    outputs = []
+    for is_on in (True, True, False, False):
+        sp = _begun(training, subject, length)
+        seed_everything(subject.seed)  # as the call does
+        generators = Generators()
+        outputs.append(_output(sp, base.x, is_on))
+        if generators.drawn_from():
+            return None
+    if not (torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[2], outputs[3])):
+        return None
+    return base.departure(outputs[0], expected=outputs[2])
 
 
 def _output(sp: BuiltModule, x: Tensor, is_on: bool) -> Tensor:

@@ -1,14 +1,13 @@
 """A training loop that goes on beside one that was restored from its snapshot."""
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
 
 import torch
 from torch import Tensor, nn
 
 from nsa_doctor.checks._shared.stepped import differing
 from nsa_doctor.checks._shared.unlearned import listed
-from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.errors import Caught, NotComparableError, attempt
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.probes.hooks.method_calls import calls_of
 from nsa_doctor.probes.hooks.phase import ask
@@ -23,8 +22,17 @@ _OTHER_SEED = 31337
 
 
 def departures(subject: Subject, length: int) -> Iterator[tuple[str, Place]]:
-    """The first thing that is another in a restored loop: soon, and past the first steps, which may be others."""
-    yield from islice((found for before in _BEFORE for found in _departures(subject, length, before)), 1)
+    """The first thing that is another in a restored loop: soon, and past the first steps, which may be others.
+
+    One that does not take as many steps was made for fewer.
+    """
+    soon, later = _BEFORE
+    found = list(_departures(subject, length, soon))
+    loop = BegunLoop.of(subject)
+    if not found and loop.loop.restore is not None:
+        taken = attempt(lambda: _go_on(loop, length, 0, later + _AFTER))
+        found = [] if isinstance(taken, Caught) else list(_departures(subject, length, later))
+    yield from found
 
 
 def _departures(subject: Subject, length: int, before: int) -> Iterator[tuple[str, Place]]:

@@ -74,7 +74,8 @@ def differing(
     names = [name for name in one.keys() ^ other.keys() if bool((dict(one) | dict(other))[name].any())]
     for name in one.keys() & other.keys():
         a, b = one[name].to_dense().double(), other[name].to_dense().double()
-        bound = tolerance * float((a if start is None else a - start[name].double()).norm())
+        begun = 0.0 if start is None or name not in start else start[name].double()  # a part that was added since
+        bound = tolerance * float((a - begun).norm())
         if start is not None and one[name].is_floating_point():
             bound += torch.finfo(one[name].dtype).eps * float(a.norm())
         if not float((a - b).norm()) <= bound:

@@ -29,6 +29,7 @@ from nsa_doctor.core.text import numbers, short_number
 from nsa_doctor.probes.attention.hidden_future import hidden_future
 from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.hooks.places import definition_place
+from nsa_doctor.probes.internal import tree_leaves
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.subject.contract import Subject
@@ -39,6 +40,8 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         raise NotApplicableError("it is not declared bidirectional")
     tried = plans(subject)
     if not tried or any(leak(subject, plan)[1] is not None for plan in tried):
+        return
+    if _is_read_elsewhere(subject, tried[0]):
         return
     plan, sp = tried[0], comparable_module(tried[0].of(subject), mode=tried[0].mode)
     never = f"no output depends on a later token at S={numbers({each.length for each in tried})}"
@@ -57,6 +60,22 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         evidence={"length": plan.length, "mode": plan.mode},
         repro=command_for(subject, "FWD243"),
     )
+
+
+def _is_read_elsewhere(subject: Subject, plan: Plan) -> bool:
+    """Whether something else that the subject returns reads later tokens, as of a direction of two."""
+    sp, cut = comparable_module(plan.of(subject), mode=plan.mode), plan.length // 2
+    x, other = plan.inputs(sp, cut)
+    with torch.no_grad(), unobserved():
+        first, second = (
+            [leaf[:, :cut] for leaf in tree_leaves(sp.subject.forward(sp.module, each.clone())) if _is_of(leaf, x)]
+            for each in (x, other)
+        )
+    return any(not torch.allclose(one, two) for one, two in zip(first, second, strict=False))
+
+
+def _is_of(leaf: object, x: Tensor) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.shape[:2] == x.shape[:2]
 
 
 def _reading_of_the_past(subject: Subject, plan: Plan) -> Departure | None:
@@ -82,7 +101,6 @@ CHECK = Check(
     doc=__doc__,
     run=run,
     planted=planted,
-    profile="smoke",
     blocked_by=("FWD101", "FWD206"),
     priority=458,
 )

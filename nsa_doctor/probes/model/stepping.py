@@ -25,9 +25,9 @@ class Step:
 
     `gradients` is what each parameter's gradient was when an optimizer stepped; where none did, what backward left.
     `num_calls` counts the steps of all optimizers, `own` names those that the loop was not handed, `held` are the
-    parameters that those which stepped hold, `rates` their learning rates, and `steppers` what they step by: none
-    where one is set to climb. `num_backwards` counts backward passes, and `num_late` those after the last step. `place`
-    is the line that called an optimizer.
+    parameters that those which stepped hold, `rates` their learning rates, and `steppers` what they step by.
+    `num_backwards` counts backward passes, and `num_late` those after the last step. `place` is the line that called an
+    optimizer.
     """
 
     loss: float
@@ -137,14 +137,10 @@ def recorded(sp: BuiltModule, call: Callable[[], float], optimizer: torch.optim.
         own=_own(record),
         held=frozenset(name for name, p in named if id(p) in held),
         rates=tuple(record.rates),
-        steppers=() if any(map(_climbs, record.optimizers)) else tuple(type(each).step for each in record.optimizers),
+        steppers=tuple(type(each).step for each in record.optimizers),
         num_backwards=record.num_backwards,
         num_late=record.num_backwards - record.num_before if record.calls and not record.takes_closure else 0,
     )
-
-
-def _climbs(optimizer: torch.optim.Optimizer) -> bool:
-    return any(group.get("maximize") for group in optimizer.param_groups)
 
 
 def _own(record: _Record) -> tuple[str, ...]:

@@ -103,6 +103,13 @@ def test_one_of_tokens_alone_that_is_declared_bidirectional_is_a_note() -> None:
     assert "nor on an earlier one" in result.notes[0]
 
 
+def test_one_of_two_directions_is_as_it_is_declared() -> None:
+    def both(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.cumsum(1), x.flip(1).cumsum(1).flip(1)
+
+    assert check("FWD243", replace(subject(), forward=both)).findings == ()
+
+
 def test_what_reads_later_tokens_is_as_it_is_declared() -> None:
     result = check("FWD243", subject())
     assert (result.verdict, result.findings, result.notes) == (Verdict.PASS, (), ())

@@ -360,3 +360,28 @@ def test_a_mask_that_is_not_repeated_for_heads_is_found(num_heads: int, form: st
         assert result.verdict is (Verdict.FAIL if num_heads > 1 else Verdict.PASS)
         for finding in result.findings:
             assert linecache.getline(finding.where.file, finding.where.line).endswith("# here\n")
+
+
+SHARED = {  # masks that several rows have together, and refusals of any for several
+    "of every row": lambda mask, rows: mask.view(1, 1, -1),
+    "none for several": None,
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_mask_that_several_rows_have_together_is_left_alone(name: str) -> None:
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(DIM, DIM)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            scores, form = x @ x.mT, SHARED[name] or (lambda mask, rows: mask[:, None])
+            if mask is not None and SHARED[name] is None and len(x) != 1:
+                raise NotImplementedError("masks are served for a batch of one row")
+            if mask is not None:
+                scores = scores.masked_fill(~form(mask.bool(), len(x)), -1e30)
+            return self.mix(scores.softmax(-1) @ x)
+
+    request = SubjectRequest(spec="x:y", input="embeddings", width=DIM, lengths=(16,), declared=("bidirectional",))
+    assert not adapt(request, Shares).offers("padded")
