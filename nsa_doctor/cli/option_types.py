@@ -30,7 +30,9 @@ Input = Annotated[
 Width = Annotated[int | None, typer.Option(help="Width of embeddings, or size of the vocabulary.")]
 Spec = Annotated[
     str | None,
-    typer.Option(help="What the subject is meant to be: bidirectional; of a function causal,window=512,gqa=4 …"),
+    typer.Option(
+        help="What the subject is meant to be: bidirectional, stochastic; of a function causal,window=512,gqa=4 …"
+    ),
 ]
 Train = Annotated[
     str | None,

@@ -13,7 +13,7 @@ class Declaration(StrEnum):
 
     BIDIRECTIONAL = "bidirectional"
     """Outputs depend on later tokens, as an encoder's do."""
-    RANDOM = "random"
+    STOCHASTIC = "stochastic"
     """Outputs depend on random numbers in `eval()` too, as samples do: the same where they are seeded alike."""
 
 

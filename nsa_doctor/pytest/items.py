@@ -11,6 +11,7 @@ from nsa_doctor.cli import options
 from nsa_doctor.cli.option_groups import FunctionOptions, SubjectOptions
 from nsa_doctor.core.errors import UsageError
 from nsa_doctor.core.finding import Finding, Result, Verdict
+from nsa_doctor.core.like import FUNCTION
 from nsa_doctor.core.registry import Entry
 from nsa_doctor.core.text import escaped
 from nsa_doctor.engine.conclusions import is_swept, swept_codes
@@ -64,6 +65,11 @@ class Examining:
         request = options.run_request(examination_request=examination_request, **chosen, jobs=1, fail_fast=False)
         name = examination_request.spec or f"nsa ({examination_request.config or 'default'})"
         return cls(request, title=f"{name}, {len(request.checks)} checks, profile {examination_request.profile}")
+
+    @property
+    def is_of_function(self) -> bool:
+        """Whether the subject is a function of q, k and v."""
+        return (self.request.examination_request.spec or "").startswith(FUNCTION)
 
     @property
     def seconds_for_an_item(self) -> float:

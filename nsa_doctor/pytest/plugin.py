@@ -4,6 +4,7 @@ Installed with nsa-doctor and idle until one of its options is given. Works with
 a child process of its own), pytest-timeout and JUnit output.
 """
 
+import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from nsa_doctor.subject.contract import Subject
 
 _MARK = "nsa_doctor"
+_OPTION = re.compile(r"^--")  # the first word of what an option is refused for
 _OPTIONS = (
     *("subject", "config", "profile", "select", "ignore", "input", "width", "spec", "device", "dtype", "seed"),
     "timeout",
@@ -32,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--nsa-ignore", metavar="CODES", help="not these codes or families")
     group.addoption("--nsa-input", metavar="KIND", help="embeddings or tokens; found out when not given")
     group.addoption("--nsa-width", metavar="N", type=int, help="width of embeddings, or size of the vocabulary")
-    group.addoption("--nsa-spec", metavar="WORDS", help="what the subject is meant to be: bidirectional")
+    group.addoption("--nsa-spec", metavar="WORDS", help="what the subject is meant to be: bidirectional, stochastic")
     group.addoption("--nsa-device", metavar="DEVICE", help="cpu or cuda (cpu)")
     group.addoption("--nsa-dtype", metavar="DTYPE", help="examine it in this dtype in place of its own")
     group.addoption("--nsa-seed", metavar="N", type=int, help="seed of weights and inputs (0)")
@@ -52,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if config.getoption("nsa") and names_one:
         raise pytest.UsageError("--nsa examines what nsa-doctor.toml names, --nsa-subject another: leave one out")
+    from nsa_doctor.cli.project_file import FILE
     from nsa_doctor.core.errors import OptionError, UsageError
     from nsa_doctor.pytest.items import Examining
 
@@ -60,7 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
             given = {**_from_project_file(config), **given}
         config.stash[_STASHED] = Examining.asked(given)
     except OptionError as error:
-        raise pytest.UsageError(str(error).replace("--", "--nsa-", 1)) from error
+        named = f"{FILE}: {error}" if config.getoption("nsa") else _OPTION.sub("--nsa-", str(error))
+        raise pytest.UsageError(named) from error
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -71,7 +75,7 @@ def _from_project_file(config: pytest.Config) -> dict[str, Any]:
     from nsa_doctor.cli.search_path import looked_in_first
     from nsa_doctor.core.errors import UsageError
 
-    project = find_project_file(config.invocation_params.dir)
+    project = find_project_file(config.invocation_params.dir) or find_project_file(config.rootpath)
     if project is None or not {"subject", "config"}.intersection(project.options):
         raise UsageError(f"--nsa: no {FILE} here or above names a subject; `nsa-doctor init` writes one")
     folders = ExitStack()
@@ -111,6 +115,8 @@ def nsa_subject(pytestconfig: pytest.Config) -> "Subject":
     examining = pytestconfig.stash.get(_STASHED, None)
     if examining is None:
         pytest.skip("needs --nsa-subject package.module:factory, or --nsa-subject nsa")
+    if examining.is_of_function:
+        pytest.skip("a function is no module that could be loaded here")
     return examining.load_here()
 
 

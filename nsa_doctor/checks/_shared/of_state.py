@@ -68,7 +68,7 @@ def blamed(ways: Ways, first: Way, second: Way, apart: Sequence[FieldDifference]
             _is_number(wrong, each) and guilty is not None and bool(guilty.file) and not _is_assigned(each, writes)
         )
         if origin is not None and (is_before or is_unplaced or _is_made_alike(each, writes, others, origin)):
-            place = origin.place
+            place = _turned_at(each, writes, place) if each.is_rotation else origin.place
         by_function.setdefault((place.file, place.function), []).append((each, place))
     for fields in by_function.values():
         yield Blamed(tuple(fields), is_all and len(by_function) == 1)
@@ -171,6 +171,13 @@ def _place(ways: Ways, apart: FieldDifference, writes: _Writes, others: _Writes)
     line = _assignment(apart, written) if near else None
     line = line or _line(apart, own, None if near else other)
     return place if line is None else replace(place, file=line.file, line=line.line, function=line.function)
+
+
+def _turned_at(apart: FieldDifference, writes: _Writes, place: Place) -> Place:
+    """The line of the module that has a field turned, by positions that both ways count alike."""
+    made = writes[apart.path][0] if apart.path in writes else None
+    lines = as_far_as_the_module(made.lines) if made is not None else ()
+    return replace(place, file=lines[-1].file, line=lines[-1].line, function=lines[-1].function) if lines else place
 
 
 def _is_assigned(apart: FieldDifference, writes: _Writes) -> bool:

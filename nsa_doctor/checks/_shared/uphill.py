@@ -42,7 +42,8 @@ def uphill(subject: Subject, length: int) -> Iterator[Finding]:
         is_own = [each for each in first.steppers if not inspect.unwrap(each).__module__.startswith("torch.")]
         yield Finding(
             message=f"a step moves {len(change)} parameters along the gradient of the loss that it returns: at "
-            f"{share:.2g} of what it moves, that loss rises from {first.loss:.6g} to {first.loss + climbed:.6g} at S={length}",
+            f"{share:.2g} of that move the loss rises from {first.loss:.6g} to {first.loss + climbed:.6g} at "
+            f"S={length}",
             where=begun.place_of(is_own[0] if is_own else begun.loop.step),
             evidence={"length": length, "loss": first.loss, "climb": climbed},
             repro=command_for(subject, "GRD206"),

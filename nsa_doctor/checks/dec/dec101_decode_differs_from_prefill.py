@@ -84,4 +84,5 @@ CHECK = Check(
     blocked_by=("FWD206", "NAN101"),
     explained_by=("DEC111",),
     telling=True,
+    unless=("stochastic",),
 )

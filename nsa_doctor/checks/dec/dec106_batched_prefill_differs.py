@@ -94,4 +94,5 @@ CHECK = Check(
     needs=("prefill", "step"),
     blocked_by=("FWD206", "NAN101"),
     explained_by=("DEC111",),
+    unless=("stochastic",),
 )

@@ -107,4 +107,5 @@ CHECK = Check(
     needs=("prefill", "step"),
     blocked_by=("FWD206", "NAN101"),
     priority=640,
+    unless=("stochastic",),
 )

@@ -95,5 +95,5 @@ CHECK = Check(
     explained_by=("FWD201", "FWD217", "FWD308"),
     priority=470,
     fuzzed=("prefix differs",),
-    unless=("bidirectional",),
+    unless=("bidirectional", "stochastic"),
 )

@@ -111,4 +111,5 @@ CHECK = Check(
     blocked_by=("FWD101", "FWD103", "FWD206", "FWD208", "NAN101"),
     explained_by=("FWD103", "FWD206", "FWD208", "NAN101"),
     priority=405,
+    unless=("stochastic",),
 )

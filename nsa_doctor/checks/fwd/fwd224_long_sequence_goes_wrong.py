@@ -77,5 +77,5 @@ CHECK = Check(
     blocked_by=("FWD101", "FWD201", "FWD202", "FWD206", "NAN101"),
     explained_by=("FWD201", "FWD202"),
     priority=475,
-    unless=("bidirectional",),
+    unless=("bidirectional", "stochastic"),
 )

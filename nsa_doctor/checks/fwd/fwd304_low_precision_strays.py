@@ -106,4 +106,5 @@ CHECK = Check(
     planted=planted,
     blocked_by=("FWD101", "FWD206", "NAN101"),
     explained_by=("NAN103", "NAN104", "NAN105"),
+    unless=("stochastic",),
 )

@@ -82,4 +82,5 @@ CHECK = Check(
     blocked_by=("FWD101", "FWD203", "FWD204", "FWD206", "NAN101", "NAN102"),
     explained_by=("FWD203", "FWD204", "GRD101", "GRD104", "GRD4"),
     priority=516,
+    unless=("stochastic",),
 )

@@ -88,5 +88,5 @@ CHECK = Check(
     blocked_by=("FWD101", "FWD201", "FWD202", "FWD206", "NAN101"),
     explained_by=("FWD201", "FWD202", "GRD101", "GRD104"),
     priority=517,
-    unless=("bidirectional",),
+    unless=("bidirectional", "stochastic"),
 )

@@ -99,4 +99,5 @@ CHECK = Check(
     planted=planted,
     blocked_by=("FWD101", "FWD206", "NAN101"),
     explained_by=("GRD101", "FWD304", "NAN103", "NAN104", "NAN105"),
+    unless=("stochastic",),
 )

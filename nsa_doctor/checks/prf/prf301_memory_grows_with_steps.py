@@ -48,7 +48,7 @@ def _finding(steps: Steps, first: list[Step], last: list[Step]) -> Finding | Not
     where, attribute = max(grown, key=lambda place: grown[place]), ""
     if (holder := steps.holder()) is not None:
         owner, attribute = holder
-        where = owner if owner.file else replace(where, module=owner.module, module_class=owner.module_class)
+        where = steps.stored_at(owner, attribute, where)
     elif steps.is_loop:
         where, attribute = steps.loop_place(), steps.loop_holder()
     way = "in the training loop" if steps.is_loop else steps.mode

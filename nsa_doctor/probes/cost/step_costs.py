@@ -8,7 +8,7 @@ import gc
 import inspect
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +19,7 @@ from nsa_doctor.core.frames import Line
 from nsa_doctor.core.measurement import Mode, Place
 from nsa_doctor.probes.cost.alive import Holdings
 from nsa_doctor.probes.cost.bounds import are_in_bounded_containers, may_reach, takes_out
-from nsa_doctor.probes.hooks.attribute_lines import line_that_fills
+from nsa_doctor.probes.hooks.attribute_lines import line_that_stores
 from nsa_doctor.probes.hooks.phase import ask
 from nsa_doctor.probes.hooks.places import callable_place
 from nsa_doctor.probes.internal import MODULES, PARAMETERS
@@ -147,7 +147,7 @@ class Steps:
             self._step(NoWatcher(), index)
 
     def holder(self) -> tuple[Place, str] | None:
-        """The module in whose attributes most of what is held is found, the line that fills them, and their name."""
+        """The module in whose attributes most of what is held is found, and the attribute's name."""
         found: Counter[tuple[str, str]] = Counter()
         for path, module in self._built_beside.module.named_modules():
             for name, value in vars(module).items():
@@ -156,10 +156,15 @@ class Steps:
         (path, name), number = max(found.items(), key=lambda item: item[1], default=(("", ""), 0))
         if not number:
             return None
-        owner = self._built_beside.module.get_submodule(path)
-        line = line_that_fills(owner, name) or Line(file="", line=0, function="")
-        kind = type(owner).__name__
-        return Place(module=path, module_class=kind, file=line.file, line=line.line, function=line.function), name
+        kind = type(self._built_beside.module.get_submodule(path)).__name__
+        return Place(module=path, module_class=kind), name
+
+    def stored_at(self, owner: Place, attribute: str, made: Place) -> Place:
+        """The line that stores in an attribute of that module what was made at a line, or else that line."""
+        holder = self._built_beside.module.get_submodule(owner.module)
+        line = line_that_stores(holder, attribute, Line(file=made.file, line=made.line, function=made.function))
+        found = made if line is None else replace(made, file=line.file, line=line.line, function=line.function)
+        return replace(found, module=owner.module, module_class=owner.module_class)
 
     @property
     def num_parameters(self) -> int:

@@ -36,27 +36,58 @@ def line_that_makes(holder: nn.Module, name: str) -> Line | None:
 
 
 def line_that_fills(holder: nn.Module, name: str) -> Line | None:
-    """The first line that stores in the attribute, or else names it; None where none does.
-
-    Methods that make a module come last.
-    """
-    found: list[tuple[bool, bool, int, Line]] = []
+    """Where a method that makes no module first names the attribute, or else one that does; None where none does."""
+    found: list[tuple[bool, int, Line]] = []
     for file, method in methods_of(holder):
-        stores = {id(node) for node in ast.walk(method) for node in _stored_in(node)}
         for node in ast.walk(method):
             is_own = isinstance(node, ast.Attribute) and is_of_self(node, name)
             if isinstance(node, (ast.Attribute, ast.Constant)) and (is_own or getattr(node, "value", None) == name):
                 line = Line(file=file, line=node.lineno, function=method.name)
-                found.append((method.name in MAKING, id(node) not in stores, node.lineno, line))
-    return min(found, key=lambda each: each[:3], default=(False, False, 0, None))[3]
+                found.append((method.name in MAKING, node.lineno, line))
+    return min(found, key=lambda each: each[:2], default=(False, 0, None))[2]
 
 
-def _stored_in(node: ast.AST) -> Iterator[ast.AST]:
-    """What a statement or call stores in: the target of an assignment, or what `append` and its like are called of."""
-    if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
-        yield node if isinstance(node, ast.Attribute) else node.value
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FILLING:
-        yield from (node.func.value, *node.args[:1])
+def line_that_stores(holder: nn.Module, name: str, beside: Line) -> Line | None:
+    """The line that stores something in the attribute, where one method alone does: the nearest to a line of it.
+
+    What makes the module, or puts something empty there, stores nothing. None where several methods may be meant.
+    """
+    found: dict[str, list[Line]] = {}
+    for file, method in methods_of(holder):
+        for node in ast.walk(method):
+            if method.name not in MAKING and _is_storing(node, name):
+                line = Line(file=file, line=node.lineno, function=method.name)  # type: ignore[attr-defined]
+                found.setdefault(method.name, []).append(line)
+    near = found.get(beside.function) if beside.function in found else None
+    lines = near or (next(iter(found.values())) if len(found) == 1 else [])
+    is_inside = near is not None and near[0].file == beside.file
+    return min(lines, key=lambda line: abs(line.line - beside.line) if is_inside else line.line, default=None)
+
+
+def _is_storing(node: ast.AST, name: str) -> bool:
+    """Whether it assigns something to the attribute or an item of it, or calls `append` or its like of it."""
+    if isinstance(node, (ast.Assign, ast.AugAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        held = [target.value if isinstance(target, ast.Subscript) else target for target in targets]
+        return any(_names(each, name) for each in held) and not _is_empty(node.value)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FILLING:
+        return any(_names(each, name) for each in (node.func.value, *node.args[:1]))
+    return False
+
+
+def _names(node: ast.AST, name: str) -> bool:
+    """Whether it is `self.name`, or that name in quotes, as `__dict__` has it."""
+    return (isinstance(node, ast.Attribute) and is_of_self(node, name)) or (
+        isinstance(node, ast.Constant) and node.value == name
+    )
+
+
+def _is_empty(node: ast.AST) -> bool:
+    """Whether it is None, or a container with nothing in it."""
+    match node:
+        case ast.Constant(value=None) | ast.List(elts=[]) | ast.Dict(keys=[]) | ast.Call(args=[], keywords=[]):
+            return True
+    return False
 
 
 def taken_in_place_of(holder: nn.Module, name: str) -> ReadOfSibling | None:

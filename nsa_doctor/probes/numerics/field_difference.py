@@ -1,5 +1,6 @@
 """How two tensors of one name differ that two ways of filling a state left: where, by how much, and of which kind."""
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from nsa_doctor.probes.model.state_fields import Field, Value
 _ROUNDINGS = 1e4  # two orders of the same sums may part by this many units in the last place
 _LEAST_PAIRS = 2
 _MOST_COMPARED = 1 << 22
+_TURNED = re.compile(r", the second turned as for (\d+) positions? (earlier|later)")
 _ROTATIONS = "the values are rotations of each other"
 
 
@@ -164,7 +166,7 @@ def _compared(
         num_compared=hit.numel(),
         error=_largest((at[0].double() - at[1].double()).abs()),
         scale=_largest(torch.maximum(at[0].double().abs(), at[1].double().abs())),
-        kind=shifted or _kind(at[0], at[1], _differing(at[0], at[1], eps)),
+        kind=shifted or _kind_at(one, two, hit, dimension if has_dimension else None, eps),
         is_shifted=bool(shifted),
     )
 
@@ -229,6 +231,24 @@ def _elsewhere(one: Tensor, two: Tensor, dimension: int, eps: float) -> int | No
         if not bool(_differing(one, two.select(dimension, index), eps).any())
     )
     return next(same, None)
+
+
+def _kind_at(one: Tensor, two: Tensor, hit: Tensor, dimension: int | None, eps: float) -> str:
+    """The kind at the first position that differs; of a turn that undoes its position at the last one too, whose."""
+    if dimension is None:
+        return _kind(one, two, _differing(one, two, eps))
+    kinds = {}
+    for position in (int(hit.nonzero()[0, 0]), int(hit.nonzero()[-1, 0])):
+        parts = one.select(dimension, position), two.select(dimension, position)
+        kinds[position] = _kind(*parts, _differing(*parts, eps))
+    found = {position: _TURNED.search(kind) for position, kind in kinds.items()}
+    first = next(iter(kinds.values()))
+    senses = {turn and turn[2] for turn in found.values()}
+    if len(kinds) < 2 or len(senses) > 1 or any(not turn or int(turn[1]) != at for at, turn in found.items()):
+        return first
+    return _TURNED.sub(
+        f", the {'second' if senses == {'earlier'} else 'first'} turned as for position 0 throughout", first
+    )
 
 
 def _kind(one: Tensor, two: Tensor, apart: Tensor) -> str:

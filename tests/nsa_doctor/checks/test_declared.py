@@ -1,4 +1,4 @@
-"""What a subject is declared to be: a bidirectional one may look ahead, and one that does not is a finding."""
+"""What a subject is declared to be: a bidirectional one looks ahead, and a stochastic one draws its outputs."""
 
 import linecache
 from dataclasses import replace
@@ -166,6 +166,33 @@ def test_a_word_that_is_none_is_refused() -> None:
         replace(subject(), spec=("bidirectionl",))
     with pytest.raises(ValueError, match="did you mean bidirectional"):
         Adapter(make=Mixer, spec=("encoder",))
+
+
+def sampled(*, by_its_own: bool, is_declared: bool) -> Subject:
+    """Noise is added to what attention gives, drawn by torch's generator or by one that nobody seeds."""
+    own = torch.Generator()
+    own.seed()
+
+    def forward(module: nn.Module, x: Tensor) -> Tensor:
+        noise = torch.randn(x.shape, generator=own if by_its_own else None, dtype=x.dtype)
+        return module(x) + 0.1 * noise
+
+    return replace(subject(is_causal=True), forward=forward, spec=("stochastic",) if is_declared else ())
+
+
+def test_samples_are_declared_stochastic_and_still_have_to_be_the_same_by_the_same_seed() -> None:
+    (finding,) = check("FWD206", sampled(by_its_own=False, is_declared=False)).findings
+    assert finding.message.endswith("; if that is meant, say --spec stochastic")
+    assert check("FWD206", sampled(by_its_own=False, is_declared=True)).verdict is Verdict.PASS
+    (finding,) = check("FWD206", sampled(by_its_own=True, is_declared=True)).findings
+    assert "run to run" in finding.message
+    assert not finding.message.endswith("--spec stochastic")
+
+
+@pytest.mark.parametrize("code", ["FWD201", "FWD203", "GRD101", "NAN101"])
+def test_what_draws_the_same_numbers_is_compared_of_samples_too(code: str) -> None:
+    result = check(code, sampled(by_its_own=False, is_declared=True))
+    assert (result.verdict, result.findings) == (Verdict.PASS, ())
 
 
 def test_every_word_excuses_some_check() -> None:
