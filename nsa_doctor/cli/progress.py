@@ -37,7 +37,13 @@ def of_steps(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
         with _steps_bar() as listener:
             yield listener
     else:
-        yield lambda text, done, total: say(f"{done}/{total} {text}\n", sys.stderr)
+        yield _plain_steps
+
+
+def _plain_steps(text: str, done: int, total: int) -> None:
+    """A line for each step, but for checks that have nothing to look at."""
+    if not text.endswith("not applicable"):
+        say(f"{done}/{total} {text}\n", sys.stderr)
 
 
 def _is_notebook() -> bool:

@@ -59,25 +59,27 @@ def pytest_configure(config: pytest.Config) -> None:
     from nsa_doctor.pytest.items import Examining
 
     try:
+        named = _from_project_file(config)
         if config.getoption("nsa"):
-            given = {**_from_project_file(config), **given}
+            if not {"subject", "config"}.intersection(named):
+                raise pytest.UsageError(f"--nsa: no {FILE} here or above names a subject; `nsa-doctor init` writes one")
+            given = {**named, **given}
         config.stash[_STASHED] = Examining.asked(given)
     except OptionError as error:
-        named = f"{FILE}: {error}" if config.getoption("nsa") else _OPTION.sub("--nsa-", str(error))
-        raise pytest.UsageError(named) from error
+        said = f"{FILE}: {error}" if config.getoption("nsa") else _OPTION.sub("--nsa-", str(error))
+        raise pytest.UsageError(said) from error
     except UsageError as error:
         raise pytest.UsageError(str(error)) from error
 
 
 def _from_project_file(config: pytest.Config) -> dict[str, Any]:
-    """What the nearest nsa-doctor.toml says, its folders on the path until pytest ends; raises UsageError."""
-    from nsa_doctor.cli.project_file import FILE, find_project_file
+    """What the nearest nsa-doctor.toml says; its folders are on the path until pytest ends. Raises UsageError."""
+    from nsa_doctor.cli.project_file import find_project_file
     from nsa_doctor.cli.search_path import looked_in_first
-    from nsa_doctor.core.errors import UsageError
 
     project = find_project_file(config.invocation_params.dir) or find_project_file(config.rootpath)
-    if project is None or not {"subject", "config"}.intersection(project.options):
-        raise UsageError(f"--nsa: no {FILE} here or above names a subject; `nsa-doctor init` writes one")
+    if project is None:
+        return {}
     folders = ExitStack()
     folders.enter_context(looked_in_first(project.folders))
     config.add_cleanup(folders.close)

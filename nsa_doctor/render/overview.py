@@ -8,7 +8,7 @@ from nsa_doctor.core.finding import Report, Result, Verdict
 from nsa_doctor.core.seams import parts_not_offered
 from nsa_doctor.core.text import joined
 
-_MOST_CODES = 3
+_MOST_CODES = 4
 _MOST_PARTS = 3
 
 
@@ -61,7 +61,7 @@ def _counts(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _some(codes: Sequence[str]) -> str:
-    """The codes; of more than three in a family the first, the last and how many."""
+    """The codes; of more than four in a family the first, the last and how many."""
     words = []
     for family in dict.fromkeys(code[:3] for code in codes):
         own = sorted(code for code in codes if code.startswith(family))

@@ -80,16 +80,19 @@ def _changed(subject: Subject, length: int, mode: Mode) -> Departure | None:
 
 
 def _in_mode(subject: Subject, mode: Mode) -> BuiltModule:
-    """The module in a mode, but for the layers of torch's own that rightly depend on it: they stay in eval()."""
+    """The module in a mode, but for layers that rightly depend on it: they stay in eval()."""
     built = comparable_module(subject, mode=mode)
     for part in built.module.modules():
-        if (
-            part is not built.module
-            and isinstance(part, _DEPEND_ON_MODE)
-            and type(part).__module__.startswith("torch.")
-        ):
+        if part is not built.module and _may_depend_on_mode(part):
             part.eval()
     return built
+
+
+def _may_depend_on_mode(part: nn.Module) -> bool:
+    """Whether it is a layer of torch's that does, or a batch norm of anybody's."""
+    buffers = {name for name, _ in part.named_buffers(recurse=False)}
+    is_torchs = isinstance(part, _DEPEND_ON_MODE) and type(part).__module__.startswith("torch.")
+    return is_torchs or isinstance(part, NORMS_BY_BATCH) or {"running_mean", "running_var"} <= buffers
 
 
 def _output(built: BuiltModule, x: Tensor, mode: Mode) -> Tensor:

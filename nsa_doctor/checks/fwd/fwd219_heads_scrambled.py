@@ -57,7 +57,8 @@ def _unread(layer: Sequence[Pairing]) -> str:
     for each in layer:
         silent = [str(index) for index, slots in enumerate(each.slots) if not slots]
         if silent and _is_partition(each):
-            return f"nothing depends on head {', '.join(silent)} of {each.path}, of {len(each.slots)}"
+            which = "any head" if len(silent) == len(each.slots) else f"head {', '.join(silent)}"
+            return f"nothing depends on {which} of {each.path}, of {len(each.slots)}, on short sequences"
     return ""
 
 

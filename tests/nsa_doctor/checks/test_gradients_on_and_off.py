@@ -83,3 +83,24 @@ class _SetUp(nn.Module):
 def test_what_is_drawn_or_set_up_where_gradients_are_recorded_is_no_other_output(make: Callable[[], nn.Module]) -> None:
     findings = run_check(registry.load("FWD207"), embedding_subject(make)).findings
     assert not any("with gradients than under no_grad" in finding.message for finding in findings)
+
+
+class _OverTokens(nn.BatchNorm1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mT).mT
+
+
+class _ByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(8))
+        self.register_buffer("running_var", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.batch_norm(x.mT, self.running_mean, self.running_var, training=self.training).mT
+
+
+@pytest.mark.parametrize("kind", [lambda: _OverTokens(8), _ByHand], ids=["a subclass", "by hand"])
+def test_a_batch_norm_of_ones_own_depends_on_the_mode_rightly(kind: Callable[[], nn.Module]) -> None:
+    make = lambda: nn.Sequential(nn.Linear(8, 8), kind(), nn.Linear(8, 8))  # noqa: E731
+    assert run_check(registry.load("FWD207"), embedding_subject(make)).findings == ()

@@ -62,10 +62,12 @@ def project(tmp_path):
     return tmp_path
 
 
-def run_pytest(project, *words):
+def run_pytest(project, *words, **variables):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
     outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}  # not of these tests
-    return subprocess.run(command, cwd=project, env=outside, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, cwd=project, env={**outside, **variables}, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def test_without_its_options_nothing_is_added(project):
@@ -178,6 +180,11 @@ def test_what_the_projects_file_names_is_examined_as_it_says(project):
     assert "1 failed, 2 passed" in answer.stdout
     assert "causality violation" in answer.stdout
     assert "--seed 3" in answer.stdout
+    installed = project / "installed"  # another checkout, say, whose package is found behind
+    installed.mkdir()
+    (installed / "attn.py").write_text("faulty = None\n")
+    answer = run_pytest(project, "--nsa-subject", "attn:faulty", "--nsa-select", "FWD201", PYTHONPATH=str(installed))
+    assert "1 failed, 1 passed" in answer.stdout
     answer = run_pytest(project, "--nsa", "--nsa-select", "FWD101")
     assert answer.returncode == 0, answer.stdout
     assert "2 passed" in answer.stdout
