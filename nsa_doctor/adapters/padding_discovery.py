@@ -65,7 +65,7 @@ def with_padding(subject: Subject, module: nn.Module) -> Subject:
             return replace(subject, padded=padded, notes=(*subject.notes, note))
         for words, (padded, meant) in ways.items():
             if attempt(partial(_is_for_one_row, subject, padded, way, name, has_size=meant is Tensor.long)) is True:
-                note = f"padding is masked by forward(x, {name}=...), {words}: of one row, and of two it raises"
+                note = f"padding is masked by forward(x, {name}=...), {words}: of one row, and of several it raises"
                 return replace(subject, padded=padded, notes=(*subject.notes, note))
     return subject
 

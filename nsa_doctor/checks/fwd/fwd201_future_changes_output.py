@@ -24,6 +24,8 @@ from nsa_doctor.core.check import Check
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.core.text import short_number
+from nsa_doctor.probes.attention.hidden_future import hidden_future
+from nsa_doctor.probes.hooks.phase import unobserved
 from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.probes.numerics.divergence import first_divergence
 from nsa_doctor.subject.contract import Subject
@@ -52,7 +54,9 @@ def _examine(subject: Subject, plan: Plan) -> Finding | None:
     mask = divergence.mask
     if mask is not None and (divergence.hides_all or mask.line_text != divergence.place.line_text):
         finding = replace(finding, message=f"{finding.message}; {divergence.mask_text}", where=mask)
-    if "--subject" not in subject.options:
+    with unobserved():
+        is_causal_elsewhere = hidden_future(built, x) is not None
+    if "--subject" not in subject.options or is_causal_elsewhere:
         return finding
     return replace(finding, message=f"{finding.message}; if that is meant, say --spec bidirectional")
 

@@ -77,6 +77,15 @@ def test_a_causal_subject_that_is_declared_bidirectional_is_a_finding() -> None:
     assert finding.where.module_class == "Mixer"
 
 
+def test_where_a_mask_hides_later_keys_the_finding_offers_no_declaration() -> None:
+    def leaks(module: nn.Module, x: Tensor) -> Tensor:
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        return (x @ x.mT).masked_fill(hidden, -torch.inf).softmax(-1) @ module(x)
+
+    (finding,) = check("FWD201", replace(subject(is_declared=False), forward=leaks)).findings
+    assert "--spec" not in finding.message
+
+
 @pytest.mark.parametrize("way", ["a mask", "a mask of numbers", "an argument"])
 def test_the_line_that_hides_later_tokens_is_named(way: str) -> None:
     declared = subject()
