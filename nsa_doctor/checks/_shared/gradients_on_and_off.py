@@ -40,6 +40,7 @@ def odd_draws(training: InTraining, subject: Subject, length: int) -> Finding | 
 
 def _drawn_from(sp: BuiltModule, x: Tensor, is_on: bool) -> tuple[str, ...]:
     """The generators that a call moves, with gradients on or off."""
+    seed_everything(sp.subject.seed)  # as the call does
     generators = Generators()
     _output(sp, x, is_on)
     return generators.drawn_from()

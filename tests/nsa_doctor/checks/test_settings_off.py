@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nsa_doctor.checks._shared.settings_off import notes_of_settings_off
 from nsa_doctor.core import registry
 from nsa_doctor.core.errors import NotComparableError
 from nsa_doctor.core.finding import Finding, Note, Verdict
+from nsa_doctor.probes.model.built_module import comparable_module
 from nsa_doctor.subject.contract import Subject
 from nsa_doctor.worker.run_check import run_check
 from tests.nsa_doctor.checks.test_comparisons import embedding_subject
@@ -35,13 +37,8 @@ class Attention(nn.Module):
 
 
 def notes(*made: dict[str, Any]) -> tuple[str, ...]:
-    def make() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(*(Attention(**each) for each in made))
-
-    result = run_check(registry.load("ENV104"), embedding_subject(make))
-    assert result.verdict in (Verdict.PASS, Verdict.SKIP)
-    return result.notes
+    subject = embedding_subject(lambda: nn.Sequential(*(Attention(**each) for each in made)))
+    return tuple(note.message for note in notes_of_settings_off(comparable_module(subject)))
 
 
 def test_what_is_none_or_false_is_named_with_its_line() -> None:
