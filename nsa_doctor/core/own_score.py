@@ -27,6 +27,7 @@ class OwnScore:
     """`corpus` says what the doctor was tried on, `commit`, `version` and `date` which doctor, and when.
 
     `families` hold the recall of each family of checks: known bugs of an illness that it has a code for, found.
+    `unseen` is that of real bugs, before anything was mended by them; docs/benchmarks.md lists them.
     """
 
     commit: str
@@ -36,6 +37,7 @@ class OwnScore:
     version: str = ""
     date: str = ""
     families: Mapping[str, Rate] = field(default_factory=dict)
+    unseen: Rate | None = None
 
     @property
     def doctor(self) -> str:
@@ -49,7 +51,8 @@ def own_score() -> OwnScore:
     recall, alarms = (_rate(**record[name]) for name in ("recall", "false_alarms"))
     families = {family: _rate(**rate) for family, rate in record.get("families", {}).items()}
     origin = {name: record.get(name, "") for name in ("version", "date")}
-    return OwnScore(record["commit"], record["corpus"], recall, alarms, **origin, families=families)
+    unseen = _rate(**record["unseen"]) if "unseen" in record else None
+    return OwnScore(record["commit"], record["corpus"], recall, alarms, **origin, families=families, unseen=unseen)
 
 
 def _rate(hits: int, of: int, wilson_95: tuple[float, float], measured: str = "") -> Rate:

@@ -24,7 +24,8 @@ class Power:
 
     `checks` ended with a result, in `calls` of the subject at `lengths`, in `dtypes` and `modes`, on batches of
     `batch_sizes` rows, with weights and inputs of `seeds`, on `device`. `recall` is measured on known bugs with
-    `doctor` on `measured_on`, of `all` and of each family that was examined, `of` 0 where none was measured.
+    `doctor` on `measured_on`, of `all`, of each family that was examined and of real bugs as yet `unseen`; `of` is 0
+    where none was measured.
     `not_examined` says what no check looked at, `cut_short` what was not reached, and why.
     """
 

@@ -34,7 +34,7 @@ def power_of(report: Report, given: Collection[Kind], score: OwnScore) -> Power:
         seeds=tuple(sorted(_merged(examined, "seeds", [] if seed is None else [seed]))),
         device=str(report.environment.get("device", "")),
         recall=(
-            _recall("all", None if set(families) <= _NOT_SCORED else score.recall),
+            *(_recall(name, None if set(families) <= _NOT_SCORED else rate) for name, rate in _of_all(score)),
             *(_recall(family, score.families.get(family)) for family in families),
         ),
         doctor=score.doctor,
@@ -42,6 +42,12 @@ def power_of(report: Report, given: Collection[Kind], score: OwnScore) -> Power:
         not_examined=tuple(_not_examined(report.results, given)),
         cut_short=tuple(_cut_short(report)),
     )
+
+
+def _of_all(score: OwnScore) -> Iterator[tuple[str, Rate]]:
+    yield "all", score.recall
+    if score.unseen is not None:
+        yield "unseen", score.unseen
 
 
 def _merged(examined: Iterable[Mapping[str, Any]], name: str, more: Iterable[Any]) -> set[Any]:

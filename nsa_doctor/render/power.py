@@ -31,9 +31,9 @@ def extent(power: Power) -> str:
 
 
 def recall(power: Power) -> str:
-    """`measured recall: FWD 27 of 27, for GRD alone not measured (0.1.0, commit abc, 2026-01-02)`."""
+    """`measured recall: planted bugs 9 of 10, FWD 27 of 27, for GRD alone not measured (commit abc, 2026-01-02)`."""
     known = [each for each in power.recall if each.of]
-    unknown = [each.family for each in power.recall if not each.of]
+    unknown = [_named(each) for each in power.recall if not each.of and each.family != "unseen"]
     is_whole = any(each.family == "all" for each in known)
     missing = f"for {joined(unknown)} alone not measured" if is_whole else f"{', '.join(unknown)} not measured"
     said = [_share(each) for each in known] + ([missing] if unknown else [])
@@ -42,9 +42,13 @@ def recall(power: Power) -> str:
     return f"measured recall: {', '.join(said) or 'none'}" + (f" ({doctor})" if is_together and doctor else "")
 
 
+def _named(each: FamilyRecall) -> str:
+    return _NAMES.get(each.family, each.family)
+
+
 def _share(each: FamilyRecall) -> str:
     how = f"; {each.measured}" if each.measured else ""
-    return f"{each.family} {each.hits} of {each.of} (at least {100 * each.low:.0f} %{how})"
+    return f"{_named(each)} {each.hits} of {each.of} (at least {100 * each.low:.0f} %{how})"
 
 
 def _span(values: Sequence[int]) -> str:
@@ -58,5 +62,6 @@ def _each(lengths: Sequence[int]) -> str:
     return f" (each to {first_missing - 1})" if first_missing > _SOME else ""
 
 
+_NAMES = {"all": "planted bugs", "unseen": "real bugs that it had not seen"}
 _MOST_SEEDS = 5
 _SOME = 8

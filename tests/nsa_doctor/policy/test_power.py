@@ -54,9 +54,18 @@ def test_recall_is_that_of_the_families_that_were_examined():
     ]
     text = " ".join(power_texts(power))
     assert (
-        "all 9 of 10 (at least 60 %), FWD 3 of 4 (at least 30 %), for GRD alone not measured (1.0, commit abc, "
-        "2026-01-02)" in text
+        "planted bugs 9 of 10 (at least 60 %), FWD 3 of 4 (at least 30 %), for GRD alone not measured (1.0, commit "
+        "abc, 2026-01-02)" in text
     )
+
+
+def test_real_bugs_that_it_had_not_seen_stand_apart():
+    score = replace(SCORE, unseen=Rate(11, 20, 34.2, 74.2, "released packages, 2026-01-03"))
+    text = " ".join(power_texts(power_of(report(result("FWD201")), (), score)))
+    words = "real bugs that it had not seen 11 of 20 (at least 34 %; released packages, 2026-01-03)"
+    assert f"planted bugs 9 of 10 (at least 60 %), {words}, FWD 3 of 4" in text
+    text = " ".join(power_texts(power_of(report(result("FUN101")), (), score)))
+    assert "not seen" not in text
 
 
 def test_a_recall_that_was_measured_by_itself_says_how():
@@ -65,7 +74,7 @@ def test_a_recall_that_was_measured_by_itself_says_how():
     power = power_of(report(result("FUN101")), (), score)
     assert (
         "measured recall: FUN 7 of 8 (at least 53 %; wrong functions, drawn from 166, profile smoke, commit def, "
-        "2026-11-24), all not measured"
+        "2026-11-24), planted bugs not measured"
     ) in " ".join(power_texts(power))
 
 
