@@ -41,11 +41,11 @@ def adapt(
     assert request.spec is not None
     with preserved_state():
         seed_everything(request.seed)
-        offered = _made(factory)
+        offered = _made(request.spec, factory)
         if isinstance(offered, Subject):
             return offered if offered.options else replace(offered, options=("--subject", request.spec))
         adapter = offered if isinstance(offered, Adapter) else Adapter(make=factory)
-        module = _made(adapter.make) if offered is adapter else offered
+        module = _made(request.spec, adapter.make) if offered is adapter else offered
         if not isinstance(module, nn.Module):
             kind = type(module).__name__
             raise SubjectUnusableError(
@@ -132,11 +132,14 @@ def _asked(request: SubjectRequest, adapter: Adapter, module: nn.Module, asking:
     return replace(guess, options=options)
 
 
-def _made(make: Callable[[], Any]) -> Any:
+def _made(spec: str, make: Callable[[], Any]) -> Any:
+    """What a factory gives; what is not installed is no failure of the subject's, wherever it is imported."""
     made = attempt(make)
     if isinstance(made, Caught):
         if isinstance(made.error, SubjectUnusableError):
             raise made.error
+        if isinstance(made.error, ModuleNotFoundError):
+            raise SubjectUnusableError(f"subject {spec} cannot be built: {made.sentence}") from made.error
         raise SubjectFailedError("build", made, None)
     return made
 

@@ -63,9 +63,9 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
         return
 
 
-def _has_matrix(part: nn.Module) -> bool:
-    """Whether it has weights of a layer, not those of an activation alone."""
-    return any(each.ndim > 1 for each in part.parameters())
+def _has_matrix(part: nn.Module | None) -> bool:
+    """Whether it has weights of a layer, not those of an activation alone; a list may hold None for a part left out."""
+    return part is not None and any(each.ndim > 1 for each in part.parameters())
 
 
 def _is_on_purpose(holder: nn.Module) -> bool:

@@ -95,3 +95,13 @@ def test_a_parameter_that_cannot_be_read_is_refused_by_name() -> None:
     )
     with pytest.raises(SubjectUnusableError, match=message):
         adapt(SubjectRequest(spec="x:y", lengths=(16,)), make)
+
+
+def test_a_factory_that_wants_a_package_which_is_not_there_is_refused() -> None:
+    def make() -> nn.Module:
+        import a_package_that_is_not_there
+
+        return a_package_that_is_not_there.Attention()
+
+    with pytest.raises(SubjectUnusableError, match=r"^subject x:y cannot be built: ModuleNotFoundError"):
+        adapt(SubjectRequest(spec="x:y", lengths=(16,)), make)

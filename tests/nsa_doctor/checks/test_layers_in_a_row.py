@@ -173,7 +173,18 @@ def test_a_list_of_one_layer_is_found_where_it_is_made() -> None:
     assert finding.where.line == Stack.__init__.__code__.co_firstlineno + 2
 
 
-@pytest.mark.parametrize("make", [UniversalTransformer, Said, Activated, Own])
+class LeftOut(nn.Module):
+    """A list whose parts are all left out, as of layers that may have a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.gates = nn.Linear(DIM, DIM), nn.ModuleList([None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("make", [UniversalTransformer, Said, Activated, Own, LeftOut])
 def test_layers_that_are_shared_on_purpose_or_stand_once_are_silent(make: Callable[[], nn.Module]) -> None:
     assert examined("FWD237", make).findings == ()
 
