@@ -321,6 +321,25 @@ def test_a_loop_that_climbs_is_found_at_its_optimizer(name: str) -> None:
         assert line in linecache.getline(finding.where.file, finding.where.line)
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_gradients_of_a_sparse_embedding_are_followed_too(sign: float) -> None:
+    def begins(model: Model) -> TrainingLoop:
+        model.embed.sparse = True
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2) if sign > 0 else by_hand(model.parameters())
+
+        def step(batches: list[Tensor]) -> Tensor:
+            optimizer.zero_grad()
+            loss = torch.stack([model.eval()(ids).square().mean() for ids in batches]).mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return TrainingLoop(step=step)
+
+    result = run_check(registry.load("GRD206"), subject(loop=begins, train_step=None))
+    assert result.verdict is (Verdict.PASS if sign > 0 else Verdict.FAIL), result.reason
+
+
 @pytest.mark.parametrize("what", ["two players", "a reward"])
 def test_a_loop_in_which_a_loss_may_rise_is_silent(what: str) -> None:
     """A critic that is led away from what the actor wants; and a reward, whose opposite is differentiated."""
