@@ -22,7 +22,7 @@ def wrongly_scaled(scores: Scores) -> tuple[str, Place] | None:
         where = f"lines {' and '.join(lines)}" if lines[0] != lines[1] else f"line {lines[0]} and by its call"
         return f"{times} {usual:.4g} twice, in {where}: by {total:.4g} in all", twice[0].place
     if scores.factors and _is(total, 1 / usual):
-        return f"{times} {total:.4g}, their square root, which is to divide them", scores.factors[0].place
+        return f"{times} {total:.4g}, their square root, which is to divide them", scores.factors[0].made
     return None
 
 
@@ -47,7 +47,7 @@ def scaled_by_length(scores: Scores, longer: Callable[[], Sequence[Scores]]) -> 
                 f"scores of queries and keys of {scores.size} channels are multiplied by {scores.total:.4g} at "
                 f"{scores.shape[axis]} tokens and by {other.total:.4g} at {other.shape[axis]}: by the inverse root of "
                 f"the number of tokens, not of the channels of a head, {scores.size**-0.5:.4g}",
-                min(scores.factors, key=lambda factor: factor.value).place,
+                min(scores.factors, key=lambda factor: factor.value).made,
             )
     return None
 
@@ -60,7 +60,7 @@ def scaled_by_width(scores: Scores) -> tuple[str, Place] | None:
     return (
         f"scores of {heads} heads of {scores.size} channels are multiplied by {scores.total:.4g}, the inverse root of "
         f"all {heads * scores.size} channels; that of the channels of a head is {scores.size**-0.5:.4g}",
-        min(scores.factors, key=lambda factor: factor.value).place,
+        min(scores.factors, key=lambda factor: factor.value).made,
     )
 
 

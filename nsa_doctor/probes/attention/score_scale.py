@@ -45,11 +45,13 @@ _FUSED = "scaled_dot_product"
 class Factor:
     """A number that a line multiplies by, `of` the queries, the keys, or else their products.
 
-    It `is_default` where a call scales by itself and is given no number.
+    `made` is the line that the number comes from, where another hands it on or keeps it. It `is_default` where a call
+    scales by itself and is given no number.
     """
 
     value: float
     place: Place
+    made: Place
     of: str = ""
     is_default: bool = False
 
@@ -141,7 +143,7 @@ class _Watch(DispatchWatcher):
             is_root = name not in _LENGTHS and any(state.is_mean for state in states)
             return _State(is_root=is_root, is_unknown=not is_root)
         if name in _SCALED and (number := _number(args[1])) is not None and number not in (0, 1):
-            factor = Factor(1 / number if name.startswith("div") else number, self._places.here()[0])
+            factor = self._factor(1 / number if name.startswith("div") else number)
             state = self._state(args[0])
             return replace(state, factors=(*state.factors, factor))
         is_weighed = any(memory_of(tensor) in self._weights for tensor in tensors_in(args))
@@ -149,7 +151,7 @@ class _Watch(DispatchWatcher):
             return _State(is_unknown=any(state.factors for state in states[-1:]))  # scaled weights
         if name in _PRODUCTS:
             alpha = kwargs.get("alpha", 1)
-            more = () if alpha == 1 else (Factor(float(alpha), self._places.here()[0]),)
+            more = () if alpha == 1 else (self._factor(float(alpha)),)
             queries, keys = args[1:3] if name == "baddbmm" else args[:2]
             first, second = self._state(queries), self._state(keys)
             unknown = first.is_unknown or second.is_unknown
@@ -164,10 +166,13 @@ class _Watch(DispatchWatcher):
             return _State()
         return replace(known, is_unknown=bool(known.size or known.factors or known.is_unknown))
 
+    def _factor(self, value: float) -> Factor:
+        return Factor(value, self._places.here()[0], self._places.of_number(value))
+
     def _see_fused(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         query, key = (self._state(each) for each in args[:2])
         place, size, scale = self._places.here()[0], args[0].shape[-1], kwargs.get("scale")
-        own = Factor(size**-0.5 if scale is None else float(scale), place, is_default=scale is None)
+        own = replace(self._factor(size**-0.5 if scale is None else float(scale)), is_default=scale is None)
         factors = () if own.value == 1 else (own,)
         unknown = query.is_unknown or key.is_unknown
         shape = (*args[0].shape[:-1], args[1].shape[-2])

@@ -1,6 +1,8 @@
 """Which module and which line of the subject's source is running."""
 
 import inspect
+import linecache
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +17,7 @@ from nsa_doctor.core.frames import FrameFilter, Line
 from nsa_doctor.core.internal import frame_above
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.package import own_file
+from nsa_doctor.probes.hooks.attribute_lines import line_that_makes
 
 # What lies beyond these called the doctor, not the subject.
 _CALLERS = frozenset({own_file("probes", "model", "perform.py"), own_file("probes", "numerics", "steptrace.py")})
@@ -68,6 +71,20 @@ class Places:
             return None
         line = Line(file=outer.f_code.co_filename, line=outer.f_lineno, function=outer.f_code.co_name)
         return self._describe(self._called(), line)
+
+    def of_number(self, number: float) -> Place:
+        """Where a number that the caller uses comes from: the line that hands it in, or that made the attribute."""
+        frame, rank, _ = self._subject_frame(frame_above(1))
+        while frame is not None and rank >= _OWN and _is_argument(frame, number):
+            outer, rank, _ = self._subject_frame(frame.f_back)
+            frame = outer if outer is not None and rank >= _OWN else frame
+            rank = rank if frame is outer else 0
+        if frame is None:
+            return self.here()[0]
+        owner = _self_of(frame)
+        line = None if owner is None else _line_of_attribute(owner, frame, number)
+        line = line or Line(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)
+        return self._describe(self._deeper(self._called(), owner), line)
 
     def of_frame(self, frame: FrameType) -> Place | None:
         """Where in the subject's own code a frame of this thread stands; None outside of it."""
@@ -162,6 +179,27 @@ class Places:
         if line is None:
             return Place(module=path, module_class=name)
         return Place(module=path, module_class=name, file=line.file, line=line.line, function=line.function)
+
+
+def _is_argument(frame: FrameType, number: float) -> bool:
+    """Whether a frame was handed the number, or its inverse, by an argument."""
+    code = frame.f_code
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return any(_is_number(frame.f_locals.get(name), number) for name in names)
+
+
+def _line_of_attribute(owner: nn.Module, frame: FrameType, number: float) -> Line | None:
+    """The line that makes the module's attribute which is the number and which the frame's line reads."""
+    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    names = (name for name, value in vars(owner).items() if _is_number(value, number) and f"self.{name}" in text)
+    return next((line for name in names if (line := line_that_makes(owner, name)) is not None), None)
+
+
+def _is_number(value: object, number: float) -> bool:
+    """Whether it is that number or its inverse, and one that says something: not 1."""
+    if not isinstance(value, float) or value in (0.0, 1.0):
+        return False
+    return math.isclose(value, number) or math.isclose(1 / value, number)
 
 
 def module_code(root: nn.Module) -> list[tuple[str, int, int, str, str]]:

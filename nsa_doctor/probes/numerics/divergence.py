@@ -5,9 +5,8 @@ innermost whose inputs agree and whose outputs do not; from its output what diff
 whose inputs agree. Of several inputs that differ it is followed through the one that makes the result right when it is.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from pathlib import Path
 
 import torch
@@ -20,10 +19,9 @@ from nsa_doctor.probes.hooks.recording import Call, Operation, Recording, record
 from nsa_doctor.probes.model.built_module import BuiltModule
 from nsa_doctor.probes.numerics.agreeing_parts import AgreeingParts
 from nsa_doctor.probes.numerics.mask_origin import averaged_through, mask_made_of, mask_with_later_keys
-from nsa_doctor.probes.numerics.paired_operations import OF_LAYOUT, PairedOperations
+from nsa_doctor.probes.numerics.paired_operations import OF_LAYOUT, PairedOperations, aligned
 from nsa_doctor.probes.tensors.operations import reads_masks
 
-_MOST_MATCHED = 1000  # operations that the front and the end do not pair
 _MOVES = OF_LAYOUT | frozenset(
     (
         *("as_strided", "cat", "constant_pad_nd", "copy_", "movedim", "narrow", "permute", "select", "slice", "split"),
@@ -96,7 +94,7 @@ def divergence_of(
     parts = AgreeingParts(dict(kept))
     calls = _guilty_call(result, expected, parts)
     number, passed = _guilty_operation(result, expected, parts, calls)
-    others = {i: expected.operations[j] for i, j in _aligned(result.operations, expected.operations)}
+    others = {i: expected.operations[j] for i, j in aligned(result.operations, expected.operations)}
 
     def mask_of(number: int) -> Place | None:
         if not kept:
@@ -192,7 +190,7 @@ def _guilty_operation(
     """
     own, other = calls or (Call.whole(result), Call.whole(expected))
     here, there = result.operations[own.start : own.end], expected.operations[other.start : other.end]
-    pairs = [(own.start + i, other.start + j) for i, j in _aligned(here, there)]
+    pairs = [(own.start + i, other.start + j) for i, j in aligned(here, there)]
     paired = PairedOperations(result, {i: expected.operations[j] for i, j in pairs}, parts)
     differing = paired.differing()
     only_here = _of_subject(result, set(range(own.start, own.end)) - {i for i, _ in pairs})
@@ -271,18 +269,3 @@ def _beyond_moves(run: Recording, index: int, chosen: Set[int]) -> list[int]:
         found += [maker for maker in makers if maker in chosen]
         waiting += [maker for maker in makers if maker not in chosen]
     return found
-
-
-def _aligned(result: Sequence[Operation], expected: Sequence[Operation]) -> Iterator[tuple[int, int]]:
-    """Pairs of the same operation: from the front as long as names agree, from the end, and by place between these."""
-    names, others = [operation.name for operation in result], [operation.name for operation in expected]
-    shorter = min(len(names), len(others))
-    front = next((index for index in range(shorter) if names[index] != others[index]), shorter)
-    back = next((index for index in range(shorter - front) if names[-1 - index] != others[-1 - index]), shorter - front)
-    yield from ((index, index) for index in range(front))
-    middle, other_middle = result[front : len(names) - back], expected[front : len(others) - back]
-    if max(len(middle), len(other_middle)) <= _MOST_MATCHED:
-        keys, other_keys = ([(each.name, each.place) for each in of] for of in (middle, other_middle))
-        for i, j, size in SequenceMatcher(None, keys, other_keys, autojunk=False).get_matching_blocks():
-            yield from ((front + i + index, front + j + index) for index in range(size))
-    yield from ((len(names) - index, len(others) - index) for index in range(back, 0, -1))

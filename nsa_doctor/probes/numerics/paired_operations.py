@@ -6,6 +6,7 @@ out from, or is laid out as.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from functools import cached_property
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.probes.hooks.recording import Operation, Recording
 from nsa_doctor.probes.numerics.agreeing_parts import AgreeingParts
 
+_MOST_MATCHED = 1000  # operations that the front and the end do not pair
 OF_LAYOUT = frozenset({"alias", "clone", "contiguous", "detach", "expand", "reshape", "unsafe_view", "view"})
 _KEEPING_ALL = OF_LAYOUT | {"movedim", "permute", "squeeze", "t", "transpose", "unflatten", "unsqueeze"}
 _CUTTING = frozenset({"chunk", "narrow", "select", "slice", "split", "split_with_sizes", "unbind"})
@@ -126,3 +128,18 @@ class PairedOperations:
             index = self._laid_out[index]
             results = self.run.operations[index].again(results)
         return self.parts.differ(results, self.others[index].results)
+
+
+def aligned(result: Sequence[Operation], expected: Sequence[Operation]) -> Iterator[tuple[int, int]]:
+    """Pairs of the same operation: from the front as long as names agree, from the end, and by place between these."""
+    names, others = [operation.name for operation in result], [operation.name for operation in expected]
+    shorter = min(len(names), len(others))
+    front = next((index for index in range(shorter) if names[index] != others[index]), shorter)
+    back = next((index for index in range(shorter - front) if names[-1 - index] != others[-1 - index]), shorter - front)
+    yield from ((index, index) for index in range(front))
+    middle, other_middle = result[front : len(names) - back], expected[front : len(others) - back]
+    if max(len(middle), len(other_middle)) <= _MOST_MATCHED:
+        keys, other_keys = ([(each.name, each.place) for each in of] for of in (middle, other_middle))
+        for i, j, size in SequenceMatcher(None, keys, other_keys, autojunk=False).get_matching_blocks():
+            yield from ((front + i + index, front + j + index) for index in range(size))
+    yield from ((len(names) - index, len(others) - index) for index in range(back, 0, -1))

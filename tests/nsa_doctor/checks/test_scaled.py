@@ -88,6 +88,27 @@ def by_tokens_and_one(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return by_hand(scores, v)[..., 1:, :]
 
 
+def by_a_factor(q: Tensor, k: Tensor, v: Tensor, factor: float) -> Tensor:
+    return by_hand(q @ k.mT * factor, v)
+
+
+def handed_the_root(layer: Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    factor = SIZE**0.5
+    return by_a_factor(q, k, v, factor)
+
+
+class KeptRoot(Layer):
+    """The factor is made where the layer is, and handed on by a line that is right."""
+
+    def __init__(self) -> None:
+        super().__init__(handed_the_root)
+        self.factor = SIZE**0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (HEADS, SIZE)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        return self.out(by_a_factor(q, k, v, self.factor).transpose(1, 2).flatten(2))
+
+
 FAULTY: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     "before what scales": (lambda: Layer(before_what_scales), "0.25 twice", "q = q * SIZE**-0.5"),
     "within what scales": (
@@ -97,6 +118,8 @@ FAULTY: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
     ),
     "twice by hand": (lambda: Layer(twice_by_hand), "0.25 twice", "q = q / math.sqrt(SIZE)"),
     "times the root": (lambda: Layer(times_the_root), "multiplied by 4", "scores = scores * SIZE**0.5"),
+    "handed the root": (lambda: Layer(handed_the_root), "multiplied by 4", "return by_a_factor(q, k, v, factor)"),
+    "a root that is kept": (KeptRoot, "multiplied by 4", "self.factor = SIZE**0.5"),
     "normed and scaled": (lambda: Layer(normed_and_scaled), "0.25 twice", "q = q * SIZE**-0.5"),
     "normed and times the root": (
         lambda: Layer(normed_and_times_the_root),

@@ -1,0 +1,87 @@
+"""The operation at which low precision leaves float64: from there on a pass is about as far off as it ends."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from nsa_doctor.core.errors import Caught, attempt
+from nsa_doctor.core.measurement import Place
+from nsa_doctor.probes.hooks.recording import Operation, Recording
+from nsa_doctor.probes.numerics.divergence import recording_of
+from nsa_doctor.probes.numerics.paired_operations import aligned
+from nsa_doctor.probes.numerics.rounding_budget import Twins
+from nsa_doctor.probes.tensors.finite import isfinite
+from nsa_doctor.probes.tensors.widened import Widened
+
+_SHARE = 0.25  # of the error at the end, in units of what it is an error of
+
+
+def straying_operation(pair: Twins, x: Tensor, path: str) -> tuple[str, Place] | None:
+    """Name and place of the first operation, of those the output is made of, that is about as far off as it is.
+
+    Of the module at `path` and what is in it; None where none of the subject's own lines is.
+    """
+    found = attempt(lambda: (_recorded_low(pair, x), _recorded_wide(pair, x)))
+    if isinstance(found, Caught):
+        return None
+    low, wide = found
+    others = {i: wide.operations[j] for i, j in aligned(low.operations, wide.operations)}
+    errors = {index: _error(low.operations[index], other) for index, other in others.items()}
+    off = _relative(low.output, wide.output)
+    for index in _ancestors(low, low.output_maker):
+        operation = low.operations[index]
+        is_inside = not path or f"{operation.place.module}.".startswith(f"{path}.")
+        if is_inside and operation.place.file and errors.get(index, 0.0) >= min(off, 1.0) * _SHARE:
+            cast = _cast_before(low, index, others)
+            return (cast or operation).name, (cast or operation).place
+    return None
+
+
+def _recorded_low(pair: Twins, x: Tensor) -> Recording:
+    return recording_of(pair.low, lambda: pair.low(x.to(pair.dtype) if x.is_floating_point() else x.clone()))
+
+
+def _recorded_wide(pair: Twins, x: Tensor) -> Recording:
+    def run() -> Tensor:
+        with Widened():
+            return pair.wide(x.clone())
+
+    return recording_of(pair.wide, run)
+
+
+def _ancestors(run: Recording, last: int) -> list[int]:
+    """The operations that an output is made of, in their order."""
+    waiting, found = [last], set[int]()
+    while waiting:
+        index = waiting.pop()
+        if index >= 0 and index not in found:
+            found.add(index)
+            waiting += run.operations[index].makers
+    return sorted(found)
+
+
+def _cast_before(run: Recording, index: int, others: Mapping[int, Operation]) -> Operation | None:
+    """A cast of what the operation reads that float64 does without: values are rounded there."""
+    makers = (run.operations[maker] for maker in run.operations[index].makers if maker >= 0 and maker not in others)
+    return next((each for each in makers if each.name == "to_copy" and each.place.file), None)
+
+
+def _error(own: Operation, other: Operation) -> float:
+    return max(_relatives(own.results, other.results), default=0.0)
+
+
+def _relatives(own: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> Iterator[float]:
+    for one, another in zip(own, expected, strict=False):
+        if one.shape == another.shape and one.numel() and another.is_floating_point():
+            yield _relative(one, another)
+
+
+def _relative(own: Tensor, expected: Tensor) -> float:
+    """The error in units of the size of what it is an error of; where only one is finite it is infinite."""
+    own, expected = own.double(), expected.double()
+    finite = isfinite(expected)
+    if not bool(isfinite(own)[finite].all()):
+        return float("inf")
+    error, size = ((each[finite].square().mean().sqrt()) for each in (own - expected, expected))
+    return float(error / size) if float(size) > 0 else float(torch.where(error > 0, torch.inf, 0.0))
