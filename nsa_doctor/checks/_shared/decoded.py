@@ -11,6 +11,7 @@ from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.attention.decoding import Decoded, decode, differs, guilty_module
+from nsa_doctor.probes.attention.weights_of_ways import read_in_one
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.numerics.compare import Departure, baseline
 from nsa_doctor.probes.numerics.precision import effective_precision, noise_floor, precision_of
@@ -48,10 +49,14 @@ def departures(
         narrow = own.input(length, rows)
         if differs(own, narrow, decode(own, narrow, sizes)) is None and found.error <= _rounding_to_own(sp, x):
             return
-    place = narrowing(sp, x, sizes, found) or guilty_module(sp, x, sizes, found.first_token)
+    left_out = attempt(lambda: read_in_one(sp.module, lambda: sp(x), lambda: decode(sp, x, sizes)))
+    left_out = None if isinstance(left_out, Caught) else left_out
+    place = narrowing(sp, x, sizes, found) or (left_out.place if left_out else None)
+    place = place or guilty_module(sp, x, sizes, found.first_token)
     weights = "as the module starts" if _shows_at_start(sp, x, sizes) else "moved away from their start"
     yield Finding(
-        message=f"{what}: {found.text} at S={length}, with weights {weights}",
+        message=f"{what}: {found.text} at S={length}, with weights {weights}"
+        + (f"; {left_out.text}" if left_out else ""),
         where=place if place.file else replace(place, module_class=type(sp.module).__name__),
         evidence={
             "length": length,
