@@ -29,6 +29,7 @@ from nsa_doctor.core.finding import Finding, Note
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
 from nsa_doctor.probes.model.built_module import built
+from nsa_doctor.probes.model.step_end import end_of_step
 from nsa_doctor.probes.model.stepping import Step, step
 from nsa_doctor.probes.model.training import new_optimizer
 from nsa_doctor.subject.contract import Subject
@@ -48,7 +49,8 @@ def run(subject: Subject) -> Iterator[Finding | Note]:
     moved = set().union(*(taken.moved() for taken in steps))
     still = [name for name in names if name not in moved and any(_should_move(name, taken) for taken in steps)]
     replaced = sorted(set().union(*(taken.replaced for taken in steps)))
-    place = next((taken.place for taken in steps if taken.place.file), Place())
+    place = next((taken.place for taken in steps if taken.place.file), None)
+    place = place or end_of_step(sp, optimizer, sp.input(length))
     if replaced:
         message = f"{listed(replaced)} of {len(names)} put in place of those the optimizer holds, at S={length}"
         place, still = Place(), replaced
