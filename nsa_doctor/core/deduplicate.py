@@ -80,7 +80,7 @@ def _explains(other: Finding, finding: Finding, entries: Mapping[str, Entry]) ->
 def _symptom(finding: Finding, entries: Mapping[str, Entry]) -> str:
     """What kind of thing was seen: two kinds on one line are two faults. Of an unknown kind, its code."""
     kind = finding.evidence.get("kind")
-    if kind in ("raised", "wrong_shape", *_NO_ANSWER):
+    if kind in ("raised", "wrong_shape", "not finite", *_NO_ANSWER):
         return str(kind)
     priority = _priority(finding.code, entries)
     return next((symptom for limits, symptom in _SYMPTOMS.items() if priority in limits), finding.code)

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nsa_doctor.core.errors import NotComparableError
+from nsa_doctor.core.errors import Caught, NotComparableError, attempt
 from nsa_doctor.core.frames import FrameFilter
 from nsa_doctor.probes.gradients.derivative import Agreement, Slope, compare
 from nsa_doctor.probes.hooks.flow import Flow, Recording
@@ -19,7 +19,9 @@ from nsa_doctor.probes.internal import hooks_on, uncompiled
 from nsa_doctor.probes.model.built_module import BuiltModule, require_finite
 from nsa_doctor.probes.model.inputs import make_cotangent
 from nsa_doctor.probes.model.module_state import ModuleState
+from nsa_doctor.probes.numerics.precision import precision_of
 from nsa_doctor.probes.tensors.finite import isfinite
+from nsa_doctor.probes.tensors.widened import Widened
 
 _FROM_ZERO = 0.02
 _ORDINARY = 1e3  # times what the smaller values are like; normally distributed ones stay below 100
@@ -45,7 +47,8 @@ class Differential:
 class DerivativeProbe:
     """A built module and x; `only_first` tokens of the output are differentiated (all of them by default).
 
-    Every run starts from the same state of the module and of random numbers. Raises NotComparableError when the
+    Every run starts from the same state of the module and of random numbers. A module in float64 that rounds values to
+    less on its way, of which autograd knows nothing, is run without those casts. Raises NotComparableError when the
     output is not finite, or not the same twice: then nothing can be compared.
     """
 
@@ -53,6 +56,13 @@ class DerivativeProbe:
         self.built, self.x = built, x
         self.parameters = [each for each in built.module.parameters() if each.requires_grad]
         self._start = ModuleState(built.module)
+        self._widening: Callable[[], AbstractContextManager[object]] = nullcontext
+        self._is_rounded = self._rounds()
+        if self._is_rounded and self.dtype == torch.float64:
+            self._widening = Widened
+            rounds = attempt(self._rounds)
+            self._is_rounded = isinstance(rounds, Caught) or rounds
+            self._widening = nullcontext if isinstance(rounds, Caught) else Widened
         self.base = require_finite(self._detached(self._run(x.clone())), x.shape[1])
         self.cotangent = make_cotangent(self.base, built.subject.seed)
         if only_first is not None:
@@ -116,7 +126,12 @@ class DerivativeProbe:
                 return slope.agreement
             if self.differentiate(seed).slopes != differential.slopes:
                 raise NotComparableError(f"gradients differ from pass to pass at S={self.x.shape[1]}")
-        return Agreement.DIFFERS
+        return Agreement.UNKNOWN if self._is_rounded else Agreement.DIFFERS
+
+    def _rounds(self) -> bool:
+        """Whether values pass through a dtype narrower than the module's: differences are steps there."""
+        with self._widening():
+            return precision_of(self.built, lambda: self.built(self.x)).dtype != self.dtype
 
     def _backward(
         self, output: Tensor, found: Differential, collected: "_Collected", keeps_graph: bool
@@ -126,7 +141,8 @@ class DerivativeProbe:
             parameter.grad = None
         if output.requires_grad:
             loss = (output.double() * self.cotangent).sum()
-            ask("backward", lambda: loss.backward(retain_graph=keeps_graph), self.built.module, output)
+            with self._widening():
+                ask("backward", lambda: loss.backward(retain_graph=keeps_graph), self.built.module, output)
         for number, tensor in enumerate(found.recording.tensors):
             if tensor.is_leaf and tensor.grad is not None:
                 collected.collect(number, found.directions[number], tensor.grad)
@@ -152,7 +168,7 @@ class DerivativeProbe:
     def _run(self, given: Tensor, flow: Flow | None = None, places: Places | None = None) -> Tensor:
         self._start.restore()
         call: Callable[[], Tensor] = lambda: self.built.call(given)  # noqa: E731
-        with torch.enable_grad():
+        with torch.enable_grad(), self._widening():
             if flow is None:
                 return call()
             if places is not None:

@@ -180,6 +180,10 @@ def _scaled(x: Tensor) -> Tensor:
     return _Scaled.apply(x @ x.mT) @ x
 
 
+def _scaled_in_bfloat16(x: Tensor) -> Tensor:
+    return _Scaled.apply((x @ x.mT).bfloat16()).to(x.dtype) @ x
+
+
 class _TrainingAlone(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate = x.sigmoid()
@@ -261,6 +265,7 @@ class _Warming(torch.autograd.Function):
 
 
 scaled = hosting(_scaled)
+scaled_in_bfloat16 = hosting(_scaled_in_bfloat16)
 missing_term = hosting(_MissingTerm.apply)
 detached_weights = hosting(_detached_weights)
 data_of_a_gate = hosting(_data_of_a_gate)

@@ -134,6 +134,12 @@ def _float32_norm(x: Tensor) -> Tensor:
     return (wide * wide.square().mean(-1, keepdim=True).add(1e-6).rsqrt()).to(x.dtype)
 
 
+def _scores_in_bfloat16(x: Tensor) -> Tensor:
+    """Attention whose softmax is taken in less than the module's own precision."""
+    scores = (x @ x.mT).bfloat16() * DIM**-0.5
+    return softmax(scores, -1).to(x.dtype) @ x
+
+
 def _lost_in_float64(x: Tensor) -> Tensor:
     """Its gradient is finite in float32 alone, as where a constant is made for that."""
     return x.tanh() if x.dtype == torch.float32 else x.tanh() + (x * 0).abs().sqrt()
@@ -233,6 +239,7 @@ stable_softmax = hosting(_stable_softmax)
 top_two = hosting(_top_two)
 auxiliary = hosting(_auxiliary)
 float32_norm = hosting(_float32_norm)
+scores_in_bfloat16 = hosting(_scores_in_bfloat16)
 not_in_float64 = hosting(_not_in_float64)
 lost_in_float64 = hosting(_lost_in_float64)
 fused = hosting(_fused)
