@@ -10,7 +10,7 @@ from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.core.finding import Finding
 from nsa_doctor.core.measurement import Place
 from nsa_doctor.core.reproduce import command_for
-from nsa_doctor.probes.attention.decoding import Decoded, decode, differs, guilty_module
+from nsa_doctor.probes.attention.decoding import Decoded, decode, differs, guilty_module, require_width
 from nsa_doctor.probes.attention.weights_of_ways import read_in_one
 from nsa_doctor.probes.model.built_module import BuiltModule, built
 from nsa_doctor.probes.numerics.compare import Departure, baseline
@@ -120,6 +120,7 @@ def by_steps(subject: Subject, longest: int) -> Subject:
         outputs = [output]
         for at in range(1, x.shape[1]):
             output, cache = step(module, x[:, at : at + 1], cache)
+            require_width(output, outputs[0].shape[2:])
             outputs.append(output)
         return torch.cat(outputs, dim=1)
 

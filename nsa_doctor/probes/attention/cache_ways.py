@@ -182,7 +182,8 @@ class Ways:
         cache, end = None, 0
         with torch.no_grad():
             for part in self.x[:, : sum(sizes)].split(list(sizes), dim=1):
-                output, cache = answer_to_part(self.sp, part, cache, is_prompt=end == 0)
+                width = outputs[0].shape[2:] if outputs else None
+                output, cache = answer_to_part(self.sp, part, cache, is_prompt=end == 0, width=width)
                 end += part.shape[1]
                 num_answered = min(output.shape[1], part.shape[1])  # some answer for the last token alone
                 outputs.append(output[:, -num_answered:].clone())

@@ -43,7 +43,8 @@ def departed(
     step, module, num_steps = sp.subject.step, sp.module, after.shape[1]
     assert step is not None
     eager = [whole.shape[1] - num_steps - 1, *[1] * (num_steps + 1)]
-    cache = ask(OF_CHANGE, lambda: change(decode(sp, *before).cache), module)
+    held = decode(sp, *before).cache
+    cache = ask(OF_CHANGE, lambda: change(held), module)
     rightly = decode(sp, whole[:, :-num_steps], eager[:2]).cache
     was, due = kept(fields_of(cache, "cache")), kept(fields_of(rightly, "cache"))
     outputs = []

@@ -46,7 +46,8 @@ def decode(
     seed_everything(sp.subject.seed)
     with torch.no_grad():
         for part in x.split(list(sizes), dim=1):
-            output, cache = answer_to_part(sp, part, cache, is_prompt=start == 0)
+            width = outputs[0].shape[2:] if outputs else None
+            output, cache = answer_to_part(sp, part, cache, is_prompt=start == 0, width=width)
             between(cache)
             num_answered = min(output.shape[1], part.shape[1])  # some answer for the last token alone
             outputs.append(output[:, -num_answered:])
@@ -248,8 +249,13 @@ def _agree(whole: Any, part: Any, token: int, offset: int, length: int, width: i
     return bool(((first - second).abs() <= bound).all())
 
 
-def answer_to_part(sp: BuiltModule, part: Tensor, cache: Any, *, is_prompt: bool) -> tuple[Tensor, Any]:
-    """The output of one part of a sequence, of all its tokens or of the last alone, and the cache behind it."""
+def answer_to_part(
+    sp: BuiltModule, part: Tensor, cache: Any, *, is_prompt: bool, width: torch.Size | None = None
+) -> tuple[Tensor, Any]:
+    """The output of one part of a sequence, of all its tokens or of the last alone, and the cache behind it.
+
+    `width` is that of what parts before it were answered with.
+    """
     prefill, step = sp.subject.prefill, sp.subject.step
     assert prefill is not None
     assert step is not None
@@ -258,12 +264,14 @@ def answer_to_part(sp: BuiltModule, part: Tensor, cache: Any, *, is_prompt: bool
         return prefill(module, part.clone()) if is_prompt else step(module, part.clone(), cache)
 
     def checked() -> tuple[Tensor, Any]:
-        return _checked(sp.subject, answer, part, answer(sp.module))
+        return _checked(sp.subject, answer, part, width, answer(sp.module))
 
     return ask("prefill" if is_prompt else "step", checked, sp.module)
 
 
-def _checked(subject: Subject, again: Callable[[nn.Module], Any], part: Tensor, answer: Any) -> tuple[Tensor, Any]:
+def _checked(
+    subject: Subject, again: Callable[[nn.Module], Any], part: Tensor, width: torch.Size | None, answer: Any
+) -> tuple[Tensor, Any]:
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], Tensor) or answer[0].ndim < 3:
         kind = type(answer).__name__
         raise WrongOutputError(f"decoding must return (output [B, T, ...], cache), got {kind}")
@@ -272,4 +280,12 @@ def _checked(subject: Subject, again: Callable[[nn.Module], Any], part: Tensor, 
         size = ", ".join(map(str, (num_rows, length, "...")))
         message = f"decoding returned an output {list(shape)}, expected [{size}], or of the last token alone"
         raise WrongOutputError(message, Asked(again, subject.packages, length, shape))
+    require_width(answer[0], width, Asked(again, subject.packages, length, shape))
     return answer
+
+
+def require_width(output: Tensor, width: torch.Size | None, asked: Asked | None = None) -> None:
+    """Raise WrongOutputError for a token whose values are not as many as those of the tokens before it."""
+    if width is not None and output.shape[2:] != width:
+        many = " x ".join(map(str, width))
+        raise WrongOutputError(f"a step returned {list(output.shape)}, after tokens of {many} values each", asked)

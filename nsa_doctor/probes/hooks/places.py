@@ -86,6 +86,16 @@ class Places:
         line = line or Line(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)
         return self._describe(self._deeper(self._called(), owner), line)
 
+    def of_method(self, module: nn.Module) -> Place | None:
+        """The line of a method of that module, the nearest to the caller, which is under way; None where none is."""
+        frame, rank, _ = self._subject_frame(frame_above(1))
+        while frame is not None and rank >= _OWN:
+            if _self_of(frame) is module:
+                line = Line(file=frame.f_code.co_filename, line=frame.f_lineno, function=frame.f_code.co_name)
+                return self._describe(module, line)
+            frame, rank, _ = self._subject_frame(frame.f_back)
+        return None
+
     def of_frame(self, frame: FrameType) -> Place | None:
         """Where in the subject's own code a frame of this thread stands; None outside of it."""
         found, _, library = self._subject_frame(frame)
