@@ -145,6 +145,21 @@ def test_the_action_installs_itself_and_the_project_and_torch_for_cpus(project, 
     assert calls == [*expected, str(ROOT), "-e", ".", "-r", "more.txt"]
 
 
+def test_what_is_uploaded_has_a_name_of_its_own_in_every_job_and_step(project):
+    folder = project(True)
+    of = {"github.job": "examine", "strategy.job-index": "1"}
+    for subject, report in (("my_pkg.attn:make", "out/first"), ("my_pkg.attn:other", "out/first"), ("", "out second")):
+        assert github(folder, "Name what is uploaded", outputs=of, subject=subject, report=report).returncode == 0
+    names = [line.removeprefix("name=") for line in (folder / "github_output").read_text().splitlines()]
+    assert names == [
+        "out-first-examine-1-my_pkg.attn-make",
+        "out-first-examine-1-my_pkg.attn-other",
+        "out-second-examine-1-",
+    ]
+    uploads = [step["with"] for step in ACTION["runs"]["steps"] if "upload" in step.get("uses", "")]
+    assert [each.get("name", each.get("category")) for each in uploads] == ["${{ steps.name.outputs.name }}"] * 2
+
+
 def test_the_workflow_of_the_document_gives_inputs_that_the_action_has():
     (step,) = (
         step
@@ -159,8 +174,18 @@ def test_the_workflow_of_the_document_gives_inputs_that_the_action_has():
 
 
 def test_nothing_is_installed_from_an_index_where_it_is_not():
-    texts = [(ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/ci.md", "action.yml")]
-    assert not [found for text in texts for found in re.findall(r"(?:pip install|uvx|--from) nsa-doctor\b.*", text)]
+    """No page and no message of the code says so; the tests are no place where people look."""
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    texts = {each: ROOT / each for each in files if each.endswith((".md", ".py", ".yml", ".yaml", ".toml", ".ipynb"))}
+    pattern = re.compile(r"(?:pip install|pip wheel|uvx|uv add|--from)(?: -\S+)* ['\"]?nsa[-_]doctor(?![-_\w/])")
+    assert all(map(pattern.search, ("pip install 'nsa-doctor[hf]'", "pip install -U nsa-doctor", "uvx nsa-doctor run")))
+    found = [
+        f"{name}: {each}"
+        for name, path in texts.items()
+        if not name.startswith("tests/") and path.exists()
+        for each in pattern.findall(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
 
 
 def test_gitlab_finds_its_junit_file_after_a_failure(project, stand_in, tmp_path):

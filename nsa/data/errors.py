@@ -56,7 +56,7 @@ def reason(error: Exception) -> str:
         case OSError() if error.strerror:
             return f"cannot be read: {error.strerror}"
         case ModuleNotFoundError() if error.name:
-            return f"needs the package {error.name}: pip install 'nsa-doctor[train]'"
+            return f"needs the package {error.name}: pip install {error.name}"
     return f"cannot be read: {type(error).__name__}: {_first_line(error)}"
 
 

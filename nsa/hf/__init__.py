@@ -6,7 +6,7 @@ Nothing else of nsa imports transformers. Without it, importing this package rai
 import importlib.util
 
 if importlib.util.find_spec("transformers") is None:
-    raise ImportError("nsa.hf needs transformers, which is not installed: pip install 'nsa-doctor[hf]'")
+    raise ImportError("nsa.hf needs transformers, which is not installed: pip install 'transformers>=5.23'")
 
 from nsa.hf.cache import NSACacheLayer, NSAStaticCacheLayer
 from nsa.hf.configuration import NSAConfig

@@ -22,7 +22,9 @@ _STYLES = {"absent": "green", "back": "bold red", "missed": "bold red", "broken"
 def terminal(cards: Sequence[Card], outcomes: Sequence[CaseOutcome], *, shows_sights: bool, colour: bool) -> str:
     """Id, report, symptom and status of every case; with `shows_sights`, each planted bug as the doctor sees it."""
     stream = io.StringIO()
-    console = Console(file=stream, width=_WIDTH, force_terminal=colour, no_color=not colour, highlight=False)
+    console = Console(
+        file=stream, width=_WIDTH, force_terminal=colour, force_jupyter=False, no_color=not colour, highlight=False
+    )
     if shows_sights:
         for card, outcome in zip(cards, outcomes, strict=True):
             console.print(Text("\n".join(_seen(card, outcome)) + "\n"), soft_wrap=True)

@@ -18,7 +18,7 @@ from nsa_doctor.cli import options, progress
 from nsa_doctor.cli.option_groups import FunctionOptions, SubjectOptions
 from nsa_doctor.cli.search_path import paths_inherited
 from nsa_doctor.core import handed_over
-from nsa_doctor.core.errors import UsageError
+from nsa_doctor.core.errors import OptionError, UsageError
 from nsa_doctor.core.examination_request import COMPILE_SECONDS
 from nsa_doctor.core.finding import Decision, Finding, Report, Result
 from nsa_doctor.core.like import FUNCTION
@@ -28,6 +28,14 @@ from nsa_doctor.isolation.start import Children
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+_TYPES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
+    (("profile", "spec", "like", "reference", "inputs", "select", "ignore", "input"), (str,), "a text"),
+    (("size", "dtype", "device"), (str,), "a text"),
+    (("width", "seed", "jobs"), (int,), "a whole number"),
+    (("timeout", "compile_timeout"), (int, float), "a number of seconds"),
+    (("fail_fast", "quiet"), (bool,), "True or False"),
+)
 
 
 class NoGoError(AssertionError):
@@ -80,6 +88,11 @@ class Examination:
         if self.verdict is not Decision.GO:
             raise NoGoError(f"{self.verdict.value}\n\n{self}")
 
+    def __repr__(self) -> str:
+        codes = ", ".join(dict.fromkeys(finding.code for finding in self.findings))
+        found = f"findings of {codes}" if codes else "no finding"
+        return f"<Examination of {self.report.subject.get('name', 'a subject')}: {self.verdict.value}, {found}>"
+
     def __str__(self) -> str:
         from nsa_doctor.render.formats import render_as
 
@@ -98,23 +111,28 @@ def examine(
     spec: str | None = None,
     like: str | None = None,
     reference: str | None = None,
+    inputs: str | None = None,
+    train: str | Callable[..., Any] | None = None,
     select: str | None = None,
     ignore: str | None = None,
     input: str | None = None,
     width: int | None = None,
+    size: str | None = None,
     dtype: str | None = None,
     device: str = "cpu",
     seed: int = 0,
     timeout: float = SECONDS["run"],
     compile_timeout: float = COMPILE_SECONDS,
     jobs: int | None = None,
+    fail_fast: bool = False,
     quiet: bool = False,
 ) -> Examination:
     """Examine a module, or with `like` an attention function, as `nsa-doctor run` does, in processes of its own.
 
     subject: a class or a function that returns an `nn.Module`, an `Adapter` or a `Subject`; a module, of which copies
     are examined; with `like` the function itself; or the text that `--subject` takes. The other arguments are the
-    command's options, `timeout` in seconds a call and `compile_timeout` in seconds that it may compile beside that.
+    command's options, `timeout` in seconds a call and `compile_timeout` in seconds that it may compile beside that;
+    `train` may be the step itself, where it can be imported by name.
 
     What can be imported by name is imported in new processes; a script that calls this needs `if __name__ ==
     "__main__":` around the call, as they import it too. Lambdas, cells of a notebook, modules and what is defined under
@@ -123,19 +141,20 @@ def examine(
     Raises UsageError or OptionError, both ValueErrors, for what cannot be examined at all.
     """
     _require_no_examination_around()
+    _require_types(vars())
     words, given = _named(subject, is_function=like is not None)
     request = options.examined(
-        SubjectOptions(subject=words, input_kind=input, width=width, spec=spec),
+        SubjectOptions(subject=words, input_kind=input, width=width, spec=spec, train=_name_of_step(train), size=size),
         device=device,
         seed=seed,
         timeout=timeout,
         compile_timeout=compile_timeout,
         dtype=dtype,
         profile=profile,
-        function=FunctionOptions(like=like, reference=reference),
+        function=FunctionOptions(like=like, reference=reference, inputs=inputs),
     )
     run_request = options.run_request(
-        examination_request=request, select=select, ignore=ignore, jobs=jobs, fail_fast=False
+        examination_request=request, select=select, ignore=ignore, jobs=jobs, fail_fast=fail_fast
     )
     from nsa_doctor.engine import run as running
 
@@ -145,7 +164,7 @@ def examine(
         try:
             report = running.run(run_request, listener)
         except UsageError as error:
-            raise UsageError(str(error).replace(handed_over.NAME, _shown(subject))) from None
+            raise UsageError(_with_own_name(str(error), subject)) from None
     return Examination(report if given is None else _called_by_value(report, subject))
 
 
@@ -153,7 +172,7 @@ def _called_by_value(report: Report, subject: Any) -> Report:
     """The report of what has no name: it is called as it is here, and examined again from here."""
 
     def named(text: str) -> str:
-        return text.replace(handed_over.NAME, _shown(subject))
+        return _with_own_name(text, subject)
 
     def again(finding: Finding) -> Finding:
         repro = f'nsa_doctor.examine(…, select="{finding.code}")' if finding.code else ""
@@ -167,6 +186,29 @@ def _called_by_value(report: Report, subject: Any) -> Report:
     facts["options"] = []  # no command line names it
     results, notes = tuple(map(renamed, report.results)), tuple(map(named, report.notes))
     return replace(report, command="examine", subject=facts, results=results, notes=notes)
+
+
+def _with_own_name(text: str, subject: Any) -> str:
+    """The text with the name by which the caller knows the subject."""
+    bare = handed_over.NAME.rpartition(":")[2]
+    return text.replace(handed_over.NAME, _shown(subject)).replace(f" {bare}(…)", f" {_shown(subject)}(…)")
+
+
+def _require_types(words: dict[str, Any]) -> None:
+    """Raise OptionError for an argument of a type that it does not have on a command line either."""
+    for names, types, said in _TYPES:
+        for name in names:
+            value = words[name]
+            if value is not None and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types)):
+                raise OptionError(f"{name} must be {said}, got {value!r}")
+
+
+def _name_of_step(train: str | Callable[..., Any] | None) -> str | None:
+    if train is None or isinstance(train, str):
+        return train
+    if (name := _importable_name(train)) is None:
+        raise UsageError("train must be package.module:function, or a function that can be imported by its name")
+    return name
 
 
 def _shown(subject: Any) -> str:

@@ -29,7 +29,13 @@ _YOUR_OWN = "`nsa-doctor init` looks for yours here, `--subject package.module:m
 def render(report: Report, *, colour: bool = False, width: int = 80, traceback: bool = False) -> str:
     """The report as text; `colour` adds styles for a terminal, `traceback` the tracebacks of a subject that raised."""
     console = Console(
-        file=io.StringIO(), force_terminal=colour, width=width, highlight=False, markup=False, emoji=False
+        file=io.StringIO(),
+        force_terminal=colour,
+        force_jupyter=False,
+        width=width,
+        highlight=False,
+        markup=False,
+        emoji=False,
     )
     if report.verdict is not None:
         _print_ruling(console, report, report.verdict)

@@ -9,7 +9,7 @@ from typing import Any
 from nsa_doctor.core.errors import Caught, attempt
 from nsa_doctor.subject.contract import SubjectUnusableError
 
-_EXTRA = "pip install 'nsa-doctor[hf]'"
+_EXTRA = "pip install 'transformers>=5.23'"
 _MOST_NAMES = 3
 
 

@@ -18,7 +18,7 @@ def test_a_missing_transformers_is_one_sentence_that_names_the_extra() -> None:
     hidden += "u.find_spec = lambda name, package=None: None if name == 'transformers' else found(name, package)\n"
     done = run(hidden + "import nsa.hf")
     last = done.stderr.strip().splitlines()[-1]
-    assert last == "ImportError: nsa.hf needs transformers, which is not installed: pip install 'nsa-doctor[hf]'", (
+    assert last == "ImportError: nsa.hf needs transformers, which is not installed: pip install 'transformers>=5.23'", (
         done.stderr
     )
 

@@ -208,7 +208,7 @@ def test_without_transformers_the_extra_is_named(
 ):
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert serve(["run", "--subject", f"hf:{name}", "--quiet"]) == 2
-    assert "pip install 'nsa-doctor[hf]'" in capsys.readouterr().err
+    assert "pip install 'transformers>=5.23'" in capsys.readouterr().err
 
 
 @pytest.mark.full

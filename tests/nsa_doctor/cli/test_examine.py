@@ -1,5 +1,6 @@
 """`nsa_doctor.examine` gives what the command gives, of what has a name and of what has none."""
 
+import builtins
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -65,6 +66,20 @@ def test_what_is_faulty_is_a_no_go_with_its_place_and_pages() -> None:
         report.raise_if_no_go()
 
 
+def test_a_notebook_shows_the_page_and_keeps_the_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """rich takes a shell of this name for Jupyter's, and shows there what it is to write into a text."""
+    shell = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    report = examine(lambda: Summed(is_causal=False), **CHECKS)
+    assert "causality violation" in str(report)
+    with pytest.raises(nsa_doctor.NoGoError, match=r"(?s)NO-GO.*causality violation"):
+        report.raise_if_no_go()
+    assert capsys.readouterr().out == ""
+    assert repr(report).endswith("<lambda>: NO-GO, findings of FWD201>")
+
+
 def test_a_frame_has_its_columns_where_no_sweep_ran() -> None:
     point, census = Point(length=64), Census(**dict.fromkeys([each.name for each in fields(Census)], 0))
     swept = replace(EMPTY, measurements=(Measurement(point=point, censuses=(census,)),))
@@ -94,12 +109,18 @@ def subject_of_two(width: int) -> nn.Module:
         (lambda: examine(Summed(), profile="smok"), "--profile cannot be 'smok'"),
         (lambda: examine(lambda x: x, **CHECKS), "<lambda> must be callable without arguments"),
         (lambda: examine(Summed, select="XYZ"), "XYZ"),
+        (lambda: examine(Summed, width="s"), "width must be a whole number, got 's'"),  # type: ignore[arg-type]
+        (lambda: examine(Summed, seed=True), "seed must be a whole number, got True"),
+        (lambda: examine(Summed, timeout="1"), "timeout must be a number of seconds"),  # type: ignore[arg-type]
+        (lambda: examine(Summed, train=lambda: None), "a function that can be imported by its name"),
+        (lambda: examine(lambda dim: Summed(), **CHECKS), "name a function that returns"),
     ],
 )
 def test_what_cannot_be_examined_is_a_sentence(call: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         call()
     assert sentence in str(caught.value)
+    assert "given(" not in str(caught.value)
 
 
 def test_a_name_is_one_that_another_process_can_import(monkeypatch: pytest.MonkeyPatch) -> None:
